@@ -5,8 +5,8 @@ The score of a text is, as in pyctcdecode,
     log P_acoustic + sum over words of alpha * ln P_LM(word | words before) + beta + hotword_weight * [is a hotword]
                    + alpha * ln 10 * unk_score_offset * [is unknown]
 
-The graph has the LM's costs; alpha is their factor. Everything else is the bonus of a word (`bonuses.py`), so other weights
-need no other graph. As in Kaldi, a text may be scored by a shorter context of the LM if that is more likely.
+The graph has the LM's costs; alpha is their factor. Everything else is the bonus of a word (`bonuses.py`), so other
+weights need no other graph. As in Kaldi, a text may be scored by a shorter context of the LM if that is more likely.
 """
 
 from __future__ import annotations

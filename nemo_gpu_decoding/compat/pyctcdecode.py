@@ -47,8 +47,8 @@ DEFAULT_BEAM_WIDTH, DEFAULT_PRUNE_LOGP, DEFAULT_MIN_TOKEN_LOGP = 100, -10.0, -5.
 DEFAULT_HOTWORD_WEIGHT, DEFAULT_PRUNE_BEAMS = 10.0, False
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 # With an LM: the graph charges for a word at its beginning, where pyctcdecode does at its end, so the search keeps
-# hypotheses that are worse by so much more, natural log; and so many states per hypothesis of pyctcdecode, which stands
-# for one text and not for one context of the LM. On held-out speech, higher values did not change the error rate.
+# hypotheses that are worse by LEAD more, natural log. One hypothesis of pyctcdecode corresponds to several states of
+# the graph. Higher values did not lower the error rates of the benchmark's tasks.
 LEAD, STATES_PER_BEAM = 5.0, 20
 MOST_RESULTS = 10_000
 SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
@@ -394,8 +394,7 @@ class BeamSearchDecoderCTC:
             acoustic = _aligned_score(path.tokens, starts, stops, values)
             first = words[-self._history].first if len(words) >= self._history else 0
             state = LMState(tuple(path.tokens[first:].tolist()))
-        total = acoustic + path.parts.lm + path.parts.boosting - before.score
-        return OutputBeam(" ".join(word for word, _ in frames), state, frames, acoustic, total)
+        return OutputBeam(" ".join(word for word, _ in frames), state, frames, acoustic, path.score - before.score)
 
 
 def _aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> float:

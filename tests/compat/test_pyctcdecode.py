@@ -61,8 +61,14 @@ def lm_score(
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
-    """A random LM, in which many n-grams are less likely than their back-off estimates, and its file."""
-    table = random_table([*WORDS, "<unk>"], ORDER, 0.4, seed=5)
+    """A random LM, in which many n-grams are less likely than their back-off estimates, and its file.
+
+    Unknown words are so unlikely that no word of the LM is spelled as one.
+    """
+    table = {
+        ngram: (prob - 6.0 * (ngram[-1] == "<unk>"), backoff)
+        for ngram, (prob, backoff) in random_table([*WORDS, "<unk>"], ORDER, 0.4, seed=5).items()
+    }
     path = tmp_path_factory.mktemp("lm") / "random.arpa"
     path.write_text(arpa_text(table))
     return table, path
