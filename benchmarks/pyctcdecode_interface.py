@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["synthetic", "speech"], help="peaked and hard")
     parser.add_argument("--beams", nargs="+", type=int, default=[16, 100], help="beam_width of both")
     parser.add_argument("--phrases", nargs="+", type=int, default=[0, 200], help="numbers of hotwords")
-    parser.add_argument("--utterances", type=int, default=8)
+    parser.add_argument("--utterances", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     logging.getLogger("pyctcdecode").setLevel(logging.ERROR)
