@@ -13,6 +13,7 @@ import argparse
 import importlib
 import logging
 import statistics
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,18 +39,23 @@ def rows_of(task: Task, beam: int, phrases: int, repeats: int) -> str:
             [*task.vocabulary.pieces, ""], str(task.word_lm), list(task.lexicon) or None,
             alpha=task.weights.pyctcdecode_lm_weight, beta=task.weights.pyctcdecode_beta,
         )  # fmt: skip
-    texts = {name: [decoder.decode(one, **search) for one in logits] for name, decoder in decoders.items()}
+    texts = {name: _decode_all(decoder, logits, search) for name, decoder in decoders.items()}
     seconds: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in range(repeats):
         for name, decoder in decoders.items():
             calls = 1 if name == "pyctcdecode" else 5
-            taken = HostClock().measure(lambda decode=decoder.decode: [decode(one, **search) for one in logits], calls)
+            run = partial(_decode_all, decoder, logits, search)
+            taken = HostClock().measure(run, calls)
             seconds[name].append(taken.cpu)
     peer, ours = (statistics.median(seconds[name]) for name in MODULES)
     errors = [f"{100 * word_errors(task.texts, texts[name]).wer:.1f}" for name in MODULES]
     return (
         f"| {task.name} | {beam} | {phrases} | {peer:.3f} / {ours:.4f} | {peer / ours:.1f}x | {' / '.join(errors)} |"
     )
+
+
+def _decode_all(decoder: Any, logits: list[Any], search: dict[str, Any]) -> list[str]:
+    return [decoder.decode(one, **search) for one in logits]
 
 
 def main() -> None:

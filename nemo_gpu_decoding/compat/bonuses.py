@@ -59,7 +59,7 @@ def bonus_automaton(
 
 def _earned(hotwords: Mapping[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
     """The part of a bonus that each beginning of a hotword earns, the empty one first and parents before children."""
-    earned = {(): 0.0}
+    earned: dict[tuple[int, ...], float] = {(): 0.0}
     for spelled, bonus in hotwords.items():
         for n in range(1, len(spelled) + 1):
             earned[spelled[:n]] = max(earned.get(spelled[:n], 0.0), bonus * n / len(spelled))

@@ -178,7 +178,7 @@ class BeamSearchDecoderCTC:
 
     @classmethod
     def load_from_hf_hub(
-        cls, model_id: str, cache_dir: str | PathLike[str] | None = None, **kwargs: Any
+        cls, model_id: str, cache_dir: str | FilePath | None = None, **kwargs: Any
     ) -> BeamSearchDecoderCTC:
         """Read a decoder from a repository of Hugging Face; `kwargs` are those of `snapshot_download`."""
         from huggingface_hub import snapshot_download
@@ -316,7 +316,8 @@ class BeamSearchDecoderCTC:
     def _make_search(
         self, beam_width: int, beam_prune_logp: float, n_best: int, graph: WordGraph | None
     ) -> Decoder[Any, Any]:
-        size, search = len(self._alphabet.pieces), None
+        size = len(self._alphabet.pieces)
+        search: Decoder[Any, Any]
         if graph is None:
             check_int("beam_width", beam_width, 1, MAX_BEAM_SIZE)
             token = FlexCTCConfig(
@@ -387,7 +388,7 @@ class BeamSearchDecoderCTC:
 
     def _beam(self, path: Path, values: np.ndarray, before: _Before) -> OutputBeam:
         starts = path.frames - before.frames
-        stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens))
+        stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens.tolist()))
         frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]
         acoustic, state = path.parts.acoustic, None
         if self._language_model is not None:
@@ -427,8 +428,8 @@ def _options(
     """Checked options; a hotword of several words stands for these words."""
     check_int("beam_width", beam_width, 1, 1 << 30)
     check_number("hotword_weight", hotword_weight, negative=True)
-    if not beam_prune_logp < 0:
-        raise FieldError("beam_prune_logp", beam_prune_logp, "a number < 0")
+    if not -math.inf < beam_prune_logp < 0:
+        raise FieldError("beam_prune_logp", beam_prune_logp, "a finite number < 0")
     if math.isnan(token_min_logp):
         raise FieldError("token_min_logp", token_min_logp, "a number")
     if isinstance(hotwords, str):

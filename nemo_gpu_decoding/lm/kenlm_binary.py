@@ -236,7 +236,8 @@ class _Trie:
     def __init__(self, data: np.ndarray, begin: int, params: _Parameters) -> None:
         # a number may begin in any byte
         self._words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-        self._data, self._params, self._bins = data, params, []
+        self._data, self._params = data, params
+        self._bins: list[list[np.ndarray]] = []  # values of quantised probabilities and back-offs, by order
         self._chop_limit, self._quant_bits = 0, (31, 32)
         counts = params.counts
         if params.kind in (3, 5):
