@@ -29,6 +29,8 @@ class Point(NamedTuple):
     pruning_mode: str | None = None
     rescore_weight: float | None = None
     segmentations: int | None = None
+    refund: str | None = None
+    overlapping: bool | None = None
 
     def __str__(self) -> str:
         """The options in the form in which a user types them."""
@@ -37,9 +39,10 @@ class Point(NamedTuple):
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Sort key among equally good points: smaller searches first, then smaller weights."""
+        """Sort key among equally good points: smaller searches, then smaller weights, then default refunds."""
         weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
-        return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights)
+        way = (self.refund == "nemo", bool(self.overlapping))
+        return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *way)
 
 
 def combinations(**values: Sequence[Any]) -> list[Point]:
