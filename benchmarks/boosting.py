@@ -1,65 +1,102 @@
-"""Phrase boosting with each way of paying overlapping phrases: word errors, and phrases found, missed and false.
+"""Phrase boosting with each way of paying phrases: word errors, and phrases found, missed and false.
 
-    python -m benchmarks.boosting model=self_ctc.nemo manifest=test.json phrases=names.txt strategy=flexctc_beam
-
-The encoder runs once; each row of the table is one search. Options, as NAME=VALUE[,VALUE...]:
-
-    model, manifest, phrases, strategy   as those of `nemo-gpu-decoding tune`
-    lm, lm_weight                        token-level LM and its weight; without `lm` no LM is used
-    weights                              boosting weights, natural log (0.75,1.5)
-    beams                                beam sizes (4,16); word graphs have none
+The encoder runs once; each row of the table is one search. `python -m benchmarks.boosting --help` lists the options.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from nemo_gpu_decoding.cli.decoding import decoding_config, load_phrase_file, section_of
+from omegaconf import MISSING, DictConfig
+
+from nemo_gpu_decoding.cli.decoding import DEFAULT_STRATEGY, decoding_config, load_phrase_file, section_of
 from nemo_gpu_decoding.cli.dev_set import encode
+from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.manifest import read_manifest
-from nemo_gpu_decoding.nemo_plugin.model import Model
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.report import format_table
 
+PROGRAM = "python -m benchmarks.boosting"
+SUMMARY = "phrase boosting with each way of paying phrases"
+EXAMPLES = (
+    "model=assets/self/models/self_ctc.nemo manifest=assets/self/speech/test.json phrases=assets/self/phrases.txt",
+)
 # row of the table -> keys of `boosting_tree`
 WAYS: dict[str, dict[str, object]] = {
     "overlapping: false": {"overlapping": False},
     "overlapping: true": {"overlapping": True},
     "refund: nemo": {"refund": "nemo", "overlapping": True},
 }
-DEFAULTS = {"lm": "", "lm_weight": "0.5", "weights": "0.75,1.5", "beams": "4,16"}
 
 
-def main(arguments: Sequence[str]) -> None:
+@dataclass
+class BoostingOptions:
+    """Options of the table."""
+
+    # A .nemo file.
+    model: str = MISSING
+    # NeMo manifest of the test set.
+    manifest: str = MISSING
+    # Text file of phrases to boost, one per line.
+    phrases: str = MISSING
+    # Decoding strategy. Word graphs have one way of paying phrases.
+    strategy: str = DEFAULT_STRATEGY["ctc"]
+    # LM of the strategy, or null.
+    lm: str | None = None
+    # Weight of the LM.
+    lm_weight: float = 0.5
+    # Boosting weights, natural log, > 0.
+    weights: list[float] = field(default_factory=lambda: [0.75, 1.5])
+    # Beam sizes; word graphs have none.
+    beams: list[int] = field(default_factory=lambda: [4, 16])
+
+
+OPTIONS = BoostingOptions
+
+
+def run(options: BoostingOptions) -> int:
     """Print the table of one model, set and strategy."""
-    options = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
-    strategy, lm = options["strategy"], options["lm"]
-    phrases = load_phrase_file("phrases", options["phrases"])
-    head = Model.load(options["model"], device="cpu").head(STRATEGIES[strategy].family)
-    speech = encode(head, read_manifest(Path(options["manifest"])))
-    section = section_of(strategy)
-    in_graph = section == "wfst"
-    ways = {"word graph": {}} if in_graph else WAYS
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+    from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+
+    phrases = load_phrase_file("phrases", options.phrases)
+    head = Model.load(options.model, device="cpu").head(STRATEGIES[options.strategy].family)
+    speech = encode(head, read_manifest(Path(options.manifest)))
     rows = []
-    for beam in [None] if in_graph else map(int, options["beams"].split(",")):
-        for weight in [0.0, *map(float, options["weights"].split(","))]:
-            for way, keys in ways.items() if weight else [("no phrases", {})]:
-                given = {"lm": lm, "lm_weight": float(options["lm_weight"])} if lm else {}
-                if weight:
-                    given |= {"phrases": options["phrases"], "boosting_weight": weight}
-                config = decoding_config(strategy, None, given | {"beam_size": beam})
-                if weight:
-                    config[section].boosting_tree.update(keys)
-                texts = speech.decode(head.search(config), head.text_of).texts
-                score = speech.score(texts, phrases)
-                found = score.phrases
-                assert found is not None
-                counts = [found.true_positives, found.false_negatives, found.false_positives]
-                rows.append([way, beam, weight, f"{100 * score.errors.wer:.2f}", *counts])
+    for name, beam, weight, config in searches(options):
+        texts = speech.decode(head.search(config), head.text_of).texts
+        score = speech.score(texts, phrases)
+        found = score.phrases
+        assert found is not None
+        counts = [found.true_positives, found.false_negatives, found.false_positives]
+        rows.append([name, beam or "", weight, f"{100 * score.errors.wer:.2f}", *counts])
     print(format_table(["phrases", "beam_size", "weight", "WER %", "found", "missed", "false"], rows))
+    return 0
+
+
+def searches(options: BoostingOptions) -> list[tuple[str, int | None, float, DictConfig]]:
+    """Way of paying phrases, beam size, boosting weight and `decoding` section of each row."""
+    section = section_of(options.strategy)
+    ways: dict[str, dict[str, object]] = {"word graph": {}} if section == "wfst" else WAYS
+    lm = {"lm": options.lm, "lm_weight": options.lm_weight} if options.lm else {}
+    found = []
+    for beam in options.beams if section == "beam" else [None]:
+        given = {**lm, "beam_size": beam}
+        found.append(("no phrases", beam, 0.0, decoding_config(options.strategy, None, given)))
+        for weight in options.weights:
+            given |= {"phrases": options.phrases, "boosting_weight": weight}
+            for name, keys in ways.items():
+                config = decoding_config(options.strategy, None, given)
+                config[section].boosting_tree.update(keys)
+                found.append((name, beam, weight, config))
+    return found
+
+
+def main() -> int:
+    """The exit code of the program."""
+    return guarded(PROGRAM, lambda: run_program(PROGRAM, SUMMARY, sys.modules[__name__], sys.argv[1:]), __name__)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())
