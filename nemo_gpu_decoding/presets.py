@@ -34,6 +34,7 @@ GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their secti
 # paths in preset files are relative to the file, so that a folder with preset and LM can be moved
 PATH_KEYS = (
     "beam.ngram_lm_model",
+    "beam.source_lm_model",
     "beam.boosting_tree.key_phrases_file",
     "beam.boosting_tree.model_path",
     "wfst.arpa_lm_path",

@@ -24,7 +24,7 @@ ORDER = [
     {"fusion", "lm"},
     {"graph"},
     {"search"},
-    {"live"},
+    {"live", "compat"},
     {"nemo_plugin"},
     {"cluster"},
     {"cli"},

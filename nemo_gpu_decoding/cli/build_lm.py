@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from nemo_gpu_decoding.fusion.ngram import nemo_symbol
 if TYPE_CHECKING:
     from nemo_gpu_decoding.vocabulary import Vocabulary
 
+MANIFEST_SUFFIXES = (".json", ".jsonl")
+
 EXAMPLES = (
     "text=corpus.txt out=word.arpa order=3",
     "text=[news.txt.gz,talks.txt] out=word.arpa.gz order=4 min_counts=[1,1,2]",
     "text=corpus.txt out=token.arpa order=6 model=model.nemo",
+    "text=train.json out=source.arpa order=2 model=model.nemo",
 )
 
 
@@ -29,8 +33,9 @@ EXAMPLES = (
 class BuildLMOptions:
     """Options of `build-lm`."""
 
-    # Text, plain or gzipped, UTF-8, one sentence per line: a file or a list [a.txt,b.txt.gz]. The text is not
-    # normalised: convert it to the letter case and spelling of the model's transcripts first.
+    # Text, plain or gzipped, UTF-8, one sentence per line: a file or a list [a.txt,b.txt.gz]. Of NeMo manifests
+    # (.json, .jsonl) the field text is read. The text is not normalised: convert it to the letter case and spelling of
+    # the model's transcripts first.
     text: Any = MISSING
     # Output file: ARPA, gzipped if the name ends in .gz.
     out: str = MISSING
@@ -85,14 +90,27 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
     """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr."""
     for name in files:
         opened = gzip.open if name.endswith(".gz") else open
+        is_manifest = name.removesuffix(".gz").endswith(MANIFEST_SUFFIXES)
         with opened(name, "rb") as file, tqdm(unit=" lines", desc=name, disable=None) as bar:
             for number, line in enumerate(file, 1):
                 bar.update()
                 try:
-                    words = line.decode("utf-8").split()
+                    words = (text_of_row(line) if is_manifest else line.decode("utf-8")).split()
                     if words and vocabulary is not None:
                         words = [nemo_symbol(token) for token in vocabulary.tokenize(" ".join(words))]
                 except ValueError as error:
                     raise ValueError(f"text={name}, line {number}: {error}") from error
                 if words:
                     yield words
+
+
+def text_of_row(line: bytes) -> str:
+    """The text of a row of a manifest; "" of an empty line.
+
+    Raises:
+        ValueError: the row is no JSON object with a `text`.
+    """
+    row = json.loads(line) if line.strip() else {"text": ""}
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise ValueError("has no text, expected a row of a NeMo manifest: a JSON object with the field text")
+    return str(row["text"])

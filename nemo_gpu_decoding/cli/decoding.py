@@ -21,6 +21,8 @@ BEAM_KEYS = {
     "beam_size": "beam_size",
     "lm": "ngram_lm_model",
     "lm_weight": "ngram_lm_alpha",
+    "source_lm": "source_lm_model",
+    "source_lm_weight": "source_lm_alpha",
     "beam_beta": "beam_beta",
     "blank_lm_score_mode": "blank_lm_score_mode",
     "pruning_mode": "pruning_mode",
@@ -38,7 +40,7 @@ WORD_GRAPH_KEYS = {
     "boosting_weight": "boosting_tree_alpha",
 }
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
-FILES = ("lm", "large_lm", "phrases")
+FILES = ("lm", "source_lm", "large_lm", "phrases")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
 PHRASE_KEYS = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of `boosting_tree`
 
@@ -75,6 +77,9 @@ class ModelOptions:
     # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs: a word-level ARPA file, or a
     # graph that `build-graph` built from one.
     lm: str | None = None
+    # For flexctc_beam, alsd_pp and aes_pp: a token-level n-gram LM of the model's training text, which build-lm makes.
+    # Its scores are subtracted from those of `lm` (density ratio), because the network has learnt this text.
+    source_lm: str | None = None
     # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file. `lm` is the small LM. If `lm` is
     # a graph, set wfst.small_lm_path (in a preset, or decoding.wfst.small_lm_path of `transcribe`) to the ARPA file
     # from which the graph was built.
@@ -102,6 +107,8 @@ class DecodingOptions(ModelOptions):
     beam_width: float | None = None
     # Weight of the LM (paged_biglm: of both LMs), >= 0; 0.3 .. 1 is usual. `tune` finds it. An error without an LM.
     lm_weight: float | None = None
+    # Weight of the source LM, >= 0; required with source_lm. `tune` finds it.
+    source_lm_weight: float | None = None
     # For paged_biglm: share of the large LM in lm_weight, >= 0; with 1 only the large LM counts.
     large_lm_weight: float | None = None
     # For flexctc_beam: bonus per token, natural log; a value > 0 offsets the deletions that an LM causes.
@@ -136,9 +143,10 @@ def check_rescoring(options: Any) -> None:
 
 
 def check_weight(name: str, value: Any, is_used: bool) -> None:
-    """Raise a ValueError for `lm_weight` without an LM, or `boosting_weight` without phrases."""
+    """Raise a ValueError for a weight without the LM or the phrases that it is for."""
     if value is not None and not is_used:
-        option, what = {"lm_weight": ("lm", "an LM"), "boosting_weight": ("phrases", "phrases")}[name]
+        option = {"lm_weight": "lm", "source_lm_weight": "source_lm", "boosting_weight": "phrases"}[name]
+        what = {"lm": "an LM", "source_lm": "a source LM", "phrases": "phrases"}[option]
         raise ValueError(f"{name} is {value}, which has no effect without {what}; add {option}=FILE or remove {name}")
 
 
@@ -202,6 +210,8 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
             _set_word_lm(config, value)
         else:
             OmegaConf.update(config, f"{section}.{keys[name]}", value, force_add=True)
+    if options.get("source_lm") is not None and config.beam.get("source_lm_alpha") is None:
+        raise ValueError("source_lm_weight is not set, expected the weight of source_lm, a number >= 0; tune finds it")
     return config
 
 

@@ -2,8 +2,8 @@
 
 With phrases, token-level strategies first try all weights with the smallest beam and one segmentation per phrase.
 Then they try larger beams and more segmentations with the best weights, and at last the other ways of paying phrases
-(`refund`, `overlapping`). Word graphs try the LM weights without
-phrases, then the boosting weights with the best LM weights, then the LM weights next to the best ones.
+(`refund`, `overlapping`). Word graphs try the LM weights without phrases, then the boosting weights with the best LM
+weights, then the LM weights next to the best ones.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try
 
 # section of the options -> weights to try; wfst weights are larger, because a word of a graph is several tokens
 LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
+SOURCE_LM_WEIGHTS = [0.0, 0.1, 0.2, 0.3, 0.4]
 LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
 # bonuses add up over the tokens or words of a phrase (five words earn 14 times the weight): small weights suit these
 BOOSTING_WEIGHTS = {"beam": [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0], "wfst": [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]}
@@ -66,13 +67,17 @@ def points_of(
         beam_size=options.beam_size or BEAM_SIZES[:1],
         beam_beta=options.beam_beta if head == "ctc" else (),
         lm_weight=lm_weights if has_lm else (),
+        source_lm_weight=(options.source_lm_weight or SOURCE_LM_WEIGHTS) if options.source_lm else (),
         boosting_weight=(options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else (),
         blank_lm_score_mode=options.blank_lm_score_mode if head == "rnnt" and is_fused else (),
         pruning_mode=options.pruning_mode or (),
         segmentations=(options.segmentations or SEGMENTATIONS[:1]) if has_phrases else (),
     )
     first = ways_of(options)[0] if has_phrases else {}
-    return [point._replace(**first) for point in points]
+    points = [point._replace(**first) for point in points]
+    # an LM weight of 0 is tried once: there is nothing from which a source LM is subtracted
+    sourced = [point if point.lm_weight else point._replace(source_lm_weight=0.0) for point in points]
+    return list(dict.fromkeys(sourced)) if options.source_lm else points
 
 
 def ways_of(options: TuneOptions, refunds: Sequence[str] = REFUNDS) -> list[dict[str, Any]]:

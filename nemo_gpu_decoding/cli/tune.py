@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
+    FILES,
     ModelOptions,
     check_counts,
     check_rescoring,
@@ -28,20 +29,19 @@ from nemo_gpu_decoding.cli.decoding import (
     writable_file,
 )
 from nemo_gpu_decoding.cli.dev_set import Score
-from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, combinations, finer, tried_values, varied
+from nemo_gpu_decoding.cli.grid import Point, Searches, at_edge, at_point, combinations, finer, tried_values, varied
 from nemo_gpu_decoding.cli.options import show_value
 from nemo_gpu_decoding.cli.stages import later_stages, points_of
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
-from nemo_gpu_decoding.fusion.boosting import REFUNDS, read_phrases, weight_of
+from nemo_gpu_decoding.fusion.boosting import REFUNDS
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.presets import load_preset, write_preset
 from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Search
-    from nemo_gpu_decoding.nemo_plugin.model import Head
+    from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
 
 EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa out=best.yaml",
@@ -49,6 +49,7 @@ EXAMPLES = (
     "model=rnnt.nemo manifest=dev.json lm=lm.arpa strategy=alsd_pp out=best.yaml",
     "model=model.nemo manifest=dev.json lm=word.arpa strategy=cuda_wfst phrases=names.txt out=best.yaml",
     "model=model.nemo manifest=dev.json strategy=paged_biglm lm=small.arpa large_lm=large.packed",
+    "model=rnnt.nemo manifest=dev.json lm=lm.arpa source_lm=source.arpa out=best.yaml",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
 STORES, OBJECTIVES = ("float32", "float16"), ("wer", "fscore")
@@ -64,6 +65,8 @@ class TuneOptions(ModelOptions):
     manifest: str = MISSING
     # LM weights to try, >= 0; used if there is an LM. null: 0 .. 1, for word graphs 0.3 .. 1.3.
     lm_weight: list[float] | None = None
+    # Weights of the source LM to try, >= 0; used if there is one, with LM weights above 0. null: 0 .. 0.4.
+    source_lm_weight: list[float] | None = None
     # For paged_biglm: shares of the large LM in lm_weight to try, >= 0. null: 0.5 and 1.
     large_lm_weight: list[float] | None = None
     # For flexctc_beam: insertion bonuses per token to try, natural log.
@@ -162,13 +165,16 @@ class Trial:
 
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
+    check_source_lm(options)
     plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
     check_weight("boosting_weight", options.boosting_weight, bool(phrases))
-    files = {"lm": options.lm, "large_lm": options.large_lm, "phrases": options.phrases}
+    files = {name: getattr(options, name) for name in FILES}
     # a model with weight 0 would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
+    if options.source_lm:
+        loaded["source_lm_weight"] = 1.0
 
     from nemo_gpu_decoding.cli.dev_set import encode
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -197,6 +203,13 @@ def run(options: TuneOptions) -> int:
         print(f"word error rates over the weights: {plot}")
     print(next_step(options, [trial.point for trial in trials]))
     return 0
+
+
+def check_source_lm(options: TuneOptions) -> None:
+    """Raise a ValueError for a source LM without an LM, or its weights without a source LM."""
+    if options.source_lm is not None and options.lm is None:
+        raise ValueError(f"source_lm is {options.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
+    check_weight("source_lm_weight", options.source_lm_weight, options.source_lm is not None)
 
 
 def plot_file(options: TuneOptions) -> Path | None:
@@ -239,49 +252,6 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
         expected = ", ".join(STRATEGIES)
         raise ValueError(f"preset has the strategy {strategy!r}, expected one of {expected}")
     return strategy
-
-
-class Searches:
-    """The decoders of a strategy, one for each boosting tree; LM or graph are shared.
-
-    Args:
-        files: LM, phrases, and weights other than 0, so that all models are loaded.
-    """
-
-    def __init__(self, head: Head, strategy: str, preset: str | None, files: dict[str, Any]) -> None:
-        self.head, self._strategy, self._preset, self._files = head, strategy, preset, files
-        self._ready: dict[tuple[Any, ...], Search] = {}
-
-    def at(self, point: Point) -> Search:
-        """The decoder with the boosting tree of a point; None: as in the preset. The weights are not set."""
-        tree = {name: getattr(point, name) for name in ("segmentations", "refund", "overlapping")}
-        key = tuple(tree.values())
-        if key not in self._ready:
-            self._ready[key] = self.head.search(self._config(tree))
-        return self._ready[key]
-
-    def _config(self, options: dict[str, Any]) -> Any:
-        return decoding_config(self._strategy, self._preset, {**self._files, **options})
-
-    @property
-    def refunds(self) -> tuple[str, ...]:
-        """The refunds that work with the phrases and the preset: NeMo's have neither penalties nor whole words."""
-        if self._files["phrases"] is None:
-            return ()
-        whole_words = OmegaConf.select(self._config({}), "beam.boosting_tree.whole_words")
-        has_penalties = any(weight_of(phrase) < 0 for phrase in read_phrases(self._files["phrases"]))
-        return REFUNDS[:1] if whole_words or has_penalties else REFUNDS
-
-    @property
-    def n_best(self) -> int:
-        """Hypotheses that the preset has."""
-        return self.head.decoding.decoding.options.n_best
-
-    @property
-    def most_bonus(self) -> float:
-        """The most that a word earns with a boosting weight of 1, natural log."""
-        boosting = self.at(Point()).fusion.boosting
-        return 0.0 if boosting is None else max(0.0, float(boosting.arrays.states["upper_bound"].max()))
 
 
 def search_points(

@@ -62,14 +62,14 @@ class BatchFusion:
         checked = _checked_requests(requests, fusion, n, labels)
         nothing = _nothing(labels.size)
         trees = [request.boosting or fusion.boosting for request in checked]
-        lm = fusion.lm or (nothing if labels.lm_in_graph else None)
+        lm = fusion.token_lm or (nothing if labels.lm_in_graph else None)
         lm_weights = [_weight(lm, fusion.lm_weight, request.lm_weight) for request in checked]
         boosting_weights = [
             _weight(tree, fusion.boosting_weight, request.boosting_weight)
             for tree, request in zip(trees, checked, strict=True)
         ]
         return _batch_of(
-            fusion.lm or nothing,
+            fusion.token_lm or nothing,
             np.array(lm_weights, np.float32),
             [tree or nothing for tree in trees],
             np.array(boosting_weights, np.float32),
@@ -102,7 +102,7 @@ class BatchFusion:
 
 
 def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
-    """Check that LM and boosting tree are automata over these labels.
+    """Check that LMs and boosting tree are automata over these labels.
 
     Raises:
         ValueError: an automaton has other labels, or a second LM is given beside that of the graph.
@@ -110,6 +110,8 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     if fusion.lm is not None and labels.lm_in_graph:
         raise ValueError(f"fusion.lm is {fusion.lm.name}, expected None: the LM of a word graph is in the graph")
     _check_automaton("fusion.lm", fusion.lm, labels)
+    _check_automaton("fusion.source_lm", fusion.source_lm, labels)
+    _check_automaton("fusion.lm", fusion.token_lm, labels)
     _check_automaton("fusion.boosting", fusion.boosting, labels)
 
 

@@ -30,6 +30,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
+from nemo_gpu_decoding.graph.exact_backoff import with_exact_backoff
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
@@ -84,11 +85,7 @@ def build_graph(
     if open_vocabulary is not None and open_vocabulary.beginning_tokens is None:
         note = "with a Lexicon and an open vocabulary"
         raise FieldError("beginning_tokens", None, "the tokens that may begin a word", note)
-    recipe = _Recipe(Path(arpa), lexicon, open_vocabulary, tuple(dict.fromkeys(added_words)), progress)
-    if cache is False:
-        return recipe.build()
-    folder = graph_cache_folder() if cache is True else Path(cache)
-    return load_or_build(folder / f"{recipe.fingerprint}.graph", recipe.build)
+    return Recipe(Path(arpa), lexicon, open_vocabulary, tuple(dict.fromkeys(added_words)), progress).load(cache)
 
 
 def spell_words(
@@ -107,7 +104,7 @@ def spell_words(
         track: a function from all words to an iterator over them, for a progress display.
     """
     words = listed_words(arpa, added_words)
-    if _are_tokens(words, vocabulary):
+    if are_tokens(words, vocabulary):
         raise ValueError(
             f"{arpa} is an LM over tokens ({', '.join(map(repr, words[:3]))}, ...), expected one over "
             "words; flexctc_beam, alsd_pp and aes_pp take LMs over tokens"
@@ -171,14 +168,23 @@ def graph_cache_folder() -> Path:
 
 
 @dataclass
-class _Recipe:
+class Recipe:
     """The inputs of a graph and the steps that build it."""
 
     arpa: Path
     lexicon: Lexicon
     open_vocabulary: OpenVocabulary | None
-    added_words: tuple[str, ...]
-    progress: Progress
+    added_words: tuple[str, ...] = ()
+    progress: Progress = logger.info
+    exact_backoff: bool = False  # see `exact_backoff.py`
+    boundaries: bool = True  # whether the LM scores the beginning and the end of an utterance
+
+    def load(self, cache: bool | str | PathLike[str] = True) -> WordGraph:
+        """Build the graph, or load it from the cache; see `build_graph`."""
+        if cache is False:
+            return self.build()
+        folder = graph_cache_folder() if cache is True else Path(cache)
+        return load_or_build(folder / f"{self.fingerprint}.graph", self.build)
 
     @property
     def fingerprint(self) -> str:
@@ -190,6 +196,10 @@ class _Recipe:
         digest.update(repr(list(self.lexicon.spellings.items())).encode())
         unknown = None if self.open_vocabulary is None else astuple(self.open_vocabulary)
         digest.update(repr((self.lexicon.vocab_size, unknown)).encode())
+        if self.lexicon.separator is not None:
+            digest.update(f"separator {self.lexicon.separator}".encode())
+        if self.exact_backoff or not self.boundaries:
+            digest.update(f"{self.exact_backoff} {self.boundaries}".encode())
         if self.added_words:
             digest.update(repr(self.added_words).encode())
         return digest.hexdigest()[:32]
@@ -198,6 +208,10 @@ class _Recipe:
     def grammar(self) -> Grammar:
         self.progress(f"reading {self.arpa.name}")
         grammar = read_grammar(self.arpa, self.added_words)
+        if not self.boundaries:
+            grammar = grammar.without_boundaries()
+        if self.exact_backoff:
+            grammar = replace(grammar, automaton=with_exact_backoff(grammar.automaton))
         if self.open_vocabulary is not None and grammar.unknown is None:
             raise ValueError(f"{grammar.name} has no <unk>, expected one for an open vocabulary")
         return grammar
@@ -329,7 +343,7 @@ def _determinize(lg: Any, progress: Progress) -> None:
         ) from error
 
 
-def _are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:
+def are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:
     """Whether an LM lists tokens of the model, by their pieces or in NeMo's encoding, chr(id + 100)."""
     if not words:
         return False

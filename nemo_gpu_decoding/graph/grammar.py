@@ -17,7 +17,7 @@ from os import PathLike
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, arcs_by_state
+from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, arcs_by_state
 from nemo_gpu_decoding.fusion.ngram_automaton import NOT_FINAL, SENTENCE_END, SENTENCE_START, build_ngram_automaton
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, read_arpa
@@ -45,6 +45,15 @@ class Grammar:
     def unknown(self) -> int | None:
         """The label of <unk>, if the LM has one."""
         return next((self.words.index(w) for w in UNKNOWN_WORDS if w in self.words), None)
+
+    def without_boundaries(self) -> Grammar:
+        """The LM that begins in no context, and ends anywhere at no cost."""
+        states, arcs = self.automaton.arrays
+        anywhere = states.copy()
+        anywhere["final_weight"] = 0.0
+        root = int(np.flatnonzero(states["backoff_to"] == np.arange(len(states)))[0])
+        arrays = AutomatonArrays(anywhere, arcs)
+        return replace(self, automaton=replace(self.automaton, arrays=arrays, start_state=root))
 
 
 def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Grammar:

@@ -38,6 +38,9 @@ class Lexicon:
     spellings: Mapping[str, tuple[Spelling, ...]]
     vocab_size: int  # number of tokens
     reason: str = ""  # why the first word without a spelling has none
+    # A token that occurs once or more between words; it is optional before the first and after the last word. The
+    # spellings do not contain it. None: the spellings mark where a word begins.
+    separator: int | None = None
 
     def __post_init__(self) -> None:
         for word, spellings in self.spellings.items():
@@ -181,34 +184,39 @@ def lexicon_fst(
     symbols = disambiguated([spelling for _, spelling in entries])
     first = lexicon.vocab_size + 1  # of #0
     rows = [(0, first, backoff_label, 0.0, 0)]
-    states = 1
+    behind = 0  # the state after a word
+    if lexicon.separator is not None:
+        behind = 1
+        rows += [(state, lexicon.separator + 1, 0, 0.0, 0) for state in (0, behind)]
+    states = behind + 1
     for (word, spelling), symbol in zip(entries, symbols.tolist(), strict=True):
         labels = [token + 1 for token in spelling] + ([first + symbol] if symbol else [])
         at = 0
         for i, label in enumerate(labels):
-            target = 0 if i == len(labels) - 1 else states
+            target = behind if i == len(labels) - 1 else states
             rows.append((at, label, word if i == 0 else 0, 0.0, target))
-            states += target != 0
+            states += target != behind
             at = target
     num_symbols = int(symbols.max(initial=0)) + 1
     if unknown is not None:
-        rows += _spelling_loop(first + num_symbols, states, *unknown, lexicon.vocab_size)
+        rows += _spelling_loop(first + num_symbols, states, *unknown, lexicon, behind)
         states += 2
     sources, inputs, words, costs, targets = (np.array(column) for column in zip(*rows, strict=True))
     final = np.full(states, np.inf)
-    final[0] = 0.0
+    final[[0, behind]] = 0.0
     return LexiconFst(Fst.from_arcs(0, final, sources, inputs, words, costs, targets), first)
 
 
 def _spelling_loop(
-    symbol: int, state: int, word: int, unknown: OpenVocabulary, vocab_size: int
+    symbol: int, state: int, word: int, unknown: OpenVocabulary, lexicon: Lexicon, behind: int
 ) -> list[tuple[int, int, int, float, int]]:
     """The arcs of <unk>, between two disambiguation symbols that separate it from known words."""
     inside, beginning = state + 1, unknown.beginning_tokens or ()
-    others = sorted(set(range(vocab_size)) - set(beginning))
+    # with a separator, no token marks the beginning of a word
+    others = beginning if behind else sorted(set(range(lexicon.vocab_size)) - set(beginning))
     return [
         (0, symbol, word, unknown.word_cost, state),
         *((state, token + 1, 0, unknown.piece_cost, inside) for token in beginning),
         *((inside, token + 1, 0, unknown.piece_cost, inside) for token in others),
-        (inside, symbol, 0, 0.0, 0),
+        (inside, symbol, 0, 0.0, behind),
     ]

@@ -1,4 +1,4 @@
-"""Reader of n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it.
+"""Reader of n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it; and of KenLM's binary files.
 
     with ArpaReader("lm.arpa.gz") as arpa:
         arpa.counts                     # {1: 1025, 2: 166736}
@@ -35,6 +35,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, SymbolTable, new_scan, scan_ngrams
+from nemo_gpu_decoding.lm.kenlm_binary import MAGIC, KenlmBinary
 from nemo_gpu_decoding.lm.scratch import Scratch
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -43,7 +44,6 @@ _BLOCK_BYTES = 1 << 22
 _COUNT_LINE = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION_LINE = re.compile(rb"\\(\d{1,3})-grams:$")
 _GZIP_MAGIC = b"\x1f\x8b"
-_KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 _DATA, _END = b"\\data\\", b"\\end\\"
 UNKNOWN_WORDS = ("<unk>", "<UNK>")
 _TOO_LARGE = float(np.finfo(np.float32).max) / math.log(10)  # log10; its cost, natural log, is infinite in float32
@@ -108,7 +108,7 @@ def join_blocks(order: int, blocks: Iterable[NGramBlock], scratch: Scratch | Non
 
 
 class ArpaReader:
-    """One ARPA file, read from front to back; use as a context manager.
+    """One ARPA file or KenLM binary, read from front to back; use as a context manager.
 
     Args:
         added: words to add to the LM, see the module docstring. Words that the LM lists are skipped.
@@ -139,7 +139,10 @@ class ArpaReader:
         self._raw, self._file = self._open()
         self.is_compressed = self._file is not self._raw
         try:
-            self.counts = self._read_header()  # n-grams of each order, by order
+            self._binary = KenlmBinary(self.path) if self._raw.read(len(MAGIC)) == MAGIC else None
+            self._raw.seek(0)
+            # n-grams of each order, by order
+            self.counts = self._binary.counts if self._binary else self._read_header()
             if wanted:
                 self._add_words(wanted)
         except BaseException:
@@ -166,6 +169,8 @@ class ArpaReader:
                 yield self._one_grams
             else:
                 yield from self._section(order)
+        if self._binary:
+            return
         marker = self._next_line()
         if marker is None:
             raise self._error(f"truncated: {_quote(_END)} is missing")
@@ -187,11 +192,8 @@ class ArpaReader:
     def _open(self) -> tuple[BinaryIO, BinaryIO]:
         """The raw file and its text stream; the same object unless the file is compressed."""
         raw = open(self.path, "rb")  # noqa: SIM115  (closed in _close)
-        magic = raw.read(len(_KENLM_MAGIC))
+        magic = raw.read(len(_GZIP_MAGIC))
         raw.seek(0)
-        if magic == _KENLM_MAGIC:
-            raw.close()
-            raise ValueError(f"{self.path} is a KenLM binary; give the ARPA file that it was built from")
         if magic.startswith(_GZIP_MAGIC):
             # the readline of GzipFile is slow Python; that of the buffer is in C
             return raw, cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK_BYTES))
@@ -292,6 +294,9 @@ class ArpaReader:
 
     def _section(self, order: int) -> Iterator[NGramBlock]:
         """The n-grams of one order; their number must be that of the header."""
+        if self._binary:
+            yield from self._binary_section(self._binary, order)
+            return
         self._expect_section(order)
         seen, count = 0, self.counts[order]
         for block in self._section_blocks(order):
@@ -301,6 +306,14 @@ class ArpaReader:
             yield block
         if seen < count:
             raise self._miscount(order, seen, count)
+
+    def _binary_section(self, binary: KenlmBinary, order: int) -> Iterator[NGramBlock]:
+        if order == 1:
+            self.symbols.extend(binary.symbols)
+            self._table.add([symbol.encode() for symbol in binary.symbols])
+        shift = len(self.added)
+        for symbols, log10_probs, log10_backoffs in binary.next_order():
+            yield NGramBlock(order, symbols + np.int32(shift), log10_probs, log10_backoffs)
 
     def _section_blocks(self, order: int) -> Iterator[NGramBlock]:
         """The n-grams before the next line with a backslash, without consuming that line."""

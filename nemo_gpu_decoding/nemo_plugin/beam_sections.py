@@ -1,6 +1,7 @@
 """Read NeMo's `beam` section for flexctc_beam, alsd_pp and aes_pp.
 
 For CTC the keys are those of NeMo's `beam_batch`, for transducers those of its `malsd_batch` and `maes_batch`.
+`source_lm_model` and `source_lm_alpha` (density ratio) are keys of this package.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from nemo_gpu_decoding.nemo_plugin.section import NoEffect, Options, Section, Va
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig, TransducerConfig
 
-MORE = {"n_best": None, "lm_encoding": "auto"}
+MORE = {"n_best": None, "lm_encoding": "auto", "source_lm_model": None, "source_lm_alpha": None}
 
 FLEXCTC = Section(
     "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE, hidden=("alignments",),
@@ -65,7 +66,7 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
     Raises:
         ValueError: a key of `beam` is unknown, has no effect on flexctc_beam or has an invalid value; the
             message has the key and the valid ones.
-        FileNotFoundError: `beam.ngram_lm_model` or the phrase file is no file.
+        FileNotFoundError: an LM or the phrase file is no file.
     """
     beam = FLEXCTC.read(cfg)
     beam.flag("allow_cuda_graphs")

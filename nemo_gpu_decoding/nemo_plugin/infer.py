@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -179,9 +180,12 @@ def warn_of_errors(errors: Mapping[int, str]) -> None:
 
 
 def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
-    """Load the LM and boosting tree of a config, with a cache."""
-    lm = None
+    """Load the LMs and boosting tree of a config, with a cache."""
+    load = partial(load_ngram_lm, vocab_size=vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
+    lm = source = None
     if options.lm_path is not None and options.lm_weight > 0:
-        lm = load_ngram_lm(options.lm_path, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
+        lm = load(options.lm_path)
+    if options.source_lm_path is not None and options.source_lm_weight > 0:
+        source = load(options.source_lm_path)
     boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
-    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight)
+    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, source, options.source_lm_weight)

@@ -37,13 +37,15 @@ K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """Paths and weights of token-level LM and phrases, before loading."""
+    """Paths and weights of token-level LMs and phrases, before loading."""
 
     lm_path: Path | None
     lm_weight: float
     lm_encoding: str
     boosting: BoostingConfig
     boosting_weight: float
+    source_lm_path: Path | None = None
+    source_lm_weight: float = 0.0
 
     @property
     def has_phrases(self) -> bool:
@@ -249,10 +251,23 @@ class Values:
         return n_best
 
     def fusion(self) -> FusionOptions:
-        """LM over tokens and phrases of a `beam` section."""
-        lm = self.file("ngram_lm_model")
+        """LMs over tokens and phrases of a `beam` section."""
+        lm, source = self.file("ngram_lm_model"), self.file("source_lm_model")
         weight = self._weight_of("ngram_lm_model", "ngram_lm_alpha", lm is not None)
-        return FusionOptions(lm, weight, self.choice("lm_encoding", ENCODINGS), *self.boosting())
+        sources = source, self._source_weight(lm is not None, weight)
+        return FusionOptions(lm, weight, self.choice("lm_encoding", ENCODINGS), *self.boosting(), *sources)
+
+    def _source_weight(self, has_lm: bool, lm_weight: float) -> float:
+        """The weight of the source LM, which needs an LM from which it is subtracted."""
+        has_source = self.entries["source_lm_model"] is not None
+        weight = self._weight_of("source_lm_model", "source_lm_alpha", has_source)
+        if has_source and not has_lm:
+            raise self.error("ngram_lm_model", "the LM from which source_lm_model is subtracted")
+        if weight > 0 and not has_source:
+            raise self.error("source_lm_model", "a source LM", f"with source_lm_alpha {weight}")
+        if weight > 0 and lm_weight == 0:
+            raise self.error("ngram_lm_alpha", "a number > 0", f"with source_lm_alpha {weight}")
+        return weight
 
     def boosting(self) -> tuple[BoostingConfig, float]:
         """Phrases and their weight."""

@@ -31,7 +31,7 @@ class ScoreParts:
     """The parts of a score, natural log. They add up to `Path.score`."""
 
     acoustic: float
-    lm: float = 0.0  # lm_weight * log P_LM, final weight included
+    lm: float = 0.0  # lm_weight * log P_LM - source_lm_weight * log P_source, final weights included
     boosting: float = 0.0  # boosting_weight * bonus
     insertion: float = 0.0  # beam_beta * number of tokens
     second_pass: float = 0.0  # of `rescored` n-best lists

@@ -269,6 +269,16 @@ def test_an_lm_over_words_is_that_of_the_library(with_text, capsys):
     assert main(["build-graph", "lm=small.arpa.gz", "tokenizer=tokenizer.model", "out=x.graph"]) == 0
 
 
+@pytest.mark.parametrize("name", ["train.json", "train.jsonl.gz"])
+def test_the_text_of_a_manifest_makes_an_lm(with_text, name):
+    rows = [json.dumps({"audio_filepath": "a.wav", "text": line}) for line in TEXT.splitlines()] + [""]
+    content = "\n".join(rows).encode()
+    (with_text / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert main(["build-lm", f"text={name}", "out=manifest.arpa", "order=2"]) == 0
+    assert main(["build-lm", "text=a.txt", "out=text.arpa", "order=2"]) == 0
+    assert (with_text / "manifest.arpa").read_text() == (with_text / "text.arpa").read_text()
+
+
 def test_an_lm_over_the_tokens_of_a_transducer(with_text, monkeypatch):
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
@@ -294,6 +304,8 @@ def test_an_lm_over_tokens_is_fused(with_text):
     [
         (["build-lm", "text=none.txt", "out=x.arpa"], "none.txt"),
         (["build-lm", "text=bad.txt", "out=x.arpa"], "bad.txt, line 2: 'utf-8' codec"),
+        (["build-lm", "text=bad.json", "out=x.arpa"], "bad.json, line 2: has no text, expected a row of"),
+        (["build-lm", "text=worse.json", "out=x.arpa"], "worse.json, line 1: Expecting value"),
         (["build-lm", "text=a.txt", "out=x.arpa", "order=0"], "order is 0, expected an integer 1 .. 10"),
         (["build-lm", "text=a.txt", "out=x.arpa", "model=a", "tokenizer=b"], "not both"),
         (["build-lm", "text=a.txt", "out=x.arpa", "source_lang=de"], "which needs model="),
@@ -303,6 +315,8 @@ def test_an_lm_over_tokens_is_fused(with_text):
 )
 def test_mistakes_with_lms_take_one_line(with_text, capsys, command, message):
     (with_text / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
+    (with_text / "bad.json").write_text('{"text": "fine"}\n{"txt": "fine"}\n')
+    (with_text / "worse.json").write_text("fine\n")
     assert main(command) == 2
     error = capsys.readouterr().err
     assert message in error

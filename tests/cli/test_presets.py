@@ -66,6 +66,23 @@ def test_a_missing_file_is_named(option):
         decoding_config(None, None, {option: "nowhere"})
 
 
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
+def test_a_source_lm_beside_the_lm(strategy, files, tmp_path):
+    (tmp_path / "train.arpa").touch()
+    options = {"lm": files["lm"], "source_lm": str(tmp_path / "train.arpa"), "source_lm_weight": 0.2}
+    config = decoding_config(strategy, None, options)
+    assert (config.beam.source_lm_model, config.beam.source_lm_alpha) == (options["source_lm"], 0.2)
+    write_preset(tmp_path / "best.yaml", config, "")
+    assert "source_lm_model: train.arpa" in (tmp_path / "best.yaml").read_text()
+    assert load_preset(str(tmp_path / "best.yaml")) == config
+    with pytest.raises(ValueError, match="source_lm=nowhere is no file here"):
+        decoding_config(strategy, None, {**options, "source_lm": "nowhere"})
+    with pytest.raises(ValueError, match="source_lm_weight is not set, expected the weight of source_lm"):
+        decoding_config(strategy, None, {**options, "source_lm_weight": None})
+    with pytest.raises(ValueError, match=r"source_lm=.* has no effect with strategy cuda_wfst"):
+        decoding_config("cuda_wfst", None, options)
+
+
 def test_a_word_graph_has_its_own_keys(files):
     options = {**files, "lm_weight": 0.7, "boosting_weight": 9.0, "beam_width": 12.0}
     config = decoding_config("cuda_wfst", None, options)

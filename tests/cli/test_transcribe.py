@@ -406,8 +406,8 @@ def test_workers_share_the_graph_of_an_lm(assets, manifest, tmp_path, monkeypatc
     assert main(arguments) == 0
     expected = capsys.readouterr().out.splitlines()
     monkeypatch.setattr(build, "graph_cache_folder", lambda: tmp_path / "graphs")
-    made, make = [], build._Recipe.build
-    monkeypatch.setattr(build._Recipe, "build", lambda recipe: made.append(recipe) or make(recipe))
+    made, make = [], build.Recipe.build
+    monkeypatch.setattr(build.Recipe, "build", lambda recipe: made.append(recipe) or make(recipe))
     for out in ("first", "second"):
         cache.clear()  # as in another process
         assert main([*arguments, f"out={tmp_path}/{out}/"]) == 0

@@ -22,6 +22,7 @@ from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors
 from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from tests.random_models import random_lm as token_lm
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import VOCAB, make_paged, random_lm
 
@@ -80,6 +81,9 @@ def test_a_false_phrase_costs_word_errors_beside_its_own():
         ("rescore=gpt2", "rescore=gpt2 orders n_best hypotheses; n_best is 1, expected >= 2"),
         ("n_best=0", "n_best is 0"),
         ("large_lm_weight=[]", "large_lm_weight is empty"),
+        ("source_lm_weight=[]", "source_lm_weight is empty"),
+        ("source_lm_weight=[0.1]", "source_lm_weight is [0.1], which has no effect without a source LM"),
+        ("source_lm=a.arpa", "source_lm is 'a.arpa', which is subtracted from an LM, expected lm=FILE"),
         ("blank_lm_score_mode=[half]", "blank_lm_score_mode holds half"),
         ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
         ("refund=[half]", "refund holds half, expected any of full, nemo"),
@@ -228,6 +232,7 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
     model, best = f"model={assets}/models/self_hybrid_rnnt.nemo", tmp_path / "best.yaml"
     arguments = [model, f"manifest={manifest}", f"lm={assets}/lm/tok3.arpa", "strategy=alsd_pp"]
     arguments += ["lm_weight=[0.2,0.9]", "beam_size=[4]", "pruning_mode=[early]", f"out={best}"]
+    arguments += [f"source_lm={assets}/lm/tok6.arpa", "source_lm_weight=[0.1]"]
     assert main(["tune", *arguments]) == 0
     out = capsys.readouterr().out
     assert "pruning_mode" in out.splitlines()[0]
@@ -237,6 +242,8 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
     assert preset.strategy == "alsd_pp"
     assert preset.beam.blank_lm_score_mode in ("no_score", "lm_weighted_full")
     assert preset.beam.pruning_mode == "early"
+    assert preset.beam.source_lm_alpha == 0.1
+    assert preset.beam.source_lm_model.endswith("tok6.arpa")
     assert main(["transcribe", model, f"manifest={manifest}", f"preset={best}"]) == 0
     assert "WER" in capsys.readouterr().err
 
@@ -258,6 +265,24 @@ def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
         grid(small, "alsd_pp", has_lm=False, has_phrases=False)
     with pytest.raises(ValueError, match=r"pruning_mode is \['late', 'early'\], which has no effect with f"):
         grid(small, "flexctc_beam")
+
+
+def test_points_with_a_source_lm_have_its_weight_but_for_an_lm_weight_of_zero():
+    given = options("lm=a", "source_lm=b", "lm_weight=[0,0.5]", "source_lm_weight=[0.1,0.3]", "beam_beta=[0]")
+    pairs = [(point.lm_weight, point.source_lm_weight) for point in grid(given, has_phrases=False)]
+    assert pairs == [(0.0, 0.0), (0.5, 0.1), (0.5, 0.3)]
+    assert {point.source_lm_weight for point in grid(options("lm=a", "source_lm=b"))} == {0.0, 0.1, 0.2, 0.3, 0.4}
+    assert {point.source_lm_weight for point in grid(options("lm=a"))} == {None}
+
+
+def test_a_decoder_at_a_point_has_its_density_ratio():
+    lm, source = token_lm(VOCAB, seed=1), token_lm(VOCAB, seed=2)
+    decoder = FlexCTCBeam(VOCAB, VOCAB, fusion=Fusion(lm, source_lm=source, source_lm_weight=1.0))
+    point = Point(beam_size=4, lm_weight=0.5, source_lm_weight=0.2)
+    score = lm.score([1, 2]) - 0.4 * source.score([1, 2])
+    assert at_point(decoder, point).fusion.token_lm.score([1, 2]) == pytest.approx(score, abs=1e-5)
+    assert at_point(decoder, point._replace(source_lm_weight=0.0)).fusion.token_lm is lm
+    assert at_point(decoder, point._replace(lm_weight=0.0)).fusion.token_lm is lm
 
 
 def test_points_of_two_lms_have_a_weight_for_the_large_one():

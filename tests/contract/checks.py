@@ -750,12 +750,13 @@ def test_log_probs_of_any_precision_are_fine(subject, variant, dtype, caplog):
 @of(TokenFusion)
 @pytest.mark.parametrize("requested", [False, True])
 def test_parts_are_what_the_automata_say(subject, decoder, inputs, requested):
-    own, request = subject.fusion(), subject.request()
-    says = Fusion(own.lm, 0.1, request.boosting, 2.0) if requested else own
+    says, request = subject.requested_fusion() if requested else subject.fusion(), subject.request()
     for nbest in decoder.decode(inputs, LENGTHS, [request] * BATCH if requested else None):
         for path in nbest:
-            lm = says.lm.score(path.tokens, final=subject.lm_scores_the_end)
-            assert path.parts.lm == pytest.approx(says.lm_weight * lm, abs=1e-3)
+            lm = says.lm_weight * says.lm.score(path.tokens, final=subject.lm_scores_the_end)
+            if says.source_lm:
+                lm -= says.source_lm_weight * says.source_lm.score(path.tokens, final=subject.lm_scores_the_end)
+            assert path.parts.lm == pytest.approx(lm, abs=1e-3)
             boosting = says.boosting.score(path.tokens)
             assert path.parts.boosting == pytest.approx(says.boosting_weight * boosting, abs=1e-3)
 
@@ -768,9 +769,8 @@ def test_ties_go_to_the_smaller_label(subject, variant):
 
 @of(TokenFusion)
 def test_requests_are_as_good_as_a_decoder_made_so(subject, variant, decoder, inputs):
-    lm, request = subject.fusion().lm, subject.request()
-    other = subject.with_fusion(variant, Fusion(lm, 0.1, request.boosting, 2.0))
-    requested = decoder.decode(inputs, LENGTHS, [request] * BATCH)
+    other = subject.with_fusion(variant, subject.requested_fusion())
+    requested = decoder.decode(inputs, LENGTHS, [subject.request()] * BATCH)
     assert all_facts(requested) == all_facts(other.decode(inputs, LENGTHS))
 
 

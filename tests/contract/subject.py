@@ -6,7 +6,7 @@ A new strategy adds a class with `make` and what differs, and a row to `subjects
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -173,6 +173,28 @@ class TokenFusion(Subject):
     def request(self):
         tree = random_boosting(VOCAB, seed=9, bonus=4.0)
         return Request(boosting=tree, boosting_weight=2.0, lm_weight=0.1)
+
+    def requested_fusion(self) -> Fusion:
+        """The fusion of a decoder without requests that is alike for `request`."""
+        request = self.request()
+        return Fusion(self.fusion().lm, request.lm_weight, request.boosting, request.boosting_weight)
+
+
+class DensityRatio:
+    """With a source LM; a request's LM weight scales that of the source LM, too."""
+
+    source_lm_weight = 0.3
+
+    def fusion(self):
+        return replace(super().fusion(), source_lm=self.source(), source_lm_weight=self.source_lm_weight)
+
+    def requested_fusion(self):
+        requested = super().requested_fusion()
+        scale = requested.lm_weight / self.fusion().lm_weight
+        return replace(requested, source_lm=self.source(), source_lm_weight=scale * self.source_lm_weight)
+
+    def source(self):
+        return random_lm(VOCAB, seed=4, order=2)
 
 
 class WordGraph(LogProbs):

@@ -17,16 +17,24 @@ class InType:
     """A decoder that gets all log-probs in one type."""
 
     def __init__(self, decoder: Any, dtype: torch.dtype) -> None:
-        self._decoder, self._dtype = decoder, dtype
+        vars(self).update(_decoder=decoder, _dtype=dtype)
 
     def decode(self, log_probs: Any, *others: Any):
         return self._decoder.decode(self._converted(log_probs), *others)
 
-    def push(self, streams: Any, log_probs: Any, lengths: Any, **options: Any) -> dict[int, ValueError]:
-        return self._decoder.push(streams, self._converted(log_probs), lengths, **options)
+    def push(self, streams: Any, log_probs: Any, *others: Any, **options: Any) -> dict[int, ValueError]:
+        return self._decoder.push(streams, self._converted(log_probs), *others, **options)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of a copy that has no decoder yet
+            raise AttributeError(name)
         return getattr(self._decoder, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._decoder, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._decoder, name)
 
     def _converted(self, log_probs: Any) -> Any:
         if isinstance(log_probs, torch.Tensor) and log_probs.is_floating_point():

@@ -180,7 +180,10 @@ def test_errors_in_later_blocks(write, monkeypatch):
     [
         (BIGRAM.encode().replace(b"-inf b", b"-inf \xff"), "line 11: the symbol is not UTF-8"),
         (gzip.compress(BIGRAM.encode())[:-20], "truncated or damaged gzip"),
-        (b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0", "KenLM binary; give the ARPA file"),
+        (
+            b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0",
+            "KenLM binary of another version than 5, or incomplete",
+        ),
     ],
     ids=["UTF-8", "gzip", "KenLM"],
 )

@@ -19,7 +19,11 @@ from omegaconf import OmegaConf
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.nemo_plugin import section
 from nemo_gpu_decoding.nemo_plugin.beam_sections import FLEXCTC, TRANSDUCERS, read_aes, read_alsd, read_flexctc
+from nemo_gpu_decoding.nemo_plugin.infer import load_fusion
+from nemo_gpu_decoding.nemo_plugin.section import FusionOptions
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
+
+SOURCE = ("source_lm_model", "source_lm_alpha")
 
 
 # ---------------------------------------------------------------------------------- flexctc_beam
@@ -107,6 +111,7 @@ def test_what_cannot_work_is_named(beam, named):
     [
         ({"ngram_lm_model": "nowhere.arpa"}, "beam.ngram_lm_model"),
         ({"kenlm_path": "nowhere.arpa"}, "beam.ngram_lm_model"),
+        ({"ngram_lm_model": __file__, "source_lm_model": "nowhere", "source_lm_alpha": 0.2}, "beam.source_lm_model"),
         ({"boosting_tree": {"key_phrases_file": "nowhere.txt"}}, "beam.boosting_tree.key_phrases_file"),
         ({"boosting_tree": {"model_path": "nowhere.nemo"}}, "beam.boosting_tree.model_path"),
     ],
@@ -149,6 +154,61 @@ def test_weights_that_are_missing_or_have_no_effect(assets, warnings):
         options(ngram_lm_model=str(assets / "lm" / "tok3.arpa"), ngram_lm_alpha=None)
 
 
+def test_a_weight_without_an_lm_may_be_missing():
+    assert options(ngram_lm_alpha=None).fusion.lm_weight == 0.0
+
+
+SOURCED = ("flexctc_beam", "alsd_pp", "aes_pp")
+
+
+def any_options(strategy, beam):
+    read = {"flexctc_beam": read_flexctc, "alsd_pp": read_alsd, "aes_pp": read_aes}[strategy]
+    return read(OmegaConf.create({"strategy": strategy, "beam": beam}))
+
+
+@pytest.mark.parametrize("strategy", SOURCED)
+def test_a_source_lm_and_its_weight_arrive(assets, strategy):
+    lm, source = str(assets / "lm" / "tok6.arpa"), str(assets / "lm" / "tok3.arpa")
+    beam = {"ngram_lm_model": lm, "ngram_lm_alpha": 0.6, "source_lm_model": source, "source_lm_alpha": 0.2}
+    fusion = any_options(strategy, beam).fusion
+    assert (str(fusion.source_lm_path), fusion.source_lm_weight) == (source, 0.2)
+    loaded = load_fusion(fusion, 128, None)
+    assert (loaded.source_lm.name, loaded.source_lm_weight) == (source, 0.2)
+    tokens = [3, 17, 90, 4]
+    expected = 0.6 * loaded.lm.score(tokens) - 0.2 * loaded.source_lm.score(tokens)
+    assert 0.6 * loaded.token_lm.score(tokens) == pytest.approx(expected, abs=1e-4)
+    assert load_fusion(any_options(strategy, beam).fusion, 128, None).token_lm is loaded.token_lm
+    off = load_fusion(any_options(strategy, beam | {"source_lm_alpha": 0.0}).fusion, 128, None)
+    assert off.token_lm is loaded.lm
+
+
+@pytest.mark.parametrize("strategy", SOURCED)
+@pytest.mark.parametrize(
+    ("beam", "message"),
+    [
+        ({"source_lm_alpha": None}, r"beam\.source_lm_alpha is not set, expected the weight of beam\.source_lm_model"),
+        ({"source_lm_alpha": -0.1}, r"beam\.source_lm_alpha is -0\.1"),
+        ({"source_lm_alpha": "some"}, r"beam\.source_lm_alpha is 'some'"),
+        ({"ngram_lm_model": None}, r"beam\.ngram_lm_model is None, expected the LM from which source_lm_model"),
+        ({"source_lm_model": None}, r"beam\.source_lm_model is None with source_lm_alpha 0\.2"),
+        ({"ngram_lm_alpha": 0.0}, r"beam\.ngram_lm_alpha is 0\.0 with source_lm_alpha 0\.2, expected a number > 0"),
+        ({"source_lm_model": 3}, r"beam\.source_lm_model is 3"),
+    ],
+)
+def test_an_incomplete_density_ratio_is_named(assets, strategy, beam, message):
+    lm = str(assets / "lm" / "tok3.arpa")
+    given = {"ngram_lm_model": lm, "ngram_lm_alpha": 0.6, "source_lm_model": lm, "source_lm_alpha": 0.2}
+    with pytest.raises(ValueError, match=message):
+        any_options(strategy, given | beam)
+
+
+def test_a_source_lm_of_another_tokenizer_is_named(assets):
+    lm = str(assets / "lm" / "tok3.arpa")
+    fusion = FusionOptions(None, 0.0, "auto", BoostingConfig(), 0.0, assets / "lm" / "tok3.arpa", 0.2)
+    with pytest.raises(ValueError, match=rf"{lm} has token ids up to .* expected 0 \.\. 19"):
+        load_fusion(fusion, 20, None)
+
+
 def test_keys_beside_the_section():
     """All of NeMo's are fine, and count; ours are sent into the section."""
     structured = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))
@@ -164,7 +224,7 @@ def test_keys_beside_the_section():
 
 def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    assert set(FLEXCTC.valid) == {*nemo, "merge", "n_best", "backend", "threads", "lm_encoding"}
+    assert set(FLEXCTC.valid) == {*nemo, *SOURCE, "merge", "n_best", "backend", "threads", "lm_encoding"}
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
     }  # fmt: skip
@@ -322,7 +382,7 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    known = {*nemo, *section.undeclared, "n_best", "backend", "threads", "lm_encoding"}
+    known = {*nemo, *section.undeclared, *SOURCE, "n_best", "backend", "threads", "lm_encoding"}
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known
     for key, what in section.unused.items():

@@ -42,6 +42,8 @@ def ranking(log_probs, blank_id, *, add, fusion=None, beam_beta=0.0):
         score += beam_beta * len(text)
         if fusion.lm is not None and fusion.lm_weight > 0:
             score += fusion.lm_weight * fusion.lm.score(labels)
+        if fusion.source_lm is not None:
+            score -= fusion.source_lm_weight * fusion.source_lm.score(labels)
         if fusion.boosting is not None and fusion.boosting_weight > 0:
             score += fusion.boosting_weight * fusion.boosting.score(labels)
         scored.append((score, text))
@@ -71,7 +73,7 @@ def beam_search(
     Args:
         log_probs: [T, V + 1] float32.
     """
-    lm, tree = fusion.lm, fusion.boosting
+    lm, tree = fusion.token_lm, fusion.boosting
     beam = [Hypothesis(np.float32(0), (), -1, lm.start_state if lm else 0, tree.start_state if tree else 0)]
     for row in log_probs:
         candidates = [
@@ -99,8 +101,8 @@ def _extended(hypothesis, parent, row, label, blank_id, fusion, beam_beta):
         score = score + np.float32(beam_beta)
         tokens = (*tokens, label)
         weight, bonus = np.float32(0), np.float32(0)
-        if fusion.lm:
-            weight, lm_state = fusion.lm.advance(lm_state, of_automaton)
+        if fusion.token_lm:
+            weight, lm_state = fusion.token_lm.advance(lm_state, of_automaton)
             weight = np.float32(fusion.lm_weight) * np.float32(weight)
         if fusion.boosting:
             bonus, boosting_state = fusion.boosting.advance(boosting_state, of_automaton)

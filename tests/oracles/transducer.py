@@ -75,8 +75,9 @@ class Scorer:
         for automaton, weight in (
             (self.fusion.lm, self.fusion.lm_weight),
             (self.fusion.boosting, self.fusion.boosting_weight),
+            (self.fusion.source_lm, -(self.fusion.source_lm_weight or 0.0)),
         ):
-            if automaton is not None and weight > 0:
+            if automaton is not None and weight != 0:
                 whole = automaton.score((*text, label), final=False)
                 score += weight * (whole - automaton.score(text, final=False))
         return score

@@ -8,9 +8,16 @@ deleted. `alpha` is the sum of the fusion weights, p the joint's posterior, b th
     lm_weighted_full (eq. 3)    blank   log p(b) + alpha log p(b)
                                 token v log p(v) + alpha log (1 - p(b))     + alpha log P_LM(v)
 
-In eq. 3 the LM probability of the blank is that of the joint, and the tokens share the rest. All scores are float32,
-natural log. A row holds the joint's log-probs for one hypothesis, [V + 1 (+ D)]: the blank is column V, followed by
-the durations.
+In eq. 3 the LM probability of the blank is that of the joint, and the tokens share the rest.
+
+A source LM (density ratio) estimates the labels that the network expects where it emits a label at all, because text
+has no blanks. It is a prior of one factor of p(v) = (1 - p(b)) P(v | not b), the second one, and divides this factor
+alone. The blank and 1 - p(b), the sum of all labels, keep their scores, and `alpha` has no share of its weight:
+
+    token v     log p(v) + alpha log (1 - p(b)) + lm_weight log P_LM(v) - source_lm_weight log P_source(v)
+
+All scores are float32, natural log. A row holds the joint's log-probs for one hypothesis, [V + 1 (+ D)]: the blank is
+column V, followed by the durations.
 """
 
 from __future__ import annotations

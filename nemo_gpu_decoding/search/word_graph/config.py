@@ -72,8 +72,8 @@ class PagedBigLMConfig(WFSTConfig):
         FieldError: a value is out of range; the message names the field.
     """
 
-    # Share of the large LM, >= 0. 1 replaces the small LM's costs by the large LM's; values between 0 and 1
-    # interpolate both log-linearly.
+    # Share of the large LM, >= 0. 1 replaces the small LM's costs by the large LM's. Values between 0 and 1
+    # interpolate both log-linearly. Above 1 the small LM is subtracted (density ratio).
     large_lm_weight: float = 1.0
     # On-the-fly composition of the large LM with the graph. Both give the same results with a wide beam. lazy, the
     # fastest: the LM is queried for words that are within the beam by the small LM's costs. let: in addition, LM

@@ -25,15 +25,18 @@ problems = st.fixed_dictionaries(
         "beam_beta": st.sampled_from([-0.5, 0.0, 0.7]),
         "lm_weight": st.sampled_from([0.0, 0.5, 1.0]),
         "boosting_weight": st.sampled_from([0.0, 0.8]),
+        "source_lm_weight": st.sampled_from([0.0, 0.4, 1.5]),
     }
 )
 
 
 def fusion_of(problem):
     vocab_size, seed = problem["vocab_size"], problem["seed"]
+    source = random_lm(vocab_size, seed=seed + 1, order=2) if problem["lm_weight"] else None
     return Fusion(
         random_lm(vocab_size, seed=seed), problem["lm_weight"],
         random_boosting(vocab_size, seed=seed, phrases=2), problem["boosting_weight"],
+        source, problem["source_lm_weight"] if source else None,
     )  # fmt: skip
 
 
@@ -123,7 +126,7 @@ ROUNDED_UP = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("parts", ["nothing", "lm", "boosting", "both"])
+@pytest.mark.parametrize("parts", ["nothing", "lm", "boosting", "both", "source"])
 @example(problem=ROUNDED_UP, blank_first=False)
 @settings(max_examples=80, deadline=None)
 @given(problem=narrow_problems, blank_first=st.booleans())
@@ -131,9 +134,11 @@ def test_equal_to_scoring_everything(parts, problem, blank_first):
     vocab_size, seed = problem["vocab_size"], problem["seed"]
     lm = random_lm(vocab_size, seed=seed, branching=problem["branching"], order=2)
     tree = random_boosting(vocab_size, seed=seed)
+    source = random_lm(vocab_size, seed=seed + 1, order=2) if parts == "source" else None
     fusion = Fusion(
-        lm if parts in ("lm", "both") else None, 0.6,
+        lm if parts in ("lm", "both", "source") else None, 0.6,
         tree if parts in ("boosting", "both") else None, 0.8,
+        source, 0.9 if source else None,
     )  # fmt: skip
     found, expected = hypotheses_of(problem, fusion, blank_id=0 if blank_first else vocab_size)
     assert found == expected

@@ -26,13 +26,14 @@ BLANK_MODES = {True: "lm_weighted_full", False: "no_score"}
 
 
 def fusion_of(vocab_size, what, seed=1):
-    lm = random_lm(vocab_size, seed=seed) if what in ("lm", "both") else None
-    boosting = random_boosting(vocab_size, seed=seed + 1) if what in ("boosting", "both") else None
-    return Fusion(lm, 0.5, boosting, 0.7)
+    lm = random_lm(vocab_size, seed=seed) if what in ("lm", "all") else None
+    boosting = random_boosting(vocab_size, seed=seed + 1) if what in ("boosting", "all") else None
+    source = random_lm(vocab_size, seed=seed + 2, order=2) if what == "all" else None
+    return Fusion(lm, 0.5, boosting, 0.7, source, 0.3 if source else None)
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("what", ["nothing", "lm", "both"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
     """Every text with its probability summed over all alignments."""
@@ -47,7 +48,7 @@ def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("pruning", ["late", "early"])
-@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "both"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_alsd_is_that_of_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)
@@ -105,7 +106,7 @@ LIMITS = [(1, 2, 2, 2.3), (3, 1, 0, 2.3), (5, 2, 2, 2.3), (4, 3, 1, 6.0), (6, 2,
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("pruning", ["late", "early"])
-@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "both"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_aes_is_that_of_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)

@@ -293,11 +293,12 @@ def assert_best(nbest, expected):
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_the_best_of_all_texts_is_found(topology, composition):
     scales = {"lm_weight": 0.8, "acoustic_scale": 1.3}
-    for seed in range(3):
+    for seed, weight in enumerate((0.6, 0.6, 1.5)):  # above 1 the small LM is subtracted
         small, large = random_lm(seed), random_lm(seed + 10, keep=0.7)
         log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
-        decoder = make_paged(small, large, topology=topology, composition=composition, large_lm_weight=0.6, **scales)
-        expected = expected_texts(small, large, log_probs[0], topology, weight=0.6, **scales)
+        options = {"topology": topology, "composition": composition, "large_lm_weight": weight, **scales}
+        decoder = make_paged(small, large, **options)
+        expected = expected_texts(small, large, log_probs[0], topology, weight=weight, **scales)
         assert_best(decoder.decode(log_probs, [FRAMES])[0], expected)
 
 

@@ -1,0 +1,80 @@
+"""pyctcdecode beside `nemo_gpu_decoding.compat.pyctcdecode`, both through pyctcdecode's interface.
+
+    python -m benchmarks.pyctcdecode_interface                 # both tasks, beam widths 16 and 100
+    python -m benchmarks.pyctcdecode_interface --tasks speech --beams 16 --utterances 8
+
+Both get the same labels, word LM, words, weights and hotwords, and decode one utterance per call of `decode`. The two
+alternate; CPU seconds are medians over the repetitions, for all utterances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import statistics
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.clock import HostClock
+from benchmarks.options import BenchOptions
+from benchmarks.sources import make_tasks
+from benchmarks.tasks import Task
+from nemo_gpu_decoding.metrics import word_errors
+
+MODULES = {"pyctcdecode": "pyctcdecode", "ours": "nemo_gpu_decoding.compat.pyctcdecode"}
+
+
+def rows_of(task: Task, beam: int, phrases: int, repeats: int) -> str:
+    """One row of the table: a task, a beam width and a number of hotwords."""
+    logits = [row[:n].numpy() for row, n in zip(task.inputs, task.lengths.tolist(), strict=True)]
+    search: dict[str, Any] = {"beam_width": beam}
+    if phrases:
+        search |= {"hotwords": task.phrases(phrases), "hotword_weight": task.weights.hotword_weight}
+    decoders = {}
+    for name, module in MODULES.items():
+        decoders[name] = importlib.import_module(module).build_ctcdecoder(
+            [*task.vocabulary.pieces, ""], str(task.word_lm), list(task.lexicon) or None,
+            alpha=task.weights.pyctcdecode_lm_weight, beta=task.weights.pyctcdecode_beta,
+        )  # fmt: skip
+    texts = {name: _decode_all(decoder, logits, search) for name, decoder in decoders.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in decoders}
+    for _ in range(repeats):
+        for name, decoder in decoders.items():
+            calls = 1 if name == "pyctcdecode" else 5
+            run = partial(_decode_all, decoder, logits, search)
+            taken = HostClock().measure(run, calls)
+            seconds[name].append(taken.cpu)
+    peer, ours = (statistics.median(seconds[name]) for name in MODULES)
+    errors = [f"{100 * word_errors(task.texts, texts[name]).wer:.1f}" for name in MODULES]
+    return (
+        f"| {task.name} | {beam} | {phrases} | {peer:.3f} / {ours:.4f} | {peer / ours:.1f}x | {' / '.join(errors)} |"
+    )
+
+
+def _decode_all(decoder: Any, logits: list[Any], search: dict[str, Any]) -> list[str]:
+    return [decoder.decode(one, **search) for one in logits]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["synthetic", "speech"], help="peaked and hard")
+    parser.add_argument("--beams", nargs="+", type=int, default=[16, 100], help="beam_width of both")
+    parser.add_argument("--phrases", nargs="+", type=int, default=[0, 200], help="numbers of hotwords")
+    parser.add_argument("--utterances", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    logging.getLogger("pyctcdecode").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    print("| task | beam width | hotwords | CPU seconds, pyctcdecode / ours | ratio | WER %, pyctcdecode / ours |")
+    print("|---|---|---|---|---|---|")
+    for task in make_tasks(BenchOptions(tasks=given.tasks, utterances=given.utterances)):
+        for beam in given.beams:
+            for phrases in given.phrases:
+                print(rows_of(task, beam, phrases, given.repeats), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Alphabets of CTC models as pyctcdecode describes them: characters, BPE pieces and wav2vec2's symbols."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
+
+BLANK, SPACE = "", " "
+UNK_TOKEN, UNK_BPE_TOKEN = "⁇", "▁⁇▁"
+SPECIAL_TOKEN_PTN = re.compile(r"[<\[].+[>\]]")
+BLANK_TOKEN_PTN = re.compile(r"[<\[]pad[>\]]$", re.IGNORECASE)
+UNK_TOKEN_PTN = re.compile(r"[<\[]unk[>\]]$", re.IGNORECASE)
+
+
+class Word(NamedTuple):
+    """A word of a token sequence; its tokens are those from `first` to `end`."""
+
+    text: str
+    first: int
+    end: int
+
+
+class Alphabet:
+    """The label of each column of a model's log-probs, in one form for all models.
+
+    The blank is "". Words of characters are separated by " ". BPE pieces that begin a word begin with "▁".
+
+    Args:
+        labels: in this form; `build_alphabet` converts the labels of a model.
+        is_bpe: whether they are BPE pieces.
+
+    Raises:
+        ValueError: a label occurs twice, no label is the blank, or a BPE piece has a space.
+    """
+
+    def __init__(self, labels: Sequence[str], is_bpe: bool) -> None:
+        self._labels, self.is_bpe = list(labels), is_bpe
+        if double := next((label for i, label in enumerate(labels) if label in labels[:i]), None):
+            raise ValueError(f"labels has {double!r} twice, expected different labels")
+        if BLANK not in self._labels:
+            raise ValueError("labels has no blank, expected one label ''")
+        if is_bpe and any(SPACE in label for label in labels):
+            raise ValueError("labels has a space among BPE pieces, expected '▁' or '##' to mark the words")
+
+    @classmethod
+    def build_alphabet(cls, labels: Sequence[str]) -> Alphabet:
+        """Convert the labels of a model.
+
+        '<pad>' or '[PAD]' is the blank; in models of characters '_' is, if there is no other. Without a blank, one is
+        added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
+        """
+        is_bpe = any(label.startswith((CONTINUATION, WORD_START)) for label in labels)
+        found = list(labels)
+        if any(label.startswith(CONTINUATION) for label in labels):
+            found = [_with_word_start(label) for label in found]
+        elif not is_bpe and SPACE not in found:
+            found = [SPACE if label == "|" else label for label in found]
+        found = [BLANK if BLANK_TOKEN_PTN.match(label) else label for label in found]
+        if not is_bpe and BLANK not in found:
+            found = [BLANK if label == "_" else label for label in found]
+        unknown = UNK_BPE_TOKEN if is_bpe else UNK_TOKEN
+        found = [unknown if UNK_TOKEN_PTN.match(label) else label for label in found]
+        return cls(found if BLANK in found else [*found, BLANK], is_bpe)
+
+    @property
+    def labels(self) -> list[str]:
+        """A copy of the labels."""
+        return self._labels[:]
+
+    def dumps(self) -> str:
+        return json.dumps({"labels": self._labels, "is_bpe": self.is_bpe})
+
+    @classmethod
+    def loads(cls, text: str) -> Alphabet:
+        """Read what `dumps` or pyctcdecode wrote."""
+        values = json.loads(text)
+        if not isinstance(values, dict) or set(values) != {"labels", "is_bpe"}:
+            raise ValueError(f"the alphabet is {text[:60]!r}, expected an object with the keys labels and is_bpe")
+        return cls(values["labels"], values["is_bpe"])
+
+    # ------------------------------------------------------------------------------------ tokens
+
+    @property
+    def blank(self) -> int:
+        """The column of the blank."""
+        return self._labels.index(BLANK)
+
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """The labels without the blank; a token is an index of these."""
+        return tuple(label for label in self._labels if label != BLANK)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The pieces as a vocabulary that spells words."""
+        return Vocabulary(self.pieces, "bpe" if self.is_bpe else "char")
+
+    @property
+    def separator(self) -> int | None:
+        """The token between words; BPE pieces mark their beginnings instead."""
+        return self.pieces.index(SPACE) if not self.is_bpe and SPACE in self.pieces else None
+
+    @cached_property
+    def unknown_word_tokens(self) -> tuple[int, ...]:
+        """The tokens that may begin a word which the LM does not list."""
+        return tuple(
+            token
+            for token, piece in enumerate(self.pieces)
+            if piece != SPACE and not SPECIAL_TOKEN_PTN.fullmatch(piece)
+            if piece.startswith(WORD_START) or not self.is_bpe
+        )
+
+    def words(self, tokens: Sequence[int]) -> Iterator[Word]:
+        """The words of a token sequence, without empty ones."""
+        text, first, breaks = "", 0, False
+        for i, token in enumerate(tokens):
+            piece = self.pieces[token]
+            begins = piece.startswith(WORD_START) if self.is_bpe else piece == SPACE
+            if begins or breaks:
+                if text:
+                    yield Word(text, first, i)
+                text, first = "", i
+            breaks = self.is_bpe and piece.endswith(WORD_START)
+            if not text:
+                first = i
+            text += piece.strip(WORD_START) if self.is_bpe else piece.strip(SPACE)
+        if text:
+            yield Word(text, first, len(tokens))
+
+
+def _with_word_start(label: str) -> str:
+    """A WordPiece in the form of BPE: '##ing' is 'ing', and 'go' is '▁go'."""
+    if label.startswith(CONTINUATION):
+        return label[len(CONTINUATION) :]
+    is_special = SPECIAL_TOKEN_PTN.fullmatch(label) or label in (BLANK, WORD_START, UNK_BPE_TOKEN)
+    return label if is_special else WORD_START + label

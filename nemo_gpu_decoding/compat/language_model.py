@@ -1,0 +1,217 @@
+"""`LanguageModel`: a word n-gram LM with pyctcdecode's weights, as a word graph and a table of bonuses.
+
+The score of a text is, as in pyctcdecode,
+
+    log P_acoustic + sum over words of alpha * ln P_LM(word | words before) + beta + hotword_weight * [is a hotword]
+                   + alpha * ln 10 * unk_score_offset * [is unknown]
+
+The graph has the LM's costs; alpha is their factor. Everything else is the bonus of a word (`bonuses.py`), so other
+weights need no other graph. As in Kaldi, a text may be scored by a shorter context of the LM if that is more likely.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_gpu_decoding.checks import check_bool, check_number
+from nemo_gpu_decoding.compat.alphabet import Alphabet
+from nemo_gpu_decoding.compat.bonuses import bonus_automaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.graph.build import Recipe, are_tokens, listed_words
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.grammar import SPECIAL_WORDS, Grammar, read_grammar
+from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
+from nemo_gpu_decoding.graph.unknown_words import with_piece_labels
+from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+LN10 = math.log(10)
+ATTRIBUTES, UNIGRAMS = "attrs.json", "unigrams.txt"  # files of pyctcdecode, beside the LM
+LM_SUFFIXES = (".arpa", ".bin", ".binary", ".gz")
+MOST_SPELLINGS = 3  # of a word in pieces; the model's own tokenizer is not known
+
+
+class LanguageModel:
+    """A word LM and its weights, which may be changed at any time.
+
+    Args:
+        kenlm_model: ARPA file or KenLM binary, or a `kenlm.Model`.
+        unigrams: the known words; others pay `unk_score_offset`. None, or none of the LM's: all of the LM are known.
+        alpha: weight of the LM, >= 0.
+        beta: bonus of each word, natural log.
+        unk_score_offset: log10, added to the LM's score of an unknown word.
+        score_boundary: whether the LM scores the beginning and the end of an utterance.
+    """
+
+    def __init__(
+        self,
+        kenlm_model: str | PathLike[str] | Any,
+        unigrams: Collection[str] | None = None,
+        alpha: float = 0.5,
+        beta: float = 1.5,
+        unk_score_offset: float = -10.0,
+        score_boundary: bool = True,
+    ) -> None:
+        path = getattr(kenlm_model, "path", kenlm_model)
+        self.path = Path(os.fsdecode(path))
+        self.alpha, self.beta, self.unk_score_offset = alpha, beta, unk_score_offset
+        self.score_boundary = score_boundary
+        self.unigrams = (frozenset(unigrams or ()) & self.words) or None  # None: all words are known
+        self._graphs: dict[tuple[Any, ...], WordGraph] = {}
+        self._bonuses: dict[tuple[Any, ...], BackoffAutomaton] = {}
+
+    def reset_params(
+        self,
+        alpha: float | None = None,
+        beta: float | None = None,
+        unk_score_offset: float | None = None,
+        score_boundary: bool | None = None,
+    ) -> None:
+        """Change weights; None keeps a weight."""
+        given = {"alpha": alpha, "beta": beta, "unk_score_offset": unk_score_offset, "score_boundary": score_boundary}
+        for name, value in given.items():
+            if value is not None:
+                setattr(self, name, value)
+
+    @cached_property
+    def _unigram_section(self) -> tuple[tuple[str, ...], int]:
+        """The words of the LM without symbols of sentences, and its order."""
+        with ArpaReader(self.path) as arpa:
+            for block in arpa.blocks():
+                if block.order > 1:
+                    break
+            return tuple(word for word in arpa.symbols if word not in SPECIAL_WORDS), len(arpa.counts)
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        return frozenset(self._unigram_section[0])
+
+    @property
+    def order(self) -> int:
+        """The length of the LM's longest n-grams."""
+        return self._unigram_section[1]
+
+    # ------------------------------------------------------------------------------------- graph
+
+    def graph(self, alphabet: Alphabet) -> WordGraph:
+        """The word graph of the LM, with an open vocabulary if the LM has <unk>."""
+        key = (alphabet.pieces, alphabet.is_bpe, self.score_boundary)
+        if key not in self._graphs:
+            self._graphs[key] = self._build(alphabet)
+        return self._graphs[key]
+
+    def _build(self, alphabet: Alphabet) -> WordGraph:
+        words, vocabulary = listed_words(self.path), alphabet.vocabulary
+        if are_tokens(words, vocabulary):
+            shown = ", ".join(map(repr, words[:3]))
+            raise ValueError(f"{self.path} is an LM over tokens ({shown}, ...), expected one over words")
+        spelled = Lexicon.from_vocabulary(words, vocabulary, MOST_SPELLINGS if alphabet.is_bpe else 1)
+        spellings, separator = spelled.spellings, alphabet.separator
+        if separator is not None:
+            spellings = {word: tuple(s for s in own if separator not in s) for word, own in spellings.items()}
+        lexicon = Lexicon(spellings, len(alphabet.pieces), spelled.reason, separator)
+        is_open = any(word in self.words for word in UNKNOWN_WORDS)
+        unknown = OpenVocabulary(0.0, 0.0, alphabet.unknown_word_tokens) if is_open else None
+        graph = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary).load()
+        return with_piece_labels(graph) if is_open else graph
+
+    @cached_property
+    def _grammar(self) -> Grammar:
+        return read_grammar(self.path)
+
+    def score(self, words: Sequence[str], hotwords: Mapping[str, float]) -> float:
+        """The score of words at the beginning of an utterance, without the end: LM, `beta` and hotwords."""
+        grammar = self._grammar if self.score_boundary else self._grammar.without_boundaries()
+        known, index = self.unigrams or self.words, {word: label for label, word in enumerate(grammar.words)}
+        labels = [index.get(word, grammar.unknown) for word in words]
+        total = grammar.automaton.score([label for label in labels if label is not None], final=False)
+        unknown = sum(word not in known for word in words)
+        total += unknown * LN10 * self.unk_score_offset
+        return self.alpha * total + self.beta * len(words) + sum(hotwords.get(word, 0.0) for word in words)
+
+    # ----------------------------------------------------------------------------------- bonuses
+
+    def bonuses(self, alphabet: Alphabet, hotwords: Mapping[str, float]) -> BackoffAutomaton:
+        """The bonus of each word of the graph, as a boosting automaton.
+
+        Args:
+            hotwords: words -> bonus, natural log; words that the LM lacks are spelled.
+        """
+        for name in ("alpha", "beta", "unk_score_offset"):
+            check_number(name, getattr(self, name), negative=name != "alpha")
+        check_bool("score_boundary", self.score_boundary)
+        graph = self.graph(alphabet)
+        key = (id(graph), self.alpha, self.beta, self.unk_score_offset, frozenset(hotwords.items()))
+        if key not in self._bonuses:
+            while len(self._bonuses) >= 8:
+                self._bonuses.pop(next(iter(self._bonuses)))
+            self._bonuses[key] = self._automaton(alphabet, graph, hotwords)
+        return self._bonuses[key]
+
+    def _automaton(self, alphabet: Alphabet, graph: WordGraph, hotwords: Mapping[str, float]) -> BackoffAutomaton:
+        weights = np.zeros(len(graph.words))
+        weights[1 : graph.num_spoken] = self.beta
+        penalty = self.alpha * LN10 * self.unk_score_offset
+        if self.unigrams is not None:
+            for label, word in enumerate(graph.words[1 : graph.num_spoken], 1):
+                if word not in self.unigrams and label != graph.unknown:
+                    weights[label] += penalty
+        unlisted = {}
+        for word, bonus in hotwords.items():
+            if word in graph.word_ids:
+                weights[graph.word_ids[word]] += bonus
+            elif graph.pieces is not None:
+                for tokens in alphabet.vocabulary.segmentations(word, MOST_SPELLINGS if alphabet.is_bpe else 1):
+                    unlisted[tuple(graph.pieces.first + token for token in tokens)] = bonus
+        return bonus_automaton(weights, graph, penalty, unlisted)
+
+    # ------------------------------------------------------------------------------------- files
+
+    def save_to_dir(self, folder: str | PathLike[str], unigram_encoding: str = "utf-8") -> None:
+        """Write the LM, its words and its weights, in the form of pyctcdecode."""
+        target = Path(folder)
+        attributes = {name: getattr(self, name) for name in ("alpha", "beta", "unk_score_offset", "score_boundary")}
+        (target / ATTRIBUTES).write_text(json.dumps(attributes), encoding="utf-8")
+        lines = "".join(f"{word}\n" for word in sorted(self.unigrams or ()))
+        (target / UNIGRAMS).write_text(lines, encoding=unigram_encoding)
+        shutil.copy2(self.path, target / self.path.name)
+
+    @staticmethod
+    def parse_directory_contents(folder: str | PathLike[str]) -> dict[str, str]:
+        """The paths of a saved LM.
+
+        Raises:
+            ValueError: the folder does not have these three files, or has others.
+        """
+        names = [name for name in os.listdir(folder) if not name.startswith((".", "__"))]
+        models = [name for name in names if name.endswith(LM_SUFFIXES)]
+        if len(names) != 3 or len(models) != 1 or not {ATTRIBUTES, UNIGRAMS} < set(names):
+            raise ValueError(
+                f"{os.fspath(folder)} has the files {sorted(names)}, expected {ATTRIBUTES}, {UNIGRAMS} and an LM "
+                f"({', '.join(LM_SUFFIXES)})"
+            )
+        found = {"json_attrs": ATTRIBUTES, "unigrams": UNIGRAMS, "kenlm": models[0]}
+        return {key: os.path.join(folder, name) for key, name in found.items()}
+
+    @classmethod
+    def load_from_dir(cls, folder: str | PathLike[str], unigram_encoding: str = "utf-8") -> LanguageModel:
+        """Read an LM that `save_to_dir` or pyctcdecode wrote."""
+        paths = cls.parse_directory_contents(folder)
+        attributes = json.loads(Path(paths["json_attrs"]).read_text(encoding="utf-8"))
+        unigrams = Path(paths["unigrams"]).read_text(encoding=unigram_encoding).splitlines()
+        try:
+            return cls(paths["kenlm"], unigrams or None, **attributes)
+        except TypeError as error:
+            raise ValueError(f"{paths['json_attrs']} has wrong keys: {error}") from error

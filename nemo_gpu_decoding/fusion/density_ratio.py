@@ -1,0 +1,185 @@
+"""Density ratio: an LM minus a source LM, as one automaton [arXiv 2002.11268; LODR, arXiv 2203.16776].
+
+A network has learnt a language model of its training text. An LM that is added to its scores counts this text twice.
+The density ratio subtracts a source LM, an n-gram LM of the training text:
+
+    log p(v) + lm_weight * log P_LM(v) - source_lm_weight * log P_source(v)
+
+The automaton has the weights log P_LM - ratio * log P_source with ratio = source_lm_weight / lm_weight, and the
+searches multiply them by lm_weight. So the blank of a transducer keeps the weight lm_weight, see
+`search/transducer/scoring.py`.
+
+A state is a pair of an LM state t and a source state s. A look-up backs off in the LM first, then in the source:
+
+    pair            arcs                                         backs off to
+    (t, s)          those of t; the source reads their labels    (back-off of t, s)
+    (root, s)       those of s; the LM reads their labels        (root, back-off of s)
+    (root, root)    all labels
+
+So every weight is exact, whatever the two LMs are. The context of t fixes s unless s has the longer one: with a bigram
+source the automaton has the states of the LM, and about one more for each token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, arcs_by_state
+
+LEAST_WEIGHT = -100.0  # of a source LM, natural log; below are probabilities of 0, which ARPA files write as 1e-99
+
+
+def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) -> BackoffAutomaton:
+    """The automaton with the weights of `lm` minus `ratio` times those of `source`.
+
+    At the end of an utterance it subtracts the source's weight of </s>, unless the source has none there.
+
+    Args:
+        lm, source: n-gram LMs over the same tokens.
+        ratio: of the source's weight to the LM's, >= 0.
+
+    Raises:
+        ValueError: the source has another vocabulary, or a token with probability 0.
+    """
+    if lm.vocab_size != source.vocab_size:
+        raise ValueError(
+            f"source_lm ({source.name}) was made for {source.vocab_size} tokens, "
+            f"expected {lm.vocab_size} as in lm ({lm.name})"
+        )
+    _check_positive(source)
+    pairs = _Pairs(_Reader(lm), _Reader(source), ratio)
+    start = pairs.numbers(lm.start_state, source.start_state)
+    found, parts = np.zeros(0, np.int64), []
+    new = np.array([start], np.int64)
+    while len(new):
+        parts.append(pairs.leaving(new))
+        found = np.union1d(found, new)
+        reached = np.unique(np.append(parts[-1].backoff_to, parts[-1].targets))
+        new = np.setdiff1d(reached, found, assume_unique=True)
+    columns = _columns(_Part(*map(np.concatenate, zip(*parts, strict=True))))
+    return BackoffAutomaton.from_columns(columns, lm.vocab_size, 0, f"{lm.name} - {ratio:.3g} * {source.name}")
+
+
+def _check_positive(source: BackoffAutomaton) -> None:
+    """Raise a ValueError if the source forbids a token: its ratio would be infinite."""
+    states, arcs = source.arrays
+    impossible = np.flatnonzero(arcs["weight"] < LEAST_WEIGHT)
+    if len(impossible) or (states["backoff_weight"] < LEAST_WEIGHT).any():
+        token = f"token {arcs['label'][impossible[0]]}" if len(impossible) else "unseen tokens"
+        raise ValueError(
+            f"source_lm ({source.name}) gives {token} probability 0, expected a probability above 0 for every "
+            "token: estimate it with <unk>, as build-lm does"
+        )
+
+
+class _Part(NamedTuple):
+    """N pairs and their A arcs. Pairs are numbered by `_Pairs.numbers`."""
+
+    pairs: np.ndarray  # [N]
+    counts: np.ndarray  # [N] number of arcs of each pair
+    backoff_to: np.ndarray  # [N] pairs
+    backoff_weights: np.ndarray  # [N]
+    final_weights: np.ndarray  # [N]
+    labels: np.ndarray  # [A]
+    weights: np.ndarray  # [A]
+    targets: np.ndarray  # [A] pairs
+
+
+class _Pairs:
+    """Pairs of states of an LM and a source LM."""
+
+    def __init__(self, lm: _Reader, source: _Reader, ratio: float) -> None:
+        self.lm, self.source, self.ratio = lm, source, ratio
+
+    def numbers(self, t, s):
+        """The number of each pair (t, s)."""
+        return t * len(self.source.states) + s
+
+    def leaving(self, numbers: np.ndarray) -> _Part:
+        """Arcs and back-offs of pairs."""
+        t, s = np.divmod(numbers, len(self.source.states))
+        by_lm = ~self.lm.is_root[t] | self.source.is_root[s]
+        parts = [self._leaving_lm(t[by_lm], s[by_lm]), self._leaving_source(t[~by_lm], s[~by_lm])]
+        return _Part(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _leaving_lm(self, t: np.ndarray, s: np.ndarray) -> _Part:
+        """Pairs that back off in the LM, and the pair of roots."""
+        counts, rows, arcs = self.lm.arcs_of(t)
+        weights, after = self.source.read(s[rows], arcs["label"])
+        backoff_to = self.numbers(self.lm.backoff_to[t], s)
+        return _Part(
+            self.numbers(t, s), counts, backoff_to, self.lm.backoff_weights[t], self._final_weights(t, s),
+            arcs["label"], arcs["weight"] - self.ratio * weights, self.numbers(arcs["target"].astype(np.int64), after),
+        )  # fmt: skip
+
+    def _leaving_source(self, t: np.ndarray, s: np.ndarray) -> _Part:
+        """Pairs that back off in the source: the LM is in a root."""
+        counts, rows, arcs = self.source.arcs_of(s)
+        weights, after = self.lm.read(t[rows], arcs["label"])
+        backoff_to, backoff_weights = self.numbers(t, self.source.backoff_to[s]), self.source.backoff_weights[s]
+        return _Part(
+            self.numbers(t, s), counts, backoff_to, -self.ratio * backoff_weights, self._final_weights(t, s),
+            arcs["label"], weights - self.ratio * arcs["weight"], self.numbers(after, arcs["target"].astype(np.int64)),
+        )  # fmt: skip
+
+    def _final_weights(self, t: np.ndarray, s: np.ndarray) -> np.ndarray:
+        subtracted = self.source.states["final_weight"][s].astype(np.float64)
+        subtracted[subtracted < LEAST_WEIGHT] = 0.0
+        return self.lm.states["final_weight"][t] - self.ratio * subtracted
+
+
+class _Reader:
+    """An automaton that reads many labels at once."""
+
+    def __init__(self, automaton: BackoffAutomaton) -> None:
+        self.states, self.vocab_size = automaton.arrays.states, automaton.vocab_size
+        owners, self.arcs = arcs_by_state(*automaton.arrays)
+        self.keys = owners * self.vocab_size + self.arcs["label"]  # ascending
+        self.counts = np.bincount(owners, minlength=len(self.states))
+        self.begins = np.cumsum(self.counts) - self.counts
+        self.backoff_to = self.states["backoff_to"].astype(np.int64)
+        self.backoff_weights = self.states["backoff_weight"].astype(np.float64)
+        self.is_root = self.backoff_to == np.arange(len(self.states))
+
+    def arcs_of(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The own arcs of states [N]: how many each has, [N]; the row of each arc in `states`, [A]; the arcs, [A]."""
+        counts = self.counts[states]
+        rows = np.repeat(np.arange(len(states)), counts)
+        offsets = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+        return counts, rows, self.arcs[self.begins[states][rows] + offsets]
+
+    def read(self, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The weights of labels [A] in states [A], back-offs included, float64; and the states after them."""
+        weights, after = np.zeros(len(labels)), states.copy()
+        pending = np.arange(len(labels))
+        while len(pending):
+            own = after[pending]
+            wanted = own * self.vocab_size + labels[pending]
+            arc = np.searchsorted(self.keys, wanted)
+            is_found = self.keys[np.minimum(arc, len(self.keys) - 1)] == wanted
+            read, arc = pending[is_found], arc[is_found]
+            weights[read] += self.arcs["weight"][arc]
+            after[read] = self.arcs["target"][arc]
+            pending, own = pending[~is_found], own[~is_found]
+            weights[pending] += self.backoff_weights[own]
+            after[pending] = self.backoff_to[own]
+        return weights, after
+
+
+def _columns(part: _Part) -> Columns:
+    """The automaton of all pairs; their states have the order of `part`."""
+    order = np.argsort(part.pairs)
+    ordered = part.pairs[order]
+    ends = np.cumsum(part.counts)
+    return Columns(
+        arc_begin=ends - part.counts,
+        arc_end=ends,
+        backoff_to=order[np.searchsorted(ordered, part.backoff_to)],
+        backoff_weights=part.backoff_weights,
+        final_weights=part.final_weights,
+        arc_labels=part.labels,
+        arc_weights=part.weights,
+        arc_targets=order[np.searchsorted(ordered, part.targets)],
+    )

@@ -1,0 +1,252 @@
+"""`compat.pyctcdecode` against all alignments of short utterances, scored by pyctcdecode's definition."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.compat.alphabet import Alphabet
+from nemo_gpu_decoding.compat.language_model import LanguageModel
+from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
+from tests.oracles.ngram import arpa_text, log10_prob, random_table
+
+CHARACTERS = [" ", "a", "b", ""]
+WIDE = {"beam_width": 4000, "beam_prune_logp": -400.0, "token_min_logp": -500.0}
+WORDS = ("a", "b", "ab", "bb")
+ORDER = 2  # with longer n-grams, back-off in a graph may lead to more likely contexts
+
+
+def log_softmax(logits):
+    return torch.as_tensor(logits).log_softmax(-1).numpy()
+
+
+def random_logits(frames, columns, seed):
+    return np.random.default_rng(seed).normal(0, 2, (frames, columns))
+
+
+def best_alignments(log_probs, labels, joined=max):
+    """Text -> log-prob of its best alignment, or the sum of all, over all alignments."""
+    found = {}
+    for path in itertools.product(range(len(labels)), repeat=len(log_probs)):
+        tokens = [label for n, label in enumerate(path) if n == 0 or label != path[n - 1]]
+        pieces = [labels[token] for token in tokens if labels[token]]
+        if pieces and "▁" in "".join(labels) and not pieces[0].startswith("▁"):
+            continue  # no word begins so
+        text = " ".join("".join(pieces).replace("▁", " ").split())
+        score = sum(log_probs[t][label] for t, label in enumerate(path))
+        found[text] = joined(found[text], score) if text in found else score
+    return found
+
+
+def lm_score(
+    table, words, *, alpha, beta, offset=-10.0, unigrams=None, hotwords=(), weight=0.0, boundary=True, before=()
+):
+    """What LM, beta and hotwords add to the score of a text."""
+    history, total = [*(["<s>"] if boundary else []), *before], 0.0
+    for word in words:
+        symbol = word if (word,) in table else "<unk>"
+        log10 = log10_prob(table, history, symbol, ORDER)
+        if symbol == "<unk>" or (unigrams is not None and word not in unigrams):
+            log10 += offset
+        total += alpha * math.log(10) * log10 + beta + weight * (word in hotwords)
+        history.append(symbol)
+    return total + (alpha * math.log(10) * log10_prob(table, history, "</s>", ORDER) if boundary else 0.0)
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory):
+    """A random LM, in which many n-grams are less likely than their back-off estimates, and its file.
+
+    Unknown words are so unlikely that no word of the LM is spelled as one.
+    """
+    table = {
+        ngram: (prob - 6.0 * (ngram[-1] == "<unk>"), backoff)
+        for ngram, (prob, backoff) in random_table([*WORDS, "<unk>"], ORDER, 0.4, seed=5).items()
+    }
+    path = tmp_path_factory.mktemp("lm") / "random.arpa"
+    path.write_text(arpa_text(table))
+    return table, path
+
+
+CASES = {
+    "plain": {},
+    "weights": {"alpha": 1.3, "beta": -0.7, "offset": -8.0},
+    "no LM weight": {"alpha": 0.0},
+    "unigrams": {"unigrams": ["a", "bb"]},
+    "hotwords": {"hotwords": ["ab", "a"], "weight": 4.0},
+    "unknown hotwords": {"hotwords": ["aab", "ba b"], "weight": 9.0},
+    "no boundaries": {"boundary": False},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("labels", [CHARACTERS, ["▁a", "▁b", "a", "b", ""]], ids=["characters", "bpe"])
+def test_beams_and_scores_are_those_of_all_texts(lm, labels, case):
+    table, path = lm
+    options = {"alpha": 0.5, "beta": 1.5, "offset": -10.0, "boundary": True} | CASES[case]
+    phrases, weight = options.pop("hotwords", []), options.pop("weight", 0.0)
+    hotwords = [word for phrase in phrases for word in phrase.split()]
+    decoder = build_ctcdecoder(
+        labels,
+        path,
+        options.get("unigrams"),
+        options["alpha"],
+        options["beta"],
+        options["offset"],
+        options["boundary"],
+    )
+    for seed in range(3):
+        logits = random_logits(5, len(labels), seed)
+        acoustic = best_alignments(log_softmax(logits), labels)
+        expected = {
+            text: score + lm_score(table, text.split(), hotwords=hotwords, weight=weight, **options)
+            for text, score in acoustic.items()
+        }
+        ranked = sorted(expected, key=lambda text: -expected[text])
+        beams = decoder.decode_beams(logits, hotwords=phrases, hotword_weight=weight, **WIDE)
+        assert decoder.decode(logits, hotwords=phrases, hotword_weight=weight, **WIDE) == beams[0].text == ranked[0]
+        # unknown words have one spelling per sequence of words
+        known = [beam.text for beam in beams if set(beam.text.split()) <= set(WORDS)]
+        assert known[:10] == [text for text in ranked if set(text.split()) <= set(WORDS)][:10]
+        for beam in beams:
+            assert beam.lm_score == pytest.approx(expected[beam.text], abs=1e-3)
+            assert beam.logit_score == pytest.approx(acoustic[beam.text], abs=1e-3)
+
+
+def test_an_utterance_in_parts(lm):
+    table, path = lm
+    decoder = build_ctcdecoder(CHARACTERS, path, unk_score_offset=-10.0)
+    first = decoder.decode_beams(random_logits(6, 4, 3), **WIDE)[:6]
+    assert any(len(beam.text.split()) > 1 for beam in first)
+    logits = random_logits(5, 4, 8)
+    acoustic = best_alignments(log_softmax(logits), CHARACTERS)
+    for beam in first:
+        before = [word if word in WORDS else "<unk>" for word in beam.text.split()]
+        expected = {
+            text: score + lm_score(table, text.split(), alpha=0.5, beta=1.5, before=before)
+            for text, score in acoustic.items()
+        }
+        found = decoder.decode_beams(logits, lm_start_state=beam.last_lm_state, **WIDE)
+        assert found[0].text == max(expected, key=expected.__getitem__)
+        assert found[0].lm_score == pytest.approx(expected[found[0].text], abs=1e-3)
+        assert all(0 <= start < end <= 5 for _, (start, end) in found[0].text_frames)
+
+
+def test_without_an_lm_alignments_add_up():
+    decoder = build_ctcdecoder(["▁a", "b", ""])
+    for seed in range(4):
+        logits = random_logits(5, 3, seed)
+        expected = best_alignments(log_softmax(logits), ["▁a", "b", ""], np.logaddexp)
+        best = decoder.decode_beams(logits, **WIDE)[0]
+        if not best.text.startswith("b"):
+            assert best.text == max(expected, key=expected.__getitem__)
+            assert best.logit_score == best.lm_score == pytest.approx(expected[best.text], abs=1e-4)
+
+
+def test_a_batch_is_decoded_as_its_utterances(lm):
+    decoder = build_ctcdecoder(CHARACTERS, lm[1])
+    batch = [random_logits(frames, 4, frames) for frames in (7, 0, 12)]
+    options = {"hotwords": ["bb"], "hotword_weight": 3.0}
+    assert decoder.decode_batch(None, batch, **options) == [decoder.decode(one, **options) for one in batch]
+    beams = decoder.decode_beams_batch(None, batch, **options)
+    for one, found in zip(batch, beams, strict=True):
+        alone = decoder.decode_beams(one, **options)
+        assert [tuple(beam) for beam in found] == [(b.text, *b[2:]) for b in alone]
+    assert decoder.decode_batch(None, []) == []
+
+
+def test_logits_log_probs_and_probabilities(lm):
+    decoder = build_ctcdecoder(CHARACTERS, lm[1])
+    logits = random_logits(9, 4, 1)
+    (expected, *_) = decoder.decode_beams(logits)
+    forms = log_softmax(logits), np.exp(log_softmax(logits)), logits.astype(np.float32), torch.from_numpy(logits)
+    for form in forms:
+        (found, *_) = decoder.decode_beams(form)
+        assert found.text == expected.text
+        assert found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
+
+
+def test_words_that_no_path_allows_are_found(tmp_path):
+    """The LM has no <unk>, and the utterance is none of its words."""
+    path = tmp_path / "closed.arpa"
+    path.write_text(arpa_text(random_table(["ab", "b"], 2, 0.5, seed=1)))
+    logits = np.full((4, 4), -20.0)
+    for frame, label in enumerate([1, 3, 1, 2]):
+        logits[frame, label] = 20.0
+    assert isinstance(build_ctcdecoder(CHARACTERS, path).decode(logits), str)
+
+
+def test_the_blank_may_be_any_column(lm):
+    order = [3, 1, 0, 2]
+    decoder, other = build_ctcdecoder(CHARACTERS, lm[1]), build_ctcdecoder([CHARACTERS[i] for i in order], lm[1])
+    wav2vec2 = build_ctcdecoder(["<pad>", "a", "|", "b"], lm[1])
+    logits = random_logits(9, 4, 6)
+    assert decoder.decode(logits) == other.decode(logits[:, order]) == wav2vec2.decode(logits[:, order])
+
+
+def test_files(lm, tmp_path):
+    decoder = build_ctcdecoder(CHARACTERS, lm[1], ["a", "b"], alpha=0.8, beta=0.3, lm_score_boundary=False)
+    decoder.save_to_dir(tmp_path)
+    loaded = BeamSearchDecoderCTC.load_from_dir(tmp_path)
+    logits = random_logits(9, 4, 2)
+    assert loaded.decode_beams(logits) == decoder.decode_beams(logits)
+    decoder.reset_params(alpha=0.1, lm_score_boundary=True)
+    assert loaded.decode_beams(logits) != decoder.decode_beams(logits)
+
+
+def test_files_of_pyctcdecode(tmp_path_factory, tmp_path):
+    pyctcdecode = pytest.importorskip("pyctcdecode")
+    path = tmp_path_factory.mktemp("lm") / "all.arpa"
+    path.write_text(arpa_text(random_table([*WORDS, "<unk>"], ORDER, 1.0, seed=2)))
+    pyctcdecode.build_ctcdecoder(CHARACTERS, str(path), ["a", "bb"], alpha=0.8).save_to_dir(str(tmp_path))
+    loaded = BeamSearchDecoderCTC.load_from_dir(tmp_path)
+    expected = BeamSearchDecoderCTC(Alphabet(CHARACTERS, False), LanguageModel(path, ["a", "bb"], alpha=0.8))
+    logits = random_logits(9, 4, 2)
+    assert loaded.decode_beams(logits) == expected.decode_beams(logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam_width": 0}, "beam_width is 0, expected"),
+        ({"beam_prune_logp": 0.0}, "beam_prune_logp is 0.0, expected a finite number < 0"),
+        ({"token_min_logp": math.nan}, "token_min_logp is nan"),
+        ({"hotwords": "ab"}, "hotwords is 'ab', expected a list of words"),
+        ({"hotword_weight": math.inf}, "hotword_weight is inf"),
+    ],
+)
+def test_arguments_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_ctcdecoder(CHARACTERS).decode(random_logits(3, 4, 0), **options)
+
+
+def test_wrong_inputs_are_refused(lm):
+    decoder = build_ctcdecoder(CHARACTERS, lm[1], alpha=-1.0)
+    with pytest.raises(ValueError, match=r"logits has shape \(3, 5\), expected \[T, 4\]"):
+        decoder.decode(np.zeros((3, 5)))
+    with pytest.raises(ValueError, match=r"alpha is -1\.0"):
+        decoder.decode(random_logits(3, 4, 0))
+    decoder.reset_params(alpha=0.5)
+    with pytest.raises(ValueError, match="NaN"):
+        decoder.decode(np.full((3, 4), np.nan))
+    with pytest.raises(ValueError, match="labels has 'a' twice"):
+        build_ctcdecoder(["a", "b", "a"])
+
+
+def test_it_works_without_nemo(lm):
+    code = (
+        "import sys, numpy as np\n"
+        "absent = 'nemo', 'lightning', 'pytorch_lightning', 'transformers', 'sentencepiece', 'soundfile', 'kenlm'\n"
+        "sys.modules.update(dict.fromkeys(absent))\n"
+        "from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder\n"
+        "logits = np.eye(4)[[1, 3, 0, 2]] * 20\n"
+        f"print(*(build_ctcdecoder({CHARACTERS}, lm).decode(logits) for lm in ({str(lm[1])!r}, None)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=300, capture_output=True, text=True)
+    assert done.stdout.strip() == "a b a b"
