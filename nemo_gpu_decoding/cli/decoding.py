@@ -29,6 +29,8 @@ BEAM_KEYS = {
     "phrases": "boosting_tree.key_phrases_file",
     "boosting_weight": "boosting_tree_alpha",
     "segmentations": "boosting_tree.segmentations",
+    "refund": "boosting_tree.refund",
+    "overlapping": "boosting_tree.overlapping",
 }
 WORD_GRAPH_KEYS = {
     "beam_width": "beam_width",

@@ -1,4 +1,4 @@
-"""The points of a grid of options that `tune` tries, and a decoder at one of them."""
+"""The points of a grid of options that `tune` tries, and the decoders at these points."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from omegaconf import OmegaConf
+
+from nemo_gpu_decoding.cli.decoding import decoding_config
+from nemo_gpu_decoding.fusion.boosting import REFUNDS, read_phrases, weight_of
 from nemo_gpu_decoding.fusion.fusion import Fusion
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.cli.dev_set import Search
+    from nemo_gpu_decoding.nemo_plugin.model import Head
     from nemo_gpu_decoding.search.decoder import Decoder
 
 # options that are weights: values between two tried values are possible
@@ -29,6 +35,8 @@ class Point(NamedTuple):
     pruning_mode: str | None = None
     rescore_weight: float | None = None
     segmentations: int | None = None
+    refund: str | None = None
+    overlapping: bool | None = None
     source_lm_weight: float | None = None
 
     def __str__(self) -> str:
@@ -38,9 +46,10 @@ class Point(NamedTuple):
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Sort key among equally good points: smaller searches first, then smaller weights."""
+        """Sort key among equally good points: smaller searches, then smaller weights, then default refunds."""
         weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
-        return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights)
+        way = (self.refund == "nemo", bool(self.overlapping))
+        return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *way)
 
 
 def combinations(**values: Sequence[Any]) -> list[Point]:
@@ -96,6 +105,49 @@ def at_edge(points: Sequence[Point], best: Point) -> list[str]:
         if len(tried) > 1 and (value == max(tried) or (value == min(tried) and (value > 0 or name == "beam_beta"))):
             found.append(name)
     return found
+
+
+class Searches:
+    """The decoders of a strategy, one for each boosting tree; LM or graph are shared.
+
+    Args:
+        files: LM, phrases, and weights other than 0, so that all models are loaded.
+    """
+
+    def __init__(self, head: Head, strategy: str, preset: str | None, files: dict[str, Any]) -> None:
+        self.head, self._strategy, self._preset, self._files = head, strategy, preset, files
+        self._ready: dict[tuple[Any, ...], Search] = {}
+
+    def at(self, point: Point) -> Search:
+        """The decoder with the boosting tree of a point; None: as in the preset. The weights are not set."""
+        tree = {name: getattr(point, name) for name in ("segmentations", "refund", "overlapping")}
+        key = tuple(tree.values())
+        if key not in self._ready:
+            self._ready[key] = self.head.search(self._config(tree))
+        return self._ready[key]
+
+    def _config(self, options: dict[str, Any]) -> Any:
+        return decoding_config(self._strategy, self._preset, {**self._files, **options})
+
+    @property
+    def refunds(self) -> tuple[str, ...]:
+        """The refunds that work with the phrases and the preset: NeMo's have neither penalties nor whole words."""
+        if self._files["phrases"] is None:
+            return ()
+        whole_words = OmegaConf.select(self._config({}), "beam.boosting_tree.whole_words")
+        has_penalties = any(weight_of(phrase) < 0 for phrase in read_phrases(self._files["phrases"]))
+        return REFUNDS[:1] if whole_words or has_penalties else REFUNDS
+
+    @property
+    def n_best(self) -> int:
+        """Hypotheses that the preset has."""
+        return self.head.decoding.decoding.options.n_best
+
+    @property
+    def most_bonus(self) -> float:
+        """The most that a word earns with a boosting weight of 1, natural log."""
+        boosting = self.at(Point()).fusion.boosting
+        return 0.0 if boosting is None else max(0.0, float(boosting.arrays.states["upper_bound"].max()))
 
 
 def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decoder[Any, Any]:

@@ -1,8 +1,9 @@
 """The points that `tune` tries, in stages: options that are null get values around the best point so far.
 
 With phrases, token-level strategies first try all weights with the smallest beam and one segmentation per phrase.
-Then they try larger beams and more segmentations with the best weights. Word graphs try the LM weights without
-phrases, then the boosting weights with the best LM weights, then the LM weights next to the best ones.
+Then they try larger beams and more segmentations with the best weights, and at last the other ways of paying phrases
+(`refund`, `overlapping`). Word graphs try the LM weights without phrases, then the boosting weights with the best LM
+weights, then the LM weights next to the best ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, section_of
 from nemo_gpu_decoding.cli.grid import Point, combinations
+from nemo_gpu_decoding.fusion.boosting import REFUNDS
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def points_of(
         ("large_lm_weight", strategy == LARGE_LM_STRATEGY),
         ("pruning_mode", head == "rnnt" and is_fused),
         ("segmentations", has_phrases and not in_graph),
+        ("refund", has_phrases and not in_graph),
+        ("overlapping", has_phrases and not in_graph),
     ):
         if getattr(options, name) and not is_used:
             how = strategy if is_fused or in_graph else f"{strategy} without lm or phrases"
@@ -69,25 +73,48 @@ def points_of(
         pruning_mode=options.pruning_mode or (),
         segmentations=(options.segmentations or SEGMENTATIONS[:1]) if has_phrases else (),
     )
+    first = ways_of(options)[0] if has_phrases else {}
+    points = [point._replace(**first) for point in points]
     # an LM weight of 0 is tried once: there is nothing from which a source LM is subtracted
     sourced = [point if point.lm_weight else point._replace(source_lm_weight=0.0) for point in points]
     return list(dict.fromkeys(sourced)) if options.source_lm else points
 
 
+def ways_of(options: TuneOptions, refunds: Sequence[str] = REFUNDS) -> list[dict[str, Any]]:
+    """The values of `refund` and `overlapping` to try. NeMo's refunds count all phrases.
+
+    Args:
+        refunds: the values that the phrases and the preset permit.
+    """
+    return [
+        {"refund": refund, "overlapping": overlapping}
+        for refund in options.refund or refunds
+        for overlapping in ([True] if refund == "nemo" else options.overlapping or [False, True])
+    ]
+
+
 def later_stages(
-    options: TuneOptions, strategy: str, points: Sequence[Point], *, has_phrases: bool, most_bonus: float = 0.0
+    options: TuneOptions,
+    strategy: str,
+    points: Sequence[Point],
+    *,
+    has_phrases: bool,
+    most_bonus: float = 0.0,
+    refunds: Sequence[str] = REFUNDS,
 ) -> list[Stage]:
     """The stages after the first one. A stage may repeat points that were tried before.
 
     Args:
         most_bonus: as in `points_of`.
+        refunds: as in `ways_of`.
     """
     if not has_phrases:
         return []
     if section_of(strategy) == "beam":
         weights = sorted({point.boosting_weight or 0.0 for point in points})
         sizes = options.beam_size or BEAM_SIZES
-        return [partial(_larger, sizes, options.segmentations or SEGMENTATIONS, weights)]
+        larger = partial(_larger, sizes, options.segmentations or SEGMENTATIONS, weights)
+        return [larger, partial(_paid, ways_of(options, refunds), weights)]
     if options.boosting_weight:
         return []
     return [partial(_boosted, options.beam_width or (), most_bonus), partial(_neighbours, points)]
@@ -99,6 +126,11 @@ def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequenc
     fixed |= {"beam_size": sizes, "segmentations": segmentations, "boosting_weight": weights}
     points = combinations(**fixed)
     return [point for point in points if point.boosting_weight or point.segmentations == segmentations[0]]
+
+
+def _paid(ways: Sequence[dict[str, Any]], weights: Sequence[float], best: Point) -> list[Point]:
+    """The ways of paying phrases with all boosting weights above 0."""
+    return [best._replace(**way, boosting_weight=weight) for way in ways for weight in weights if weight]
 
 
 def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Point]:

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from omegaconf import MISSING
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import check_channel_selector
-from nemo_gpu_decoding.checks import check_choice
+from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
     FILES,
@@ -28,19 +29,19 @@ from nemo_gpu_decoding.cli.decoding import (
     writable_file,
 )
 from nemo_gpu_decoding.cli.dev_set import Score
-from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, combinations, finer, tried_values, varied
+from nemo_gpu_decoding.cli.grid import Point, Searches, at_edge, at_point, combinations, finer, tried_values, varied
 from nemo_gpu_decoding.cli.options import show_value
 from nemo_gpu_decoding.cli.stages import later_stages, points_of
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
+from nemo_gpu_decoding.fusion.boosting import REFUNDS
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.presets import load_preset, write_preset
 from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Search
-    from nemo_gpu_decoding.nemo_plugin.model import Head
+    from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
 
 EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa out=best.yaml",
@@ -52,6 +53,7 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
 STORES, OBJECTIVES = ("float32", "float16"), ("wer", "fscore")
+FALSE_PHRASE_COST = 2.0  # word errors
 
 
 @dataclass
@@ -82,10 +84,18 @@ class TuneOptions(ModelOptions):
     beam_size: list[int] | None = None
     # Numbers of token sequences to boost per phrase; word graphs have none. null: 1, then 8 with the best weights.
     segmentations: list[int] | None = None
+    # Refunds of phrases to try (boosting_tree.refund): full, nemo. null: both, the second one with the best weights.
+    refund: list[str] | None = None
+    # With refund full: whether phrases that overlap in the text all count (boosting_tree.overlapping). null: false,
+    # then true with the best weights.
+    overlapping: list[bool] | None = None
     # For word graphs: beam widths to try, natural log, > 0. null: 16, or 40 if a word's bonus exceeds half of 16.
     beam_width: list[float] | None = None
-    # The measure to optimise: wer, or fscore of the phrases (the lower WER breaks ties).
+    # The measure to optimise: wer (with phrases: and their false_phrase_cost), or fscore of the phrases.
     objective: str = "wer"
+    # With the objective wer and phrases: word errors that a false phrase counts beside its own errors, >= 0. 0: WER
+    # alone, which gains from a large boosting weight that inserts phrases in place of words that are wrong anyway.
+    false_phrase_cost: float = FALSE_PHRASE_COST
     # Output file: the best combination, as a preset for `transcribe preset=...`.
     out: str | None = None
     # Hypotheses per utterance, >= 1 and at most beam_size. With more than 1 a column shows the oracle WER, the lowest
@@ -125,6 +135,8 @@ class TuneOptions(ModelOptions):
 
         _check_names("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
         _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)
+        _check_names("refund", self.refund or [], REFUNDS)
+        check_number("false_phrase_cost", self.false_phrase_cost)
         for name, known in (("strategy", STRATEGIES), ("store", STORES), ("objective", OBJECTIVES)):
             if getattr(self, name) is not None:
                 check_choice(name, getattr(self, name), known)
@@ -242,36 +254,6 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
     return strategy
 
 
-class Searches:
-    """The decoders of a strategy, one for each number of segmentations; LM or graph are shared.
-
-    Args:
-        files: LM, phrases, and weights other than 0, so that all models are loaded.
-    """
-
-    def __init__(self, head: Head, strategy: str, preset: str | None, files: dict[str, Any]) -> None:
-        self.head, self._strategy, self._preset, self._files = head, strategy, preset, files
-        self._ready: dict[int | None, Search] = {}
-
-    def at(self, segmentations: int | None) -> Search:
-        """The decoder with so many segmentations of each phrase; None: as in the preset."""
-        if segmentations not in self._ready:
-            options = {**self._files, "segmentations": segmentations}
-            self._ready[segmentations] = self.head.search(decoding_config(self._strategy, self._preset, options))
-        return self._ready[segmentations]
-
-    @property
-    def n_best(self) -> int:
-        """Hypotheses that the preset has."""
-        return self.head.decoding.decoding.options.n_best
-
-    @property
-    def most_bonus(self) -> float:
-        """The most that a word earns with a boosting weight of 1, natural log."""
-        boosting = self.at(None).fusion.boosting
-        return 0.0 if boosting is None else max(0.0, float(boosting.arrays.states["upper_bound"].max()))
-
-
 def search_points(
     options: TuneOptions, strategy: str, searches: Searches, dev: DevSet, phrases: Sequence[str]
 ) -> list[Trial]:
@@ -281,14 +263,15 @@ def search_points(
     points = points_of(options, strategy, has_lm=options.lm is not None, **given)
     if options.rescore:
         points = [point._replace(rescore_weight=weight) for point in points for weight in options.rescore_weight]
-    trials = ranked(try_points(searches, dev, points, phrases, options), options.objective)
-    stages = later_stages(options, strategy, points, **given)
+    order = partial(ranked, objective=options.objective, false_phrase_cost=options.false_phrase_cost)
+    trials = order(try_points(searches, dev, points, phrases, options))
+    stages = later_stages(options, strategy, points, **given, refunds=searches.refunds)
     if options.refine:
         stages.append(lambda best: around(best, [trial.point for trial in trials]))
     for stage in stages:
         known = {trial.point for trial in trials}
         more = [point for point in stage(trials[0].point) if point not in known]
-        trials = ranked([*trials, *try_points(searches, dev, more, phrases, options)], options.objective)
+        trials = order([*trials, *try_points(searches, dev, more, phrases, options)])
     return trials
 
 
@@ -308,20 +291,22 @@ def try_points(
     trials = []
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
         second = Rescoring(scorer, point.rescore_weight or 0.0, options.rescore_lm_share) if scorer else None
-        search = searches.at(point.segmentations)
+        search = searches.at(point)
         n_best = options.n_best if options.n_best > 1 else searches.n_best
         decoded = dev.decode(at_point(search, point, n_best), searches.head.text_of, second, n_best)
         trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases, decoded.oracles)))
     return trials
 
 
-def ranked(trials: Sequence[Trial], objective: str) -> list[Trial]:
+def ranked(trials: Sequence[Trial], objective: str, false_phrase_cost: float = FALSE_PHRASE_COST) -> list[Trial]:
     """Best first; ties go to the smaller beam, then to the smaller weights."""
 
     def key(trial: Trial) -> tuple:
         score = trial.score
         fscore = score.phrases.fscore if score.phrases else 0.0
-        quality = (-fscore, score.errors.wer) if objective == "fscore" else (score.errors.wer, -fscore)
+        false = score.phrases.false_positives if score.phrases else 0
+        errors = score.errors.total + false_phrase_cost * false
+        quality = (-fscore, score.errors.total) if objective == "fscore" else (errors, -fscore)
         return (*quality, *trial.point.cost)
 
     return sorted(trials, key=key)
@@ -331,7 +316,7 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
     """Greedy and the best trials, one line each; WER in percent of the reference words."""
     names = varied([trial.point for trial in trials])
     header = ["decoder", *names, "WER %", "sub", "del", "ins"]
-    header += ["precision", "recall", "F-score"] if phrases else []
+    header += ["precision", "recall", "F-score", "false phrases"] if phrases else []
     has_oracle = any(trial.score.oracle for trial in trials)
     header += ["oracle WER %"] if has_oracle else []
     rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases)), *[""] * has_oracle]]
@@ -362,7 +347,8 @@ def lm_weight_table(trials: Sequence[Trial]) -> str:
 def score_cells(score: Score) -> list[Any]:
     errors, found = score.errors, score.phrases
     cells = [f"{100 * errors.wer:.2f}", errors.substitutions, errors.deletions, errors.insertions]
-    cells += [f"{v:.3f}" for v in (found.precision, found.recall, found.fscore)] if found else []
+    if found:
+        cells += [f"{v:.3f}" for v in (found.precision, found.recall, found.fscore)] + [found.false_positives]
     return cells + ([f"{100 * score.oracle.wer:.2f}"] if score.oracle else [])
 
 

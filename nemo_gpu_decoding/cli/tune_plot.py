@@ -95,13 +95,13 @@ def _curve(axes: Axes, trials: Sequence[Trial], name: str, greedy: Score) -> Non
     """Draw the WER, and the F-score of the phrases, over one option; the dotted lines are greedy decoding."""
     best = best_by(trials, name)
     values = sorted(best)
-    is_number = not isinstance(values[0], str)
+    is_number = not isinstance(values[0], str | bool)
     positions = values if is_number else range(len(values))
     axes.plot(positions, [_percent(best[value]) for value in values], "o-", color=WER_COLOUR)
     axes.axhline(100 * greedy.errors.wer, linestyle=":", color=WER_COLOUR)
     axes.set_ylabel("WER % (dotted: greedy)", color=WER_COLOUR)
     if not is_number:
-        axes.set_xticks(positions, values)
+        axes.set_xticks(positions, [str(value) for value in values])
     axes.axvline(positions[values.index(getattr(trials[0].point, name))], color="grey", alpha=0.3, linewidth=6)
     axes.set(xlabel=name, title="best with each value")
     axes.grid(True, alpha=0.25)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, check_bool, check_choice, check_number, checked_options
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_number, checked_options
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
@@ -104,12 +104,12 @@ class BoostingConfig:
     ignore_case: bool = False
     # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit, all >= 0.
     refund: str = "full"
-    # True: all phrases count, even where they overlap in the text. False: each token counts for one phrase,
-    # and a phrase that begins inside a complete phrase and ends after it earns no bonus. Use False for
-    # lists of digit strings: one more digit after a listed number often completes another number, and
-    # the bonus of the second number then inserts words. Use True for lists with overlapping parts
-    # ("new york", "york city"). Without overlaps the results are equal.
-    overlapping: bool = True
+    # False: each token counts for one phrase, and a phrase that begins inside a complete phrase and ends
+    # after it earns no bonus. True: all phrases count, even where they overlap in the text. Use True for
+    # lists with overlapping parts ("new york", "york city"). In lists of digit strings, one more digit after
+    # a listed number often completes another number; with True its bonus then inserts words. Without
+    # overlaps the results are equal. None: False with refund "full". Word graphs count all phrases.
+    overlapping: bool | None = None
     # A phrase earns its bonus only if it ends at the end of a word: "ann" counts in "ann's" but not in
     # "anna". With "char" vocabularies it must also begin at the beginning of a word; other vocabularies
     # mark the beginnings of words. More than 64 different bonuses are rounded, by at most 0.2 % of their
@@ -130,9 +130,9 @@ class BoostingConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise FieldError(name, value, "at least 1")
         check_choice("refund", self.refund, REFUNDS)
-        if self.whole_words is not None and not isinstance(self.whole_words, bool):
-            raise FieldError("whole_words", self.whole_words, "True, False or None")
-        check_bool("overlapping", self.overlapping)
+        for name in ("whole_words", "overlapping"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise FieldError(name, getattr(self, name), "True, False or None")
         self._check_without_effect()
 
     def _check_without_effect(self) -> None:
@@ -147,12 +147,12 @@ class BoostingConfig:
             if getattr(self, name) != defaults[name]:
                 note = f", which has no effect here: {reason}"
                 raise FieldError(name, getattr(self, name), f"{defaults[name]!r}", note)
-        if self.whole_words and (self.refund == "nemo" or self.model_path):
-            note = ", which has no effect with refund 'nemo' and on trees made by NeMo (model_path)"
-            raise FieldError("whole_words", True, "None or False", note)
-        if not self.overlapping and (self.refund == "nemo" or self.model_path):
-            note = ", which has no effect with refund 'nemo' and on trees made by NeMo (model_path)"
-            raise FieldError("overlapping", False, "True", note)
+        if self.refund == "nemo" or self.model_path:
+            # None, and the value that describes NeMo's trees
+            for name, nemo in (("whole_words", False), ("overlapping", True)):
+                if getattr(self, name) not in (None, nemo):
+                    note = ", which has no effect with refund 'nemo' and on trees made by NeMo (model_path)"
+                    raise FieldError(name, not nemo, f"None or {nemo}", note)
 
     @property
     def is_empty(self) -> bool:
@@ -286,7 +286,7 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
         len(vocabulary),
         unk_score=config.unk_score,
         refund=config.refund,
-        overlapping=config.overlapping,
+        overlapping=bool(config.overlapping),
         uniform_weights=config.uniform_weights,
         is_continuation=word_continuations(vocabulary) if config.checks_word_boundary else None,
         label_before=space,

@@ -6,14 +6,14 @@ What a text earns (refund "full")
     that is outside of words ("c++") always count, and so do all phrases without `is_continuation`. At the
     end of an utterance, unfinished phrases earn 0.
 
-    With `overlapping` (the default), all occurrences count, including nested ones. If several begin at the
-    same token, only the largest bonus counts. In lists of digit strings, one or two more tokens then
-    often complete another phrase and earn all of its bonus.
+    With `overlapping`, all occurrences count, including nested ones. If several begin at the same token, only
+    the largest bonus counts. In lists of digit strings, one more token often completes another phrase.
 
-    Without `overlapping`, each token counts for one phrase. The matching is that of Aho & Corasick (1975):
-    the longest suffix that begins a phrase. Within a match, the occurrences count that do not overlap and
-    have the largest total bonus. When the match ends, these bonuses are final, and matching continues
-    after the last occurrence (also if the next token continues its word and takes its bonus back).
+    Without `overlapping` (the default of `BoostingConfig`), each token counts for one phrase. The matching is
+    that of Aho & Corasick (1975): the longest suffix that begins a phrase. Within a match, the occurrences
+    count that do not overlap and have the largest total bonus. When the match ends, these bonuses are final,
+    and matching continues after the last occurrence (also if the next token continues its word and takes
+    its bonus back).
 
     A negative bonus is a penalty. If several penalties begin at the same token, the largest counts. Without
     `overlapping`, a penalty does not count if it begins inside a phrase with a final bonus and ends after it.

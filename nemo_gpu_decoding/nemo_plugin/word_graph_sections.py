@@ -87,7 +87,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
         ("segmentations", (1,), _SPELLINGS),
         ("source_lang", ("en",), "see wfst.source_lang for the language of the graph's words"),
         ("refund", ("full",), "NeMo's refunds are made for tokens"),
-        ("overlapping", (True,), "it pays for every phrase that occurs, overlapping or not"),
+        ("overlapping", (None, True), "it pays for every phrase that occurs, overlapping or not"),
         ("whole_words", (None, True), "phrases of a word graph consist of whole words"),
     )
 }

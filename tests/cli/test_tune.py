@@ -35,9 +35,9 @@ def grid(options, strategy="flexctc_beam", has_lm=True, has_phrases=True):
     return points_of(options, strategy, has_lm=has_lm, has_phrases=has_phrases)
 
 
-def trial(wrong, found=0, **point):
+def trial(wrong, found=0, false=0, **point):
     values = {"beam_size": 8, "beam_beta": 0.0, "lm_weight": 0.5, "boosting_weight": None, **point}
-    score = Score(WordErrors(10, wrong, 0, 0), PhraseScore(found, 0, 4 - found))
+    score = Score(WordErrors(10, wrong, 0, 0), PhraseScore(found, false, 4 - found))
     return Trial(Point(**values), Decoded((), 0.0), score)
 
 
@@ -45,7 +45,7 @@ def test_the_grid_has_every_combination():
     small = options("lm_weight=[0,1]", "beam_beta=[0,1,2]", "boosting_weight=[1]", "beam_size=[4,8]")
     points = grid(small)
     assert len(set(points)) == len(points) == 12
-    assert Point(4, 2.0, 1.0, 1.0, segmentations=1) in points
+    assert Point(4, 2.0, 1.0, 1.0, segmentations=1, refund="full", overlapping=False) in points
     small = options("lm_weight=[0,1]", "beam_beta=[0]", "boosting_weight=[1,2]")
     assert grid(small, has_lm=False, has_phrases=False) == [Point(8, 0.0, None, None)]
 
@@ -58,6 +58,14 @@ def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
     assert order == [smaller, small, large, fewer_phrases, worst]
     accurate, finds_names = trial(1, 1), trial(3, 4)
     assert ranked([accurate, finds_names], "fscore") == [finds_names, accurate]
+
+
+def test_a_false_phrase_costs_word_errors_beside_its_own():
+    careful, eager = trial(5, 2), trial(2, 4, false=2)
+    assert ranked([eager, careful], "wer")[0] is careful  # 5 against 2 + 2 * 2.0
+    assert ranked([eager, careful], "wer", false_phrase_cost=1.0)[0] is eager
+    assert ranked([eager, careful], "wer", false_phrase_cost=0.0)[0] is eager
+    assert ranked([eager, careful], "fscore")[0] is eager  # precision has false phrases already
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,9 @@ def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
         ("source_lm=a.arpa", "source_lm is 'a.arpa', which is subtracted from an LM, expected lm=FILE"),
         ("blank_lm_score_mode=[half]", "blank_lm_score_mode holds half"),
         ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
+        ("refund=[half]", "refund holds half, expected any of full, nemo"),
+        ("overlapping=[]", "overlapping is empty"),
+        ("false_phrase_cost=-1", "false_phrase_cost is -1.0, expected a finite number >= 0"),
         ("plot=best.gif", "plot is 'best.gif', expected a file that ends in .png, .svg, .pdf"),
         ("plot=no/such/best.png", "plot=no/such/best.png: there is no folder no/such"),
     ],
@@ -106,15 +117,18 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
     out = capsys.readouterr().out
     assert "greedy" in out.splitlines()[2]
     assert out.count("\nbeam") == 2
-    assert "(3 more combinations; show=5 lists them all)" in out  # both weights, then 8 segmentations with the best
+    # both weights, then 8 segmentations with the best, then two other ways of paying phrases
+    assert "(5 more combinations; show=7 lists them all)" in out
     preset = load_preset(str(best))
     assert preset.strategy == "flexctc_beam"
     beam = preset.beam
     values = beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha
-    point = Point(*values, segmentations=beam.boosting_tree.segmentations)
+    paid = {name: beam.boosting_tree[name] for name in ("segmentations", "refund", "overlapping")}
+    point = Point(*values, **paid)
     tried = "beam_size=4 beam_beta=1.0 lm_weight=0.0,0.7 boosting_weight=0.0,1.0 segmentations=1,8"
+    tried += " refund=full,nemo overlapping=False,True"
     assert f"\nbest: {point}\ntried: {tried}\n" in out
-    assert point._replace(segmentations=1) in grid(options(*arguments[4:]))
+    assert point._replace(segmentations=1, refund="full", overlapping=False) in grid(options(*arguments[4:]))
     assert f"\nword error rates over the weights: {tmp_path}/best.png\n" in out
     assert (tmp_path / "best.png").read_bytes().startswith(b"\x89PNG")
 
@@ -124,7 +138,9 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
     assert main(["tune", *arguments, "refine=true", "show=99", f"plot={tmp_path}/fine.svg"]) == 0
     out = capsys.readouterr().out
     tried = set(grid(options(*arguments[4:]))) | set(grid(proposed))
-    tried.add(point._replace(boosting_weight=1.0, segmentations=8))
+    paid = [("full", False), ("full", True), ("nemo", True)]
+    tried |= {point._replace(refund=refund, overlapping=overlapping) for refund, overlapping in paid}
+    tried.add(point._replace(boosting_weight=1.0, segmentations=8, refund="full", overlapping=False))
     assert out.count("\nbeam") == len(tried) > 4
     assert float(re.findall(r"^beam(?: +[\d.]+){5} +([\d.]+)", out, re.M)[0]) <= coarse
     assert (tmp_path / "fine.svg").read_text().startswith("<?xml")
@@ -137,7 +153,7 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
 # ------------------------------------------------------------------ finer weights, and the picture of the grid
 def test_finer_weights_lie_half_way_to_the_neighbours_or_beyond_the_edge():
     points = grid(options("lm_weight=[0,0.5,1]", "beam_beta=[0,1]", "boosting_weight=[2]", "beam_size=[4,8]"))
-    best = Point(8, 0.0, 0.5, 2.0, segmentations=1)
+    best = Point(8, 0.0, 0.5, 2.0, segmentations=1, refund="full", overlapping=False)
     assert finer(points, best) == {"lm_weight": (0.25, 0.5, 0.75), "beam_beta": (-1.0, 0.0, 0.5)}
     assert at_edge(points, best) == ["beam_beta"]
     assert finer(points, best._replace(lm_weight=1.0))["lm_weight"] == (0.75, 1.0, 1.5)
@@ -157,7 +173,7 @@ def test_the_next_command_tries_the_finer_weights_and_keeps_the_rest():
     again = parse_options(TuneOptions, arguments)
     assert vars(again) == vars(given) | {
         "lm_weight": [0.9, 1.0, 1.2], "beam_beta": [0.25, 0.5, 0.75], "boosting_weight": [1.0], "beam_size": [4],
-        "segmentations": [1],
+        "segmentations": [1], "refund": ["full"], "overlapping": [False],
     }  # fmt: skip
     assert next_step(given, [best]) == "one value of each weight was tried: nothing to refine"
 
@@ -191,7 +207,7 @@ def test_the_picture_shows_the_best_trial_of_each_value_whatever_the_others(tmp_
 @pytest.mark.slow
 def test_words_have_a_place_on_a_curve_and_a_refined_grid_has_holes_in_its_map(tmp_path):
     pytest.importorskip("matplotlib")
-    trials = [trial(wrong, lm_weight=0.1 * wrong, beam_beta=float(wrong), pruning_mode=mode)
+    trials = [trial(wrong, lm_weight=0.1 * wrong, beam_beta=float(wrong), pruning_mode=mode, overlapping=wrong > 1)
               for wrong, mode in ((1, "late"), (2, "early"))]  # fmt: skip
     draw(trials, trials[-1].score, tmp_path / "grid.png")
     assert (tmp_path / "grid.png").stat().st_size > 5000
@@ -298,7 +314,7 @@ def stages(options, strategy, most_bonus=0.0):
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
 def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(strategy):
-    points, (larger,) = stages(options(), strategy)
+    points, (larger, _) = stages(options(), strategy)
     assert {(point.beam_size, point.segmentations) for point in points} == {(8, 1)}
     weights = {point.boosting_weight for point in points}
     assert {0.0, 0.25, 0.75} <= weights  # single tokens want little
@@ -314,11 +330,45 @@ def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(str
 
 
 def test_beam_sizes_and_segmentations_that_are_listed_are_combined_with_all_weights():
-    points, (larger,) = stages(options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]"), "alsd_pp")
+    points, (larger, _) = stages(options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]"), "alsd_pp")
     assert {(point.beam_size, point.segmentations) for point in points} == {(4, 2), (4, 3), (16, 2), (16, 3)}
     assert set(larger(points[0])) <= set(points)
-    _, (larger,) = stages(options("beam_size=[4]"), "flexctc_beam")
+    _, (larger, _) = stages(options("beam_size=[4]"), "flexctc_beam")
     assert {(point.beam_size, point.segmentations) for point in larger(points[0])} == {(4, 1), (4, 8)}
+
+
+def test_the_ways_of_paying_phrases_are_tried_with_the_best_weights():
+    every = [("full", False), ("full", True), ("nemo", True)]
+    for given, refunds, expected in (
+        ((), ("full", "nemo"), every),
+        ((), ("full",), every[:2]),  # the phrases or the preset do not work with NeMo's refunds
+        (("overlapping=true",), ("full", "nemo"), every[1:]),
+        (("refund=[nemo]",), ("full", "nemo"), every[2:]),
+    ):
+        chosen = options("boosting_weight=[0,1,2]", *given)
+        points = points_of(chosen, "alsd_pp", has_lm=True, has_phrases=True)
+        assert {(point.refund, point.overlapping) for point in points} == {expected[0]}
+        *_, paid = later_stages(chosen, "alsd_pp", points, has_phrases=True, refunds=refunds)
+        best = points[-1]
+        assert paid(best) == [
+            best._replace(refund=refund, overlapping=overlapping, boosting_weight=weight)
+            for refund, overlapping in expected for weight in (1.0, 2.0)
+        ]  # fmt: skip
+    for argument in ("refund=[nemo]", "overlapping=[true]"):
+        with pytest.raises(ValueError, match="has no effect with cuda_wfst"):
+            grid(options(argument), "cuda_wfst")
+
+
+@pytest.mark.parametrize(
+    ("phrases", "preset", "refunds"),
+    [("ann\n", "", ("full", "nemo")), ("ann\t-1\n", "", ("full",)), ("ann\n", "{whole_words: true}", ("full",))],
+)
+def test_nemos_refunds_are_tried_where_phrases_and_preset_permit_them(tmp_path, phrases, preset, refunds):
+    (tmp_path / "names.txt").write_text(phrases)
+    (tmp_path / "own.yaml").write_text(f"strategy: flexctc_beam\nbeam: {{boosting_tree: {preset or '{}'}}}\n")
+    files = {"phrases": str(tmp_path / "names.txt"), "boosting_weight": 1.0}
+    assert tune.Searches(None, "flexctc_beam", str(tmp_path / "own.yaml"), files).refunds == refunds
+    assert tune.Searches(None, "flexctc_beam", None, {"phrases": None}).refunds == ()
 
 
 def test_without_phrases_there_is_one_beam_size_and_no_second_stage():

@@ -67,10 +67,19 @@ def test_phrase_weights_multiply_the_bonus_whatever_else_is_listed():
     tree = build_boosting_tree(phrases, VOCABULARY)
     assert score(tree, "abc") == pytest.approx(0.5 * phrase_bonus(1))
     assert score(tree, "de") == pytest.approx(phrase_bonus(3))
+    assert score(tree, "abc de") == pytest.approx(3.0 * phrase_bonus(4))
+    tree = build_boosting_tree(phrases, VOCABULARY, BoostingConfig(overlapping=True))
     # "de" occurs inside as well
     assert score(tree, "abc de") == pytest.approx(3.0 * phrase_bonus(4) + phrase_bonus(3))
-    tree = build_boosting_tree(phrases, VOCABULARY, BoostingConfig(overlapping=False))
-    assert score(tree, "abc de") == pytest.approx(3.0 * phrase_bonus(4))
+
+
+def test_by_default_each_token_counts_for_one_phrase():
+    phrases = ["ab de", "de abc", "abc"]
+    default, apart, every = (
+        build_boosting_tree(phrases, VOCABULARY, BoostingConfig(overlapping=value)) for value in (None, False, True)
+    )
+    assert default.fingerprint == apart.fingerprint != every.fingerprint
+    assert score(default, "ab de abc") < score(every, "ab de abc")
 
 
 def test_all_segmentations_earn_what_the_canonical_one_earns():
@@ -330,7 +339,7 @@ def test_one_source_of_phrases(options, message):
         ({"whole_words": "yes"}, "whole_words is 'yes', expected True, False or None"),
         ({"whole_words": 1}, "whole_words is 1, expected True, False or None"),
         ({"whole_words": True, "refund": "nemo"}, "whole_words is True, which has no effect"),
-        ({"overlapping": 1}, "overlapping is 1, expected True or False"),
+        ({"overlapping": 1}, "overlapping is 1, expected True, False or None"),
         ({"overlapping": False, "refund": "nemo"}, "overlapping is False, which has no effect"),
         ({"overlapping": False, "model_path": "tree.nemo"}, "overlapping is False, which has no effect"),
         ({"whole_words": True, "model_path": "tree.nemo"}, "whole_words is True, which has no effect"),

@@ -1,0 +1,57 @@
+"""The table of ways of paying phrases."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import boosting
+from nemo_gpu_decoding.cli.options import parse_options
+from tests.assets import ASSETS
+
+
+def options(strategy, *more):
+    files = [f"manifest={ASSETS}/speech/test.json", f"phrases={ASSETS}/phrases.txt", "model=m.nemo"]
+    return parse_options(boosting.BoostingOptions, [*files, f"strategy={strategy}", *more])
+
+
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
+def test_each_beam_is_searched_without_phrases_and_with_every_way_and_weight(strategy):
+    found = boosting.searches(options(strategy, "weights=[1,2]", "beams=[4,8]"))
+    names = [*boosting.WAYS] * 2
+    assert [row[:3] for row in found] == [
+        row for beam in (4, 8)
+        for row in [("no phrases", beam, 0.0), *zip(names, [beam] * 6, [1.0] * 3 + [2.0] * 3, strict=True)]
+    ]  # fmt: skip
+    for name, beam, weight, config in found:
+        section = config.beam
+        assert section.beam_size == beam
+        tree = dict(section.get("boosting_tree") or {})
+        assert bool(tree.get("key_phrases_file")) == (weight > 0)
+        assert not weight or section.boosting_tree_alpha == weight
+        assert tree.items() >= boosting.WAYS.get(name, {}).items()
+
+
+def test_word_graphs_have_one_way_and_no_beam_size():
+    lm = f"lm={ASSETS}/lm/word3.arpa"
+    found = boosting.searches(options("cuda_wfst", "weights=5", lm))
+    assert [row[:3] for row in found] == [("no phrases", None, 0.0), ("word graph", None, 5.0)]
+    assert found[1][3].wfst.boosting_tree_alpha == 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.nemo
+def test_the_table_counts_words_and_phrases(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("nemo.collections.asr")
+    lines = (ASSETS / "speech" / "test.json").read_text().splitlines()[31:36]
+    manifest = tmp_path / "few.json"
+    manifest.write_text("\n".join(lines).replace('"test/', f'"{ASSETS}/speech/test/'))
+    arguments = [f"model={ASSETS}/models/self_ctc.nemo", f"manifest={manifest}", f"phrases={ASSETS}/phrases.txt"]
+    monkeypatch.setattr("sys.argv", ["boosting", *arguments, "weights=1.5", "beams=16"])
+    assert boosting.main() == 0
+    header, _, *rows = capsys.readouterr().out.strip().splitlines()
+    assert header.split() == ["phrases", "beam_size", "weight", "WER", "%", "found", "missed", "false"]
+    plain, apart, every, _ = (row.split()[-4:] for row in rows)
+    assert apart == every  # no name overlaps another one
+    assert float(apart[0]) < float(plain[0])
+    assert int(apart[1]) > int(plain[1]) == 0
+    assert {int(row[1]) + int(row[2]) for row in (plain, apart)} == {int(plain[2])}
