@@ -85,7 +85,7 @@ class PagedBigLMConfig(WFSTConfig):
     composition: str = "lazy"
     # Of the hypotheses in one graph state that differ by LM context, so many at most are expanded by
     # new tokens, the cheapest (the heap of a token group in [LET]); 0 = all.
-    group_size: int = 0
+    group_size: int = 16
     # always: make one automaton of large minus small LM, so that one look-up serves both. It is made in
     # memory, 8 bytes per n-gram and more, and needs all n-grams of the small LM to be in the large one.
     # never: look both up. auto: always where that is so and the large LM has 10 million n-grams at most.
