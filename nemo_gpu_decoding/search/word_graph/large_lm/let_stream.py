@@ -24,7 +24,7 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
-LET_NODES = 1024  # first capacity for nodes, links, contexts and back-pointers
+LET_NODES = 4096  # first capacity for nodes, links, contexts and back-pointers
 LIVE, IN_LATTICE = 1, 2  # marks of nodes that are kept
 SLACK = 1e-2  # of the lattice beam: relative costs are sums of float32; `lattice_of` prunes exactly
 
@@ -68,7 +68,7 @@ def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> NodeArrays:
 def collected(
     arrays: NodeArrays, tokens: np.ndarray, params: records.SearchParams, *, more: bool = False
 ) -> NodeArrays:
-    """New arrays with all that the tokens lead to, at most half full; `more`: twice as large as the old ones.
+    """New arrays with all that the tokens lead to, at most half full; `more`: twice as large as the old ones, or more.
 
     The tokens get new numbers. With a lattice, nodes and links that may be in it are kept too.
     """
@@ -77,7 +77,7 @@ def collected(
     marks = Marks(np.zeros(counts[2], np.int32), np.zeros(counts[0], np.int32), np.full(counts[2], np.inf))
     collect(tokens, arrays, new, marks, float(params.lattice_beam) + SLACK if params.keeps_links else -1.0)
     used = [int(new.counters[name][0]) for name in ("back_pointers", "links", "nodes", "contexts")]
-    kept = [grown(array, n) if more or 2 * n > len(array) else array for array, n in zip(new[1:], used, strict=True)]
+    kept = [grown(array, n) if more or 4 * n > len(array) else array for array, n in zip(new[1:], used, strict=True)]
     return NodeArrays(new.counters, *kept)
 
 
