@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number, checked_options
+from nemo_gpu_decoding.checks import check_choice, check_int, check_number, checked_options
 from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, TOPOLOGIES, topology_number
 from nemo_gpu_decoding.lm.placement import PLACEMENTS
 from nemo_gpu_decoding.search.config import SearchConfig
@@ -108,6 +108,3 @@ class PagedBigLMConfig(WFSTConfig):
             ("composition", COMPOSITIONS), ("difference", DIFFERENCES), ("placement", PLACEMENTS),
         ):  # fmt: skip
             check_choice(name, getattr(self, name), choices)
-        if self.composition == "let" and self.keeps_links:
-            note = "with a lattice or n_best > 1: composition 'let' finds best paths only"
-            raise FieldError("composition", self.composition, "'lazy'", note)

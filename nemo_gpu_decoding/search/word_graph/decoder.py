@@ -368,11 +368,6 @@ class PagedBigLM(CudaWFST):
             return "composition is 'let', which has no CUDA kernels, expected 'lazy'"
         return super()._why_not_cuda(streams, device)
 
-    def _most_partial(self) -> tuple[int, str]:
-        if self.config.composition == "let":
-            return 1, ": composition 'let' finds best paths only"
-        return super()._most_partial()
-
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)
         weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)

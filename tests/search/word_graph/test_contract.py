@@ -118,8 +118,6 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
         ({"large_lm_weight": float("nan")}, "large_lm_weight is nan"),
         ({"composition": "static"}, "composition is 'static', expected one of lazy, let"),
         ({"group_size": -1}, "group_size is -1"),
-        ({"n_best": 2, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1"),
-        ({"lattice": True, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1"),
         ({"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
         ({"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),
         ({"cache_mb": 0}, "cache_mb is 0"),

@@ -162,23 +162,6 @@ def test_nodes_of_a_long_stream_take_no_more_memory():
     assert max(max(size) for size in sizes) <= 4 * LET_NODES
 
 
-def test_an_hour_of_silence_takes_no_nodes_and_a_noisy_one_no_more_than_a_minute():
-    """Frames of 40 ms, in which other labels are within the beam now and then."""
-    decoder, frames = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0, composition="let"), 1500
-    for likely in (-1e4, -7.0):
-        streams, live = decoder.open(1), []
-        silence = np.full((1, frames, VOCAB + 1), -1e4, np.float32)
-        silence[:, ::100] = likely
-        silence[:, :, BLANK] = 0
-        for _ in range(60):
-            decoder.push(streams, torch.from_numpy(silence), [frames])
-            (stream,) = streams.engine._let_streams
-            arrays = let_stream.collected(stream.arrays, stream.tokens.copy(), stream.models.params)
-            live.append(int(arrays.counters["nodes"][0]))
-            assert max(len(array) for array in stream.arrays[1:]) == LET_NODES
-        assert max(live) == live[0] <= 4 * len(stream.tokens)
-
-
 def test_let_composition_expands_fewer_contexts_than_there_are():
     """A word-graph token is expanded only if a word is emitted after it, and then once."""
     small, large = random_lm(1), random_lm(20, keep=0.8)

@@ -11,13 +11,10 @@ As with "lazy", arcs with words (and those behind closure arcs with words) come 
 and only if their cost by the small LM is not above the cutoff that all other arcs have left; so nothing
 depends on the order of work.
 
-Different from [LET]: an arc into an expanded group does not expand the group that it comes from; a node
-has links of both kinds, and what it leads back to is expanded when somebody asks. A long silence is one
-node: a blank that is the only way to a token makes no node of its own.
-
-On hard speech this costs 1.1 to 1.5 times what "lazy" does (`python -m benchmarks strategy=paged_biglm peers=[let]`):
-on flat posteriors words are within the beam in every frame, so that groups are expanded soon after they arise. It
-expands a third fewer contexts, but queries the LMs as often, and keeps links and nodes besides.
+Differences from [LET]: an arc into an expanded group does not expand the group that it comes from. A node
+has links of both kinds, and the nodes before it are expanded with it. A long silence is one node, because a
+blank that is the only way to a token makes no node; in noise without words, all nodes are expanded now and
+then, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -41,8 +38,10 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
     offer,
     tighten_cutoff,
 )
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, has_room, new_node
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, expand, has_room, new_node
 from nemo_gpu_decoding.search.word_graph.prune import choose_tokens
+
+EXPANSION_INTERVAL = 256  # frames
 
 
 class LetWorkspace(NamedTuple):
@@ -58,7 +57,11 @@ class LetWorkspace(NamedTuple):
 def advance(log_probs, begin, end, state, search, lm, work):
     """As `frame.advance`; ARENA_FULL: call `let_stream.collected`, and go on there."""
     for t in range(begin, end):
-        status = _expand(log_probs[t], state, search, lm, work)
+        status = keys.DONE
+        if state.counters[0].frames % EXPANSION_INTERVAL == 0:
+            status = _expand_nodes(state, search, lm, work)
+        if status == keys.DONE:
+            status = _expand(log_probs[t], state, search, lm, work)
         if status == keys.DONE:
             status = _prune(log_probs[t], state, search, work)
         if status != keys.DONE:
@@ -69,6 +72,16 @@ def advance(log_probs, begin, end, state, search, lm, work):
         counters.arc_visits += frame.arc_visits
         counters.groups += frame.groups
     return end, keys.DONE
+
+
+@linked
+def _expand_nodes(state, search, lm, work):
+    """Expand the nodes of all tokens, so that nodes before these can be dropped where no word is emitted for long."""
+    for i in range(state.counters[0].tokens):
+        status = expand(work.current[i].back_pointer, state, search, lm, work)
+        if status != keys.DONE:
+            return status
+    return keys.DONE
 
 
 @linked

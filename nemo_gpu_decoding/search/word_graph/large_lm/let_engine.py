@@ -12,12 +12,14 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.word_graph import cpu_engine, keys, records
+from nemo_gpu_decoding.search.word_graph.best_path import all_ends
 from nemo_gpu_decoding.search.word_graph.committed import more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.large_lm import let
 from nemo_gpu_decoding.search.word_graph.large_lm.contexts import GROUP_ARC, LM_FRAME_STATE
 from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL
+from nemo_gpu_decoding.search.word_graph.large_lm.let_lattice import links_to_ends
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, NodeArrays
 from nemo_gpu_decoding.search.word_graph.large_lm.let_stream import (
     LetStream,
     collected,
@@ -27,8 +29,14 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_stream import (
     new_let_stream,
     without,
 )
-from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS
-from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamState, models_of_rows, raise_stop
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer
+from nemo_gpu_decoding.search.word_graph.stream_state import (
+    ModelsOf,
+    StreamModels,
+    StreamState,
+    models_of_rows,
+    raise_stop,
+)
 
 NO_LINKS = np.empty(0, records.LINK)
 
@@ -62,7 +70,9 @@ class LetEngine(cpu_engine.CPUEngine):
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         work, listed = cpu_engine.taken_workspace(self._kind), []
         for row in rows:
-            self._let_streams[row], state, work = listed_stream(self._let_streams[row], work, final=final)
+            self._let_streams[row], state, work = listed_stream(
+                self._let_streams[row], work, final=final, n_best=n_best
+            )
             listed.append(state)
         cpu_engine.keep_workspace(self._kind, work)
         return listed
@@ -89,45 +99,73 @@ def read_let_chunk(
     if length == 0:
         return stream, work
     work.current[:count].view(np.uint8)[:] = stream.tokens.view(np.uint8)  # records are copied field by field
-    state, search, frame = stream.arrays._replace(counters=stream.arrays.counters.copy()), models.search, 0
+    stream = replace(stream, arrays=stream.arrays._replace(counters=stream.arrays.counters.copy()))
+    frame, state = 0, stream.arrays
     while frame < length:
-        frame, status = let.advance(log_probs[b], frame, length, state, search, models.lm_scorer, work)
+        frame, status = let.advance(log_probs[b], frame, length, state, models.search, models.lm_scorer, work)
         tokens = work.current[: int(state.counters["tokens"][0])]
         if status == ARENA_FULL:
-            state, stopped = collected(state, tokens, models.params, more=frame == stopped), frame
+            stream = collected(replace(stream, tokens=tokens), work, more=frame == stopped)
+            state, stopped = stream.arrays, frame
         elif status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         elif status != keys.DONE:
             raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(state.counters["tokens"][0])].view(np.uint8).copy().view(records.TOKEN)
-    return LetStream(models, tokens, state, stream.committed), work
+    return replace(stream, tokens=tokens), work
 
 
 def listed_stream(
-    stream: LetStream, work: records.Workspace, *, final: bool
+    stream: LetStream, work: records.Workspace, *, final: bool, n_best: int = 1
 ) -> tuple[LetStream, StreamState, records.Workspace]:
     """A stream as `CPUEngine` would have it, with the LM contexts of the best token and of all that may end.
+
+    With `n_best` > 1 or at the end, also with the links of a lattice if the search keeps them.
 
     Returns:
         the stream, whose nodes may have new numbers; the listed one, valid until the next chunk; the workspace.
     """
-    models, more = stream.models, False
-    pasts = None if final else live_pasts(stream.tokens, stream.arrays)
+    models, has_links = stream.models, stream.models.params.keeps_links and (final or n_best > 1)
+    pasts, lists_all, ends_only, more = None, has_links and not final, final, False
     while True:
-        scorers = models.search, models.lm_scorer
-        status, listed = list_ends(stream.tokens, stream.arrays, False, scorers, work)
-        forget_contexts(stream.arrays)
-        if status == keys.DONE:
-            break
+        if not final:
+            pasts = live_pasts(stream.tokens, stream.arrays)
+        state = stream.arrays._replace(counters=stream.arrays.counters.copy())
+        status, listed = list_ends(stream.tokens, state, lists_all, _scorers(models), work)
         if status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
-            continue
-        tokens = stream.tokens.copy()
-        stream = replace(stream, tokens=tokens, arrays=collected(stream.arrays, tokens, models.params, more=more))
-        pasts, more = None if final else live_pasts(tokens, stream.arrays), True
+        elif status == ARENA_FULL:
+            forget_contexts(stream.arrays)
+            stream, more = collected(replace(stream, tokens=stream.tokens.copy()), work, more=more), True
+        elif has_links and len(all_ends(listed, ends_only, *_scorers(models))) == 0:
+            lists_all, ends_only = True, False
+        else:
+            break
+    links = NO_LINKS
+    if has_links:
+        links, listed = _lattice(stream, state, listed, ends_only, work)
+    forget_contexts(stream.arrays)
     counters = stream.arrays.counters.view(np.uint8)[: LM_COUNTERS.itemsize].copy().view(LM_COUNTERS)
+    counters["links"] = len(links)
     back_pointers = stream.arrays.back_pointers
-    return stream, StreamState(models, listed, back_pointers, NO_LINKS, counters, pasts, stream.committed), work
+    return stream, StreamState(models, listed, back_pointers, links, counters, pasts, stream.committed), work
+
+
+def _scorers(models: StreamModels) -> tuple[records.Search, LmScorer]:
+    assert models.lm_scorer is not None
+    return models.search, models.lm_scorer
+
+
+def _lattice(
+    stream: LetStream, state: NodeArrays, listed: np.ndarray, ends_only: bool, work: records.Workspace
+) -> tuple[np.ndarray, np.ndarray]:
+    """`links_to_ends` of a stream with expanded nodes; `ends_only`: of paths that reach a final state."""
+    assert stream.lattice is not None
+    scorers = _scorers(stream.models)
+    ends, costs = all_ends(listed, ends_only, *scorers), np.full(len(listed), np.inf)
+    np.minimum.at(costs, ends["node"], ends["cost"])
+    costs += listed["cost"]
+    return links_to_ends(state, listed, costs - costs.min(), stream.lattice, scorers, work)
 
 
 def new_let_workspace(

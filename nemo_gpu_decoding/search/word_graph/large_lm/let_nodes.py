@@ -71,6 +71,7 @@ NODE_CONTEXT = np.dtype(
         ("run", np.int32),  # while it is filled: the context before the link, or the token group's member
         ("probability", np.float32),
         ("epsilon", np.int32),  # closure arc taken since the last frame, or NONE
+        ("number", np.int32),  # among the tokens of its frame in the links of a lattice; NONE: there is no such link
     ],
     align=True,
 )
@@ -126,6 +127,13 @@ def add_link(n, source, arc, epsilon, cost, log_prob, state):
     link.cost, link.log_prob = cost, log_prob
     state.nodes[n].newest = counters.links
     counters.links += 1
+
+
+@linked
+def is_within(n, state):
+    """Whether a node stands for a step within a frame, as far as its links are known."""
+    newest = state.nodes[n].newest
+    return newest != keys.NONE and state.links[newest].arc <= JOIN_MOVE
 
 
 # --------------------------------------------------------------------------------------- expansion
@@ -230,7 +238,7 @@ def _extend_past(context, node, state, search):
     link, source, counters = state.links[context.back_pointer], state.contexts[context.run], state.counters[0]
     context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
     epsilon = link.epsilon if link.epsilon != keys.NONE else source.epsilon
-    context.epsilon = keys.NONE
+    context.epsilon = context.number = keys.NONE
     if link.arc == JOIN_MOVE:
         context.epsilon = epsilon
         return

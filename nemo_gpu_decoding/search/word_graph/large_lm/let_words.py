@@ -250,6 +250,7 @@ def _node_of_contexts(key, begin, count, state, lm):
 @linked
 def _copy_past(context, source):
     context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
+    context.number = keys.NONE
     if context.epsilon == keys.NONE:
         context.epsilon = source.epsilon
 
