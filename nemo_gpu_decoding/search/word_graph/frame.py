@@ -1,4 +1,4 @@
-"""One frame of the search on the CPU: Viterbi search of a word graph, frame by frame [CUDA-WFST], [LET].
+"""One frame of the search on the CPU: Viterbi search of a word graph, frame by frame [CUDA-WFST].
 
 A token is a path through the graph with its cost: acoustic_scale times the negative log-probs, plus
 lm_weight times the graph's costs, minus boosting. It is relative to that of the best token, so that

@@ -1,4 +1,4 @@
-// One frame of the search with a large LM [LET]. Counterpart of frame.py where there is an LM.
+// One frame of the search with a large LM, composition "lazy". Counterpart of frame.py where there is an LM.
 #pragma once
 
 #include "search/word_graph/large_lm/queries.cuh"

@@ -2,14 +2,15 @@
 
 A token of this search is a token group of [LET]: all tokens in one graph state, boosting state and last
 label, with the cost of the best one. The steps of a frame, the bounds and pruning are those of `frame.py`
-without a large LM. In place of back-pointers, links to the nodes of former groups are kept
-(`let_nodes.py`): blanks, repeats and arcs without a word link group to group, and do nothing more. Only
-where a word is emitted are the LM contexts of a group generated, and the LMs queried for each, so that
-the group that the word leads to has the cost of its best context by the large LM.
+without a large LM; `max_active` counts groups. In place of back-pointers, the search keeps links to the nodes
+of former groups (`let_nodes.py`). Blanks, repeats and arcs without a word only link group to group. Where a
+word is emitted, the search fills the group before it with its LM contexts and queries the LMs for each. So
+the group after the word has the cost of its best context by the large LM.
 
 As with "lazy", arcs with words (and those behind closure arcs with words) come last. They query the LMs if
-and only if their cost by the small LM is not above the cutoff that all other arcs have left; so nothing
-depends on the order of work.
+and only if their cost by the small LM is not above the cutoff after all other arcs. So the order of work does
+not matter. Contexts of one group share the bound of the cheapest arc behind closure arcs with words, so that
+within a narrow beam a few more hypotheses survive than with "lazy".
 
 Differences from [LET]: an arc into an expanded group does not expand the group that it comes from. A node
 has links of both kinds, and the nodes before it are expanded with it. A long silence is one node, because a
@@ -57,8 +58,10 @@ class LetWorkspace(NamedTuple):
 def advance(log_probs, begin, end, state, search, lm, work):
     """As `frame.advance`; ARENA_FULL: call `let_stream.collected`, and go on there."""
     for t in range(begin, end):
-        status = keys.DONE
-        if state.counters[0].frames % EXPANSION_INTERVAL == 0:
+        status, tokens = keys.DONE, state.counters[0].tokens
+        if not has_room(4 * tokens, 4 * tokens, 4 * tokens, state):
+            status = ARENA_FULL  # before the frame, so that it is not searched twice
+        elif state.counters[0].frames % EXPANSION_INTERVAL == 0:
             status = _expand_nodes(state, search, lm, work)
         if status == keys.DONE:
             status = _expand(log_probs[t], state, search, lm, work)

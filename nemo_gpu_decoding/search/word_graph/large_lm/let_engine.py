@@ -132,15 +132,15 @@ def listed_stream(
             pasts = live_pasts(stream.tokens, stream.arrays)
         state = stream.arrays._replace(counters=stream.arrays.counters.copy())
         status, listed = list_ends(stream.tokens, state, lists_all, _scorers(models), work)
+        if status == keys.DONE and not (has_links and len(all_ends(listed, ends_only, *_scorers(models))) == 0):
+            break
+        forget_contexts(stream.arrays)
         if status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         elif status == ARENA_FULL:
-            forget_contexts(stream.arrays)
             stream, more = collected(replace(stream, tokens=stream.tokens.copy()), work, more=more), True
-        elif has_links and len(all_ends(listed, ends_only, *_scorers(models))) == 0:
-            lists_all, ends_only = True, False
         else:
-            break
+            lists_all, ends_only = True, False
     links = NO_LINKS
     if has_links:
         links, listed = _lattice(stream, state, listed, ends_only, work)

@@ -32,6 +32,7 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
     Past,
     best_context,
     is_within,
+    most_above,
 )
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer, query
 from nemo_gpu_decoding.search.word_graph.prune import label_read, move_of
@@ -289,7 +290,7 @@ def _follow(n, c, chain, state, models, work):
         found = _context_with(context, n if i == 0 else links[chain[i - 1]].node, state)
         if found == none:
             return none, cost, total, epsilon
-    if cost > search.params.beam - state.nodes[n].cost + ROUNDING and cost > 0:
+    if cost > most_above(n, state, search) + ROUNDING and cost > 0:
         found = none
     return found, cost, total, epsilon
 

@@ -184,7 +184,7 @@ def _fill(n, total, state, search, lm, work):
         return keys.GROUPS_FULL
     begin, count, at = counters.contexts, 0, node.newest
     is_joined, single = links[at].arc == JOIN_MOVE, links[at].next == keys.NONE
-    most = np.float32(np.inf) if is_joined else search.params.beam - node.cost
+    most = most_above(n, state, search)
     while at != keys.NONE:
         link = links[at]
         source = state.nodes[link.node]
@@ -210,6 +210,17 @@ def _fill(n, total, state, search, lm, work):
     if not is_joined:
         counters.expanded += count
     return keys.DONE
+
+
+@linked
+def most_above(n, state, search):
+    """Contexts that cost more than this above their node are above the beam, unless they are the best one.
+
+    Infinite within a frame, and after a blank alone, for which a search without a lattice makes no node.
+    """
+    link = state.links[state.nodes[n].newest]
+    is_open = link.arc == JOIN_MOVE or (link.arc == keys.BLANK_MOVE and link.next == keys.NONE)
+    return np.float32(np.inf) if is_open else search.params.beam - state.nodes[n].cost
 
 
 @linked
