@@ -57,7 +57,7 @@ class Reached(NamedTuple):
 
     extra: np.ndarray  # [contexts] float64, a path through it costs so much more than the best one; inf: no path
     links: np.ndarray  # [capacity] LINK; source and target are contexts
-    count: np.ndarray  # [1] int64, of links; those beyond the capacity are counted only
+    total: np.ndarray  # [1] int64, of links; those beyond the capacity are counted only
 
 
 def more_links(
@@ -129,7 +129,7 @@ def _listed(
     while True:
         reached = Reached(extra.copy(), np.empty(capacity, records.LINK), np.zeros(1, np.int64))
         list_links(state, reached, models, work)
-        if (count := int(reached.count[0])) <= capacity:
+        if (count := int(reached.total[0])) <= capacity:
             return reached.links[:count].copy()
         capacity = count
 
@@ -189,7 +189,7 @@ def list_links(state, reached, models, work):
         for c in range(node.begin, node.begin + node.count):
             least = min(least, reached.extra[c])
         if least <= beam:
-            begin = reached.count[0]
+            begin = reached.total[0]
             _list_ways(n, False, begin, reached, state, models, work)
             _list_ways(n, True, begin, reached, state, models, work)
 
@@ -250,8 +250,8 @@ def _list_chain(n, chain, known, reached, state, models, work):
         if extra > beam or (known != keys.NONE and _is_listed(known, c, state.links[chain[0]].arc, epsilon, reached)):
             continue
         reached.extra[c] = min(reached.extra[c], extra)
-        at = reached.count[0]
-        reached.count[0] += 1
+        at = reached.total[0]
+        reached.total[0] += 1
         if at < len(reached.links):
             link = reached.links[at]
             link.source, link.target, link.epsilon = c, target, epsilon
@@ -309,7 +309,7 @@ def _context_with(lm, n, state):
 def _is_listed(begin, c, arc, epsilon, reached):
     """Whether a link from a context by these arcs is listed from `begin` on."""
     found = False
-    for at in range(begin, min(reached.count[0], len(reached.links))):
+    for at in range(begin, min(reached.total[0], len(reached.links))):
         link = reached.links[at]
         found = found or (link.source == c and link.arc == arc and link.epsilon == epsilon)
     return found
