@@ -416,10 +416,20 @@ def paged_biglm(record: Record, link: str) -> str:
     header = ["task", "beam", "CPU seconds / those of the small LM alone: large LM's graph / lazy / let / eager in "
               "bounds / eager", "large LM queried per frame: lazy / let / eager in bounds / eager", "texts as in the "
               "large LM's graph: the same four", "WER %, small LM alone / lazy"]  # fmt: skip
+    limited = [row for row in record["rows"] if not row.get("skipped") and row["params"].get("group_size")]
+    groups = table(
+        ["task", "beam", "`group_size`", "times as fast as without a limit", "texts as in the large LM's graph: "
+         "limited / not"],
+        [[TASKS[task_of(row)], *(str(row["params"][name]) for name in ("beam_size", "group_size")),
+          f"{row['ratio']:.2f}",
+          " / ".join(str(row["beside_large_lm"][side]["same"]) for side in ("ours", "peer"))
+          + f" of {sum(row['beside_large_lm']['ours'].values())}"] for row in limited],
+    )  # fmt: skip
     lms = {task_of(row): row["lms"] for row in found.values()}
     sizes = [f"{TASKS[t]}: {n['small'] / 1000:,.0f}k n-grams under {n['large'] / 1000:,.0f}k" for t, n in lms.items()]
     notes = [audio(record), f"LMs, {'; '.join(sizes)}", link, record["options"]["note"]]
-    return table(header, shown) + prose(f"({'; '.join(filter(None, notes))}.)")
+    between = "All rows are of searches without a limit (`group_size: 0`). The default, 16, changes no text here:\n\n"
+    return table(header, shown) + "\n\n" + between + groups + prose(f"({'; '.join(filter(None, notes))}.)")
 
 
 def scale(record: Record, link: str) -> str:

@@ -97,8 +97,8 @@ class Work(NamedTuple):
     look_ups: int  # words for which the LMs were queried
     query_hits: int  # queries that the LM query cache answered
     arc_visits: int  # arcs of the graph that were looked at
-    groups: int  # groups of tokens in one graph state; with let, tokens of the base search
-    expanded: int  # tokens that took arcs; of a group those with one LM context count as one; with let, contexts
+    groups: int  # groups of tokens in one graph state of which an arc may stay within the beam
+    expanded: int  # LM contexts of groups that were expanded
     frames: int
     cache_hits: int = 0  # arcs of an LM that were in the GPU's cache
     cache_misses: int = 0  # arcs that were read over the bus

@@ -164,7 +164,7 @@ class PagedBigLMSubject(CudaWFSTSubject):
 
 
 class Let(PagedBigLMSubject):
-    """Best paths only."""
+    """Composition "let"."""
 
     def make(self, **options):
         return super().make(composition="let", **options)
@@ -184,6 +184,13 @@ class DifferenceAutomaton(PagedBigLMSubject):
         return super().make(difference="always", **options)
 
 
+class LetLattices(DifferenceAutomaton):
+    """Composition "let" with alternatives."""
+
+    def make(self, **options):
+        return super().make(composition="let", **options)
+
+
 # name, class, backends
 TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("flexctc_beam", FlexCTC, ("cpu", "cuda")),
@@ -195,6 +202,7 @@ TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("cuda_wfst lattices", Lattices, ("cpu", "cuda")),
     ("paged_biglm", PagedBigLMSubject, ("cpu", "cuda")),
     ("paged_biglm let", Let, ("cpu",)),
+    ("paged_biglm let lattices", LetLattices, ("cpu",)),
     ("paged_biglm difference", DifferenceAutomaton, ("cpu", "cuda")),
 ]
 

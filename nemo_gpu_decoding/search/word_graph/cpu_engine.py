@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from nemo_gpu_decoding.search.word_graph import keys, records
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
-from nemo_gpu_decoding.search.word_graph.large_lm import let
 from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
     GROUP_ARC,
     LM_CONTEXT,
@@ -27,22 +25,15 @@ from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
     ORDERED,
     LmWorkspace,
 )
-from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL
-from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE, LM_COUNTERS
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
 from nemo_gpu_decoding.search.word_graph.stream_state import (
-    LetStream,
     ModelsOf,
     StreamModels,
     StreamState,
-    collected,
-    expand_ends,
     grown_back_pointers,
-    list_contexts,
     models_of_rows,
-    new_let_stream,
     raise_stop,
 )
 
@@ -185,10 +176,10 @@ def new_workspace(
     return records.Workspace(
         current=np.empty(capacity, records.LM_TOKEN if composes else records.TOKEN),
         next_tokens=np.empty(capacity, records.LM_TOKEN if composes else records.TOKEN),
-        token_slots=_slots(capacity),
+        token_slots=slots_for(capacity),
         candidates=np.empty(CANDIDATES, records.LM_CANDIDATE if composes else records.CANDIDATE),
         groups=np.empty(0 if composes else entries, records.GROUP),
-        group_slots=_slots(entries),
+        group_slots=slots_for(entries),
         group_tokens=np.empty(2 * entries if keeps_links else 1, records.GROUP_TOKEN),
         acoustic_costs=np.empty(columns, np.float32),
         posteriors=np.empty(columns, np.float32),
@@ -205,14 +196,14 @@ def _lm_workspace(entries: int) -> LmWorkspace:
     return LmWorkspace(
         groups=np.empty(entries, LM_GROUP),
         contexts=np.empty(entries, LM_CONTEXT),
-        context_slots=_slots(entries),
+        context_slots=slots_for(entries),
         order=np.empty(entries, ORDERED),
         deferred=np.empty(entries, GROUP_ARC),
-        cache=_query_cache(),
+        cache=query_cache(),
     )
 
 
-def _query_cache() -> np.ndarray:
+def query_cache() -> np.ndarray:
     return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: no query has olabel 0
 
 
@@ -225,136 +216,5 @@ def with_more_groups(work: records.Workspace, max_active: int) -> records.Worksp
     return larger._replace(current=work.current, lm=lm)
 
 
-def _slots(entries: int) -> np.ndarray:
+def slots_for(entries: int) -> np.ndarray:
     return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), records.SLOT)
-
-
-# ------------------------------------------------------------------------------ composition "let"
-
-
-class LetEngine(CPUEngine):
-    """The engine of `large_lm/let.py`; its results are streams of LM tokens, as those of `CPUEngine`."""
-
-    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
-        self._config, self._models_of = config, models_of
-        self._let_streams = [_new_let_stream(own) for own in models_of_rows(models_of, fusion, range(len(fusion)))]
-
-    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
-        assert isinstance(lengths, np.ndarray)
-        values, streams, config = as_float32(log_probs), list(self._let_streams), self._config
-
-        def read(rows: np.ndarray) -> None:
-            work = new_let_workspace(config.max_active, values.shape[2])
-            for b in rows.tolist():
-                streams[b], work = read_let_chunk(streams[b], values, int(lengths[b]), b, work)
-
-        for_each_share(read, lengths, config.threads)
-        self._let_streams = streams
-
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
-        work, listed = new_let_workspace(self._config.max_active, 1), []
-        for row in rows:
-            self._let_streams[row], state = listed_stream(self._let_streams[row], work)
-            listed.append(state)
-        return listed
-
-    def commit(self, rows: Sequence[int]) -> None:
-        for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
-            if more := more_committed(state):
-                committed, root = more
-                stream = self._let_streams[row]
-                stream.arrays.back_pointers["previous"][root] = keys.NONE  # `collect` drops what is before it
-                self._let_streams[row] = replace(stream, committed=committed)
-
-    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._let_streams[row] = _new_let_stream(models)
-
-
-def _new_let_stream(models: StreamModels) -> LetStream:
-    return replace(new_let_stream(models), committed=Committed.nothing(models))
-
-
-def read_let_chunk(
-    stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: records.Workspace
-) -> tuple[LetStream, records.Workspace]:
-    """As `read_chunk`. Nodes are filled in place, so a copy is worked on."""
-    models, count = stream.models, len(stream.tokens)
-    if length == 0:
-        return stream, work
-    work.current[:count] = stream.tokens
-    state, search, frame, stopped = collected(stream.arrays, work.current[:count]), models.search, 0, -1
-    while frame < length:
-        frame, status = let.advance(log_probs[b], frame, length, state, search, models.lm_scorer, work)
-        tokens = work.current[: int(state.counters["tokens"][0])]
-        if status == ARENA_FULL:
-            state, stopped = collected(state, tokens, more=frame == stopped), frame
-        elif status == keys.GROUPS_FULL:
-            work = with_more_let_groups(work, models.params.max_active)
-        elif status != keys.DONE:
-            raise_stop(log_probs, b, frame, status)
-    tokens = work.current[: int(state.counters["tokens"][0])]
-    return LetStream(models, tokens.copy(), state, stream.committed), work
-
-
-def listed_stream(stream: LetStream, work: records.Workspace) -> tuple[LetStream, StreamState]:
-    """A stream as `CPUEngine` would have it: with the contexts of the best token and of all that may end.
-
-    Returns:
-        the stream, with nothing but what its tokens lead to, and what was listed of it; back-pointers of both have the
-        same numbers.
-    """
-    models, tokens, status, count = stream.models, stream.tokens.copy(), ARENA_FULL, 0
-    arrays, search, more = stream.arrays, models.search, False
-    while status != keys.DONE:
-        if status == keys.GROUPS_FULL:
-            work = with_more_let_groups(work, models.params.max_active)
-        else:
-            arrays, more = collected(arrays, tokens, more=more), True
-        # nodes are filled in place; what they are filled with goes behind what there is
-        state = arrays._replace(counters=arrays.counters.copy(), nodes=arrays.nodes.copy())
-        status, count = expand_ends(tokens, state, search, models.lm_scorer, work)
-    listed, counters = np.zeros(count, records.LM_TOKEN), np.zeros(1, LM_COUNTERS)
-    list_contexts(tokens, state, search, listed)
-    for name in LM_COUNTERS.names or ():
-        counters[name] = arrays.counters[name]
-    pasts, none = (
-        arrays.contexts["back_pointer"][: int(arrays.counters["contexts"][0])].copy(),
-        np.empty(0, records.LINK),
-    )
-    own = StreamState(models, listed, state.back_pointers, none, counters, pasts, stream.committed)
-    return replace(stream, tokens=tokens, arrays=arrays), own
-
-
-def new_let_workspace(max_active: int, columns: int, *, entries: int | None = None) -> records.Workspace:
-    """Buffers for one utterance at a time, as `new_workspace`."""
-    capacity = records.token_capacity(max_active)
-    entries = entries or 2 * capacity
-    return records.Workspace(
-        current=np.empty(capacity, records.TOKEN),
-        next_tokens=np.empty(capacity, records.TOKEN),
-        token_slots=_slots(capacity),
-        candidates=np.empty(max(CANDIDATES, 2 * entries), LET_CANDIDATE),
-        groups=np.empty(entries, LET_GROUP),
-        group_slots=_slots(entries),
-        group_tokens=np.empty(2 * entries, records.GROUP_TOKEN),
-        acoustic_costs=np.empty(columns, np.float32),
-        posteriors=np.empty(columns, np.float32),
-        labels=np.empty(columns, np.int32),
-        histogram=np.empty(BINS, np.int64),
-        renumbered=np.empty(capacity, np.int32),
-        frame=np.zeros(1, LM_FRAME_STATE),
-        stamps=np.zeros(3, np.int32),
-        lm=let.LetWorkspace(
-            deferred=np.empty(entries, GROUP_ARC),
-            cache=_query_cache(),
-            stack=np.empty(4 * entries, np.int32),
-            context_slots=_slots(entries),
-        ),
-    )
-
-
-def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """Twice the room for groups and what is found in a frame; the tokens and the LM query cache stay."""
-    larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
-    return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))

@@ -29,9 +29,10 @@ from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
-from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
+from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.cuda_kernels import LargeLMKernels
+from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import LetEngine
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import shared_lm_pair
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
@@ -366,11 +367,6 @@ class PagedBigLM(CudaWFST):
         if self.config.composition == "let":
             return "composition is 'let', expected 'lazy': 'let' has no CUDA kernels"
         return super()._why_not_cuda(streams, device)
-
-    def _most_partial(self) -> tuple[int, str]:
-        if self.config.composition == "let":
-            return 1, ": composition 'let' finds best paths only"
-        return super()._most_partial()
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)

@@ -1,4 +1,4 @@
-"""One frame of the word-graph search on the CPU: a Viterbi beam search of CTC log-probs [CUDA-WFST], [LET].
+"""One frame of the word-graph search on the CPU: a Viterbi beam search of CTC log-probs [CUDA-WFST].
 
 A token is a partial path through the graph with its cost: acoustic_scale times the negative log-probs, plus
 lm_weight times the graph's costs, minus boosting. Costs are relative to the best token of the frame, so that
@@ -208,17 +208,18 @@ def _epsilon_closure(row, count, search, lm, work):
                         continue
                     bonus, boost = candidates.boosted(olabel, boost, search)
                     cost -= bonus
-            if candidates.least_total(cost, least_arc, least, search) <= cutoff:
+            if not candidates.least_total(cost, least_arc, least, search) <= cutoff:
+                continue
+            if may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
                 key, origin = keys.key_of(target, boost, 0) >> 16, keys.Origin(keys.NONE, i, epsilon)
                 if lm is None:
-                    if _may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
-                        token_groups.join(key, cost, origin, search, lm, work)
+                    token_groups.join(key, cost, origin, search, lm, work)
                 else:
                     contexts.join(key, olabel, cost, origin, search, lm, work)
 
 
 @linked
-def _may_expand(source, cost, search, cutoff, work):
+def may_expand(source, cost, search, cutoff, work):
     """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
     arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > SMALL_STATE
     last: Any = source.arc_end - 1

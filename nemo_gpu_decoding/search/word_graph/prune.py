@@ -101,7 +101,7 @@ def move_of(arc, epsilon, source, state, search):
 
 
 @linked
-def _label_read(arc, key, search):
+def label_read(arc, key, search):
     """The label (column of the log-probs) that an arc or a move to a token with this key reads."""
     if arc >= 0:
         return np.int64(search.graph.arcs[arc].ilabel)
@@ -117,7 +117,7 @@ def _add_back_pointer(token, row, state, search, work):
     move = move_of(token.arc, token.epsilon, source, state, search)
     if move == keys.BLANK_MOVE:
         return
-    label = _label_read(token.arc, token.key, search)
+    label = label_read(token.arc, token.key, search)
     probability = np.float32(0.0)
     if label != search.params.blank_id:
         probability = work.posteriors[label]
@@ -150,7 +150,7 @@ def _keep_links(row, state, search, work):
             continue
         links[kept] = links[i]
         link = links[kept]
-        label = _label_read(link.arc, target.key, search)
+        label = label_read(link.arc, target.key, search)
         link.target, link.ilabel = index, label
         link.acoustic_cost = cost_of(row, label, search)
         link.move = move_of(link.arc, link.epsilon, source, state, search)

@@ -174,7 +174,7 @@ def nested_pair(seed: int) -> tuple[LM, LM]:
 def make_paged(
     small: LM, large: LM, *, graph=None, lm_weight=1.0, boosting=None, kind=PagedBigLM, **options
 ) -> PagedBigLM:
-    config = PagedBigLMConfig(**{"beam": WIDE, "max_active": ALL, "threads": 1, **options})
+    config = PagedBigLMConfig(**{"beam": WIDE, "max_active": ALL, "group_size": 0, "threads": 1, **options})
     return kind(
         graph or small.graph, VOCAB, BLANK, large.packed, small.packed, config,
         Fusion(lm_weight=lm_weight, boosting=boosting),

@@ -13,18 +13,14 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cpu_engine, stream_state
+from nemo_gpu_decoding.search.word_graph import cpu_engine
 from nemo_gpu_decoding.search.word_graph import decoder as decoder_module
 from nemo_gpu_decoding.search.word_graph.best_path import steps_of
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
-from nemo_gpu_decoding.search.word_graph.cpu_engine import (
-    listed_stream,
-    new_let_workspace,
-    new_workspace,
-    read_chunk,
-    read_let_chunk,
-)
-from nemo_gpu_decoding.search.word_graph.stream_state import LET_NODES, new_let_stream
+from nemo_gpu_decoding.search.word_graph.cpu_engine import new_workspace, read_chunk
+from nemo_gpu_decoding.search.word_graph.large_lm import let_engine, let_stream
+from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import listed_stream, new_let_workspace, read_let_chunk
+from nemo_gpu_decoding.search.word_graph.large_lm.let_stream import LET_NODES, new_let_stream
 from tests.contract.subject import all_facts
 from tests.graph.toy import BLANK, PIECES, write_tlg
 from tests.oracles.ngram import earned, rescored
@@ -134,17 +130,17 @@ def test_nodes_are_made_room_for_where_there_are_more(monkeypatch):
     """With room for two nodes, links and groups at first."""
     lms, log_probs = (random_lm(1), random_lm(20, keep=0.8)), log_probs_of(3)
     decoder = make_paged(*lms, beam=9.0, composition="let")
-    expected, grown, collected = decoder.decode(log_probs, [FRAMES] * 3), [], stream_state.collected
-    new_workspace = cpu_engine.new_let_workspace
+    expected, grown, collected = decoder.decode(log_probs, [FRAMES] * 3), [], let_stream.collected
+    new_workspace = let_engine.new_let_workspace
 
     def counted(*arguments, **options):
         grown.append(options)
         return collected(*arguments, **options)
 
-    monkeypatch.setattr(stream_state, "LET_NODES", 2)
-    monkeypatch.setattr(cpu_engine, "collected", counted)
+    monkeypatch.setattr(let_stream, "LET_NODES", 2)
+    monkeypatch.setattr(let_engine, "collected", counted)
     monkeypatch.setattr(
-        cpu_engine, "new_let_workspace", lambda *sizes, **options: new_workspace(*sizes, **{"entries": 2, **options})
+        let_engine, "new_let_workspace", lambda *sizes, **options: new_workspace(*sizes, **{"entries": 2, **options})
     )
     results = decoder.decode(log_probs, [FRAMES] * 3)
     assert any(options.get("more") for options in grown)
@@ -153,7 +149,7 @@ def test_nodes_are_made_room_for_where_there_are_more(monkeypatch):
         assert ours.work._replace(query_hits=0) == theirs.work._replace(query_hits=0)
 
 
-def test_nodes_of_a_long_stream_take_no_more_memory_and_silence_takes_none():
+def test_nodes_of_a_long_stream_take_no_more_memory():
     decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0, composition="let")
     streams = decoder.open(1)
     sizes = []
@@ -163,11 +159,6 @@ def test_nodes_of_a_long_stream_take_no_more_memory_and_silence_takes_none():
         sizes.append([len(array) for array in stream.arrays[1:]])
     assert int(stream.arrays.counters["groups"][0]) > 4 * LET_NODES
     assert max(max(size) for size in sizes) <= 4 * LET_NODES
-    silence = np.full((1, 400, VOCAB + 1), -1e4, np.float32)
-    silence[:, :, BLANK] = 0
-    decoder.push(streams, torch.from_numpy(silence), [400])
-    (silent,) = streams.engine._let_streams
-    assert int(silent.arrays.counters["nodes"][0]) <= int(stream.arrays.counters["nodes"][0]) + 1
 
 
 def test_let_composition_expands_fewer_contexts_than_there_are():
@@ -295,7 +286,8 @@ def read_groups(models, config, log_probs, rng):
         if rng is not None:
             utterance = replace(utterance, tokens=rng.permutation(utterance.tokens))
         utterance, space = read_let_chunk(utterance, log_probs[:, t : t + 1].numpy(), 1, 0, space)
-        (_, listed), counters = listed_stream(utterance, space), utterance.arrays.counters
+        utterance, listed, space = listed_stream(utterance, space, final=True)
+        counters = utterance.arrays.counters
         contexts = sorted(listed.tokens[["key", "lm", "cost", "run", "probability"]].tolist())
         paths = sorted(
             (token[["key", "lm"]].tolist(), [part.tolist() for part in steps_of(listed.back_pointers, token)])

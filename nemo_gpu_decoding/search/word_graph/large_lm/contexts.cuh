@@ -4,6 +4,7 @@
 // An item of work is a token in its own state, or with one closure arc.
 #pragma once
 
+#include "search/word_graph/arc_ranges.cuh"
 #include "search/word_graph/large_lm/workspace.cuh"
 
 // Sorting many short lists of contexts at once: a warp for each, or all threads for a long one.
@@ -39,8 +40,19 @@ inline void team_sort(T* items, int count, Before before) {
   }
 }
 
-// Token i in its own state (e: NONE) or after closure arc e. False if nothing can come of it.
-inline bool join(int i, int e, float least, const LmWorkspace& work, GroupToken& joined) {
+// Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded.
+inline bool may_expand(const Row& row, const GraphState& source, float cost, const LmWorkspace& work) {
+  bool may = source.arc_end - source.arc_begin > SMALL_STATE;
+  for (int a = source.arc_begin; !may && a < source.arc_end; a++) {
+    const GraphArc& arc = work.graph.arcs[a];
+    const float acoustic_cost = cost_of(row[arc.ilabel], work.search);
+    may = least_total(cost, arc.cost, acoustic_cost, work.search) <= work.cutoff();
+  }
+  return may;
+}
+
+// Token i in its own state (e: NONE) or after closure arc e. False if no candidate can come of it.
+inline bool join(const Row& row, int i, int e, float least, const LmWorkspace& work, GroupToken& joined) {
   const Search& search = work.search;
   const Token token = work.current[i];
   int target = state_of(token.key), boost = boost_of(token.key), olabel = 0;
@@ -60,12 +72,13 @@ inline bool join(int i, int e, float least, const LmWorkspace& work, GroupToken&
     }
   }
   joined = GroupToken{key_of(target, boost, 0), token.key.lm, olabel, cost, i, e, NONE, NONE};
-  return least_total(cost, least_arc, least, search) <= work.cutoff();
+  if (!(least_total(cost, least_arc, least, search) <= work.cutoff())) return false;
+  return may_expand(row, work.graph.states[target], cost, work);
 }
 
 // List all group tokens. False if they are beyond the capacity. Call with all threads after a barrier;
 // ends with one.
-inline bool list_group_tokens(int count, float least, const LmWorkspace& work) {
+inline bool list_group_tokens(const Row& row, int count, float least, const LmWorkspace& work) {
   const Graph& graph = work.graph;
   LmCounters& lm_counters = *work.lm_counters;
   for (int first = 0; first < count; first += threads()) {
@@ -83,7 +96,7 @@ inline bool list_group_tokens(int count, float least, const LmWorkspace& work) {
         const int owner = work.closure_items.owner(own), i = first + owner;
         const int begin = graph.states[state_of(work.current[i].key)].epsilon_begin;
         const int e = own - work.closure_items.begins[owner] - 1;
-        wants = join(i, e < 0 ? NONE : begin + e, least, work, token);
+        wants = join(row, i, e < 0 ? NONE : begin + e, least, work, token);
       }
       const int at = warp_append(wants, &lm_counters.num_group_tokens);
       if (wants && at < work.buffers->capacity.groups) work.buffers->group_tokens[at] = token;
@@ -226,9 +239,9 @@ inline void free_slots(const LmBuffers& buffers, const LmCounters& lm_counters) 
 
 // Groups, contexts and group tokens of all tokens. False if they are beyond the capacity. Call with all
 // threads after a barrier; for the order of contexts one must follow.
-__noinline__ bool epsilon_closure(int count, float least, const LmWorkspace* shared) {
+__noinline__ bool epsilon_closure(Row row, int count, float least, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
-  if (!list_group_tokens(count, least, work)) return false;
+  if (!list_group_tokens(row, count, least, work)) return false;
   find_contexts(work);
   find_groups(*work.buffers, *work.lm_counters);
   list_contexts(*work.buffers, *work.lm_counters, (int*)work.scratch);

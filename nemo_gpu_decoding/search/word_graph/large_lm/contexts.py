@@ -1,20 +1,23 @@
-"""LM contexts: what a frame of `frame.py` does in steps 2 and 3 with a large LM, composition "lazy" [LET].
+"""Steps 2 and 3 of a frame (`frame.py`) with a large LM, composition "lazy": token groups and LM contexts.
 
-2. Tokens in one graph state and boosting state form a group, those of it with one LM context one of its
-   contexts. A closure arc with a word changes the LM context, but the LMs are not queried for it yet.
-   Example: three tokens in graph state 7 after "a b", "a c" (just read) and "a c" (with a blank since)
-   are one group with two contexts, the second with two tokens.
-3. Each group looks at the arcs of its state once, at the cost of its best context. Arcs without a word
-   are taken right away by all contexts that stay below the cutoff. For what is left and still below the
-   cutoff by the small LM's cost, the LMs are queried, and the arcs taken at the true cost ("prune before
-   the look-up"; [LET] calls it the expansion of a group).
+2. Tokens in one graph state and boosting state form a token group [LET]; tokens of a group with one LM
+   context form one of its contexts. A closure arc with a word changes the LM context, but the LMs are not
+   queried for it yet. Example: three tokens in graph state 7 after "a b", "a c" (just read) and "a c" (with
+   a blank since) are one group with two contexts, the second with two tokens.
+3. The search looks at the arcs of each group's state once, at the cost of the best context. All contexts
+   below the cutoff take arcs without a word at once. For the other arcs and contexts that are below the
+   cutoff by the small LM's cost, the search then queries the LMs, and takes the arcs at the true cost.
 
 So a word is pruned twice: by the small LM's cost before the query, by the large LM's after it. There are
 two cutoffs: the epsilon closure uses the tightened one; LM queries use the one after all arcs without
 queries were taken. An arc and a context need the LMs if the arc has a word, or if the context has a word
 without a query yet. They query the LMs if and only if their cost by the small LM, boosting included, is
 at most that cutoff. So the order of tokens, groups and arcs does not matter for tokens, their costs to the
-bit, queries and groups. It does matter for arc visits, expanded tokens and cache hits.
+bit, queries and groups. It does matter for arc visits, expanded contexts and cache hits.
+
+Token groups, the finite heap of a group (`group_size`), one look at the arcs of a group and pruning by buckets
+are those of [LET]. Unlike there, every token keeps its LM context in every frame; composition "let" (`let.py`)
+has groups without contexts.
 
 The groups are in `work.lm.groups`, their LM contexts in `work.lm.contexts`. The contexts of a group are a linked
 list.

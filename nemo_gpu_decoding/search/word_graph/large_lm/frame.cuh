@@ -1,4 +1,4 @@
-// One frame of the search with a large LM [LET]. Counterpart of frame.py where there is an LM.
+// One frame of the search with a large LM, composition "lazy". Counterpart of frame.py where there is an LM.
 #pragma once
 
 #include "search/word_graph/large_lm/queries.cuh"
@@ -29,7 +29,7 @@ __noinline__ bool list_labels(Row row, int columns, LmWorkspace* shared) {
 // All emitting arcs. Call with all threads after a barrier; ends with one.
 inline int expand_arcs(const Row& row, int count, LmWorkspace& work) {
   const float least = least_acoustic_cost(row, work);
-  if (!epsilon_closure(count, least, work.shared)) return GROUPS_FULL;
+  if (!epsilon_closure(row, count, least, work.shared)) return GROUPS_FULL;
   if (!list_group_arcs(row, least, work.shared)) return GROUPS_FULL;
   sort_contexts(work.buffers, work.lm_counters);
   expand_without_lm(row, work);

@@ -2,22 +2,20 @@
 
 A token of this search is a token group of [LET]: all tokens in one graph state, boosting state and last
 label, with the cost of the best one. The steps of a frame, the bounds and pruning are those of `frame.py`
-without a large LM. In place of back-pointers, links to the nodes of former groups are kept
-(`let_nodes.py`): blanks, repeats and arcs without a word link group to group, and do nothing more. Only
-where a word is emitted are the LM contexts of a group generated, and the LMs queried for each, so that
-the group that the word leads to has the cost of its best context by the large LM.
+without a large LM; `max_active` counts groups. In place of back-pointers, the search keeps links to the nodes
+of former groups (`let_nodes.py`). Blanks, repeats and arcs without a word only link group to group. Where a
+word is emitted, the search fills the group before it with its LM contexts and queries the LMs for each. So
+the group after the word has the cost of its best context by the large LM.
 
 As with "lazy", arcs with words (and those behind closure arcs with words) come last. They query the LMs if
-and only if their cost by the small LM is not above the cutoff that all other arcs have left; so nothing
-depends on the order of work.
+and only if their cost by the small LM is not above the cutoff after all other arcs. So the order of work does
+not matter. Contexts of one group share the bound of the cheapest arc behind closure arcs with words, so that
+within a narrow beam a few more hypotheses survive than with "lazy".
 
-Different from [LET]: an arc into an expanded group does not expand the group that it comes from; a node
-has links of both kinds, and what it leads back to is expanded when somebody asks. A long silence is one
-node: a blank that is the only way to a token makes no node of its own.
-
-On hard speech this costs 1.1 to 1.5 times what "lazy" does (`python -m benchmarks strategy=paged_biglm peers=[let]`):
-on flat posteriors words are within the beam in every frame, so that groups are expanded soon after they arise. It
-expands a third fewer contexts, but queries the LMs as often, and keeps links and nodes besides.
+Differences from [LET]: an arc into an expanded group does not expand the group that it comes from. A node
+has links of both kinds, and the nodes before it are expanded with it. A long silence is one node, because a
+blank that is the only way to a token makes no node; in noise without words, all nodes are expanded now and
+then, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -41,14 +39,16 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
     offer,
     tighten_cutoff,
 )
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, has_room, new_node
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, expand, has_room, new_node
 from nemo_gpu_decoding.search.word_graph.prune import choose_tokens
+
+EXPANSION_INTERVAL = 256  # frames
 
 
 class LetWorkspace(NamedTuple):
     """What the workspace has besides, with `composition: let`."""
 
-    deferred: np.ndarray  # [entries] GROUP_ARC
+    deferred: np.ndarray  # [entries] GROUP_ARC; arcs that query the LMs
     cache: np.ndarray  # [power of 2] CACHED_SCORE
     stack: np.ndarray  # [entries] int32, nodes that are being expanded
     context_slots: np.ndarray  # [power of 2] SLOT, of the contexts of a node
@@ -56,9 +56,15 @@ class LetWorkspace(NamedTuple):
 
 @no_refcount
 def advance(log_probs, begin, end, state, search, lm, work):
-    """As `frame.advance`; ARENA_FULL: call `collect`, or make room for nodes, and go on there."""
+    """As `frame.advance`; ARENA_FULL: call `let_stream.collected`, and go on there."""
     for t in range(begin, end):
-        status = _expand(log_probs[t], state, search, lm, work)
+        status, tokens = keys.DONE, state.counters[0].tokens
+        if not has_room(4 * tokens, 4 * tokens, 4 * tokens, state):
+            status = ARENA_FULL  # before the frame, so that it is not searched twice
+        elif state.counters[0].frames % EXPANSION_INTERVAL == 0:
+            status = _expand_nodes(state, search, lm, work)
+        if status == keys.DONE:
+            status = _expand(log_probs[t], state, search, lm, work)
         if status == keys.DONE:
             status = _prune(log_probs[t], state, search, work)
         if status != keys.DONE:
@@ -67,14 +73,26 @@ def advance(log_probs, begin, end, state, search, lm, work):
         counters.look_ups += frame.look_ups
         counters.query_hits += frame.query_hits
         counters.arc_visits += frame.arc_visits
-        counters.groups += counters.tokens
+        counters.groups += frame.groups
     return end, keys.DONE
+
+
+@linked
+def _expand_nodes(state, search, lm, work):
+    """Expand the nodes of all tokens, so that nodes before these can be dropped where no word is emitted for long."""
+    for i in range(state.counters[0].tokens):
+        status = expand(work.current[i].back_pointer, state, search, lm, work)
+        if status != keys.DONE:
+            return status
+    return keys.DONE
 
 
 @linked
 def _expand(row, state, search, lm, work):
     """All candidates that stay below the cutoff, and the tokens that they lead to."""
     frame, status = work.frame[0], keys.DONE
+    for label in range(len(row)):
+        work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
     frame.last_rank = keys.ANY_RANK
     begin_frame(LARGEST, state.counters[0].tokens, search, work)
     contexts.begin_frame(work)
@@ -99,11 +117,11 @@ def _offer_blanks_and_repeats(row, state, search, work):
         return keys.BAD_FRAME
     blank_cost = candidates.cost_of(row, blank_id, search)
     for i in range(state.counters[0].tokens):
-        token = work.current[i]
+        token = work.current[np.uintp(i)]
         cost, key, label, node = token.cost, token.key, keys.label_of(token.key), token.back_pointer
         status = offer(cost + blank_cost, key - label, keys.Origin(keys.BLANK_MOVE, node, keys.NONE), search, work)
         if label > 0 and status == keys.DONE:
-            total = cost + candidates.cost_of(row, label - 1, search)
+            total = cost + work.acoustic_costs[np.uintp(label - 1)]
             status = offer(total, key, keys.Origin(keys.REPEAT_MOVE, node, keys.NONE), search, work)
         if status != keys.DONE:
             break
@@ -134,7 +152,7 @@ def _expand_groups(row, state, search, lm, work):
             return status
     cutoff = frame.cutoff
     for n in range(frame.deferred):
-        status = expand_with_lm(work.lm.deferred[n], row, cutoff, state, search, lm, work)
+        status = expand_with_lm(work.lm.deferred[n], cutoff, state, search, lm, work)
         if status != keys.DONE:
             break
     return status
@@ -176,7 +194,7 @@ def _enter(work):
     frame.tokens, frame.full = 0, False
     work.stamps[0] += 1
     for c in range(frame.candidates):
-        candidate = work.candidates[c]
+        candidate = work.candidates[np.uintp(c)]
         candidate.token = keys.NONE
         if candidate.cost > frame.cutoff:
             continue
@@ -185,7 +203,7 @@ def _enter(work):
         slot = candidates.find_slot(candidate.key, 0, candidates.token_table(work), None)
         if work.token_slots[slot].stamp == work.stamps[0]:
             candidate.token = work.token_slots[slot].entry
-            token = next_tokens[candidate.token]
+            token = next_tokens[np.uintp(candidate.token)]
             token.cost = min(token.cost, candidate.cost)
             token.source += 1
         elif frame.tokens == len(next_tokens):
@@ -194,7 +212,7 @@ def _enter(work):
             candidate.token = np.int32(frame.tokens)
             candidates.fill_slot(work.token_slots, slot, work.stamps[0], candidate.token)
             frame.tokens += 1
-            token = next_tokens[candidate.token]
+            token = next_tokens[np.uintp(candidate.token)]
             token.key, token.cost, token.source = candidate.key, candidate.cost, 1
             token.arc, token.back_pointer = candidate.arc, candidate.source
             if 2 * frame.tokens > frame.token_mask + 1:
@@ -213,11 +231,13 @@ def _prune(row, state, search, work):
         return status
     for t in range(frame.tokens):
         token = next_tokens[t]
-        # a blank alone changes nothing: the node before it serves
-        if work.renumbered[t] != keys.NONE and not (token.source == 1 and token.arc == keys.BLANK_MOVE):
+        # A blank that is the only way to a token changes nothing: the node before it stands for the token too. A
+        # lattice has a node in every frame.
+        is_same = token.source == 1 and token.arc == keys.BLANK_MOVE and not search.params.keeps_links
+        if work.renumbered[t] != keys.NONE and not is_same:
             token.back_pointer, token.source = new_node(token.key, token.cost - frame.best, state), keys.NONE
     for c in range(frame.candidates):
-        candidate = work.candidates[c]
+        candidate = work.candidates[np.uintp(c)]
         if candidate.token == keys.NONE or work.renumbered[candidate.token] == keys.NONE:
             continue
         token = next_tokens[candidate.token]
@@ -245,7 +265,7 @@ def _prune(row, state, search, work):
 def _name_sources(search, state, work):
     """The nodes of groups that candidates come from, before those of the next frame: links lead back."""
     for c in range(work.frame[0].candidates):
-        candidate = work.candidates[c]
+        candidate = work.candidates[np.uintp(c)]
         if candidate.source >= 0 or candidate.token == keys.NONE or work.renumbered[candidate.token] == keys.NONE:
             continue
         closed = np.int64(keys.NONE)

@@ -1,22 +1,22 @@
-"""Nodes: what `composition: let` remembers of token groups of earlier frames [LET, III-A].
+"""Nodes: what `composition: let` keeps of the token groups of earlier frames [LET, III-A].
 
 A node is a token of the base search (graph state, boosting state, last label) in one frame: a token group
-of [LET]. Its LM contexts are not there until somebody asks. What is kept in their place are links to the
-nodes that it can come from. Example, with two contexts after the words "a" and "b" at node 0:
+of [LET]. A new node has links to the nodes that lead to it, and no LM contexts. Example, with two contexts
+after the words "a" and "b" at node 0:
 
     node  0 (expanded)       1 (blank)    2 ("hel")    3 ("hel" again, or from 1)
     links -                  to 0         to 0         to 2 at cost 0, to 1 at cost 0.7
     contexts a 0.0, b 1.5    -            -            -
 
-When "hello" is emitted at 3, `expand` follows the links back to expanded nodes (0), and fills 1, 2 and 3
+When "hello" is emitted at node 3, `expand` follows the links back to expanded nodes (0). It fills 1, 2 and 3
 with the contexts a and b: their costs, and back-pointers for "hel". Costs of contexts are relative to the
-best one of their node, and those of links to the best way to theirs, so that filling a node never changes
-its forward cost (the alpha-stable property), and never depends on when it is done. Contexts that were
+best one of their node, and costs of links to the best way to their node. So the cost of a node is the same
+before and after it is filled (the group is alpha-stable), and the time of filling does not matter. Contexts
 above the beam in the frame of a node are left out.
 
-Two more kinds of nodes serve within a frame: of the tokens that meet in a graph state by way of closure
-arcs (links with JOIN_MOVE), and of contexts after a word, which are expanded from the start. Nodes stand
-after those that they link to. What no live token leads to is dropped by `collect`.
+Two more kinds of nodes stand for the steps within a frame: tokens that meet in a graph state by way of
+closure arcs (links with JOIN_MOVE), and contexts after a word (`let_words.py`), which are expanded from the
+start. A node stands after the nodes that it links to. `let_stream.py` drops the nodes that no token leads to.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ import numpy as np
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import fill_slot
-from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, query
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.prune import move_of
 
-ARENA_FULL = 101  # a frame may end with it: collect nodes, or make room, and go on there
-JOIN_MOVE = -3  # in place of an arc: a token meets others in a graph state
+ARENA_FULL = 101  # a frame may end with it: collect nodes, or grow their arrays, and go on there
 FEW = 16  # contexts that are compared one by one
+
+# In place of an arc, in links within a frame. A token meets others in a graph state:
+JOIN_MOVE = -3
+# The LMs are queried; these links are kept for lattices only. The word is that of the closure arc, or that of the
+# arc with number ARC_WORD - (this value), after the word of the closure arc if it has one.
+CLOSURE_WORD, ARC_WORD = -4, -5
+BEST_ONLY = np.float32(-1)  # `most` of a link that the best context alone has taken
 
 NODE = np.dtype(
     [
@@ -50,10 +56,11 @@ NODE_LINK = np.dtype(
     [
         ("node", np.int32),  # before it
         ("next", np.int32),  # link of the same node, or NONE
-        ("arc", np.int32),  # of the graph, or BLANK_MOVE, REPEAT_MOVE, JOIN_MOVE
+        ("arc", np.int32),  # of the graph, or a move: BLANK_MOVE, REPEAT_MOVE, or one within a frame
         ("epsilon", np.int32),  # closure arc taken before the arc, or NONE: what the context says
-        ("cost", np.float32),  # above that of the best way to the node
-        ("log_prob", np.float32),  # of the label that the arc reads
+        ("cost", np.float32),  # above that of the best way to the node; before a word without the word's difference
+        ("log_prob", np.float32),  # of the label that the arc reads; before a word `most`: contexts that cost more
+        # than this above their node have not queried the LMs
     ]
 )
 NODE_CONTEXT = np.dtype(
@@ -64,6 +71,7 @@ NODE_CONTEXT = np.dtype(
         ("run", np.int32),  # while it is filled: the context before the link, or the token group's member
         ("probability", np.float32),
         ("epsilon", np.int32),  # closure arc taken since the last frame, or NONE
+        ("number", np.int32),  # among the tokens of its frame in the links of a lattice; NONE: there is no such link
     ],
     align=True,
 )
@@ -71,7 +79,11 @@ LET_COUNTERS = np.dtype([*LM_COUNTERS.descr, ("nodes", np.int64), ("contexts", n
 
 
 class NodeArrays(NamedTuple):
-    """What the search of an utterance goes on with, beside its tokens (their back_pointer is a node)."""
+    """What the search of an utterance goes on with, beside its tokens, whose `back_pointer` is a node.
+
+    A node is filled in place, with contexts beyond `counters.contexts`. Only this keeps `nodes` from being read-only
+    below the counts: `let_stream.forget_contexts` undoes it.
+    """
 
     counters: np.ndarray  # [1] LET_COUNTERS
     back_pointers: np.ndarray  # [capacity] BACK_POINTER
@@ -117,12 +129,23 @@ def add_link(n, source, arc, epsilon, cost, log_prob, state):
     counters.links += 1
 
 
+@linked
+def is_within(n, state):
+    """Whether a node stands for a step within a frame, as far as its links are known."""
+    newest = state.nodes[n].newest
+    return newest != keys.NONE and state.links[newest].arc <= JOIN_MOVE
+
+
 # --------------------------------------------------------------------------------------- expansion
 
 
 @linked
 def expand(root, state, search, lm, work):
-    """Fill a node, and all that it leads back to, with contexts; those that are filled end the way back."""
+    """Fill a node, and all unexpanded nodes that lead to it, with contexts [LET, III-A].
+
+    Returns:
+        DONE; ARENA_FULL or GROUPS_FULL: a part is filled, so grow the arrays or the workspace and call again.
+    """
     nodes, links, stack = state.nodes, state.links, work.lm.stack
     if nodes[root].begin != keys.NONE:
         return keys.DONE
@@ -153,15 +176,15 @@ def expand(root, state, search, lm, work):
 
 @linked
 def _fill(n, total, state, search, lm, work):
-    """The contexts of all nodes before a node, `total` of them, recombined."""
+    """Fill a node with the contexts of all nodes before it, `total` of them, recombined."""
     counters, contexts, links, node = state.counters[0], state.contexts, state.links, state.nodes[n]
     if not has_room(0, 0, total, state) or counters.back_pointers + total > len(state.back_pointers):
         return ARENA_FULL
-    if not _begin_merge(total, work):
+    if not begin_merge(total, work):
         return keys.GROUPS_FULL
     begin, count, at = counters.contexts, 0, node.newest
     is_joined, single = links[at].arc == JOIN_MOVE, links[at].next == keys.NONE
-    most = np.float32(np.inf) if is_joined else search.params.beam - node.cost
+    most = most_above(n, state, search)
     while at != keys.NONE:
         link = links[at]
         source = state.nodes[link.node]
@@ -169,7 +192,7 @@ def _fill(n, total, state, search, lm, work):
             cost = contexts[c].cost + link.cost
             if cost > most and cost > 0:
                 continue
-            found = count if single else _number_of(contexts[c].lm, begin, count, total, state, work)
+            found = count if single else number_of(contexts[c].lm, begin, count, total, state, work)
             context = contexts[begin + found]
             if (
                 found == count
@@ -179,9 +202,9 @@ def _fill(n, total, state, search, lm, work):
                 context.lm, context.cost, context.back_pointer, context.run = contexts[c].lm, cost, at, c
             count += found == count
         at = link.next
-    count = _limit(begin, count, lm, state)
+    count = limit_contexts(begin, count, lm, state)
     for i in range(begin, begin + count):
-        _extend_past(contexts[i], node, state, search)
+        _add_back_pointer(contexts[i], node, state, search)
     node.begin, node.count = begin, count
     counters.contexts += count
     if not is_joined:
@@ -190,10 +213,21 @@ def _fill(n, total, state, search, lm, work):
 
 
 @linked
-def _is_before(at, c, other_at, other_c, state):
-    """Of two ways to one context at the same cost, whether the first is the better one.
+def most_above(n, state, search):
+    """Contexts that cost more than this above their node are above the beam, unless they are the best one.
 
-    By arc, key and frame of the source, closure arcs: nothing that depends on the order of work.
+    Infinite within a frame, and after a blank alone, for which a search without a lattice makes no node.
+    """
+    link = state.links[state.nodes[n].newest]
+    is_open = link.arc == JOIN_MOVE or (link.arc == keys.BLANK_MOVE and link.next == keys.NONE)
+    return np.float32(np.inf) if is_open else search.params.beam - state.nodes[n].cost
+
+
+@linked
+def _is_before(at, c, other_at, other_c, state):
+    """Whether the first of two ways to one context at the same cost is the better one.
+
+    The order is that of arc, key and frame of the source, closure arcs. It does not depend on the order of work.
     """
     link, other = state.links[at], state.links[other_at]
     if link.arc != other.arc:
@@ -210,12 +244,12 @@ def _is_before(at, c, other_at, other_c, state):
 
 
 @linked
-def _extend_past(context, node, state, search):
-    """Give a context the past of the one before it, and a new back-pointer if it has a new label."""
+def _add_back_pointer(context, node, state, search):
+    """Give a context the past of its source, and a new back-pointer if it has a new label."""
     link, source, counters = state.links[context.back_pointer], state.contexts[context.run], state.counters[0]
     context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
     epsilon = link.epsilon if link.epsilon != keys.NONE else source.epsilon
-    context.epsilon = keys.NONE
+    context.epsilon = context.number = keys.NONE
     if link.arc == JOIN_MOVE:
         context.epsilon = epsilon
         return
@@ -239,91 +273,12 @@ def _extend_past(context, node, state, search):
     context.run, context.probability = 0 if is_blank else 1, probability
 
 
-# ----------------------------------------------------------------------------------- after a word
-
-
-@linked
-def enter_words(begin, count, total, before, models, state, work):
-    """Enter what the contexts of a node become after a word; of equal LM contexts the cheaper one stays.
-
-    Args:
-        begin: where the contexts of the new node stand, `count` of them so far, `total` at most.
-        before: the node; the member of its token group, or NONE; the node's cost by the small LM, and the cost above
-            which a context is dropped, before and after the query; the word, and the closure arc with it, or NONE.
-
-    Returns:
-        how many contexts there are now.
-    """
-    node, member, base, most, olabel, epsilon = before
-    search, lm = models
-    contexts = state.contexts
-    for source in range(state.nodes[node].begin, state.nodes[node].begin + state.nodes[node].count):
-        cost = base + contexts[source].cost
-        if cost > most:
-            continue
-        difference, after = query(olabel, contexts[source].lm, search, lm, work)
-        total_cost = cost + difference
-        if total_cost > most:
-            continue
-        n = _number_of(after, begin, count, total, state, work)
-        context = contexts[begin + n]
-        replaces = n == count or total_cost < context.cost
-        if not replaces and total_cost == context.cost:
-            replaces = _word_is_before(source, member, epsilon, context, state, work)
-        if replaces:
-            context.lm, context.cost, context.back_pointer = after, total_cost, source
-            context.run, context.epsilon = member, epsilon
-        count += n == count
-    return count
-
-
-@linked
-def _word_is_before(source, member, epsilon, other, state, work):
-    """The same as `_is_before`, for ways to a context after a word."""
-    if epsilon != other.epsilon:
-        return epsilon < other.epsilon
-    if member != other.run:  # of the same group
-        joins = work.group_tokens
-        key, other_key = work.current[joins[member].source].key, work.current[joins[other.run].source].key
-        return key < other_key
-    return state.contexts[source].lm < state.contexts[other.back_pointer].lm
-
-
-@linked
-def node_after_words(key, begin, count, state, lm):
-    """The node of contexts that stand from `begin` on, with their costs; NONE if there are none."""
-    if count == 0:
-        return np.int32(keys.NONE)
-    least = state.contexts[begin].cost
-    for n in range(begin + 1, begin + count):
-        least = min(least, state.contexts[n].cost)
-    count = _limit(begin, count, lm, state)
-    for n in range(begin, begin + count):
-        state.contexts[n].cost -= least
-        copy_past(state.contexts[n], state.contexts[state.contexts[n].back_pointer])
-    node = new_node(key, least, state)
-    state.nodes[node].begin, state.nodes[node].count = begin, count
-    state.counters[0].contexts += count
-    return node
-
-
-@linked
-def copy_past(context, source):
-    context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
-    if context.epsilon == keys.NONE:
-        context.epsilon = source.epsilon
-
-
-@linked
-def begin_words(total, state, work):
-    """Make sure that `total` contexts can be entered."""
-    if not has_room(1, 0, total, state):
-        return ARENA_FULL
-    return keys.DONE if _begin_merge(total, work) else keys.GROUPS_FULL
+# ---------------------------------------------------------------------------------------- contexts
 
 
 @linked
 def best_context(node, contexts):
+    """The number of a node's cheapest context."""
     best = node.begin
     for n in range(node.begin + 1, node.begin + node.count):
         if _is_cheaper(contexts[n], contexts[best]):
@@ -337,8 +292,8 @@ def _is_cheaper(context, other):
 
 
 @linked
-def _limit(begin, count, lm, state):
-    """Keep `group_size` contexts of those that stand from `begin` on, the cheapest."""
+def limit_contexts(begin, count, lm, state):
+    """Keep the `group_size` cheapest contexts of those that stand from `begin` on; returns how many are left."""
     contexts, spare = state.contexts, len(state.contexts) - 1
     if count <= lm.group_size:
         return count
@@ -357,8 +312,8 @@ def _limit(begin, count, lm, state):
 
 
 @linked
-def _begin_merge(total, work):
-    """Begin with an empty table of contexts, as large as `total` of them need; False: there is no room."""
+def begin_merge(total, work):
+    """Begin with an empty table of contexts, as large as `total` of them need; False: the table is too small."""
     size: Any = 4 * FEW
     if total > FEW:
         while size < 2 * total:
@@ -371,7 +326,7 @@ def _begin_merge(total, work):
 
 
 @linked
-def _number_of(lm, begin, count, total, state, work):
+def number_of(lm, begin, count, total, state, work):
     """The number of the context with this LM context after `begin`, or `count`, where it would go."""
     contexts, found = state.contexts, count
     if total <= FEW:

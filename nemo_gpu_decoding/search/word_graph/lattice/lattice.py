@@ -258,6 +258,7 @@ def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
     links = state.links[: int(state.counters["links"][0])].copy()
     sizes = np.ones(state.frames + 1, np.int64)
     np.maximum.at(sizes, links["frame"] + 1, links["target"].astype(np.int64) + 1)
+    sizes[-1] = max(sizes[-1], len(state.tokens))  # also of those without a link that is kept
     first = np.append(0, np.cumsum(sizes))  # node of the first token of each frame
     links["source"] += first[links["frame"]].astype(np.int32)
     links["target"] += first[links["frame"] + 1].astype(np.int32)

@@ -1,0 +1,341 @@
+"""Lattices of composition "let": the links between LM contexts, listed where a result needs them [LET, III-B].
+
+The search keeps links between token groups. A way from a context of one frame to a context of the next is a chain of
+one to three such links:
+
+    from a node of the frame before                    to a node of the frame, by an arc, a blank or a repeat
+    ... to a token group (JOIN_MOVE)                   by an arc without a word
+    ... to contexts after closure arcs (CLOSURE_WORD)  by an arc
+    ... to one of these, to contexts after a word      by the arc with that word (ARC_WORD)
+
+`more_links` lists the ways to expanded nodes before these are dropped, and `links_to_ends` the ways to the nodes that
+are left. Both go from the last frame back. Each way gets the cost that the best path by it has above the best path of
+all; what the contexts cost that the search goes on with is open, so each of them may be on the best path. Ways beyond
+the lattice beam are left out. The result is what the search with composition "lazy" would have kept.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled, linked, no_refcount
+from nemo_gpu_decoding.search.word_graph import keys, records
+from nemo_gpu_decoding.search.word_graph.best_path import concatenated
+from nemo_gpu_decoding.search.word_graph.candidates import boosted
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
+    ARC_WORD,
+    BEST_ONLY,
+    CLOSURE_WORD,
+    NodeArrays,
+    Past,
+    best_context,
+    is_within,
+    most_above,
+)
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer, query
+from nemo_gpu_decoding.search.word_graph.prune import label_read, move_of
+
+ROUNDING = 1e-4  # of costs relative to a node
+SLACK = 5e-3  # of the lattice beam, for sums of such costs; `lattice_of` prunes exactly
+
+
+class LatticeLinks(NamedTuple):
+    """The links of a stream's lattice that are listed so far."""
+
+    links: tuple[np.ndarray, ...]  # arrays of LINK
+    sizes: np.ndarray  # [frames + 2 or fewer] int32, tokens of each frame that have a number
+
+    @classmethod
+    def nothing(cls) -> LatticeLinks:
+        return cls((), np.ones(1, np.int32))
+
+
+class Reached(NamedTuple):
+    """LM contexts and links of the lattice, while these are listed."""
+
+    extra: np.ndarray  # [contexts] float64, a path through it costs so much more than the best one; inf: no path
+    links: np.ndarray  # [capacity] LINK; source and target are contexts
+    total: np.ndarray  # [1] int64, of links; those beyond the capacity are counted only
+
+
+def more_links(
+    state: NodeArrays,
+    tokens: np.ndarray,
+    lattice: LatticeLinks,
+    models: tuple[records.Search, LmScorer | None],
+    work: records.Workspace,
+) -> tuple[NodeArrays, LatticeLinks]:
+    """List the ways to all expanded nodes, which may lead to any context that the search can go on with.
+
+    Returns:
+        the arrays, whose contexts have numbers, and the links.
+    """
+    extra = np.full(len(state.contexts), np.inf)
+    reach_live(tokens, state, extra)
+    links = _listed(state, extra, models, work)
+    contexts, numbers, sizes = state.contexts.copy(), state.contexts["number"].copy(), _sizes(lattice, state)
+    number_links(links, numbers, sizes)
+    contexts["number"] = numbers
+    return state._replace(contexts=contexts), LatticeLinks((*lattice.links, links), sizes)
+
+
+def links_to_ends(
+    state: NodeArrays,
+    listed: np.ndarray,
+    extra: np.ndarray,
+    lattice: LatticeLinks,
+    models: tuple[records.Search, LmScorer | None],
+    work: records.Workspace,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The links of a lattice, and the tokens that it ends with.
+
+    Args:
+        state: all nodes that lead to the ends are expanded.
+        listed: [L] LM_TOKEN of `list_ends`; `source` is the context.
+        extra: [L] float64, what the best path to this end costs above the best path of all; inf: no end.
+
+    Returns:
+        [n] LINK, sorted by frame; [m] LM_TOKEN, with tokens of infinite cost where `listed` has none.
+    """
+    contexts, numbers, sizes = listed["source"], state.contexts["number"].copy(), _sizes(lattice, state)
+    costs = np.full(len(state.contexts), np.inf)
+    costs[contexts] = extra
+    links = _listed(state, costs, models, work)
+    frames = int(state.counters["frames"][0])
+    new = contexts[numbers[contexts] == keys.NONE]
+    numbers[new] = np.arange(sizes[frames], sizes[frames] + len(new))
+    sizes[frames] += len(new)
+    number_links(links, numbers, sizes)
+    tokens = np.zeros(sizes[frames], records.LM_TOKEN)
+    tokens["cost"], tokens["back_pointer"] = np.inf, keys.NONE
+    tokens[numbers[contexts]] = listed
+    links = concatenated([*lattice.links, links])
+    return links[np.argsort(links["frame"], kind="stable")], tokens
+
+
+def _sizes(lattice: LatticeLinks, state: NodeArrays) -> np.ndarray:
+    sizes = np.zeros(int(state.counters["frames"][0]) + 2, np.int32)
+    sizes[: len(lattice.sizes)] = lattice.sizes[: len(sizes)]
+    return sizes
+
+
+def _listed(
+    state: NodeArrays, extra: np.ndarray, models: tuple[records.Search, LmScorer | None], work: records.Workspace
+) -> np.ndarray:
+    """[n] LINK from context to context."""
+    capacity = 4 * int(state.counters["links"][0]) + 64
+    while True:
+        reached = Reached(extra.copy(), np.empty(capacity, records.LINK), np.zeros(1, np.int64))
+        list_links(state, reached, models, work)
+        if (count := int(reached.total[0])) <= capacity:
+            return reached.links[:count].copy()
+        capacity = count
+
+
+@linked
+def is_open(n, state, keeps_links):
+    """Whether the nodes before a node are still needed."""
+    return state.nodes[n].begin == keys.NONE or (keeps_links and is_within(n, state))
+
+
+@linked
+def mark_live(tokens, state, marks, keeps_links):
+    """Set `marks` [nodes] to 1 for nodes that the search may still look at: from the tokens back to expanded ones."""
+    links = state.links
+    for i in range(len(tokens)):
+        marks[tokens[i].back_pointer] = 1
+    for n in range(state.counters[0].nodes - 1, -1, -1):
+        at = state.nodes[n].newest if marks[n] == 1 and is_open(n, state, keeps_links) else np.int32(keys.NONE)
+        while at != keys.NONE:
+            marks[links[at].node] = 1
+            at = links[at].next
+
+
+@compiled
+def reach_live(tokens, state, extra):
+    """Set `extra` [contexts] to 0 for the contexts of the nodes that the search may still look at."""
+    marks = np.zeros(state.counters[0].nodes, np.int32)
+    mark_live(tokens, state, marks, True)
+    for n in range(len(marks)):
+        node = state.nodes[n]
+        if marks[n] == 1 and not is_open(n, state, True):
+            extra[node.begin : node.begin + node.count] = 0.0
+
+
+@compiled
+def number_links(links, numbers, sizes):
+    """Replace the contexts of links by their numbers; those without one get the next of their frame."""
+    for i in range(len(links)):
+        link = links[i]
+        if numbers[link.source] == keys.NONE:
+            numbers[link.source] = sizes[link.frame]
+            sizes[link.frame] += 1
+        if numbers[link.target] == keys.NONE:
+            numbers[link.target] = sizes[link.frame + 1]
+            sizes[link.frame + 1] += 1
+        link.source, link.target = numbers[link.source], numbers[link.target]
+
+
+@no_refcount
+def list_links(state, reached, models, work):
+    """Fill `reached.links`, from the last frame back."""
+    beam = models[0].params.lattice_beam + np.float64(SLACK)
+    for n in range(state.counters[0].nodes - 1, 0, -1):
+        node, least = state.nodes[n], np.float64(np.inf)
+        if node.begin == keys.NONE or is_within(n, state):
+            continue
+        for c in range(node.begin, node.begin + node.count):
+            least = min(least, reached.extra[c])
+        if least <= beam:
+            begin = reached.total[0]
+            _list_ways(n, False, begin, reached, state, models, work)
+            _list_ways(n, True, begin, reached, state, models, work)
+
+
+@linked
+def _list_ways(n, of_best_only, begin, reached, state, models, work):
+    """List the ways to the contexts of a node.
+
+    Args:
+        of_best_only: only those that have tightened the cutoff, unless they are among the other ways to this node,
+            which are listed from `begin` on; False: the other ways.
+    """
+    nodes, links = state.nodes, state.links
+    none, first = np.int64(keys.NONE), np.int64(nodes[n].newest)
+    while first != none:
+        node = links[first].node
+        if not is_within(node, state):
+            if not of_best_only:
+                _list_chain(n, (first, none, none), none, reached, state, models, work)
+        else:
+            second = np.int64(nodes[node].newest)
+            while second != none:
+                is_best_only = links[second].arc <= CLOSURE_WORD and links[second].log_prob == BEST_ONLY
+                before = links[second].node
+                if is_best_only != of_best_only:
+                    pass
+                elif is_within(before, state):
+                    third = np.int64(nodes[before].newest)
+                    while third != none:
+                        _list_chain(n, (first, second, third), none, reached, state, models, work)
+                        third = np.int64(links[third].next)
+                else:
+                    known = begin if is_best_only else none
+                    _list_chain(n, (first, second, none), known, reached, state, models, work)
+                second = np.int64(links[second].next)
+        first = np.int64(links[first].next)
+
+
+@linked
+def _list_chain(n, chain, known, reached, state, models, work):
+    """List the ways by a chain of links to node n, for each context of the node that the chain begins at.
+
+    Args:
+        chain: the link to the node, the link before it or NONE, the link before that or NONE.
+        known: not NONE: only the best context has taken the chain, and ways that are listed from here on are no new
+            ones.
+    """
+    last = chain[2] if chain[2] != keys.NONE else (chain[1] if chain[1] != keys.NONE else chain[0])
+    source = state.nodes[state.links[last].node]
+    beam = models[0].params.lattice_beam + np.float64(SLACK)
+    for c in range(source.begin, source.begin + source.count):
+        if known != keys.NONE and c != best_context(source, state.contexts):
+            continue
+        target, cost, difference, epsilon = _follow(n, c, chain, state, models, work)
+        if target == keys.NONE:
+            continue
+        extra = cost - state.contexts[target].cost + reached.extra[target]
+        if extra > beam or (known != keys.NONE and _is_listed(known, c, state.links[chain[0]].arc, epsilon, reached)):
+            continue
+        reached.extra[c] = min(reached.extra[c], extra)
+        at = reached.total[0]
+        reached.total[0] += 1
+        if at < len(reached.links):
+            link = reached.links[at]
+            link.source, link.target, link.epsilon = c, target, epsilon
+            _fill_link(link, n, (source, state.contexts[c]), (chain[0], difference), state, models[0])
+
+
+@linked
+def _follow(n, c, chain, state, models, work):
+    """Take a chain of links to node n from context c.
+
+    Returns:
+        the context that it leads to, or NONE if the search has not come there; its cost above the node's; the LM
+        score difference of the words on the way; the closure arc, or NONE.
+    """
+    search, lm = models
+    links, graph, none = state.links, search.graph, np.int64(keys.NONE)
+    context, cost, total, epsilon = state.contexts[c].lm, np.float64(state.contexts[c].cost), np.float32(0.0), none
+    found = none
+    for i in range(2, -1, -1):
+        if chain[i] == none:
+            continue
+        link, olabel, second = links[chain[i]], np.int32(0), np.int32(0)
+        if link.epsilon != keys.NONE:
+            epsilon = np.int64(link.epsilon)
+        if link.arc <= CLOSURE_WORD:
+            if link.log_prob != BEST_ONLY and cost > link.log_prob + ROUNDING:
+                return none, cost, total, epsilon
+            olabel = graph.epsilons[link.epsilon].olabel if link.epsilon != keys.NONE else olabel
+            second = graph.arcs[ARC_WORD - link.arc].olabel if link.arc <= ARC_WORD else second
+        for word in (olabel, second):
+            if word != 0:
+                difference, context = query(word, context, search, lm, work)
+                total += difference
+                cost += difference
+        cost += link.cost
+        found = _context_with(context, n if i == 0 else links[chain[i - 1]].node, state)
+        if found == none:
+            return none, cost, total, epsilon
+    if cost > most_above(n, state, search) + ROUNDING and cost > 0:
+        found = none
+    return found, cost, total, epsilon
+
+
+@linked
+def _context_with(lm, n, state):
+    """The number of a node's context with this LM context, or NONE."""
+    node = state.nodes[n]
+    for c in range(node.begin, node.begin + node.count):
+        if state.contexts[c].lm == lm:
+            return np.int64(c)
+    return np.int64(keys.NONE)
+
+
+@linked
+def _is_listed(begin, c, arc, epsilon, reached):
+    """Whether a link from a context by these arcs is listed from `begin` on."""
+    found = False
+    for at in range(begin, min(reached.total[0], len(reached.links))):
+        link = reached.links[at]
+        found = found or (link.source == c and link.arc == arc and link.epsilon == epsilon)
+    return found
+
+
+@linked
+def _fill_link(link, n, before, step, state, search):
+    """Fill what a LINK says of its step, whose source, target and closure arc it has.
+
+    Args:
+        before: node and context that the step begins at.
+        step: link to node n, and the LM score difference of all words on the way.
+    """
+    (source, context), (last, difference) = before, step
+    own, weights, node = state.links[last], search.weights, state.nodes[n]
+    cost, boost = np.float32(0.0), keys.boost_of(source.key)
+    if link.epsilon != keys.NONE:
+        closure = search.graph.epsilons[link.epsilon]
+        bonus, boost = boosted(closure.olabel, boost, search)
+        cost += weights.lm_weight * closure.cost - bonus
+    if own.arc >= 0:
+        arc = search.graph.arcs[own.arc]
+        bonus, boost = boosted(arc.olabel, boost, search)
+        cost += weights.lm_weight * arc.cost - bonus
+    link.arc, link.frame = own.arc, node.frame
+    link.acoustic_cost = -(search.params.acoustic_scale * own.log_prob)
+    link.cost = cost + link.acoustic_cost + difference
+    link.ilabel = label_read(own.arc, node.key, search)
+    link.move = move_of(own.arc, link.epsilon, Past(source.key, context.back_pointer), state, search)

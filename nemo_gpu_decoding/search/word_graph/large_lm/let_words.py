@@ -1,0 +1,263 @@
+"""Nodes within a frame of composition "let": of token groups, and of LM contexts after a word; see `let_nodes.py`.
+
+The LMs are queried here only. With a lattice, a node after a word keeps links to the nodes before it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import linked
+from nemo_gpu_decoding.search.numerics import LARGEST
+from nemo_gpu_decoding.search.word_graph import keys
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
+    ARC_WORD,
+    ARENA_FULL,
+    BEST_ONLY,
+    CLOSURE_WORD,
+    JOIN_MOVE,
+    add_link,
+    begin_merge,
+    best_context,
+    expand,
+    has_room,
+    limit_contexts,
+    new_node,
+    number_of,
+)
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import query
+
+
+@linked
+def _is_closed(member, closed, work):
+    """Whether an arc with this last label (topology normal) is closed to a member of a group."""
+    return closed != keys.NONE and keys.label_of(work.current[member.source].key) == closed
+
+
+@linked
+def node_of_group(group, closed, state, work):
+    """The node of a group's tokens, without those that the arc is closed to, made if there is none.
+
+    Returns:
+        a status; the node, or NONE if there are no such tokens; the closure arc to the group if there
+        is one such token, whose own node is taken, or NONE; the cost of the best of them.
+    """
+    members, count, last, is_whole, least = work.group_tokens, 0, keys.NONE, True, LARGEST
+    at = group.newest
+    while at != keys.NONE:
+        if _is_closed(members[at], closed, work):
+            is_whole = False
+        else:
+            count, last, least = count + 1, at, min(least, members[at].cost)
+        at = members[at].next
+    if count == 0:
+        return keys.DONE, np.int32(keys.NONE), np.int32(keys.NONE), least
+    if count == 1:
+        return keys.DONE, work.current[members[last].source].back_pointer, members[last].epsilon, least
+    if is_whole and group.node != keys.NONE:
+        return keys.DONE, group.node, np.int32(keys.NONE), least
+    if not has_room(1, count, 0, state):
+        return ARENA_FULL, np.int32(keys.NONE), np.int32(keys.NONE), least
+    node, at = new_node(group.key << 16, least, state), group.newest
+    while at != keys.NONE:
+        member = members[at]
+        if not _is_closed(member, closed, work):
+            source = work.current[member.source].back_pointer
+            add_link(node, source, JOIN_MOVE, member.epsilon, member.cost - least, np.float32(0.0), state)
+        at = member.next
+    if is_whole:
+        group.node = node
+    return keys.DONE, node, np.int32(keys.NONE), least
+
+
+@linked
+def node_after_closure(group, closed, cutoff, state, models, work):
+    """The node of a group behind closure arcs with words: contexts after these, at their true cost.
+
+    Returns:
+        a status, and the node, or NONE if no context is within the cutoff.
+    """
+    search, lm = models
+    members, epsilons = work.group_tokens, search.graph.epsilons
+    is_whole, at, total, links, most = True, group.newest, 0, 0, cutoff - group.least_step
+    while at != keys.NONE:
+        is_whole = is_whole and not _is_closed(members[at], closed, work)
+        at = members[at].next
+    if is_whole and group.node != keys.NONE:
+        return keys.DONE, group.node
+    at = group.newest
+    while at != keys.NONE:
+        if not _is_closed(members[at], closed, work) and members[at].cost <= most:
+            source = work.current[members[at].source].back_pointer
+            status = expand(source, state, search, lm, work)
+            if status != keys.DONE:
+                return status, np.int32(keys.NONE)
+            total += state.nodes[source].count
+            links += 1
+        at = members[at].next
+    status = _begin_words(total, links, state, work)
+    if status != keys.DONE:
+        return status, np.int32(keys.NONE)
+    begin, count, at = state.counters[0].contexts, 0, group.newest
+    while at != keys.NONE:
+        member = members[at]
+        if not _is_closed(member, closed, work) and member.cost <= most:
+            source, olabel = work.current[member.source].back_pointer, epsilons[member.epsilon].olabel
+            before = source, at, member.cost, most, olabel, member.epsilon
+            count = _enter_words(begin, count, total, before, models, state, work)
+        at = member.next
+    node = _node_of_contexts(group.key << 16, begin, count, state, lm)
+    if search.params.keeps_links and node != keys.NONE:
+        least, at = state.nodes[node].cost, group.newest
+        while at != keys.NONE:
+            member = members[at]
+            if not _is_closed(member, closed, work) and member.cost <= most:
+                source = work.current[member.source].back_pointer
+                add_link(node, source, CLOSURE_WORD, member.epsilon, member.cost - least, most - member.cost, state)
+            at = member.next
+    if is_whole:
+        group.node = node
+    return keys.DONE, node
+
+
+@linked
+def node_after_arc(before, a, state, models, work):
+    """The node of the contexts of another one after the word of arc `a`.
+
+    Args:
+        before: the node; its cost by the small LM; the cost above which a context is dropped, before and after the
+            query; the closure arc taken since the last frame, or NONE.
+
+    Returns:
+        a status, and the node, or NONE if no context is within that cost.
+    """
+    search, lm = models
+    node, base, most, epsilon = before
+    status = expand(node, state, search, lm, work)
+    if status == keys.DONE:
+        status = _begin_words(state.nodes[node].count, 1, state, work)
+    if status != keys.DONE:
+        return status, np.int32(keys.NONE)
+    source, begin, olabel = state.nodes[node], state.counters[0].contexts, search.graph.arcs[a].olabel
+    way = node, keys.NONE, base, most, olabel, epsilon
+    count = _enter_words(begin, 0, source.count, way, models, state, work)
+    after = _node_of_contexts(source.key, begin, count, state, lm)
+    if search.params.keeps_links and after != keys.NONE:
+        add_link(after, node, ARC_WORD - a, epsilon, base - state.nodes[after].cost, most - base, state)
+    return keys.DONE, after
+
+
+@linked
+def best_after_words(token, epsilon, a, state, models, work):
+    """A node of the best context of a token alone, after the words of a closure arc (or NONE) and of arc `a`.
+
+    Returns:
+        a status; the node; the LM score difference of these words.
+    """
+    search, lm = models
+    graph, none = search.graph, np.int32(0)
+    status = expand(token.back_pointer, state, search, lm, work)
+    if status == keys.DONE and not has_room(1, 1, 1, state):
+        status = ARENA_FULL
+    if status != keys.DONE:
+        return status, np.int32(keys.NONE), np.float32(0.0)
+    source = state.contexts[best_context(state.nodes[token.back_pointer], state.contexts)]
+    total, after = np.float32(0.0), source.lm
+    for olabel in (graph.epsilons[epsilon].olabel if epsilon != keys.NONE else none, graph.arcs[a].olabel):
+        if olabel != 0:
+            difference, after = query(olabel, after, search, lm, work)
+            total += difference
+    node, counters = new_node(token.key, token.cost, state), state.counters[0]
+    state.nodes[node].begin, state.nodes[node].count = counters.contexts, 1
+    context = state.contexts[counters.contexts]
+    context.lm, context.cost, context.epsilon = after, np.float32(0.0), epsilon
+    _copy_past(context, source)
+    counters.contexts += 1
+    if search.params.keeps_links:
+        move = CLOSURE_WORD if graph.arcs[a].olabel == 0 else ARC_WORD - a
+        add_link(node, token.back_pointer, move, epsilon, -total, BEST_ONLY, state)
+    return keys.DONE, node, total
+
+
+# ----------------------------------------------------------------------------------- after a word
+
+
+@linked
+def _enter_words(begin, count, total, before, models, state, work):
+    """Enter the contexts of a node after a word; of equal LM contexts the cheaper one stays.
+
+    Args:
+        begin: where the contexts of the new node stand, `count` of them so far, `total` at most.
+        before: the node; the member of its token group, or NONE; the node's cost by the small LM, and the cost above
+            which a context is dropped, before and after the query; the word, and the closure arc with it, or NONE.
+
+    Returns:
+        the number of contexts of the new node so far.
+    """
+    node, member, base, most, olabel, epsilon = before
+    search, lm = models
+    contexts = state.contexts
+    for source in range(state.nodes[node].begin, state.nodes[node].begin + state.nodes[node].count):
+        cost = base + contexts[source].cost
+        if cost > most:
+            continue
+        difference, after = query(olabel, contexts[source].lm, search, lm, work)
+        total_cost = cost + difference
+        if total_cost > most:
+            continue
+        n = number_of(after, begin, count, total, state, work)
+        context = contexts[begin + n]
+        replaces = n == count or total_cost < context.cost
+        if not replaces and total_cost == context.cost:
+            replaces = _word_is_before(source, member, epsilon, context, state, work)
+        if replaces:
+            context.lm, context.cost, context.back_pointer = after, total_cost, source
+            context.run, context.epsilon = member, epsilon
+        count += n == count
+    return count
+
+
+@linked
+def _word_is_before(source, member, epsilon, other, state, work):
+    """Whether the first of two ways to one context after a word is the better one, at the same cost."""
+    if epsilon != other.epsilon:
+        return epsilon < other.epsilon
+    if member != other.run:  # of the same group
+        joins = work.group_tokens
+        key, other_key = work.current[joins[member].source].key, work.current[joins[other.run].source].key
+        return key < other_key
+    return state.contexts[source].lm < state.contexts[other.back_pointer].lm
+
+
+@linked
+def _node_of_contexts(key, begin, count, state, lm):
+    """A node of the contexts that stand from `begin` on, with their costs; NONE if there are none."""
+    if count == 0:
+        return np.int32(keys.NONE)
+    least = state.contexts[begin].cost
+    for n in range(begin + 1, begin + count):
+        least = min(least, state.contexts[n].cost)
+    count = limit_contexts(begin, count, lm, state)
+    for n in range(begin, begin + count):
+        state.contexts[n].cost -= least
+        _copy_past(state.contexts[n], state.contexts[state.contexts[n].back_pointer])
+    node = new_node(key, least, state)
+    state.nodes[node].begin, state.nodes[node].count = begin, count
+    state.counters[0].contexts += count
+    return node
+
+
+@linked
+def _copy_past(context, source):
+    context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
+    context.number = keys.NONE
+    if context.epsilon == keys.NONE:
+        context.epsilon = source.epsilon
+
+
+@linked
+def _begin_words(total, links, state, work):
+    """Make sure that `total` contexts can be entered in a new node, which may get so many links."""
+    if not has_room(1, links, total, state):
+        return ARENA_FULL
+    return keys.DONE if begin_merge(total, work) else keys.GROUPS_FULL
