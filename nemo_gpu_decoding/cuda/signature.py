@@ -21,6 +21,8 @@ import torch
 DType: TypeAlias = "torch.dtype | np.dtype | tuple[torch.dtype, ...]"
 Axis: TypeAlias = "str | int"
 
+# floating-point types that kernels read without conversion, and their names in CUDA C++
+FLOAT_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 # largest number of forms of arguments that a signature stores
 MOST_FORMS = 256
 # parameter names of `Module.launch`

@@ -1,15 +1,7 @@
 """Endpointing of live utterances by Kaldi's five rules [Kaldi, online2/online-endpoint.h].
 
-An utterance ends as soon as one rule holds; a rule holds if all of its conditions do:
-
-    rule   any token   trailing silence   relative cost   length     purpose
-    1      -           5 s                -               -          no speech
-    2      yes         0.5 s              2               -          a sentence that has very likely ended
-    3      yes         1 s                8               -          a sentence that may have ended
-    4      yes         2 s                -               -          a sentence that breaks off
-    5      -           -                  -               20 s       a long utterance without a pause
-
-The rules apply to the partial results of any strategy, after each chunk:
+An utterance ends as soon as one rule of `EndpointConfig` holds; a rule holds if all of its conditions do. The rules
+apply to the partial results of any strategy, after each chunk:
 
     decoder.push(streams, log_probs, lengths)
     for i, partial in enumerate(decoder.partial(streams)):
@@ -100,11 +92,11 @@ class EndpointRule:
 class EndpointConfig:
     """Kaldi's rules with its defaults; a rule that is None is off."""
 
-    rule1: EndpointRule | None = EndpointRule(False, min_trailing_silence=5.0)
-    rule2: EndpointRule | None = EndpointRule(True, min_trailing_silence=0.5, max_relative_cost=2.0)
-    rule3: EndpointRule | None = EndpointRule(True, min_trailing_silence=1.0, max_relative_cost=8.0)
-    rule4: EndpointRule | None = EndpointRule(True, min_trailing_silence=2.0)
-    rule5: EndpointRule | None = EndpointRule(False, min_utterance_length=20.0)
+    rule1: EndpointRule | None = EndpointRule(False, min_trailing_silence=5.0)  # no speech
+    rule2: EndpointRule | None = EndpointRule(True, min_trailing_silence=0.5, max_relative_cost=2.0)  # likely ended
+    rule3: EndpointRule | None = EndpointRule(True, min_trailing_silence=1.0, max_relative_cost=8.0)  # perhaps ended
+    rule4: EndpointRule | None = EndpointRule(True, min_trailing_silence=2.0)  # a sentence that breaks off
+    rule5: EndpointRule | None = EndpointRule(False, min_utterance_length=20.0)  # a long utterance without a pause
 
     def rules(self) -> Iterator[tuple[str, EndpointRule]]:
         """Names and rules that are on."""

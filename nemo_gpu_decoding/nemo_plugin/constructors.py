@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import is_dataclass
-from difflib import get_close_matches
 from functools import partial
 from inspect import BoundArguments
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gpu_decoding.checks import did_you_mean
 from nemo_gpu_decoding.nemo_plugin.adapters import adapted
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, StrategySpec, find_strategy, possible_strategies
@@ -112,8 +112,7 @@ def _host_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
 def _other_strategies(strategy: str, family: str) -> str:
     """Text after NeMo's message about an unknown strategy: this package's strategies, and a similar name."""
     ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)
-    close = get_close_matches(strategy, possible_strategies(family), 1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = did_you_mean(strategy, possible_strategies(family), " Did you mean '{}'?")
     return f". nemo-gpu-decoding adds for {FAMILY_NAMES[family]}: {ours}.{hint}"
 
 

@@ -11,20 +11,13 @@ from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint, StatelessT
 from nemo.collections.common.parts.rnn import LSTMDropout
 from torch import Tensor, nn
 
-from nemo_gpu_decoding.search.transducer.networks import (
-    LSTMNetworks,
-    State,
-    StatelessNetworks,
-    TransducerNetworks,
-    checked_durations,
-    evaluating,
-)
+from nemo_gpu_decoding.search.transducer import networks
 from nemo_gpu_decoding.search.transducer.onednn_linear import whole_blocks
 
 
 def networks_of(
     decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
-) -> TransducerNetworks:
+) -> networks.TransducerNetworks:
     """The networks of a NeMo transducer.
 
     The layers of plain LSTM and stateless prediction networks with a plain joint are called directly, which is
@@ -39,18 +32,18 @@ def networks_of(
     Raises:
         ValueError: the joint's output is not one score per label and duration.
     """
-    durations = checked_durations(durations)
+    durations = networks.checked_durations(durations)
     _check(decoder, joint, durations)
     if type(joint) is not RNNTJoint or joint.is_adapter_available() or joint.temperature != 1.0:
         return NemoNetworks(decoder, joint, durations)
     parts = joint.enc, joint.pred, joint.joint_net
     if isinstance(decoder, StatelessTransducerDecoder):
         net = decoder.prediction
-        return StatelessNetworks(list(net.embeds), net.norm, *parts, durations=durations)
+        return networks.StatelessNetworks(list(net.embeds), net.norm, *parts, durations=durations)
     rnn = decoder.prediction["dec_rnn"]
     plain = isinstance(rnn, LSTMDropout) and not rnn.lstm.proj_size
     if plain and not decoder.is_adapter_available():
-        return LSTMNetworks(decoder.prediction["embed"], rnn.lstm, *parts, durations=durations)
+        return networks.LSTMNetworks(decoder.prediction["embed"], rnn.lstm, *parts, durations=durations)
     return NemoNetworks(decoder, joint, durations)
 
 
@@ -62,7 +55,7 @@ class NemoNetworks:
     ) -> None:
         self.decoder = decoder
         self.joint = joint
-        self.durations = checked_durations(durations)
+        self.durations = networks.checked_durations(durations)
         self.vocab_size = int(decoder.blank_idx)
 
     @property
@@ -70,14 +63,14 @@ class NemoNetworks:
         return int(self.joint.encoder_hidden)
 
     def evaluation(self) -> AbstractContextManager[None]:
-        return evaluating([self.decoder, self.joint])
+        return networks.evaluating([self.decoder, self.joint])
 
     def project_encoder(self, frames: Tensor) -> Tensor:
         weight = next(self.joint.enc.parameters())
         whole = whole_blocks(frames.to(weight.device, weight.dtype))
         return self.joint.project_encoder(whole[None])[0, : len(frames)]
 
-    def start(self) -> tuple[Tensor, State]:
+    def start(self) -> tuple[Tensor, networks.State]:
         weight = next(self.joint.enc.parameters())
         blank = torch.full((1, 1), self.vocab_size, dtype=torch.int64, device=weight.device)
         output, after = self.decoder.predict(blank, None, add_sos=False, batch_size=1)
@@ -85,7 +78,7 @@ class NemoNetworks:
         self.decoder.batch_replace_states_all(after, dst_states=state)
         return self._projected(output), self._rows(state)
 
-    def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
+    def predict(self, labels: Tensor, state: networks.State) -> tuple[Tensor, networks.State]:
         whole, before = whole_blocks(labels), tuple(whole_blocks(part) for part in state)
         output, after = self.decoder.predict(
             whole[:, None], self._packed(before), add_sos=False, batch_size=len(whole)
@@ -106,10 +99,10 @@ class NemoNetworks:
     def _rows_first(self) -> bool:
         return isinstance(self.decoder, StatelessTransducerDecoder)
 
-    def _rows(self, state: Sequence[Tensor]) -> State:
+    def _rows(self, state: Sequence[Tensor]) -> networks.State:
         return tuple(part if self._rows_first else part.transpose(0, 1) for part in state)
 
-    def _packed(self, state: State) -> Sequence[Tensor]:
+    def _packed(self, state: networks.State) -> Sequence[Tensor]:
         if self._rows_first:
             return list(state)
         return tuple(part.transpose(0, 1).contiguous() for part in state)

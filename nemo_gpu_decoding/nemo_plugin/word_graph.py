@@ -17,14 +17,9 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.load import in_language, load_word_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases, word_boosting, words_of
+from nemo_gpu_decoding.nemo_plugin import word_graph_sections
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
-from nemo_gpu_decoding.nemo_plugin.word_graph_sections import (
-    PagedOptions,
-    WordGraphOptions,
-    read_cuda_wfst,
-    read_paged_biglm,
-)
 from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_small_lm
@@ -36,8 +31,8 @@ class WordGraphInfer(CTCInfer):
     """cuda_wfst with NeMo's interface."""
 
     section = "wfst"
-    read = staticmethod(read_cuda_wfst)
-    options: WordGraphOptions
+    read = staticmethod(word_graph_sections.read_cuda_wfst)
+    options: word_graph_sections.WordGraphOptions
     finds_new_words = True  # requests may have words that an open-vocabulary graph lacks
 
     @property
@@ -109,8 +104,8 @@ class WordGraphInfer(CTCInfer):
 class PagedInfer(WordGraphInfer):
     """paged_biglm with NeMo's interface: a search in the small LM's graph, with the large LM's costs."""
 
-    read = staticmethod(read_paged_biglm)
-    options: PagedOptions
+    read = staticmethod(word_graph_sections.read_paged_biglm)
+    options: word_graph_sections.PagedOptions
     finds_new_words = False  # each piece of a new word would be an LM query
 
     def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:

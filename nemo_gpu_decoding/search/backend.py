@@ -16,12 +16,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 Obstacle = Callable[[torch.device], "str | None"]
 
 
-def no_kernels(device: torch.device) -> str:
-    """The `Obstacle` of a strategy without CUDA kernels."""
-    return "this strategy has no CUDA kernels yet"
-
-
-def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle = no_kernels) -> Literal["cuda", "cpu"]:
+def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle) -> Literal["cuda", "cpu"]:
     """The backend for tensors on `device`.
 
     Args:

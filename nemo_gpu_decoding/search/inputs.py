@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 
@@ -144,6 +145,12 @@ def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log
 def as_float32(log_probs: Tensor) -> np.ndarray:
     """The log-probs as contiguous float32 numpy array on the CPU, without a copy if possible."""
     return log_probs.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
+
+
+def for_kernels(log_probs: Tensor, device: torch.device) -> Tensor:
+    """The log-probs on `device`, in a type that kernels read, without a copy if possible."""
+    dtype = log_probs.dtype if log_probs.dtype in FLOAT_TYPES else torch.float32
+    return log_probs.detach().to(device, dtype, non_blocking=True).contiguous()
 
 
 def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:

@@ -59,7 +59,6 @@ def test_where_kernels_run(wanted, device, chosen):
     [
         ("the driver is too old", nothing, "the driver is too old"),
         (None, lambda device: "a beam of 4096 is too large", "a beam of 4096 is too large"),
-        (None, backend.no_kernels, "this strategy has no CUDA kernels yet"),
     ],
 )
 def test_what_stands_against_kernels_is_said_once(said, reason, obstacle, why):

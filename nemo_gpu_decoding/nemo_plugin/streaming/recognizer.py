@@ -21,17 +21,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
-from nemo_gpu_decoding.fusion.boosting import read_phrases
-from nemo_gpu_decoding.live.recognizer import (
-    MAX_END_SILENCE,
-    MAX_N_BEST,
-    Alternative,
-    Chunk,
-    StepOutput,
-    StreamOptions,
-    Word,
-    Words,
-)  # fmt: skip
+from nemo_gpu_decoding.graph.word_boosting import configured_phrases
+from nemo_gpu_decoding.live import recognizer as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.search.result import NBest
@@ -62,7 +53,7 @@ class PipelineOptions:
         check_end_silence(self.end_silence)
         check_int("max_streams", self.max_streams, 1, 100_000)
         if self.max_n_best is not None:
-            check_int("max_n_best", self.max_n_best, 1, MAX_N_BEST)
+            check_int("max_n_best", self.max_n_best, 1, live.MAX_N_BEST)
 
 
 class PipelineRecognizer:
@@ -128,7 +119,7 @@ class PipelineRecognizer:
             raise error.named("max_n_best") if error.field == "streaming.n_best" else error from None
         return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
 
-    def prepare(self, wanted: StreamOptions) -> tuple[Any, int]:
+    def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int]:
         """NeMo's options of a stream, and its number of hypotheses; a ValueError names an invalid field.
 
         Compiles the phrases of the stream, so that they are not compiled between the chunks of other streams.
@@ -158,15 +149,10 @@ class PipelineRecognizer:
     def phrases(self) -> list[str]:
         """The phrases of the decoding config, the default of streams; without those of a tree made by NeMo."""
         infer = self._infer()
-        if infer is None:
-            return []
-        boosting = infer.options.fusion.boosting
-        found = [*(boosting.key_phrases_list or ()), *(boosting.key_phrase_items_list or ())]
-        if boosting.key_phrases_file is not None:
-            found += read_phrases(boosting.key_phrases_file)
-        return [phrase if isinstance(phrase, str) else phrase.text for phrase in found]
+        phrases = [] if infer is None else configured_phrases(infer.options.fusion.boosting)
+        return [phrase.text for phrase in phrases]
 
-    def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
+    def step(self, chunks: Sequence[live.Chunk]) -> list[live.StepOutput]:
         """Read one chunk of each of several streams; invalid numbers in one stream do not affect others.
 
         Raises:
@@ -200,7 +186,7 @@ class PipelineRecognizer:
             if stream in context.streamidx2slotidx:
                 context.reset_slots([stream], [True])
 
-    def _frame(self, chunk: Chunk, cls: Any) -> Any:
+    def _frame(self, chunk: live.Chunk, cls: Any) -> Any:
         samples = torch.zeros(self.chunk_samples)
         samples[: len(chunk.samples)] = torch.from_numpy(chunk.samples)
         return cls(
@@ -208,17 +194,17 @@ class PipelineRecognizer:
             options=chunk.options[0] if chunk.is_first else None,
         )  # fmt: skip
 
-    def _step(self, chunk: Chunk, output: Any) -> StepOutput:
+    def _step(self, chunk: live.Chunk, output: Any) -> live.StepOutput:
         final, wanted = None, self._n_best.get(chunk.stream, 1)
         if output.final_transcript:
             separator = self.pipeline.get_sep()
             text = output.final_transcript
             is_joined = not chunk.is_first and not text.startswith(separator)
             alternatives = self._alternatives(output.n_best, wanted) if wanted > 1 else ()
-            final = Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
+            final = live.Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
         error = getattr(output, "error", None)  # of pipelines that search
         if error is not None or chunk.is_last:
-            return StepOutput(final=final, error=error and str(error))
+            return live.StepOutput(final=final, error=error and str(error))
         state = self.pipeline.get_state(chunk.stream)
         words, _ = self.pipeline.bpe_decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
         committed = getattr(output, "committed_transcript", None)
@@ -229,11 +215,11 @@ class PipelineRecognizer:
             (nbest,) = self.pipeline.slots.partial([state.slot], self.pipeline.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
-        return StepOutput(
-            final=final, partial=Words(text, _words(words), committed=committed.strip(), n_best=alternatives)
+        return live.StepOutput(
+            final=final, partial=live.Words(text, _words(words), committed=committed.strip(), n_best=alternatives)
         )
 
-    def _alternatives(self, nbest: NBest | None, n: int) -> tuple[Alternative, ...]:
+    def _alternatives(self, nbest: NBest | None, n: int) -> tuple[live.Alternative, ...]:
         """The n best hypotheses with different texts; none if the stream ended with an error."""
         if nbest is None:
             return ()
@@ -242,7 +228,7 @@ class PipelineRecognizer:
             return self._transcript(path.tokens.tolist()).strip()
 
         found = nbest.distinct(text_of, n)
-        return tuple(Alternative(text_of(path), round(float(path.score), 4)) for path in found)
+        return tuple(live.Alternative(text_of(path), round(float(path.score), 4)) for path in found)
 
     def _infer(self) -> Any:
         """The search of the model; None for NeMo's strategies."""
@@ -251,7 +237,7 @@ class PipelineRecognizer:
         model = self.pipeline.asr_model.asr_model
         return ctc_search(model) or transducer_search(model)
 
-    def _biasing(self, wanted: StreamOptions) -> Any:
+    def _biasing(self, wanted: live.StreamOptions) -> Any:
         """The stream's phrases in NeMo's form; None: those of the decoding config."""
         if not wanted.phrases:
             return None
@@ -289,8 +275,8 @@ def head_of(config: DictConfig, strategy: str) -> str:
 def check_end_silence(seconds: float) -> None:
     """Raise a FieldError unless this many seconds of silence can end an utterance; below 0: none do."""
     check_number("end_silence", seconds, negative=True)
-    if seconds > MAX_END_SILENCE:
-        raise FieldError("end_silence", seconds, f"at most {MAX_END_SILENCE:g}, or below 0 for no silence")
+    if seconds > live.MAX_END_SILENCE:
+        raise FieldError("end_silence", seconds, f"at most {live.MAX_END_SILENCE:g}, or below 0 for no silence")
 
 
 def milliseconds(seconds: float) -> int:
@@ -347,9 +333,9 @@ def _pipeline_config(
     )  # fmt: skip
 
 
-def _words(segments: Sequence[Any] | None) -> tuple[Word, ...]:
+def _words(segments: Sequence[Any] | None) -> tuple[live.Word, ...]:
     return tuple(
-        Word(
+        live.Word(
             segment.text.strip(), max(round(float(segment.start), 3), 0.0), round(float(segment.end), 3),
             round(float(np.clip(float(segment.conf), 0.0, 1.0)), 4),
         )

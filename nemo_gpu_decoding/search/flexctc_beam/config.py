@@ -14,11 +14,7 @@ MERGE_MODES = ("max", "sum", "prefix")
 @checked_options
 @dataclass(frozen=True)
 class FlexCTCConfig(SearchConfig):
-    """Options of `FlexCTCBeam`, in addition to `SearchConfig`. `n_best` is at most `beam_size`.
-
-    Raises:
-        FieldError: a value is out of range; the message names the field.
-    """
+    """Options of `FlexCTCBeam`, in addition to `SearchConfig`. `n_best` is at most `beam_size`."""
 
     # Number of hypotheses kept per frame (K of [FlexCTC] section 3), 1 .. 4096.
     beam_size: int = 8

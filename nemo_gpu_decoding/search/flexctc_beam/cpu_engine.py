@@ -11,13 +11,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import Engine
-from nemo_gpu_decoding.search.flexctc_beam.backpointers import (
-    BackPointers,
-    grown,
-    new_traces,
-    shared_frames,
-    without_first,
-)
+from nemo_gpu_decoding.search.flexctc_beam import backpointers
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_shared, rank, trace_back_all
 from nemo_gpu_decoding.search.flexctc_beam.frame import BeamState, advance, new_state, new_workspace
@@ -54,7 +48,7 @@ class CPUEngine(Engine):
             raise_bad_frame(values, int(b), int(frames_done[b] - before.frames_done[b]))
         self._state = state
 
-    def _back_pointers_for(self, lengths: np.ndarray) -> BackPointers:
+    def _back_pointers_for(self, lengths: np.ndarray) -> backpointers.BackPointers:
         """Back-pointers with a capacity for `lengths` more frames. Those of committed frames are dropped first."""
         state = self._state
         needed, capacity = int((state.frames_done + lengths).max(initial=0)), state.back_pointers.labels.shape[1]
@@ -63,14 +57,14 @@ class CPUEngine(Engine):
             needed = int((self._state.frames_done + lengths).max())
             if 2 * needed > capacity:  # dropping freed less than half: it would soon be due again
                 needed = max(needed, capacity + 1)
-        return grown(self._state.back_pointers, needed)
+        return backpointers.grown(self._state.back_pointers, needed)
 
     def _drop_committed(self) -> None:
         """Commit tokens of all streams, and drop the back-pointers of committed frames."""
         self.commit(range(len(self._committed)))
         dropped = np.array([own.frames for own in self._committed]) - self._dropped
         state = self._state
-        without_first(state.back_pointers, dropped, state.frames_done)
+        backpointers.without_first(state.back_pointers, dropped, state.frames_done)
         self._dropped += dropped
         self._state = state._replace(frames_done=state.frames_done - dropped)
 
@@ -86,7 +80,7 @@ class CPUEngine(Engine):
         committed = [self._committed[b] for b in rows]
         first = np.array([own.frames for own in committed], np.int64) - dropped
         most = int((last - first).max(initial=0))
-        traces = new_traces(len(numbers), n_best, most, alignments=self._config.alignments)
+        traces = backpointers.new_traces(len(numbers), n_best, most, alignments=self._config.alignments)
 
         def trace_back_rows(which: np.ndarray) -> None:
             trace_back_all(which, numbers, first, state, self._params, order, traces)
@@ -97,7 +91,7 @@ class CPUEngine(Engine):
         shared = last.copy()
         if not final:
             for r, b in enumerate(rows):
-                shared[r] = shared_frames(state.back_pointers, b, int(last[r]), int(state.sizes[b]))
+                shared[r] = backpointers.shared_frames(state.back_pointers, b, int(last[r]), int(state.sizes[b]))
         ends, shared = last + dropped, shared + dropped
         return NBestArrays(numbers, ends, order, scores, without_final, traces, shared, committed)
 

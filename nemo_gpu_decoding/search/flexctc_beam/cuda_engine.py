@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.cuda.upload import outlive_kernels
 from nemo_gpu_decoding.fusion.batch import BatchFusion, on_device, trees_on_device
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
@@ -36,7 +37,7 @@ from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_shared
 from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
-from nemo_gpu_decoding.search.inputs import as_float32, checked_lengths, raise_bad_frame
+from nemo_gpu_decoding.search.inputs import as_float32, checked_lengths, for_kernels, raise_bad_frame
 
 THREADS = 256  # per block of `advance`
 FINISH_THREADS = 128
@@ -138,7 +139,7 @@ class CUDAEngine(Engine):
             self._check_capturable(log_probs, lengths)
         elif not self._captured:
             self._grow_for(lengths, log_probs.shape[1])
-        values = self._as_read(log_probs)
+        values = for_kernels(log_probs, self.device)
         counts = lengths if isinstance(lengths, torch.Tensor) else torch.from_numpy(lengths)
         counts = counts.to(self.device, torch.int64, non_blocking=True).contiguous()
         in_place = capturing or deferred
@@ -207,7 +208,7 @@ class CUDAEngine(Engine):
         beam_size, most_shared = self._config.beam_size, runtime().shared_bytes(self.device)
         sizes, row_bytes = list_sizes(beam_size, columns, values.element_size(), most_shared)
         defines: dict[str, int | str] = {
-            "LOG_PROB": records.LOG_PROB_TYPES[values.dtype],
+            "LOG_PROB": FLOAT_TYPES[values.dtype],
             "PREFIX": int(self._params.merge == records.MERGE_PREFIX),
         }
         runtime().load("search/flexctc_beam/kernel.cu", self.device, defines).launch(
@@ -264,11 +265,6 @@ class CUDAEngine(Engine):
         )
 
     # ----------------------------------------------------------------------------------- buffers
-
-    def _as_read(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """The log-probs in a form that the kernel reads, without a copy if possible."""
-        dtype = log_probs.dtype if log_probs.dtype in records.LOG_PROB_TYPES else torch.float32
-        return log_probs.detach().to(self.device, dtype, non_blocking=True).contiguous()
 
     def _grow_for(self, lengths: np.ndarray | torch.Tensor, frames: int) -> None:
         """Grow the back-pointers for the frames of this chunk, without waiting for the device."""

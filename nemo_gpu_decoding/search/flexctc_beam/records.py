@@ -9,6 +9,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor
 from nemo_gpu_decoding.cuda.records import dtype_of
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 from nemo_gpu_decoding.fusion.batch import UTTERANCE
 
@@ -24,9 +25,6 @@ BAD_INPUT: Final = -1  # the next frame holds NaN or a value above MOST_LOG_PROB
 NO_LABEL_POSSIBLE: Final = -2  # the next frame leaves no label possible
 BAD_LENGTH: Final = -3  # the length of the chunk is below 0 or above its T
 BACK_POINTERS_FULL: Final = -4  # the chunk has more frames than the back-pointers can hold
-
-# Types of log-probs that the kernel reads without conversion, and their names in CUDA C++.
-LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 # One hypothesis of the beam; a batch is an array [B, K] of them. Scores are natural log.
 HYPOTHESIS = np.dtype(
@@ -121,7 +119,7 @@ BACK_POINTER_ARRAYS = {f"back_pointer_{name}": tensor for name, tensor in _BACK_
 ADVANCE = Signature(
     "advance",
     {
-        "log_probs": Tensor(tuple(LOG_PROB_TYPES), ("B", "T", "V+1")),
+        "log_probs": Tensor(tuple(FLOAT_TYPES), ("B", "T", "V+1")),
         "lengths": Tensor(torch.int64, ("B",)),
         "utterances": Tensor(UTTERANCE, ("B",)),
         "beams": Tensor(HYPOTHESIS, ("B", "K")),

@@ -19,9 +19,6 @@ class TransducerConfig(SearchConfig):
     """Options that both searches share, in addition to `SearchConfig`.
 
     `n_best` is at most `beam_size`. The networks run on their own device with every backend.
-
-    Raises:
-        FieldError: a value is out of range; the message names the field.
     """
 
     # Number of hypotheses kept, 1 .. 1024.

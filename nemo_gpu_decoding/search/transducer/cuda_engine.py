@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.cuda.launch import Module, as_records, runtime
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device, trees_on_device
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.beam import BeamState, grown_nodes
@@ -133,13 +134,14 @@ class CUDAEngine(TransducerEngine):
 
     def _shape(self, state: StreamState) -> WorkspaceShape:
         parts, params = state.predictions.parts, self._algorithm.params
+        utterances = bucket(len(state.nodes))
         return WorkspaceShape(
             device=parts[0].device,
-            utterances=bucket(len(state.nodes)),
+            utterances=utterances,
             beam_size=params.beam_size,
             max_extensions=params.max_extensions,
             cache_entries=state.beams.cache_hashes.shape[1],
-            prediction_rows=prediction_rows(bucket(len(state.nodes)), params),
+            prediction_rows=prediction_rows(utterances, params),
             frame=kind_of(state.frames.values.flatten(0, 1)),
             parts=tuple(map(kind_of, parts)),
             durations=tuple(self._algorithm.durations.tolist()),
@@ -203,7 +205,7 @@ class _Step:
 
     def _kernels_for(self, logits: torch.dtype, in_loop: bool) -> Module:
         if (logits, in_loop) not in self._kernels:
-            defines = {"LOGIT": records.VALUE_TYPES[logits]} | ({"LOOP": 1} if in_loop else {})
+            defines = {"LOGIT": FLOAT_TYPES[logits]} | ({"LOOP": 1} if in_loop else {})
             module = runtime().load(self._algorithm.kernels, self._work.shape.device, defines)
             self._kernels[logits, in_loop] = module
         return self._kernels[logits, in_loop]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nemo_gpu_decoding.cuda.launch import runtime
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.cuda_prediction import NETWORKS
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
@@ -63,7 +64,7 @@ class TorchJoint(Joint):
             (work.cache[0], work.text_rows.view(-1), self._predictions, None),
         )
         logits = self._networks.join(self._frames, self._predictions)
-        return (logits if logits.dtype in records.VALUE_TYPES else logits.float()).contiguous()
+        return (logits if logits.dtype in FLOAT_TYPES else logits.float()).contiguous()
 
 
 class FusedJoint(Joint):
@@ -75,7 +76,7 @@ class FusedJoint(Joint):
         size, columns = layer.weight.shape
         self._hidden_rows = work.buffer("joint's hidden values", dtype, work.rows, size)
         self._logits = work.buffer("logits", dtype, work.rows, columns)
-        self._kernels = runtime().load(NETWORKS, work.shape.device, {"VALUE": records.VALUE_TYPES[dtype]})
+        self._kernels = runtime().load(NETWORKS, work.shape.device, {"VALUE": FLOAT_TYPES[dtype]})
 
     def logits(self) -> Tensor:
         work, layer = self._work, self._layer
@@ -107,7 +108,7 @@ class JointPaths:
         dtype = product_dtype(linear.weight)
         sources = list(linear.parameters())
         given = {work.frames.dtype, work.cache[0].dtype}
-        if given != {dtype} or dtype not in records.VALUE_TYPES or versions(sources) is None:
+        if given != {dtype} or dtype not in FLOAT_TYPES or versions(sources) is None:
             return TorchJoint(self._networks, work)
         with self._lock:
             made = self._layers.setdefault(dtype, MadeOfWeights())

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from nemo_gpu_decoding.cuda.launch import Signature, runtime
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedLSTM, FusedStateless, FusedWeights
@@ -49,7 +50,7 @@ class Prediction(ABC):
 
     def _launch(self, signature: Signature, **others: Any) -> None:
         work = self._work
-        kernels = runtime().load(NETWORKS, work.shape.device, {"VALUE": records.VALUE_TYPES[work.cache[0].dtype]})
+        kernels = runtime().load(NETWORKS, work.shape.device, {"VALUE": FLOAT_TYPES[work.cache[0].dtype]})
         work.launch(kernels, signature, grid=work.prediction_rows, block=records.MOVE_THREADS, **others)
 
 
@@ -167,14 +168,9 @@ class StatelessPrediction(Prediction):
         positions, num_labels, width = fused.tables.shape
         self._launch(
             records.STATELESS,
-            tables=fused.tables,
-            sums=fused.sums,
-            ones=fused.ones,
-            bias=fused.bias,
+            **vars(fused),
             contexts=contexts,
             outputs=outputs,
-            epsilon=fused.epsilon,
-            size=fused.size,
             width=width,
             num_labels=num_labels,
             positions=positions,

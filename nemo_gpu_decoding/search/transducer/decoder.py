@@ -38,17 +38,7 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     In results, `parts.acoustic` is the score of the networks, summed over the recombined alignments. With
     blank_lm_score_mode=lm_weighted_full it includes the terms of the joint's blank probability in eq. 3. `repeats` is
-    the duration, at least 1.
-
-    Args:
-        networks: prediction network and joint, see `TransducerNetworks`.
-        config: the options of the search.
-        fusion: LM and boosting tree over the V tokens of the networks.
-
-    Several threads may use one decoder: the streams hold the state of running utterances.
-
-    Raises:
-        ValueError: an argument is out of range or does not fit the others.
+    the duration, at least 1. Arguments and errors: see `ALSDPlusPlus`.
     """
 
     input_name, input_axes, reads_log_probs = "encoder_output", "T, D", False

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.search.transducer.networks import (
     MAX_TABLE_BYTES,
     LSTMNetworks,
@@ -35,7 +36,6 @@ from nemo_gpu_decoding.search.transducer.networks import (
     TransducerNetworks,
 )
 from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, product_dtype, versions
-from nemo_gpu_decoding.search.transducer.records import VALUE_TYPES
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class FusedLSTM:
 
 @dataclass(frozen=True, eq=False)
 class FusedStateless:
-    """Embeddings of the last labels, a norm and a projection."""
+    """Embeddings of the last labels, a norm and a projection: arguments of the kernel `STATELESS`."""
 
     tables: Tensor  # [positions, V + 1, J]
     sums: Tensor | None  # [positions, V + 1, 2] float64, sum and sum of squares; None: no norm
@@ -86,7 +86,7 @@ class FusedWeights:
             return f"tables of {size} bytes exceed {MAX_TABLE_BYTES}"
         sources = _sources(networks)
         kinds = sorted({f"{source.dtype} on {source.device}" for source in sources})
-        if len(kinds) > 1 or sources[0].dtype not in VALUE_TYPES or sources[0].device != device:
+        if len(kinds) > 1 or sources[0].dtype not in FLOAT_TYPES or sources[0].device != device:
             return f"the weights are {' and '.join(kinds)}, not float32, float16 or bfloat16 on {device}"
         if versions(sources) is None:
             return "the weights were made in inference mode, so changes cannot be detected"

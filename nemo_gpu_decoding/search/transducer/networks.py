@@ -159,13 +159,8 @@ class LSTMNetworks(ModuleNetworks):
         *,
         durations: Sequence[int] = (),
     ) -> None:
-        super().__init__(
-            encoder_projection,
-            prediction_projection,
-            output,
-            vocab_size=embedding.num_embeddings - 1,
-            durations=durations,
-        )
+        size = embedding.num_embeddings - 1
+        super().__init__(encoder_projection, prediction_projection, output, vocab_size=size, durations=durations)
         if lstm.bidirectional or lstm.proj_size:
             raise ValueError(f"lstm is {lstm}, expected an LSTM of one direction and without projection (proj_size=0)")
         self.embedding = embedding
@@ -256,13 +251,8 @@ class StatelessNetworks(ModuleNetworks):
         *,
         durations: Sequence[int] = (),
     ) -> None:
-        super().__init__(
-            encoder_projection,
-            prediction_projection,
-            output,
-            vocab_size=embeddings[0].num_embeddings - 1,
-            durations=durations,
-        )
+        size = embeddings[0].num_embeddings - 1
+        super().__init__(encoder_projection, prediction_projection, output, vocab_size=size, durations=durations)
         self.embeddings = list(embeddings)
         self.norm = norm
 

@@ -9,6 +9,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor
 from nemo_gpu_decoding.cuda.records import dtype_of
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 
 NO_LABEL = -1
@@ -106,9 +107,6 @@ MOVE_THREADS = 128  # a block per row
 FEWEST_PREDICTION_ROWS = 128  # of the prediction network's batch; products with fewer are hardly faster
 MOVED_PARTS = 4  # tensors whose rows one launch moves
 
-# Types of networks whose logits the kernels read without conversion, and their names in CUDA C++.
-VALUE_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
-
 # Weights and frames of an utterance in one run, 32 bytes.
 STREAM_PARAMS = np.dtype(
     [
@@ -176,7 +174,7 @@ _TAKEN_ROWS: dict[str, Tensor | Scalar] = {
 EXPAND = Signature(
     "expand",
     {
-        "logits": Tensor(tuple(VALUE_TYPES), ("rows", "columns"), type_name="Logit"),
+        "logits": Tensor(tuple(FLOAT_TYPES), ("rows", "columns"), type_name="Logit"),
         "streams": _STREAMS,
         **_beams(written=False),
         "frame_rows": _rows(written=False),
@@ -263,7 +261,7 @@ MOVE_ROWS = Signature(
 
 def _values(*shape: str, **options: bool) -> Tensor:
     """A tensor in the type that the networks compute in."""
-    return Tensor(tuple(VALUE_TYPES), shape, type_name="Value", **options)
+    return Tensor(tuple(FLOAT_TYPES), shape, type_name="Value", **options)
 
 
 # The joint without its linear layer, see networks.cu.

@@ -24,10 +24,11 @@ import torch
 from numpy.lib.recfunctions import assign_fields_by_name, require_fields
 
 from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
 from nemo_gpu_decoding.search.engine import Engine
-from nemo_gpu_decoding.search.inputs import as_float32
+from nemo_gpu_decoding.search.inputs import as_float32, for_kernels
 from nemo_gpu_decoding.search.word_graph import kernel_abi, keys, stream_state
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
@@ -119,8 +120,7 @@ class CUDAEngine(Engine):
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
-        dtype = log_probs.dtype if log_probs.dtype in kernel_abi.LOG_PROB_TYPES else torch.float32
-        values = log_probs.detach().to(self.device, dtype, non_blocking=True).contiguous()
+        values = for_kernels(log_probs, self.device)
         counts = torch.from_numpy(lengths).to(self.device)
         state = self._state._replace(counters=self._state.counters.copy())
         state.counters["begin"] = 0
@@ -285,7 +285,7 @@ class CUDAEngine(Engine):
         work: dict[str, torch.Tensor] = {}
         if state.work is not None:
             work = {"work": state.work, "next_work": torch.empty_like(state.work)}
-        defines: dict[str, int | str] = {"LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype]}
+        defines: dict[str, int | str] = {"LOG_PROB": FLOAT_TYPES[values.dtype]}
         if kernels.composes:
             defines["COMPOSE"] = 1
         if params.keeps_links:

@@ -38,7 +38,7 @@ class PlainKernels:
         return kernel_abi.capacity_for(config.max_active, columns, seconds=seconds)
 
     def arguments(self, scorer: LmScorer | None, device: torch.device) -> dict[str, Any]:
-        """The arguments of `advance` and `trace_back` for the large LM."""
+        """The arguments of `advance` and `trace_back` for the large LM; a ValueError if memory is short."""
         return {}
 
 
@@ -78,11 +78,6 @@ class LargeLMKernels(PlainKernels):
         return kernel_abi.lm_capacity_for(config.max_active, columns, doubled)
 
     def arguments(self, scorer: LmScorer | None, device: torch.device) -> dict[str, Any]:
-        """The arguments of `advance` and `trace_back` for the large LM.
-
-        Raises:
-            ValueError: the device has not enough memory for the LMs.
-        """
         assert scorer is not None
         labels = (self._lms.large_labels, self._lms.small_labels)
         in_large, in_small = arrays_on_device(self, labels, device)

@@ -15,6 +15,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor
 from nemo_gpu_decoding.cuda.records import dtype_of
+from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.lm.on_device import lm_parameters
@@ -23,9 +24,6 @@ from nemo_gpu_decoding.search.word_graph import keys, records
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts, scorer
 from nemo_gpu_decoding.search.word_graph.prune import BINS
 from nemo_gpu_decoding.search.word_graph.records import token_capacity
-
-# The types of log-probs that the kernels read, and their names in CUDA C++
-LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 THREADS = 512  # per block
 CANDIDATES = 8192  # length of the list before recombination, at least 2 THREADS
@@ -344,7 +342,7 @@ def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Sc
     return Signature(
         "advance",
         {
-            "log_probs": Tensor(tuple(LOG_PROB_TYPES), ("B", "T", "V+1")),
+            "log_probs": Tensor(tuple(FLOAT_TYPES), ("B", "T", "V+1")),
             "lengths": Tensor(torch.int64, ("B",)),
             "utterances": Tensor(STREAM_PARAMS, ("B",)),
             "tokens": Tensor(token, ("B", "held")),
