@@ -120,8 +120,8 @@ ONLY_CUDA = {
     "cuda": {"common", "graph_condition"},
     "lm": {"paged"},
     "search": {"rank_key", "rows"},
-    "search/flexctc_beam": {"beam", "kernel", "select"},
-    "search/transducer": {"pool"},
+    "search/flexctc_beam": {"beam", "candidates", "kernel", "select"},
+    "search/transducer": {"pool", "schedule"},
     "search/word_graph": {
         "arc_ranges", "compact", "kernel", "links", "workspace",
     },
