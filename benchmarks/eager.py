@@ -22,7 +22,7 @@ from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import Engine
-from nemo_gpu_decoding.search.log_space import LARGEST
+from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, frame, keys, labels, prune, token_groups
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, Origin

@@ -16,6 +16,16 @@ from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import inlined
 
+# LM and boosting of an utterance; constant over its frames.
+UTTERANCE = np.dtype(
+    [
+        ("lm_start", np.int32),  # states before the first label
+        ("boosting_start", np.int32),
+        ("lm_weight", np.float32),  # 0: no LM
+        ("boosting_weight", np.float32),  # 0: no boosting
+    ]
+)
+
 
 class FusionLabels(NamedTuple):
     """The labels of the automata in a decoder's fusion."""
@@ -52,21 +62,17 @@ class BatchFusion:
         checked = _checked_requests(requests, fusion, n, labels)
         nothing = _nothing(labels.size)
         trees = [request.boosting or fusion.boosting for request in checked]
-        distinct = {id(tree): tree for tree in trees if tree is not None} or {0: nothing}
-        number_of = {key: number for number, key in enumerate(distinct)}
         lm = fusion.lm or (nothing if labels.lm_in_graph else None)
         lm_weights = [_weight(lm, fusion.lm_weight, request.lm_weight) for request in checked]
         boosting_weights = [
             _weight(tree, fusion.boosting_weight, request.boosting_weight)
             for tree, request in zip(trees, checked, strict=True)
         ]
-        return BatchFusion(
-            lm=fusion.lm or nothing,
-            lm_weights=np.array(lm_weights, np.float32),
-            trees=tuple(distinct.values()),
-            # an utterance without a tree has weight 0, so that any will do
-            tree_of=np.array([number_of.get(id(tree), 0) for tree in trees], np.int64),
-            boosting_weights=np.array(boosting_weights, np.float32),
+        return _batch_of(
+            fusion.lm or nothing,
+            np.array(lm_weights, np.float32),
+            [tree or nothing for tree in trees],
+            np.array(boosting_weights, np.float32),
         )
 
     def replaced(self, rows: Sequence[int], own: BatchFusion) -> BatchFusion:
@@ -76,39 +82,23 @@ class BatchFusion:
         trees = [self.trees[number] for number in self.tree_of]
         for row, number in zip(rows, own.tree_of, strict=True):
             trees[row] = own.trees[number]
-        # drop trees that no utterance uses any more
-        read = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight] or trees[:1]
-        number_of = {tree: number for number, tree in enumerate(dict.fromkeys(read))}
-        return BatchFusion(
-            lm=self.lm,
-            lm_weights=lm_weights,
-            trees=tuple(number_of),
-            tree_of=np.array([number_of.get(tree, 0) for tree in trees], np.int64),
-            boosting_weights=boosting_weights,
-        )
+        return _batch_of(self.lm, lm_weights, trees, boosting_weights)
 
     def moved_states(self, after: BatchFusion) -> np.ndarray:
         """Offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.
 
-        The `arrays` of `after` hold other trees before theirs."""
-        return after.arrays.boosting_starts - self.arrays.boosting_starts
+        In the `arrays` of `after`, other trees may come before an utterance's tree.
+        """
+        return after.arrays.utterances["boosting_start"] - self.arrays.utterances["boosting_start"]
 
     @cached_property
     def arrays(self) -> FusionArrays:
         """The arrays for compiled code."""
-        boosting, starts = self._joined
-        return FusionArrays(
-            lm=self.lm.arrays,
-            boosting=boosting,
-            lm_starts=np.full(len(self), self.lm.start_state, np.int32),
-            boosting_starts=starts[self.tree_of],
-            lm_weights=self.lm_weights,
-            boosting_weights=self.boosting_weights,
-        )
-
-    @cached_property
-    def _joined(self) -> tuple[AutomatonArrays, np.ndarray]:
-        return concatenate(self.trees)
+        boosting, starts = concatenate(self.trees)
+        utterances = np.zeros(len(self), UTTERANCE)
+        utterances["lm_start"], utterances["boosting_start"] = self.lm.start_state, starts[self.tree_of]
+        utterances["lm_weight"], utterances["boosting_weight"] = self.lm_weights, self.boosting_weights
+        return FusionArrays(self.lm.arrays, boosting, utterances)
 
 
 def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
@@ -160,6 +150,17 @@ def _checked_requests(
     return [request or Request() for request in requests]
 
 
+def _batch_of(
+    lm: BackoffAutomaton, lm_weights: np.ndarray, trees: list[BackoffAutomaton], boosting_weights: np.ndarray
+) -> BatchFusion:
+    """The fusion of utterances from the LM, and the weights and tree of each; unused trees are dropped."""
+    used = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight]
+    number_of = {tree: number for number, tree in enumerate(dict.fromkeys(used or trees[:1] or [lm]))}
+    # an utterance without a tree has weight 0, so that any will do
+    tree_of = np.array([number_of.get(tree, 0) for tree in trees], np.int64)
+    return BatchFusion(lm, lm_weights, tuple(number_of), tree_of, boosting_weights)
+
+
 _nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploaded once
 
 
@@ -174,10 +175,7 @@ class FusionArrays(NamedTuple):
 
     lm: AutomatonArrays
     boosting: AutomatonArrays  # all boosting trees
-    lm_starts: np.ndarray  # [n] int32 states before the first label
-    boosting_starts: np.ndarray  # [n] int32
-    lm_weights: np.ndarray  # [n] float32, 0: no LM
-    boosting_weights: np.ndarray  # [n] float32, 0: no boosting
+    utterances: np.ndarray  # [n] UTTERANCE
 
 
 class UtteranceFusion(NamedTuple):
@@ -192,7 +190,8 @@ class UtteranceFusion(NamedTuple):
 @inlined
 def of_utterance(fusion, b):
     """The `UtteranceFusion` of utterance b of `FusionArrays`."""
-    return UtteranceFusion(fusion.lm, fusion.boosting, fusion.lm_weights[b], fusion.boosting_weights[b])
+    own = fusion.utterances[b]
+    return UtteranceFusion(fusion.lm, fusion.boosting, own.lm_weight, own.boosting_weight)
 
 
 # -- for kernels, see fusion.cuh -------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.search.nbest import TEXT_SCORES
 from nemo_gpu_decoding.search.result import Path, new_frozen
 
 P = TypeVar("P", bound=Path)
@@ -45,12 +46,6 @@ def common_ancestor(parents, ends):
                 ends[i] = parents[newest]
         newest = ends.max()
     return newest
-
-
-# Weighted LM and boosting scores of a text, and the offsets of its states from the start states
-TEXT_SCORES = np.dtype(
-    [("lm", np.float64), ("boosting", np.float64), ("lm_state", np.int32), ("boosting_state", np.int32)]
-)
 
 
 class CommittedTokens:

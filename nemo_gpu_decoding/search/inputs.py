@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.search.engine import BadRow
-from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
+from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 
 logger = logging.getLogger("nemo_gpu_decoding")
 

@@ -16,7 +16,7 @@ from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32, check_log_probs, raise_bad_frame
-from nemo_gpu_decoding.search.log_space import MOST_LOG_PROB
+from nemo_gpu_decoding.search.numerics import MOST_LOG_PROB
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 
 

@@ -1,4 +1,4 @@
-// Back-pointers of a running beam search, and the way back through them. Counterpart of
+// Back-pointers of a running beam search, and the trace-back through them. Counterpart of
 // backpointers.py.
 #pragma once
 
@@ -24,8 +24,8 @@ struct BackPointers {
   }
 };
 
-// Some frames of the back-pointers of one utterance in shared memory: the way back is a chain of dependent
-// reads, each of which would otherwise wait for global memory.
+// Some frames of the back-pointers of one utterance in shared memory. A trace-back is a chain of dependent
+// reads, each of which would wait for global memory.
 struct BackPointerTile {
   int* labels;  // [frames, K]
   float* log_probs;  // [frames, K]
@@ -50,7 +50,7 @@ struct BackPointerTile {
   }
 };
 
-// The tokens of one path, or of many; the last two are null where no alignment is wanted.
+// The tokens of one path, or of many; the last two are null without `alignments`.
 struct Trace {
   int* tokens;
   int* frames;
@@ -69,7 +69,7 @@ struct Trace {
   }
 };
 
-// One thread's way back along a path, to frame `first`: tokens come out last first.
+// The trace-back of one path by one thread, to frame `first`; the last token is written first.
 struct TraceBack {
   int slot;
   int64 first;
@@ -77,7 +77,7 @@ struct TraceBack {
   int run = 0;  // frames that repeat the next token on the way back
   double run_probability = 0.0;
 
-  // Go back through frames end - 1 .. begin, which lie in the tile.
+  // Trace back frames end - 1 .. begin, which are in the tile.
   void follow(
     const BackPointerTile& tile, int64 begin, int64 end, int beam_size, int blank_id, const Trace& trace
   ) {
@@ -116,7 +116,7 @@ inline void swap_values(T* values, int i, int j) {
   values[j] = kept;
 }
 
-// Bring the tokens of a path, written last first, into their order. Call with all threads.
+// Reverse the tokens of a path, which were written last first. Call with all threads.
 inline void reverse(const Trace& trace, int count) {
   for (int i = thread(); i < count / 2; i += threads()) {
     int j = count - 1 - i;

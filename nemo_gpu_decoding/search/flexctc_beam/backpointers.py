@@ -36,6 +36,9 @@ class Traces(NamedTuple):
     frames: np.ndarray  # [R, N, T] int32
     repeats: np.ndarray  # [R, N, T] int32
     confidence: np.ndarray  # [R, N, T] float32
+    # labels of all frames, blanks included, and their log-posteriors; T = 0 without `alignments`
+    alignment: np.ndarray  # [R, N, T] int32
+    alignment_log_probs: np.ndarray  # [R, N, T] float32
 
 
 def new_back_pointers(batch: int, frames: int, beam_size: int) -> BackPointers:
@@ -61,11 +64,12 @@ def grown(back_pointers: BackPointers, frames: int) -> BackPointers:
     return larger
 
 
-def new_traces(rows: int, n_best: int, frames: int) -> Traces:
-    shape = (rows, n_best, frames)
+def new_traces(rows: int, n_best: int, frames: int, *, alignments: bool = False) -> Traces:
+    shape, aligned = (rows, n_best, frames), (rows, n_best, frames if alignments else 0)
     tokens, starts, repeats = (np.empty(shape, np.int32) for _ in range(3))
-    lengths = np.zeros((rows, n_best), np.int32)
-    return Traces(lengths, tokens, starts, repeats, np.empty(shape, np.float32))
+    lengths, confidence = np.zeros((rows, n_best), np.int32), np.empty(shape, np.float32)
+    alignment = np.empty(aligned, np.int32), np.empty(aligned, np.float32)
+    return Traces(lengths, tokens, starts, repeats, confidence, *alignment)
 
 
 @compiled
@@ -77,12 +81,17 @@ def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
     """
     tokens, frames = traces.tokens[r, n], traces.frames[r, n]
     repeats, confidence = traces.repeats[r, n], traces.confidence[r, n]
+    alignment, alignment_log_probs = traces.alignment[r, n], traces.alignment_log_probs[r, n]
     count = 0
     run = 0  # frames that repeat the next token on the way back
     run_probability = 0.0
     for t in range(frames_of[1] - 1, frames_of[0] - 1, -1):
         entry = back_pointers.labels[b, t, slot]
-        probability = np.exp(np.float64(back_pointers.log_probs[b, t, slot]))
+        log_prob = back_pointers.log_probs[b, t, slot]
+        if len(alignment):
+            alignment[t - frames_of[0]] = entry if entry >= 0 else ~entry
+            alignment_log_probs[t - frames_of[0]] = log_prob
+        probability = np.exp(np.float64(log_prob))
         slot = back_pointers.parents[b, t, slot]
         if entry == blank_id:
             run, run_probability = 0, 0.0
@@ -117,14 +126,3 @@ def shared_frames(back_pointers, b, num_frames, size):
 def _reverse(values, count):
     for i in range(count // 2):
         values[i], values[count - 1 - i] = values[count - 1 - i], values[i]
-
-
-@compiled
-def trace_alignment(back_pointers, b, frames_of, slot, labels, log_probs):
-    """Fill labels and log_probs [T] with those of the path in every frame; other arguments as in `trace_back`."""
-    first = frames_of[0]
-    for t in range(frames_of[1] - 1, first - 1, -1):
-        entry = back_pointers.labels[b, t, slot]
-        labels[t - first] = entry if entry >= 0 else ~entry
-        log_probs[t - first] = back_pointers.log_probs[b, t, slot]
-        slot = back_pointers.parents[b, t, slot]

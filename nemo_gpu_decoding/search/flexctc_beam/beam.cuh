@@ -1,25 +1,13 @@
-// The beam of an utterance, and what LM and boosting add to it. Counterpart of frame.py.
+// The beam of an utterance, and what LM and boosting add to it. Counterpart of scoring.py.
 #pragma once
 
 #include "fusion/fusion.cuh"
 #include "search/flexctc_beam/records.cuh"
-#include "search/log_space.cuh"
-#include "search/text_hash.cuh"
+#include "search/numerics.cuh"
 
-enum Merge { MERGE_MAX = 0, MERGE_SUM = 1, MERGE_PREFIX = 2 };
-constexpr int NO_LABEL = -1;
-constexpr int FEW_ARCS = 16;  // an LM state with no more has its own arcs offered apart from the scan
+constexpr int FEW_ARCS = 16;  // the arcs of LM states with at most this many are offered one by one
 
-// Why a search stands still: Progress.status.
-enum Status {
-  FINE = 0,
-  BAD_INPUT = -1,  // the next frame holds NaN or a value above most_log_prob()
-  NO_LABEL_POSSIBLE = -2,  // the next frame leaves no label possible
-  BAD_LENGTH = -3,  // the length of the chunk is below 0 or above its T
-  BACK_POINTERS_FULL = -4,  // the chunk has more frames than the back-pointers have room for
-};
-
-// LM and boosting of one utterance; that of fusion/batch.py, with what they need to know of the columns.
+// LM and boosting of one utterance, as in fusion/batch.py, and the column of the blank.
 struct UtteranceFusion {
   Automaton lm;
   Automaton boosting;
@@ -32,12 +20,12 @@ struct UtteranceFusion {
 
   int column_of(int label) const { return label >= blank_id ? label + 1 : label; }
 
-  // Whether the labels that the LM state has arcs for are offered apart from the scan of the row.
+  // Whether the labels of the LM state's own arcs are offered one by one, before the scan of the row.
   bool offers_arcs(const State& state) const {
     return lm_weight > 0 && state.arc_end - state.arc_begin <= FEW_ARCS;
   }
 
-  // The most that the LM can add to the next token, where that is not offered apart.
+  // Upper bound of the weighted LM score of the next token, except for labels that are offered one by one.
   float lm_bound(int number) const {
     if (!(lm_weight > 0)) return 0.0f;
     const State& state = lm.states[number];

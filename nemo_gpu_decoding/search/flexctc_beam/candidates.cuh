@@ -1,5 +1,5 @@
 // The candidates of a frame: continuations that may be among the K best, in shared memory. Counterpart of
-// candidates.py.
+// search/candidates.py.
 //
 // The list is filled in any order by all threads. Candidates order by score down, then parent up, then
 // label up, and no two are equal: the rank of a candidate is the number of greater keys.
@@ -18,7 +18,7 @@ struct Candidates {
   int beam_size;  // K
   int columns;  // V + 1; 2 K (V + 1) fits into 32 bits
 
-  // Equal scores order by parent and label; a label that goes on comes before the same as a new token.
+  // Ties: ascending parent, then `choice` of search/candidates.py.
   uint64 key_of(float score, int parent, int label) const {
     uint32 is_new = label < 0;
     uint32 column = is_new ? ~label : label;
@@ -26,7 +26,7 @@ struct Candidates {
     return rank_key(score, order);
   }
 
-  // Append a candidate, from any thread. The caller sees to it that there is room.
+  // Append a candidate, from any thread. The caller has reserved an entry.
   void append(float score, CandidateItem item) {
     if (score == negative_infinity()) return;
     int i = atomicAdd(&counters->num_candidates, 1);
@@ -34,7 +34,7 @@ struct Candidates {
     items[i] = item;
   }
 
-  // The number of better ones among the first `count`, counted by a team. Call with all lanes of a warp.
+  // The number of better candidates among the first `count`, counted by a team. Call with all lanes of a warp.
   int rank_of(uint64 key, int count) const {
     int rank = 0;
     for (int i = team_lane(); i < count; i += TEAM) rank += keys[i] > key;
@@ -88,14 +88,14 @@ struct Candidates {
   }
 };
 
-// No label below this log-probability can reach the floor, with slack for float32 rounding; `best` is the
-// score that a label of log-probability 0 could get at best.
+// Lower bound of the log-probability of labels that can reach the floor, with slack for float32 rounding.
+// best: upper bound of the score of a label with log-probability 0.
 inline float least_log_prob(float floor, float best) {
   float slack = 2e-6f * (fabsf(floor) + fabsf(best)) + 1e-5f;
   return floor - best - slack;
 }
 
-// No smaller LM weight lifts base + bonus to the floor; with slack for float32 rounding.
+// Lower bound of the LM weights with which base + bonus reaches the floor, with slack for float32 rounding.
 inline float least_lm_weight(float floor, float base, float bonus, float lm_weight) {
   float slack = 2e-6f * (fabsf(floor) + fabsf(base) + fabsf(bonus)) + 1e-5f;
   return (floor - base - bonus - slack) / lm_weight;

@@ -1,4 +1,4 @@
-"""`CPUEngine`: buffers and threads for the compiled search of `frame.py` and `prefix.py`."""
+"""`CPUEngine`: buffers and threads for the compiled search of `frame.py`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from nemo_gpu_decoding.search.flexctc_beam.backpointers import (
     grown,
     new_traces,
     shared_frames,
-    trace_alignment,
     without_first,
 )
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import Found, commit_shared, rank, trace_back_all
-from nemo_gpu_decoding.search.flexctc_beam.frame import advance, new_state, new_workspace
-from nemo_gpu_decoding.search.flexctc_beam.prefix import advance_prefix
-from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_PREFIX, SearchParams
+from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_shared, rank, trace_back_all
+from nemo_gpu_decoding.search.flexctc_beam.frame import BeamState, advance, new_state, new_workspace
+from nemo_gpu_decoding.search.flexctc_beam.records import SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
 from nemo_gpu_decoding.search.threads import for_each_share
 
@@ -44,16 +42,12 @@ class CPUEngine(Engine):
         back_pointers = self._back_pointers_for(lengths)
         before = self._state
         beam, sizes, frames_done = (part.copy() for part in before[:3])
-        state = before._replace(
-            beam=beam, sizes=sizes, frames_done=frames_done,
-            back_pointers=back_pointers,
-        )  # fmt: skip
+        state = BeamState(beam, sizes, frames_done, back_pointers)
         fusions = self._fusion.arrays
-        step = advance_prefix if self._params.merge == MERGE_PREFIX else advance
 
         def advance_rows(rows: np.ndarray) -> None:
             workspace = new_workspace(self._config.beam_size)
-            step(rows, values, lengths, state, self._params, fusions, workspace)
+            advance(rows, values, lengths, state, self._params, fusions, workspace)
 
         for_each_share(advance_rows, lengths, self._config.threads)
         for b in np.flatnonzero(sizes <= 0):  # an error; the state of the streams is not replaced
@@ -80,7 +74,7 @@ class CPUEngine(Engine):
         self._dropped += dropped
         self._state = state._replace(frames_done=state.frames_done - dropped)
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> NBestArrays:
         state, numbers = self._state, np.array(rows, np.int64)
         dropped, last, fusions = self._dropped[numbers], state.frames_done[numbers], self._fusion.arrays
         order = np.full((len(numbers), n_best), -1, np.int32)
@@ -92,31 +86,20 @@ class CPUEngine(Engine):
         committed = [self._committed[b] for b in rows]
         first = np.array([own.frames for own in committed], np.int64) - dropped
         most = int((last - first).max(initial=0))
-        traces = new_traces(len(numbers), n_best, most)
+        traces = new_traces(len(numbers), n_best, most, alignments=self._config.alignments)
 
         def trace_back_rows(which: np.ndarray) -> None:
             trace_back_all(which, numbers, first, state, self._params, order, traces)
 
         for_each_share(trace_back_rows, last - first + 1, self._config.threads)
-        labels = log_probs = None
-        if self._config.alignments:
-            labels = np.empty((len(numbers), n_best, most), np.int32)
-            log_probs = np.empty((len(numbers), n_best, most), np.float32)
-            for r, n in np.argwhere(order >= 0):
-                trace_alignment(
-                    state.back_pointers, numbers[r], (int(first[r]), int(last[r])), order[r, n], labels[r, n],
-                    log_probs[r, n],
-                )  # fmt: skip
         if dropped.any():
             traces = traces._replace(frames=traces.frames + dropped[:, None, None].astype(np.int32))
         shared = last.copy()
         if not final:
             for r, b in enumerate(rows):
                 shared[r] = shared_frames(state.back_pointers, b, int(last[r]), int(state.sizes[b]))
-        return Found(
-            numbers, last + dropped, order, scores, without_final, traces, shared + dropped, committed, labels,
-            log_probs,
-        )  # fmt: skip
+        ends, shared = last + dropped, shared + dropped
+        return NBestArrays(numbers, ends, order, scores, without_final, traces, shared, committed)
 
     def commit(self, rows: Sequence[int]) -> None:
         commit_shared(self.results(rows, 1, final=False), self._params, self._fusion.arrays)

@@ -34,7 +34,7 @@ from nemo_gpu_decoding.search.engine import BadRow, Engine
 from nemo_gpu_decoding.search.flexctc_beam import records
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import Found, commit_shared
+from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_shared
 from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, checked_lengths, raise_bad_frame
 
@@ -115,8 +115,7 @@ class CUDAEngine(Engine):
         self._fusion = streams.fusion
         self._lm = on_device(streams.fusion.lm, self.device)
         self._boosting = trees_on_device(streams.fusion, self.device)
-        utterances = as_records(_utterances(streams.fusion))
-        self._utterances = utterances.to(self.device, non_blocking=True)
+        self._utterances = as_records(streams.fusion.arrays.utterances).to(self.device, non_blocking=True)
         self._beams = self._empty(n, beam_size, HYPOTHESIS.itemsize, dtype=torch.uint8)
         self._progress = torch.zeros(n, PROGRESS.itemsize, dtype=torch.uint8, device=self.device)
         self._frames = np.zeros(n, np.int64)  # frames read, as of the last `push` that waited
@@ -159,7 +158,7 @@ class CUDAEngine(Engine):
             self._beams, self._progress, self._frames = beams, progress, reached["frames"].copy()
             self._most_frames = int(self._frames.max())
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> NBestArrays:
         numbers = np.array(rows, np.int64)
         committed, dropped = [self._committed[b] for b in rows], self._dropped[numbers]
         first = np.array([own.frames for own in committed], np.int64)
@@ -189,7 +188,7 @@ class CUDAEngine(Engine):
             beams = self._beams.cpu().numpy().view(HYPOTHESIS)[..., 0]
             beams["boosting_state"] += moved[:, None]
             self._beams.copy_(as_records(beams))
-        self._utterances.copy_(as_records(_utterances(fusion)))
+        self._utterances.copy_(as_records(fusion.arrays.utterances))
         self._progress[list(rows)] = 0
         if fusion.trees != self._fusion.trees:
             self._boosting = trees_on_device(fusion, self.device)
@@ -358,15 +357,6 @@ def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
     }[status]
 
 
-def _utterances(fusion: BatchFusion) -> np.ndarray:
-    arrays = fusion.arrays
-    utterances = np.zeros(len(fusion), records.UTTERANCE)
-    utterances["lm_start"], utterances["boosting_start"] = arrays.lm_starts, arrays.boosting_starts
-    utterances["lm_weight"] = arrays.lm_weights
-    utterances["boosting_weight"] = arrays.boosting_weights
-    return utterances
-
-
 def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -397,7 +387,7 @@ class _DeviceResults:
 
     def to_host(
         self, rows: np.ndarray, committed: list[CommittedTokens], dropped: np.ndarray
-    ) -> tuple[Found, np.ndarray]:
+    ) -> tuple[NBestArrays, np.ndarray]:
         """Wait for the results of streams; also returns `reached`, [R] PROGRESS.
 
         Args:
@@ -409,17 +399,15 @@ class _DeviceResults:
         got = {name: host[part].view(dtype).reshape(shape) for name, (part, dtype, shape) in self._slices.items()}
         reached = got["reached"]
         got["frames"] += dropped[:, None, None].astype(np.int32)
-        found = Found(
+        found = NBestArrays(
             rows,
             reached["frames"] + dropped,
             got["order"],
             got["scores"],
             got["without_final"].astype(bool),
-            Traces(*(got[name] for name in Traces._fields)),
+            Traces(*(got.get(name, got["tokens"][..., :0]) for name in Traces._fields)),  # no alignments: T = 0
             got["shared"] + dropped,
             committed,
-            got.get("alignment"),
-            got.get("alignment_log_probs"),
         )
         return found, reached
 

@@ -16,7 +16,7 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
-from nemo_gpu_decoding.search.flexctc_beam.finish import Found, fusion_scores
+from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, fusion_scores
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
@@ -85,7 +85,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
-        found: Found = engine.results(rows, n_best, final=final)
+        found: NBestArrays = engine.results(rows, n_best, final=final)
         paths = self._paths(found, fusion_scores(found, self._params, streams.fusion.arrays, final))
         frames, forbidden = found.frames.tolist(), (final & found.without_final).tolist()
         return [
@@ -99,13 +99,13 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
             for r in range(len(rows))
         ]
 
-    def _committed(self, found: Found, r: int) -> int:
+    def _committed(self, found: NBestArrays, r: int) -> int:
         """Number of tokens of the best hypothesis that all live hypotheses share."""
         frames, head = found.traces.frames[r, 0, : found.traces.lengths[r, 0]], found.committed[r].head
         before = 0 if head is None else len(head["tokens"])
         return before + int(np.searchsorted(frames, found.shared[r]))
 
-    def _paths(self, found: Found, fused: np.ndarray) -> list[tuple[Path, ...]]:
+    def _paths(self, found: NBestArrays, fused: np.ndarray) -> list[tuple[Path, ...]]:
         """The hypotheses of each utterance; `fused`: [R, N] TEXT_SCORES.
 
         Most fields are computed for all hypotheses at once, because NumPy operations on single numbers are slow.
@@ -114,7 +114,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         exists = found.order >= 0
         counts = np.where(exists, found.traces.lengths, 0)
         is_used = np.arange(found.traces.tokens.shape[2]) < counts[..., None]
-        tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:])
+        tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:5])
         ends = np.cumsum(counts).reshape(counts.shape)
         lengths = counts + np.array([0 if head is None else len(head["tokens"]) for head in heads])[:, None]
         scores, insertion = found.scores.astype(np.float64), self.config.beam_beta * lengths
@@ -137,12 +137,12 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
             results[r].append(joined(heads[r], path))
         return [tuple(paths) for paths in results]
 
-    def _alignment(self, found: Found, r: int, n: int) -> dict[str, np.ndarray]:
+    def _alignment(self, found: NBestArrays, r: int, n: int) -> dict[str, np.ndarray]:
         """Fields of a path after the committed frames, if the config has `alignments`."""
-        if found.alignment is None or found.alignment_log_probs is None:
+        if not self.config.alignments:
             return {}
-        part = slice(int(found.frames[r]) - found.committed[r].frames)
+        traces, part = found.traces, slice(int(found.frames[r]) - found.committed[r].frames)
         return {
-            "alignment": found.alignment[r, n, part].copy(),
-            "alignment_log_probs": found.alignment_log_probs[r, n, part].copy(),
+            "alignment": traces.alignment[r, n, part].copy(),
+            "alignment_log_probs": traces.alignment_log_probs[r, n, part].copy(),
         }

@@ -1,15 +1,15 @@
-// The end of an utterance, or a look at it on the way: final weights, equal texts merged, the N best and
-// their way back through the back-pointers. The steps of finish.py, one block per utterance.
+// Final and partial results: final weights, n-best order, trace-back. The steps of finish.py, one block per
+// utterance.
 
 #include "search/flexctc_beam/beam.cuh"
 #include "search/flexctc_beam/backpointers.cuh"
 
 constexpr int MAX_THREADS = 256;
 
-// The hypotheses of one utterance and what orders them; arrays are in shared memory.
+// The hypotheses of one utterance and their order; arrays are in shared memory.
 struct Ending {
   Hypothesis* beam;  // [K], `size` of them are live
-  float* scores;  // [K], with final weights if they count
+  float* scores;  // [K], with final weights if the utterance has ended
   float* merged;  // [K], equal texts recombined: -inf where another is kept
   int* order;  // [N] slots, best first, -1 where there are fewer
   int size;
@@ -48,8 +48,8 @@ struct Ending {
     return rank;
   }
 
-  // Order the texts and write the scores of the N best. True if there is any with a finite score.
-  // Call with all threads; each reads first the hypotheses that it has brought. Ends with a barrier.
+  // Order the texts and write the scores of the N best; true if any score is finite. Call with all threads,
+  // each of which has fetched the hypotheses that it reads first. Ends with a barrier.
   bool sort(bool final, float* best_scores) {
     for (int k = thread(); k < size; k += threads()) {
       scores[k] = final ? final_weights(beam[k], beam[k].score) : beam[k].score;
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(const FinishArg
   }
   float* best_scores = args.scores + r * n_best;
   bool left_out = args.final && !ending.sort(true, best_scores);
-  // an LM may forbid the end everywhere: better a result than none
+  // the LM forbids the end after every hypothesis: return them without final weights
   if (!args.final || left_out) ending.sort(false, best_scores);
   if (thread() == 0) {
     args.reached[r] = now;

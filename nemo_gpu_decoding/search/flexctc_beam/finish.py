@@ -7,19 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
-from nemo_gpu_decoding.search.flexctc_beam.frame import label_of
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
+from nemo_gpu_decoding.search.nbest import add_text_scores, merge_equal_texts, select_best
 
 
-class Found(NamedTuple):
+class NBestArrays(NamedTuple):
     """The N best hypotheses of R utterances as arrays, best first.
 
-    Traces and alignments begin after the committed frames.
+    Traces begin after the committed frames.
     """
 
     rows: np.ndarray  # [R] int64, numbers of the utterances
@@ -30,17 +28,15 @@ class Found(NamedTuple):
     traces: Traces
     shared: np.ndarray  # [R] int64, number of first frames in which all live hypotheses share one path
     committed: list[CommittedTokens]  # [R]
-    alignment: np.ndarray | None = None  # [R, N, T] int32, if the config has `alignments`
-    alignment_log_probs: np.ndarray | None = None  # [R, N, T] float32
 
 
-def commit_shared(found: Found, params: SearchParams, fusions: FusionArrays) -> None:
+def commit_shared(found: NBestArrays, params: SearchParams, fusions: FusionArrays) -> None:
     """Commit the tokens before the last frame that all live hypotheses of a stream share."""
     for r, own in enumerate(found.committed):
         end = int(found.shared[r])
         if found.order[r, 0] < 0 or not worth_committing(end - own.frames):
             continue
-        labels, *fields = (values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:])
+        labels, *fields = (values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:5])
         frames, repeats = fields[:2]
         count = int(np.searchsorted(frames, end))
         if count and frames[count - 1] + repeats[count - 1] >= end:  # later frames may repeat this token
@@ -48,12 +44,12 @@ def commit_shared(found: Found, params: SearchParams, fusions: FusionArrays) -> 
             end = int(frames[count])
         names = ("tokens", "frames", "repeats", "token_confidence")
         new = {name: values[:count] for name, values in zip(names, (labels, *fields), strict=True)}
-        if found.alignment is not None and found.alignment_log_probs is not None:
+        if found.traces.alignment.size:
             part = slice(end - own.frames)
-            new |= {"alignment": found.alignment[r, 0, part]}
-            new |= {"alignment_log_probs": found.alignment_log_probs[r, 0, part]}
+            new |= {"alignment": found.traces.alignment[r, 0, part]}
+            new |= {"alignment_log_probs": found.traces.alignment_log_probs[r, 0, part]}
         own.columns.extend(new)
-        add_text_scores(labels[:count], params, fusions, found.rows[r], own.scores)
+        _add_scores_of(labels[:count], params, fusions, found.rows[r], own.scores)
         own.frames = end
 
 
@@ -79,17 +75,8 @@ def rank(which, rows, state, params, fusions, final, order, scores):
             if final and fusion.boosting_weight > 0:
                 end = fusion.boosting.states[beam[k].boosting_state]
                 score[k] += fusion.boosting_weight * end.final_weight
-        _merge_equal_texts(beam, score, params.merge)
-        for n in range(order.shape[1]):
-            best = -1
-            for k in range(len(score)):
-                if score[k] > IMPOSSIBLE and (best < 0 or score[k] > score[best]):
-                    best = k
-            order[r, n] = best
-            if best < 0:
-                break
-            scores[r, n] = score[best]
-            score[best] = IMPOSSIBLE
+        merge_equal_texts(beam, score, params.merge == MERGE_SUM)
+        select_best(score, score, order[r], scores[r])
 
 
 @compiled
@@ -102,20 +89,7 @@ def trace_back_all(which, rows, first, state, params, order, traces):
                 trace_back(state.back_pointers, rows[r], frames_of, order[r, n], params.blank_id, traces, r, n)
 
 
-@compiled
-def _merge_equal_texts(beam, score, merge):
-    """Keep one hypothesis per text; two of a text may differ in ending with a blank or a token."""
-    for k in range(len(score)):
-        for i in range(k):
-            if beam[i].text_hash != beam[k].text_hash or beam[i].length != beam[k].length:
-                continue
-            keep, drop = (i, k) if score[i] >= score[k] else (k, i)
-            if merge == MERGE_SUM:
-                score[keep] = log_add(score[keep], score[drop])
-            score[drop] = IMPOSSIBLE
-
-
-def fusion_scores(found: Found, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
+def fusion_scores(found: NBestArrays, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
     """LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
 
     Args:
@@ -124,7 +98,7 @@ def fusion_scores(found: Found, params: SearchParams, fusions: FusionArrays, fin
         final: include final weights, except for utterances with `found.without_final`.
     """
     scores = np.repeat(np.stack([own.scores for own in found.committed]), found.order.shape[1], axis=1)
-    if fusions.lm_weights.any() or fusions.boosting_weights.any():
+    if fusions.utterances["lm_weight"].any() or fusions.utterances["boosting_weight"].any():
         ended = final & ~found.without_final
         _add_scores(found.rows, found.order, found.traces, params, fusions, ended, scores)
     return scores
@@ -136,33 +110,22 @@ def _add_scores(rows, order, traces, params, fusions, ended, scores):
         for n in range(order.shape[1]):
             if order[r, n] >= 0:
                 tokens, own = traces.tokens[r, n, : traces.lengths[r, n]], scores[r, n : n + 1]
-                add_text_scores(tokens, params, fusions, rows[r], own)
+                _add_scores_of(tokens, params, fusions, rows[r], own)
                 if ended[r]:
-                    _add_final_weights(of_utterance(fusions, rows[r]), fusions, rows[r], own[0])
+                    _add_final_weights(of_utterance(fusions, rows[r]), fusions.utterances[rows[r]], own[0])
 
 
 @compiled
-def add_text_scores(tokens, params, fusions, b, scores):
-    """Add to scores [1] TEXT_SCORES the weighted LM and boosting scores of the next tokens of utterance b."""
-    own, fusion = scores[0], of_utterance(fusions, b)
-    lm_score, lm_state = own.lm, fusions.lm_starts[b] + own.lm_state
-    boosting_score, boosting_state = own.boosting, fusions.boosting_starts[b] + own.boosting_state
-    for column in tokens:
-        label = label_of(column, params.blank_id)
-        if fusion.lm_weight > 0:
-            weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, ANY_WEIGHT)
-            lm_score += fusion.lm_weight * weight
-        if fusion.boosting_weight > 0:
-            weight, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
-            boosting_score += fusion.boosting_weight * weight
-    own.lm, own.lm_state = lm_score, lm_state - fusions.lm_starts[b]
-    own.boosting, own.boosting_state = boosting_score, boosting_state - fusions.boosting_starts[b]
+def _add_scores_of(tokens, params, fusions, b, scores):
+    """`add_text_scores` of utterance b."""
+    starts = fusions.utterances[b].lm_start, fusions.utterances[b].boosting_start
+    add_text_scores(tokens, params.vocab_size, params.blank_id, of_utterance(fusions, b), starts, scores)
 
 
 @compiled
-def _add_final_weights(fusion, fusions, b, own):
+def _add_final_weights(fusion, utterance, own):
     if fusion.lm_weight > 0:
-        own.lm += fusion.lm_weight * fusion.lm.states[fusions.lm_starts[b] + own.lm_state].final_weight
+        own.lm += fusion.lm_weight * fusion.lm.states[utterance.lm_start + own.lm_state].final_weight
     if fusion.boosting_weight > 0:
-        end = fusion.boosting.states[fusions.boosting_starts[b] + own.boosting_state]
+        end = fusion.boosting.states[utterance.boosting_start + own.boosting_state]
         own.boosting += fusion.boosting_weight * end.final_weight

@@ -1,12 +1,12 @@
-// The workspace of a block: what the steps of a frame share.
+// The workspace of a block, which the steps of a frame share.
 #pragma once
 
 #include "search/flexctc_beam/candidates.cuh"
 #include "search/flexctc_beam/backpointers.cuh"
 #include "search/rows.cuh"
 
-// The workspace of a block. The lists are in shared memory, in the order in which they stand here;
-// that of shared_bytes in cuda_engine.py.
+// The workspace of a block. The lists are in shared memory, in the order of the fields and of shared_bytes in
+// cuda_engine.py.
 struct Workspace {
   SearchParams params;
   int beam_size;  // K
@@ -17,7 +17,7 @@ struct Workspace {
   Hypothesis* next;  // [K], in the order of their scores, equal ones not merged yet
   KeptText* kept;  // [K] by hypothesis of the beam
   int* labels;  // [sizes.labels] columns that may enter the beam
-  // [sizes.pairs] what may enter the beam: label number * live hypotheses + hypothesis, or
+  // [sizes.pairs] pairs that may enter the beam: label number * live hypotheses + hypothesis, or
   // ~(hypothesis * FEW_ARCS + arc) for an arc that its LM state has of its own
   int* pairs;
   int* origins;  // [K] candidate that each of `next` comes from: its parent ...
@@ -55,14 +55,20 @@ struct Workspace {
   int columns() const { return params.vocab_size + 1; }
 };
 
-// The score that a new label of log-probability 0 could get at best after this hypothesis.
+// Upper bound of the score of a new label with log-probability 0 after this hypothesis.
 inline float best_new_score(const Hypothesis& hypothesis, float beam_beta) {
   return hypothesis.score + beam_beta + hypothesis.lm_bound + hypothesis.boosting_bound;
 }
 
+// The score that a new token adds to. A token can follow itself only after a blank: the blank score of a
+// hypothesis that ends in a token is -inf, but for merge=prefix.
+inline float score_before(const Hypothesis& hypothesis, int column) {
+  return column == hypothesis.last_label ? hypothesis.blank_score : hypothesis.score;
+}
+
 // `base` plus LM and boosting for a new token: the score, and in `item` the states after it.
-// Gives -inf if that is found to be below `floor` on the way; boosting trees are small and LMs large, so
-// the cheap look-up comes first.
+// Returns -inf if a partial sum shows that the score is below `floor`. Boosting trees are small and LMs are
+// large: the cheap look-up comes first.
 inline float fused(
   float base, const Hypothesis& hypothesis, int column, float floor, const UtteranceFusion& fusion,
   CandidateItem& item

@@ -15,7 +15,7 @@ bit: the bound is summed in the order of the score, and floating-point addition 
 
 Hypotheses with equal text are merged in one of three ways (`merge`). "max" and "sum" select the top K first and then
 recombine hypotheses with equal text and last label, by the maximum or the sum of their probabilities. "prefix" keeps
-one slot per text, with separate probabilities of ending in a blank and in a token.
+one slot per text, with separate probabilities of ending in a blank and in a token (`prefix.py`).
 """
 
 from __future__ import annotations
@@ -25,23 +25,28 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import linked, no_refcount
+from nemo_gpu_decoding.search.candidates import Candidates, floor_of, insert
+from nemo_gpu_decoding.search.flexctc_beam import scoring
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers, new_back_pointers
-from nemo_gpu_decoding.search.flexctc_beam.candidates import (
-    CANDIDATE,
-    Candidates,
-    floor_of,
-    insert,
-    least_log_prob,
-    plain,
-)
+from nemo_gpu_decoding.search.flexctc_beam.prefix import find_text, offer_same_text
 from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS, MERGE_PREFIX, MERGE_SUM, NO_LABEL
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, MOST_LOG_PROB, log_add
-from nemo_gpu_decoding.search.row_scan import next_label
-from nemo_gpu_decoding.search.text_hash import extended_hash
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, MOST_LOG_PROB, column_of, extended_hash, log_add, next_label
 
-FEW_ARCS = 8  # the arcs of LM states with at most this many are offered one by one
+# A hypothesis extended by the label of a frame.
+CANDIDATE = np.dtype(
+    [
+        ("score", np.float32),
+        ("parent", np.int32),  # slot in the beam
+        ("choice", np.int32),  # 2 * label + (1: a new token, 0: a blank or a repeated label)
+        ("lm_state", np.int32),  # after it
+        ("boosting_state", np.int32),
+        ("blank_score", np.float32),  # this field and those below: merge=prefix only
+        ("token_score", np.float32),
+        ("same_text_as", np.int32),  # slot in the beam whose text this one keeps, or -1
+    ],
+    align=True,
+)
 
 
 class BeamState(NamedTuple):
@@ -67,12 +72,12 @@ def new_workspace(beam_size: int) -> Workspace:
 
 def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
     """State before the first frame of B utterances: the empty text in slot 0, a capacity of `frames` frames."""
-    n = len(fusions.lm_weights)
+    n = len(fusions.utterances)
     beam = np.zeros((n, beam_size), HYPOTHESIS)
     first = beam[:, 0]
     first["last_label"] = NO_LABEL
-    first["lm_state"] = fusions.lm_starts
-    first["boosting_state"] = fusions.boosting_starts
+    first["lm_state"] = fusions.utterances["lm_start"]
+    first["boosting_state"] = fusions.utterances["boosting_start"]
     first["token_score"] = IMPOSSIBLE
     back_pointers = new_back_pointers(n, frames, beam_size)
     return BeamState(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers)
@@ -92,7 +97,7 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
         own, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):
             row = log_probs[b, i]
-            count = _candidates(row, own, sizes[b], params, fusion, candidates)
+            count = _list_candidates(row, own, sizes[b], params, fusion, candidates)
             if count > 0:
                 count = select(row, own, b, state, candidates, count, params, next_beam)
             sizes[b] = count
@@ -102,145 +107,70 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
 
 
 @linked
-def _candidates(row, beam, size, params, fusion, candidates):
-    """Fill the best continuations of a frame for merge=max and merge=sum; returns their number, or BAD_INPUT."""
-    count = 0
-    blank = np.int32(params.blank_id)
-    for repeats in range(2):  # a blank, the last label again
-        for k in range(size):
-            last = beam[k].last_label
-            can_repeat = last != NO_LABEL and last != blank
-            if repeats == 1 and not can_repeat:
-                continue
-            label = blank if repeats == 0 else last
-            score = beam[k].score + row[label]
-            slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), label)
-            if slot >= 0:
-                candidates.items[slot].lm_state = beam[k].lm_state
-                candidates.items[slot].boosting_state = beam[k].boosting_state
-    note_bounds(beam, size, fusion)
-    floor = floor_of(candidates, count, params)
+def _list_candidates(row, beam, size, params, fusion, candidates):
+    """List the best continuations of a frame; returns their number, or BAD_INPUT."""
+    count = _offer_without_new_token(row, beam, size, params, fusion, candidates)
+    scoring.note_bounds(beam, size, fusion)
+    floor = floor_of(candidates, count, params.threshold)
     for k in range(size):
-        if not offers_arcs(beam[k], fusion):
+        if not scoring.offers_arcs(beam[k], fusion):
             continue
         state = beam[k].lm_state
         for arc in range(fusion.lm.states[state].arc_begin, fusion.lm.states[state].arc_end):
             v = column_of(fusion.lm.arcs[arc].label, params.blank_id)
             if not row[v] <= MOST_LOG_PROB:
                 return BAD_INPUT
-            base = beam[k].score + row[v] + params.beam_beta
+            base = scoring.score_before(beam[k], v) + row[v] + params.beam_beta
             lm_bound = fusion.lm_weight * fusion.lm.arcs[arc].weight
-            if v != beam[k].last_label and not base + lm_bound + beam[k].boosting_bound < floor:
-                count = _offer(base, beam[k], k, v, lm_bound, floor, params, fusion, candidates, count)
-                floor = floor_of(candidates, count, params)
-    best = best_new_score(beam, size, params)
-    v = next_label(row, 0, least_log_prob(floor, best))
+            if not base + lm_bound + beam[k].boosting_bound < floor:
+                count = _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count)
+                floor = floor_of(candidates, count, params.threshold)
+    best = scoring.best_new_score(beam, size, params)
+    v = next_label(row, 0, scoring.least_log_prob(floor, best))
     while v < row.shape[0]:
         if not row[v] <= MOST_LOG_PROB:
             return BAD_INPUT
+        for k in range(0 if v == params.blank_id else size):
+            base = scoring.score_before(beam[k], v) + row[v] + params.beam_beta
+            if scoring.bound_of(base, beam[k]) < floor:
+                continue
+            lm_bound = beam[k].lm_bound
+            count = _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count)
+            floor = floor_of(candidates, count, params.threshold)
+        v = next_label(row, v + 1, scoring.least_log_prob(floor, best))
+    return count
+
+
+@linked
+def _offer_without_new_token(row, beam, size, params, fusion, candidates):
+    """Offer every hypothesis with a blank or its last label again; returns the number of candidates."""
+    count, blank = 0, params.blank_id
+    if params.merge == MERGE_PREFIX:
         for k in range(size):
-            if v == params.blank_id or v == beam[k].last_label:
-                continue
-            base = beam[k].score + row[v] + params.beam_beta
-            if bound_of(base, beam[k]) < floor:
-                continue
-            count = _offer(base, beam[k], k, v, beam[k].lm_bound, floor, params, fusion, candidates, count)
-            floor = floor_of(candidates, count, params)
-        v = next_label(row, v + 1, least_log_prob(floor, best))
+            count = offer_same_text(row, beam, size, k, params, fusion, candidates, count)
+        return count
+    for repeats in range(2):  # blanks first: the list takes them in the order of the beam, without a shift
+        for k in range(size):
+            label = beam[k].last_label if repeats else blank
+            if not repeats or (label != NO_LABEL and label != blank):
+                score, lm_state, boosting_state = beam[k].score + row[label], beam[k].lm_state, beam[k].boosting_state
+                _, count = insert(candidates, count, score, k, 2 * label, lm_state, boosting_state)
     return count
 
 
 @linked
-def _offer(base, hypothesis, k, v, lm_bound, floor, params, fusion, candidates, count):
-    """Score the new token v after hypothesis k and insert it if it is among the K best."""
-    score, lm_state, boosting_state = fused(base, hypothesis, v, lm_bound, floor, params, fusion)
-    slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v))
-    if slot >= 0:
-        candidates.items[slot].lm_state = lm_state
-        candidates.items[slot].boosting_state = boosting_state
+def _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count):
+    """Offer hypothesis k extended by the new token v; returns the number of candidates."""
+    is_prefix = params.merge == MERGE_PREFIX
+    if is_prefix and find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
+        return count  # `offer_same_text` has counted it
+    score, lm_state, boosting_state = scoring.fused(base, beam[k], np.int32(v), lm_bound, floor, params, fusion)
+    slot, count = insert(candidates, count, score, k, 2 * v + 1, lm_state, boosting_state)
+    if is_prefix and slot >= 0:
+        candidates.items[slot].blank_score = IMPOSSIBLE
+        candidates.items[slot].token_score = score
+        candidates.items[slot].same_text_as = -1
     return count
-
-
-@linked
-def best_new_score(beam, size, params):
-    """Upper bound of the score of a new label with log-probability 0, in double."""
-    best = -np.inf
-    for k in range(size):
-        best = max(best, np.float64(bound_of(beam[k].score + params.beam_beta, beam[k])))
-    return best
-
-
-@linked
-def bound_of(base, hypothesis):
-    """Upper bound of `fused(base, ...)` for a label that was not offered; summed in the same order."""
-    return base + hypothesis.lm_bound + hypothesis.boosting_bound
-
-
-@linked
-def note_bounds(beam, size, fusion):
-    """Store upper bounds of the LM and boosting scores of the next token of every hypothesis.
-
-    If the arcs of the LM state are offered one by one, the bound holds for all other labels.
-    """
-    for k in range(size):
-        beam[k].lm_bound = beam[k].boosting_bound = 0.0
-        if fusion.lm_weight > 0:
-            bound = fusion.lm.states[beam[k].lm_state].upper_bound
-            if offers_arcs(beam[k], fusion):
-                bound = fusion.lm.states[beam[k].lm_state].backoff_bound
-            beam[k].lm_bound = fusion.lm_weight * bound
-        if fusion.boosting_weight > 0:
-            bound = fusion.boosting.states[beam[k].boosting_state].upper_bound
-            beam[k].boosting_bound = fusion.boosting_weight * bound
-
-
-@linked
-def offers_arcs(hypothesis, fusion):
-    """Whether the labels of the LM state's own arcs are offered one by one, before the scan of the row."""
-    state = fusion.lm.states[hypothesis.lm_state]
-    return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
-
-
-@linked
-def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
-    """`base` plus LM and boosting scores of a new token, and the states after it.
-
-    Returns IMPOSSIBLE if a partial sum shows that the score is below `floor`. `lm_bound` is an upper bound of the LM
-    score. Boosting trees are small and LMs are large: the cheap look-up comes first and may make the other one
-    unnecessary.
-    """
-    label = label_of(column, params.blank_id)
-    lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
-    weight, bonus = np.float32(0.0), np.float32(0.0)
-    if fusion.boosting_weight > 0:
-        bonus, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
-        bonus *= fusion.boosting_weight
-        if base + lm_bound + bonus < floor:
-            return IMPOSSIBLE, lm_state, boosting_state
-    if fusion.lm_weight > 0:
-        least = least_lm_weight(floor, base, bonus, fusion.lm_weight)
-        weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, least)
-        weight *= fusion.lm_weight
-    return base + weight + bonus, lm_state, boosting_state
-
-
-@linked
-def least_lm_weight(floor, base, bonus, lm_weight):
-    """Lower bound of the LM weights with which base + bonus reaches the floor, with slack for float32 rounding."""
-    slack = 1e-6 * (abs(np.float64(floor)) + abs(np.float64(base))) + 1e-5
-    return (np.float64(floor) - base - bonus - slack) / lm_weight
-
-
-@linked
-def label_of(column, blank_id):
-    """The label in automata, which number labels without the blank, of a column of the log-probs."""
-    return np.int32(column - 1 if column > blank_id else column)
-
-
-@linked
-def column_of(label, blank_id):
-    """The column of the log-probs of a label in automata."""
-    return np.int32(label + 1 if label >= blank_id else label)
 
 
 @linked
@@ -261,9 +191,10 @@ def select(row, beam, b, state, candidates, count, params, next_beam):
                 if params.merge == MERGE_SUM:
                     next_beam[duplicate].score = log_add(next_beam[duplicate].score, new.score)
                 continue
-        back_pointers.labels[b, t, size] = candidate.label
+        label = candidate.choice >> 1
+        back_pointers.labels[b, t, size] = ~label if candidate.choice & 1 else label
         back_pointers.parents[b, t, size] = candidate.parent
-        back_pointers.log_probs[b, t, size] = row[plain(candidate.label)]
+        back_pointers.log_probs[b, t, size] = row[label]
         size += 1
     for k in range(size):
         beam[k] = next_beam[k]
@@ -276,27 +207,24 @@ def _extend(beam, candidate, params, new):
     new.score = candidate.score
     new.lm_state = candidate.lm_state
     new.boosting_state = candidate.boosting_state
+    new.blank_score = IMPOSSIBLE  # max, sum: a frame that repeats the last label continues it
+    source, is_new = candidate.parent, candidate.choice & 1
     if params.merge == MERGE_PREFIX:
         new.blank_score = candidate.blank_score
         new.token_score = candidate.token_score
         if candidate.same_text_as >= 0:  # the text is that of this slot, for every alignment
-            old = beam[candidate.same_text_as]
-            new.last_label = old.last_label
-            new.text_hash = old.text_hash
-            new.parent_hash = old.parent_hash
-            new.length = old.length
-            return
-    old = beam[candidate.parent]
-    if candidate.label < 0:
-        new.last_label = ~candidate.label
-        new.text_hash = extended_hash(old.text_hash, ~candidate.label)
+            source, is_new = candidate.same_text_as, 0
+    old = beam[source]
+    new.last_label = candidate.choice >> 1
+    new.text_hash = old.text_hash
+    new.parent_hash = old.parent_hash
+    new.length = old.length
+    if is_new:
+        new.text_hash = extended_hash(old.text_hash, new.last_label)
         new.parent_hash = old.text_hash
         new.length = old.length + 1
-    else:
-        new.last_label = candidate.label
-        new.text_hash = old.text_hash
-        new.parent_hash = old.parent_hash
-        new.length = old.length
+    elif params.merge == MERGE_PREFIX:
+        new.last_label = old.last_label
 
 
 @linked

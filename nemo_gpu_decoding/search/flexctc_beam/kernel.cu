@@ -42,7 +42,7 @@ inline void restart_pairs(Counters& counters) {
   __syncthreads();
 }
 
-// Step 1: what needs no new token. A barrier must follow.
+// Step 1: offer candidates without a new token. A barrier must follow.
 inline void offer_blanks_and_repeats(const Row& row, int size, Workspace& work) {
   const int blank = work.params.blank_id;
   for (int k = thread(); k < size; k += threads()) {
@@ -76,9 +76,7 @@ inline bool list_labels(const Row& row, int begin, int end, float least, Workspa
 
 // The score of a new token before LM and boosting, or -inf where none can follow.
 inline float base_of(const Row& row, const Hypothesis& hypothesis, int column, float beam_beta) {
-  if (PREFIX) return score_before(hypothesis, column) + row[column] + beam_beta;
-  if (column == hypothesis.last_label) return negative_infinity();
-  return hypothesis.score + row[column] + beam_beta;
+  return score_before(hypothesis, column) + row[column] + beam_beta;
 }
 
 // Step 5: list those of the pairs begin .. end - 1 that can reach the floor. A barrier must follow.
@@ -111,7 +109,7 @@ inline void list_own_arcs(const Row& row, int begin, int end, float floor, Works
   }
 }
 
-// Look up what one entry of the list of pairs stands for, and offer it. One thread.
+// Look up the label of one entry of the list of pairs, and offer it. One thread.
 inline void offer_pair(const Row& row, int pair, int size, float floor, Workspace& work) {
   const UtteranceFusion& fusion = work.fusion;
   int k = pair < 0 ? ~pair / FEW_ARCS : pair % size;
@@ -125,7 +123,7 @@ inline void offer_pair(const Row& row, int pair, int size, float floor, Workspac
     bool offered = fusion.offers_arcs(state) && find_arc(fusion.lm, state, fusion.label_of(column)) >= 0;
     if (offered) return;
   }
-  if (PREFIX) {  // a text that is in the beam already has been offered with this way to it
+  if (PREFIX) {  // `offer_same_text` has counted this way to a text of the beam
     uint64 text_hash = extended_hash(hypothesis.text_hash, column);
     if (find_text(work.beam, size, text_hash, hypothesis.length + 1) >= 0) return;
   }
@@ -158,7 +156,7 @@ inline int offer_pairs(const Row& row, int size, float& floor, int& reserved, Wo
   return num_pairs;
 }
 
-// Step 3: what LM states with few arcs expect, and the floor with these. Call with all threads after a
+// Step 3: offer the arcs of LM states with few arcs, and raise the floor. Call with all threads after a
 // barrier; a barrier must follow.
 inline void offer_own_arcs(const Row& row, int size, float& floor, int& reserved, Workspace& work) {
   const int total = size * FEW_ARCS, step = work.sizes.pairs;
@@ -188,7 +186,7 @@ inline void offer_new_tokens(const Row& row, int size, float& floor, int& reserv
   }
 }
 
-// Steps 1 to 6: all that may be among the K best of the frame; false if it holds NaN or a
+// Steps 1 to 6: list the candidates for the K best of the frame; false if it holds NaN or a
 // value above most_log_prob(). Call with all threads after a barrier; ends with one.
 inline bool list_candidates(const Row& row, int size, Workspace& work) {
   const int columns = work.columns(), step = work.sizes.labels;
@@ -248,9 +246,9 @@ inline int checked(const Progress& progress, int64 length, int frames, int capac
 
 // Read lengths[b] frames of every utterance b = blockIdx.x.
 //
-// `beams` and `progress` are how far the utterances had come, `next_beams` and `next_progress` how far
-// they are now; these may be the same memory. An utterance that cannot go on keeps its status and the
-// number of frames before the one at fault; it is not touched again.
+// `beams` and `progress` are the state before the chunk, `next_beams` and `next_progress` the state after it;
+// both may be the same memory. An utterance that cannot continue keeps its status and the number of frames
+// before the bad one; later launches do not change it.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const AdvanceArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
   const int b = blockIdx.x, vocab_size = args.params.vocab_size, columns = vocab_size + 1;

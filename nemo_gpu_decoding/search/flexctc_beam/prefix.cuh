@@ -11,12 +11,8 @@ inline int find_text(const Hypothesis* beam, int size, uint64 text_hash, int len
   return -1;
 }
 
-// The score that a new token `column` continues from: a token can follow itself only after a blank.
-inline float score_before(const Hypothesis& hypothesis, int column) {
-  return column == hypothesis.last_label ? hypothesis.blank_score : hypothesis.score;
-}
-
-// Offer text k as it is: by a blank, by its last token again, or from its parent's text. One thread.
+// Offer the unchanged text k: by a blank, by its last token repeated, or by a new token after its parent. One
+// thread.
 inline void offer_same_text(const Row& row, int size, int k, Workspace& work) {
   const Hypothesis& text = work.beam[k];
   float blank = text.score + row[work.params.blank_id];

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -10,13 +10,20 @@ import torch
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor
 from nemo_gpu_decoding.cuda.records import dtype_of
 from nemo_gpu_decoding.fusion.automaton import ARC, STATE
+from nemo_gpu_decoding.fusion.batch import UTTERANCE
 
-MERGE_MAX, MERGE_SUM, MERGE_PREFIX = 0, 1, 2  # `Merge` of beam.cuh
+MERGE_MAX: Final = 0
+MERGE_SUM: Final = 1
+MERGE_PREFIX: Final = 2
 MERGE = {"max": MERGE_MAX, "sum": MERGE_SUM, "prefix": MERGE_PREFIX}
-NO_LABEL = -1
+NO_LABEL: Final = -1
 
-# Reasons for which a search stops; `Status` of beam.cuh.
-BAD_INPUT, NO_LABEL_POSSIBLE, BAD_LENGTH, BACK_POINTERS_FULL = -1, -2, -3, -4
+# `status` of PROGRESS: why a search cannot continue. On the CPU, BAD_INPUT is in place of a beam's size.
+FINE: Final = 0
+BAD_INPUT: Final = -1  # the next frame holds NaN or a value above MOST_LOG_PROB
+NO_LABEL_POSSIBLE: Final = -2  # the next frame leaves no label possible
+BAD_LENGTH: Final = -3  # the length of the chunk is below 0 or above its T
+BACK_POINTERS_FULL: Final = -4  # the chunk has more frames than the back-pointers can hold
 
 # Types of log-probs that the kernel reads without conversion, and their names in CUDA C++.
 LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
@@ -56,15 +63,6 @@ SEARCH_PARAMS = dtype_of(SearchParams)
 
 # ------------------------------------------------------------------------------------ for kernels
 
-# LM and boosting of an utterance; constant over its frames.
-UTTERANCE = np.dtype(
-    [
-        ("lm_start", np.int32),  # states before the first token
-        ("boosting_start", np.int32),
-        ("lm_weight", np.float32),  # 0: no LM
-        ("boosting_weight", np.float32),
-    ]
-)
 # Progress of an utterance. All zeros: no frame has been read.
 PROGRESS = np.dtype(
     [

@@ -1,4 +1,4 @@
-// Candidates become the new beam: rank, threshold, recombination, back-pointers. Counterpart of cpu.select.
+// Candidates become the new beam: rank, threshold, recombination, back-pointers. Counterpart of `select` in frame.py.
 #pragma once
 
 #include "search/flexctc_beam/frame.cuh"
@@ -8,10 +8,10 @@ inline int source_of(const CandidateItem& candidate) {
   return candidate.lm_state < 0 ? ~candidate.lm_state : candidate.parent;
 }
 
-// Make of a copy of that hypothesis the one that a candidate stands for. One thread.
+// Turn `next`, a copy of that hypothesis, into the hypothesis of the candidate. One thread.
 inline void extend(const Workspace& work, float score, const CandidateItem& candidate, Hypothesis& next) {
   next.score = score;
-  if (candidate.lm_state < 0) {  // merge=prefix: a text that stays
+  if (candidate.lm_state < 0) {  // merge=prefix: an unchanged text
     int k = source_of(candidate);
     next.blank_score = work.kept[k].blank_score;
     next.token_score = work.kept[k].token_score;
@@ -39,7 +39,7 @@ inline void extend(const Workspace& work, float score, const CandidateItem& cand
 inline int leader_of(int i, int count, const Workspace& work) {
   const Hypothesis* next = work.next;
   int leader = i;
-  if (i < count && work.params.merge != MERGE_PREFIX) {  // there is one slot per text, and no equals
+  if (i < count && work.params.merge != MERGE_PREFIX) {  // prefix: one slot per text, so no duplicates
     for (int j = team_lane(); j < i && leader == i; j += TEAM) {
       if (same_text(next[j], next[i]) && next[j].last_label == next[i].last_label) leader = j;
     }

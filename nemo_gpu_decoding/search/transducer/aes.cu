@@ -1,7 +1,7 @@
 // aes_pp on the GPU: a step of aes.py is two launches [ALSD++/AES++].
 //
 //   expand  one block per hypothesis: log-softmax of its logits; in the first step of a frame, what its
-//           prefixes contribute; its few best extensions, or its forced blank
+//           prefixes contribute; its best extensions, or its forced blank
 //   merge   one block per utterance: these and the hypotheses that have left the frame compete (pool.cuh);
 //           the K best become the new beam; the frame that each hypothesis reads next
 //
@@ -17,8 +17,7 @@
 #include "search/transducer/expand.cuh"
 #include "search/transducer/pool.cuh"
 
-// What hypothesis `from` contributes to the longer text of hypothesis `to` by emitting its last token in
-// this frame.
+// The score of hypothesis `from` after emitting the last token of the longer text `to` in this frame.
 inline float emitted_here(
   const Row& row, const Hypothesis& from, const Hypothesis& to, const UtteranceFusion& fusion,
   const SearchParams& params
@@ -28,8 +27,8 @@ inline float emitted_here(
   return from.score + (token.score + row.duration(params.zero_duration));
 }
 
-// The score of a hypothesis with what its prefixes, one token shorter and open too, contribute in this
-// frame; alike in all threads. Call with all threads.
+// The score of a hypothesis with the probability that its open prefixes, one token shorter, emit its last token
+// in this frame; the same in all threads. Call with all threads.
 inline float with_prefixes(const Expansion& expansion, const ExpandArgs& args, double* scratch) {
   const SearchParams& params = args.params;
   const int64 first = (int64)expansion.b * params.beam_size;
@@ -47,8 +46,8 @@ inline float with_prefixes(const Expansion& expansion, const ExpandArgs& args, d
   return log_add(own.score, gain);
 }
 
-// The best extensions by the joint alone, scored with LM and boosting afterwards, in the order of the
-// former. Call with all threads; returns how many.
+// The best extensions by the joint alone, in that order, scored with LM and boosting afterwards. Call with all
+// threads; returns their number.
 inline int expand_early(const Expansion& own, const SearchParams& params, Workspace& work) {
   const Row& row = own.row;
   const Hypothesis& hypothesis = own.hypothesis;

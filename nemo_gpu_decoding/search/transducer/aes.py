@@ -19,27 +19,15 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import UtteranceFusion, of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
-from nemo_gpu_decoding.search.text_hash import extended_hash
+from nemo_gpu_decoding.search.candidates import insert
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, extended_hash, log_add
+from nemo_gpu_decoding.search.transducer import scoring
 from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
 from nemo_gpu_decoding.search.transducer.config import AESConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.expand import (
-    count_within_gamma,
-    insert,
-    new_candidates,
-    offer_blanks,
-    offer_tokens,
-)
+from nemo_gpu_decoding.search.transducer.expand import count_within_gamma, new_candidates, offer_blanks, offer_tokens
 from nemo_gpu_decoding.search.transducer.merge import add_node, begin_step, merge
-from nemo_gpu_decoding.search.transducer.records import CANDIDATE, HYPOTHESIS, KEEP
-from nemo_gpu_decoding.search.transducer.scoring import (
-    AES_CEILING,
-    duration_log_prob,
-    forced_blank,
-    fused_label,
-    token_offset,
-)
+from nemo_gpu_decoding.search.transducer.records import CANDIDATE, HYPOTHESIS, KEEP, NO_SCORE
 
 
 class Pool(NamedTuple):
@@ -106,9 +94,9 @@ def _prefix_search(b, data, params, fusion):
         for j in range(size):
             if beam[j].open and beam[j].text_hash == beam[i].prefix_hash:
                 row = data.log_probs[data.row_of[b, j]]
-                offset = token_offset(row, params, fusion)
-                score, _, _ = fused_label(row, beam[i].last_label, offset, beam[j], params, fusion)
-                duration = duration_log_prob(row, params, params.zero_duration)
+                offset = scoring.token_offset(row, params, fusion)
+                score, _, _ = scoring.fused_label(row, beam[i].last_label, offset, beam[j], params, fusion)
+                duration = scoring.duration_log_prob(row, params, params.zero_duration)
                 gains[i] = log_add(gains[i], beam[j].score + (score + duration))
     for i in range(size):  # after all sums: a gain of a prefix does not count for its longer text
         beam[i].score = log_add(beam[i].score, gains[i])
@@ -120,7 +108,8 @@ def _expand(b, k, data, params, fusion, best):
     hypothesis = data.state.beam[b, k]
     if not hypothesis.open:
         lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
-        return insert(best, 0, hypothesis.score, k, KEEP, lm_state, boosting_state)
+        _, count = insert(best, 0, hypothesis.score, k, KEEP, lm_state, boosting_state)
+        return count
     row = data.log_probs[data.row_of[b, k]]
     none = np.float32(0.0)
     ranked_by = fusion if params.late else UtteranceFusion(fusion.lm, fusion.boosting, none, none)
@@ -135,12 +124,12 @@ def _expand(b, k, data, params, fusion, best):
 @linked
 def _score_in_full(row, hypothesis, best, count, params, fusion):
     """Add LM and boosting to extensions that were ranked by the joint alone."""
-    offset = token_offset(row, params, fusion)
+    offset = scoring.token_offset(row, params, fusion)
     for slot in best.rank[:count]:
         candidate = best.items[slot]
         label = candidate.choice // params.num_durations
-        score, lm_state, boosting_state = fused_label(row, label, offset, hypothesis, params, fusion)
-        duration = duration_log_prob(row, params, candidate.choice % params.num_durations)
+        score, lm_state, boosting_state = scoring.fused_label(row, label, offset, hypothesis, params, fusion)
+        duration = scoring.duration_log_prob(row, params, candidate.choice % params.num_durations)
         candidate.score = hypothesis.score + (score + duration)
         candidate.lm_state = lm_state
         candidate.boosting_state = boosting_state
@@ -191,7 +180,7 @@ def _best_of(pool, n, best):
             if i != leader:
                 score = log_add(score, pool.items[i].score)
         item = pool.items[leader]
-        count = insert(best, count, score, item.parent, item.choice, item.lm_state, item.boosting_state)
+        _, count = insert(best, count, score, item.parent, item.choice, item.lm_state, item.boosting_state)
         begin = end
     return count
 
@@ -205,7 +194,7 @@ def _force_blanks(b, data, params, durations, fusion):
         hypothesis = beam[k]
         if hypothesis.open:
             row = data.log_probs[data.row_of[b, k]]
-            score, choice = forced_blank(row, hypothesis, False, params, fusion)
+            score, choice = scoring.forced_blank(row, hypothesis, NO_SCORE, params, fusion)
             hypothesis.score = score
             hypothesis.node = add_node(b, hypothesis, choice, row[params.vocab_size], data, params, durations)
             extend(hypothesis, choice, params, durations)
@@ -239,7 +228,7 @@ class AESPlusPlus(TransducerDecoder[AESConfig]):
         choices = (self.networks.vocab_size + 1) * max(1, len(self.networks.durations))
         return {
             "frame_by_frame": True,
-            "blank_ceiling": AES_CEILING,
+            "blank_ceiling": scoring.AES_CEILING,
             "max_symbols": self.config.maes_num_steps,
             "max_extensions": min(self.config.beam_size + self.config.maes_expansion_beta, choices),
             "gamma": np.float32(self.config.maes_expansion_gamma),

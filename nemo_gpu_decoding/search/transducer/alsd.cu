@@ -16,7 +16,7 @@
 #include "search/transducer/expand.cuh"
 #include "search/transducer/merge.cuh"
 
-// The K labels that the joint likes best: their numbers in work.labels; returns how many.
+// List the K most probable labels of the joint in work.labels; returns their number.
 inline int best_labels(const Row& row, const SearchParams& params, Workspace& work) {
   Scoring scoring{};
   scoring.blank = row[params.vocab_size];
@@ -26,8 +26,7 @@ inline int best_labels(const Row& row, const SearchParams& params, Workspace& wo
   return count;
 }
 
-// Rank the K best labels by the joint by their scores with LM and boosting; returns how many extensions are
-// in the list.
+// Rank the extensions by the joint's K best labels by their scores with LM and boosting; returns their number.
 inline int rank_early(const Expansion& own, const SearchParams& params, Workspace& work) {
   const Row& row = own.row;
   const Hypothesis& hypothesis = own.hypothesis;
@@ -56,9 +55,9 @@ inline int list_extensions(Expansion& own, const ExpandArgs& args, Workspace& wo
   const SearchParams& params = args.params;
   if (own.hypothesis.symbols >= params.max_symbols) {
     if (thread() != 0) return 0;
-    // where labels are narrowed down early, a forced blank keeps its plain score, as in NeMo
-    bool weighted = params.weighted_blank && params.late;
-    float blank = fused_blank(own.row[params.vocab_size], own.fusion, weighted);
+    // with early pruning a forced blank keeps its plain score, as in NeMo
+    int blank_mode = params.late ? params.blank_mode : NO_SCORE;
+    float blank = fused_blank(own.row[params.vocab_size], own.fusion, blank_mode);
     own.extensions[0] = forced_blank(own, blank, params);
     return own.extensions[0].score > negative_infinity();
   }
@@ -67,7 +66,7 @@ inline int list_extensions(Expansion& own, const ExpandArgs& args, Workspace& wo
 }
 
 // Rank the extensions of all hypotheses, sorted lists of at most M each, and put the K best of all into
-// work.chosen; returns how many, alike in all threads. Order: score down, parent up, choice up. Call with
+// work.chosen; returns their number, the same in all threads. Order as in candidate_key. Call with
 // all threads after a barrier; ends with one.
 inline int choose(MergeWorkspace& work, int size, const MergeContext& context) {
   const SearchParams& params = context.params();

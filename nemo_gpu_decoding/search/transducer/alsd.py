@@ -1,8 +1,9 @@
 """`ALSDPlusPlus`: alignment-length synchronous decoding of RNN-T and TDT models [ALSD++/AES++].
 
 In every step each hypothesis reads its present frame. Its extensions are the blank and all tokens, in TDT each with a
-duration. The K best extensions of all hypotheses form the new beam; hypotheses with equal text and frame are
-recombined by adding probabilities. The score of a hypothesis is
+duration; the number of an extension is its `choice`, label * D + index of the duration (`beam.py`). The K best
+extensions of all hypotheses form the new beam; hypotheses with equal text and frame are recombined by adding
+probabilities. The score of a hypothesis is
     log P_transducer + alpha_LM log P_LM(text) + alpha_PB boost(text)
 with blanks scored as in `scoring.py`. The blanks of all hypotheses are offered first: they need no LM, and give the
 floor that a token must reach before the LM is queried (`expand.py`).
@@ -16,18 +17,13 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
+from nemo_gpu_decoding.search.candidates import insert
+from nemo_gpu_decoding.search.transducer import scoring
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.expand import best_labels, insert, new_candidates, offer_blanks, offer_tokens
+from nemo_gpu_decoding.search.transducer.expand import best_labels, new_candidates, offer_blanks, offer_tokens
 from nemo_gpu_decoding.search.transducer.merge import begin_step, merge
-from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP
-from nemo_gpu_decoding.search.transducer.scoring import (
-    ALSD_CEILING,
-    duration_log_prob,
-    forced_blank,
-    fused_label,
-    token_offset,
-)
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP, NO_SCORE
 
 
 @compiled
@@ -71,14 +67,14 @@ def _offer_without_look_ups(b, data, params, fusion, candidates):
         hypothesis = data.state.beam[b, k]
         lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
         if data.row_of[b, k] < 0:
-            count = insert(candidates, count, hypothesis.score, k, KEEP, lm_state, boosting_state)
+            _, count = insert(candidates, count, hypothesis.score, k, KEEP, lm_state, boosting_state)
             continue
         row = data.log_probs[data.row_of[b, k]]
         if hypothesis.symbols >= params.max_symbols:
             # with early pruning a forced blank keeps its plain score, as in NeMo
-            weighted = params.weighted_blank and params.late
-            score, choice = forced_blank(row, hypothesis, weighted, params, fusion)
-            count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
+            blank_mode = params.blank_mode if params.late else NO_SCORE
+            score, choice = scoring.forced_blank(row, hypothesis, blank_mode, params, fusion)
+            _, count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
         elif params.late:
             count = offer_blanks(row, hypothesis, k, params, fusion, candidates, count)
     return count
@@ -87,13 +83,13 @@ def _offer_without_look_ups(b, data, params, fusion, candidates):
 @linked
 def _offer_labels(labels, row, hypothesis, k, params, fusion, candidates, count):
     """Offer the labels with the best scores of the joint, with LM and boosting scores added."""
-    offset = token_offset(row, params, fusion)
+    offset = scoring.token_offset(row, params, fusion)
     for label in labels:
-        base, lm_state, boosting_state = fused_label(row, label, offset, hypothesis, params, fusion)
+        base, lm_state, boosting_state = scoring.fused_label(row, label, offset, hypothesis, params, fusion)
         for d in range(params.num_durations):
-            score = hypothesis.score + (base + duration_log_prob(row, params, d))
+            score = hypothesis.score + (base + scoring.duration_log_prob(row, params, d))
             choice = label * params.num_durations + d
-            count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
+            _, count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
     return count
 
 
@@ -125,7 +121,7 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
     def _own_params(self) -> dict[str, Any]:
         return {
             "frame_by_frame": False,
-            "blank_ceiling": ALSD_CEILING,
+            "blank_ceiling": scoring.ALSD_CEILING,
             "max_symbols": self.config.max_symbols,
             "max_extensions": self.config.beam_size,
             "gamma": np.float32(np.inf),

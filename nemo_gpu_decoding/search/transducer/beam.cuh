@@ -1,7 +1,7 @@
-// Hypotheses of a transducer search, and what a choice makes of one. Counterpart of beam.py.
+// Hypotheses of a transducer search, and their extension by a choice. Counterpart of beam.py.
 #pragma once
 
-#include "search/text_hash.cuh"
+#include "search/numerics.cuh"
 #include "search/transducer/records.cuh"
 
 constexpr int MAX_THREADS = 256;  // of a block
@@ -11,13 +11,13 @@ inline bool is_token(int choice, const SearchParams& params) {
   return choice != KEEP && choice / params.num_durations < params.vocab_size;
 }
 
-// Frames that a choice other than KEEP moves on: a blank always moves.
+// Frames that a choice other than KEEP advances; a blank always advances.
 inline int frames_of(int choice, const int* durations, const SearchParams& params) {
   int duration = durations[choice % params.num_durations];
   return is_token(choice, params) ? duration : max(1, duration);
 }
 
-// Apply a choice to a hypothesis: all but its score, its states and what depends on others.
+// Apply a choice to a hypothesis, except for its score and fields that depend on other hypotheses.
 inline void extend(Hypothesis& hypothesis, int choice, const int* durations, const SearchParams& params) {
   if (choice == KEEP) return;
   int duration = frames_of(choice, durations, params);

@@ -21,7 +21,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays
 from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.text_hash import extended_hash
+from nemo_gpu_decoding.search.numerics import extended_hash
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP, NO_LABEL, NODE, ROOT, STREAM_COUNTERS
 
 
@@ -63,14 +63,14 @@ class StepData(NamedTuple):
 
 def new_beam_state(fusions: FusionArrays, beam_size: int) -> BeamState:
     """State before the first frame of n utterances: the empty text in slot 0, its prediction in entry 0."""
-    n = len(fusions.lm_weights)
+    n = len(fusions.utterances)
     entries = 4 * beam_size  # at least 2 K: those of the old and of the new hypotheses
     beam = np.zeros((n, beam_size), HYPOTHESIS)
     first = beam[:, 0]
     first["last_label"] = NO_LABEL
     first["open"] = 1
-    first["lm_state"] = fusions.lm_starts
-    first["boosting_state"] = fusions.boosting_starts
+    first["lm_state"] = fusions.utterances["lm_start"]
+    first["boosting_state"] = fusions.utterances["boosting_start"]
     counters = np.zeros(n, STREAM_COUNTERS)
     counters["size"] = counters["node_count"] = 1
     cache_lengths = np.full((n, entries), -1, np.int32)

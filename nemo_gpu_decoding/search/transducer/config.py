@@ -10,7 +10,7 @@ from nemo_gpu_decoding.search.config import SearchConfig
 
 MAX_BEAM_SIZE = 1024
 PRUNING_MODES = ("late", "early")
-BLANK_LM_SCORE_MODES = {"no_score": False, "lm_weighted_full": True}  # whether the LM weighs the blank
+BLANK_LM_SCORE_MODES = ("no_score", "lm_weighted_full")
 
 
 @checked_options

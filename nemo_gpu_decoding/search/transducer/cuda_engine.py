@@ -34,18 +34,7 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import (
     kind_of,
 )
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, StreamState, TransducerEngine
-from nemo_gpu_decoding.search.transducer.records import (
-    CANDIDATE,
-    FULL,
-    FUSION_STATES,
-    HYPOTHESIS,
-    LIST_COUNTERS,
-    NODE,
-    STREAM_COUNTERS,
-    STREAM_PARAMS,
-    ListSizes,
-    SearchParams,
-)
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, STREAM_COUNTERS, ListSizes, SearchParams
 
 MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each
 KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
@@ -74,8 +63,8 @@ def list_sizes(params: SearchParams) -> ListSizes:
 def expand_bytes(sizes: ListSizes) -> int:
     """Dynamic shared memory of a block of `expand`; the order is that of `Workspace` in expand.cuh."""
     scratch = 32 * 8
-    lists = sizes.items * 2 * (KEY_BYTES + FUSION_STATES.itemsize)
-    return scratch + LIST_COUNTERS.itemsize + lists + 4 * (records.EXPAND_THREADS + sizes.labels)
+    lists = sizes.items * 2 * (KEY_BYTES + records.FUSION_STATES.itemsize)
+    return scratch + records.LIST_COUNTERS.itemsize + lists + 4 * (records.EXPAND_THREADS + sizes.labels)
 
 
 def merge_bytes(params: SearchParams) -> int:
@@ -84,7 +73,7 @@ def merge_bytes(params: SearchParams) -> int:
     aes_pp's `Pool` follows it.
     """
     numbers, pooled = 3 * 4, KEY_BYTES + 4
-    beams = params.beam_size * (2 * HYPOTHESIS.itemsize + CANDIDATE.itemsize + numbers)
+    beams = params.beam_size * (2 * HYPOTHESIS.itemsize + records.CANDIDATE.itemsize + numbers)
     extension = KEY_BYTES + pooled * params.frame_by_frame
     alignment = 8 * params.frame_by_frame  # of the pool
     return beams + params.beam_size * params.max_extensions * extension + alignment
@@ -136,7 +125,7 @@ class CUDAEngine(TransducerEngine):
                 self._shared.graphs.run(step, work)
                 counters[:] = _get(work.counters, STREAM_COUNTERS)[: len(counters)]
                 state.nodes = _append_nodes(state.nodes, work.nodes, counters)
-                if (counters["size"] <= 0).any() or not (counters["activity"] == FULL).any():
+                if (counters["size"] <= 0).any() or not (counters["activity"] == records.FULL).any():
                     break
             work.give_predictions(parts)
             beams.beam[:] = _get(work.beams, HYPOTHESIS)[: len(counters)]
@@ -237,10 +226,10 @@ def _get(device_records: Tensor, dtype: np.dtype) -> np.ndarray:
 
 def _stream_params(state: StreamState, ended: bool) -> np.ndarray:
     n, columns = state.frames.values.shape[:2]
-    params = np.zeros(n, STREAM_PARAMS)
-    params["lm_weight"] = state.fusions.lm_weights
-    params["boosting_weight"] = state.fusions.boosting_weights
-    weights = state.fusions.lm_weights.astype(np.float64)
+    params = np.zeros(n, records.STREAM_PARAMS)
+    utterances = state.fusions.utterances
+    params["lm_weight"], params["boosting_weight"] = utterances["lm_weight"], utterances["boosting_weight"]
+    weights = utterances["lm_weight"].astype(np.float64)
     params["inverse_lm_weight"] = np.divide(1.0, weights, out=np.zeros(n), where=weights > 0)
     params["first_row"] = np.arange(n) * columns - state.frames.first
     params["end"] = state.beams.ends
@@ -255,7 +244,7 @@ def _append_nodes(nodes: np.ndarray, new: Tensor, counters: np.ndarray) -> np.nd
     if most == 0:
         return nodes
     nodes = grown_nodes(nodes, int(counters["node_count"].max()))
-    added = _get(new[: len(counters), :most], NODE)
+    added = _get(new[: len(counters), :most], records.NODE)
     for b in np.flatnonzero(counts):
         begin, end = counters["node_base"][b], counters["node_count"][b]
         nodes[b, begin:end] = added[b, : counts[b]]

@@ -93,7 +93,7 @@ class GraphRunner:
         if key in work.graphs:
             return work.graphs[key]
         if not weights:
-            self._fall_back(mode, "the networks show no weights, so changes of them can't be noticed")
+            self._fall_back(mode, "the networks have no visible weights, so changes cannot be detected")
             return None
         # run a step before capturing, so that kernels are compiled and libraries allocate their workspaces
         with _casts_in_place():

@@ -122,13 +122,11 @@ class JointPaths:
             return None
         assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
         output = networks.output
-        if type(output) is not nn.Sequential or [type(part) for part in output if type(part) is not nn.Dropout] != [
-            nn.ReLU,
-            nn.Linear,
-        ]:
+        if type(output) is not nn.Sequential:
             return None
+        kinds = [type(part) for part in output if type(part) is not nn.Dropout]
         last = output[-1]
-        return last if type(last) is nn.Linear else None
+        return last if kinds == [nn.ReLU, nn.Linear] and type(last) is nn.Linear else None
 
 
 def _output_layer(linear: nn.Linear, dtype: torch.dtype) -> OutputLayer:

@@ -19,15 +19,15 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_batch
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 from nemo_gpu_decoding.search.transducer import cuda_engine
-from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, TransducerConfig
+from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_joint import JointPaths
 from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
-from nemo_gpu_decoding.search.transducer.engine import Algorithm, Found
+from nemo_gpu_decoding.search.transducer.engine import Algorithm, NBestArrays
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks, checked_networks
-from nemo_gpu_decoding.search.transducer.records import SearchParams
+from nemo_gpu_decoding.search.transducer.records import BLANK_MODES, SearchParams
 from nemo_gpu_decoding.search.transducer.trace_back import add_scores, path_fields, tokens_between, trace_back
 
 C = TypeVar("C", bound=TransducerConfig)
@@ -69,7 +69,7 @@ class TransducerDecoder(Decoder[C, NBest]):
             num_durations=len(durations),
             zero_duration=int(zeros[0]) if len(zeros) else -1,
             timed=bool(networks.durations),
-            weighted_blank=BLANK_LM_SCORE_MODES[config.blank_lm_score_mode],
+            blank_mode=BLANK_MODES[config.blank_lm_score_mode],
             late=config.pruning_mode == "late",
             alignments=config.alignments,
             **self._own_params(),
@@ -127,7 +127,7 @@ class TransducerDecoder(Decoder[C, NBest]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
-        found: Found = engine.results(rows, n_best, final=final)
+        found: NBestArrays = engine.results(rows, n_best, final=final)
         results = []
         for r in range(len(rows)):
             paths = tuple(self._path(found, r, n, final) for n in range(n_best) if found.order[r, n] >= 0)
@@ -135,7 +135,7 @@ class TransducerDecoder(Decoder[C, NBest]):
             results.append(NBest(paths, num_frames=int(found.state.beams.ends[found.rows[r]]), committed=committed))
         return results
 
-    def _open_tokens(self, found: Found, r: int) -> int:
+    def _open_tokens(self, found: NBestArrays, r: int) -> int:
         """Number of tokens of the best hypothesis that are not shared by all live hypotheses."""
         own, beams = int(found.rows[r]), found.state.beams
         ends = beams.beam[own]["node"][beams.live[own]]
@@ -143,7 +143,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         nodes = found.state.nodes[own]
         return int(tokens_between(nodes, common_ancestor(nodes["parent"], ends), best, self.networks.vocab_size))
 
-    def _path(self, found: Found, r: int, n: int, final: bool) -> Path:
+    def _path(self, found: NBestArrays, r: int, n: int, final: bool) -> Path:
         own, score = int(found.rows[r]), float(found.scores[r, n])
         node = found.state.beams.beam[own, found.order[r, n]]["node"]
         columns = path_fields(trace_back(found.state.nodes[own], node), self._params)

@@ -51,13 +51,12 @@ class StreamState:
     def selected(self, rows: np.ndarray) -> StreamState:
         """A copy of some utterances."""
         beams = BeamState(*(part[rows] for part in self.beams))
-        lm, boosting, *weights = self.fusions
         return StreamState(
             beams,
             self.nodes[rows, : int(beams.counters["node_count"].max(initial=1))],
             self.predictions.selected(rows, len(self.nodes)),
             Frames(self.frames.values[rows], self.frames.first[rows]),
-            FusionArrays(lm, boosting, *(part[rows] for part in weights)),
+            self.fusions._replace(utterances=self.fusions.utterances[rows]),
         )
 
     def add_frames(self, projected: Tensor, lengths: np.ndarray) -> None:
@@ -82,7 +81,7 @@ class StreamState:
         self.frames.first[rows] = 0
 
 
-class Found(NamedTuple):
+class NBestArrays(NamedTuple):
     """The best hypotheses of R utterances, N of each."""
 
     order: np.ndarray  # [R, N] int32 slots in the beam, best first; -1: there are fewer
@@ -142,7 +141,7 @@ class TransducerEngine(Engine):
             self._lost = False
             self._state.add_frames(projected[:0], np.zeros_like(lengths))  # frees memory
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> NBestArrays:
         self._check_alive()
         state, numbers = self._state, np.array(rows, np.int64)
         if final and state.frames.values.shape[1]:  # frames of utterances that waited for more frames
@@ -154,7 +153,7 @@ class TransducerEngine(Engine):
         scores = np.zeros((len(numbers), n_best), np.float32)
         score_norm = self._algorithm.config.score_norm
         rank(numbers, state.beams, state.fusions, final, score_norm, order, scores)
-        return Found(order, scores, state, numbers, [self._committed[row] for row in rows])
+        return NBestArrays(order, scores, state, numbers, [self._committed[row] for row in rows])
 
     def commit(self, rows: Sequence[int]) -> None:
         """Make the common ancestor of live hypotheses the root of their tree."""

@@ -14,9 +14,9 @@
 
 inline int choice_of(uint64 key) { return (int)index_of(key); }
 
-// The best extensions of one hypothesis found so far, in shared memory, filled by all threads.
+// The best extensions of one hypothesis so far, in shared memory, filled by all threads.
 //
-// Extensions order by score down, then choice up; no two are equal.
+// Order: descending score, then ascending choice; no two are equal.
 struct TopList {
   uint64* keys;  // [capacity]
   uint64* best_keys;  // [capacity]
@@ -24,8 +24,8 @@ struct TopList {
   FusionStates* best_states;  // [capacity]
   ListCounters* counters;
   int capacity;  // at least wanted + threads of the block
-  int wanted;  // so many are kept
-  float gamma;  // and only those better than the best less this
+  int wanted;  // number that is kept
+  float gamma;  // extensions lower than the best one by more than this are dropped
 
   // Append an extension, from any thread. The caller has reserved an entry.
   void append(float score, int choice, int lm_state, int boosting_state) {
@@ -55,8 +55,8 @@ struct TopList {
     reserved += threads();
   }
 
-  // Drop all but the best, sort them and raise the floor; returns how many are left. Call with all
-  // threads after a barrier; ends with one.
+  // Keep the best extensions, sort them and raise the floor; returns their number. Call with all threads after a
+  // barrier; ends with one.
   int keep_best() {
     int count = counters->num_items, kept = min(count, wanted);
     for (int i = thread(); i < count; i += threads()) {
@@ -82,7 +82,7 @@ struct TopList {
   }
 };
 
-// What a block works with, in shared memory in the order in which it stands here.
+// The workspace of a block, in shared memory in the order of the fields.
 struct Workspace {
   double* scratch;  // [32]
   TopList best;
@@ -133,8 +133,9 @@ struct Expansion {
   }
 };
 
-// Settle what needs no logits: the utterance rests, the slot is empty, the hypothesis stays as it is. Else
-// normalise its row; true if it is to be expanded. Call with all threads; ends with a barrier if true.
+// Whether the hypothesis is expanded; its row is normalised then. Otherwise write its result: nothing if the
+// utterance waits or the slot is empty, KEEP if it reads no frame. Call with all threads; ends with a barrier
+// if true.
 inline bool reads_row(Expansion& own, const ExpandArgs& args, double* scratch) {
   int& count = args.counts[blockIdx.x];
   if (own.counters.activity != ACTIVE) return false;
@@ -155,17 +156,17 @@ inline bool reads_row(Expansion& own, const ExpandArgs& args, double* scratch) {
   return !own.row.normaliser.bad;
 }
 
-// What the labels of a hypothesis are ranked by; modes rank by different sums.
+// The terms of the score by which the labels of a hypothesis are ranked; they depend on the mode.
 struct Scoring {
   UtteranceFusion fusion;  // weights of 0: by the joint alone
   int lm_state, boosting_state;  // of the hypothesis
   float before;  // score of the hypothesis
   float blank;  // score of the blank
-  float offset;  // what every token gets on top of its log-probability
-  float bound;  // what LM and boosting can add to a token at most
+  float offset;  // see `token_offset`
+  float bound;  // upper bound of the LM and boosting scores of a token
   float longest;  // log-probability of the most probable duration
-  int num_durations;  // of which each makes an extension
-  bool timed;  // whether their log-probabilities count
+  int num_durations;  // extensions per label
+  bool timed;  // whether their log-probabilities are added
 };
 
 // Scores with LM and boosting.
@@ -177,7 +178,7 @@ inline Scoring fused_scoring(const Expansion& own, const SearchParams& params) {
   scoring.boosting_state = own.hypothesis.boosting_state;
   scoring.before = own.hypothesis.score;
   float blank = own.row[params.vocab_size];
-  scoring.blank = fused_blank(blank, fusion, params.weighted_blank);
+  scoring.blank = fused_blank(blank, fusion, params.blank_mode);
   scoring.offset = token_offset(blank, params, fusion);
   scoring.bound = fusion.bound(own.hypothesis);
   scoring.longest = own.row.duration(own.row.longest_duration());
@@ -201,14 +202,14 @@ inline void find_threshold(const Row& row, int num_tokens, Workspace& work) {
   __syncthreads();
 }
 
-// Whether a label that was not looked up yet can reach the floor; with slack for rounding in float32.
+// Whether a label that was not looked up yet can reach the floor.
 inline bool may_reach(float floor, float log_prob, const Scoring& scoring) {
   float base = log_prob + scoring.offset;
   return base > negative_infinity() &&
          !(scoring.before + ((base + scoring.bound) + scoring.longest) < floor);
 }
 
-// Look up the labels that are listed and append what reaches the floor. Call with all threads after a
+// Look up the listed labels and append the extensions that reach the floor. Call with all threads after a
 // barrier; ends with one.
 inline void offer_labels(const Row& row, const Scoring& scoring, int& reserved, Workspace& work) {
   TopList& best = work.best;
@@ -256,8 +257,8 @@ inline void scan_tokens(
   }
 }
 
-// Find the best extensions by blank and tokens 0 .. V - 1, best first; returns how many. `wanted` and
-// `gamma` of the list say how many are kept. Call with all threads; ends with a barrier.
+// Find the best extensions by blank and tokens 0 .. V - 1, best first; returns their number. The list's `wanted`
+// and `gamma` limit it. Call with all threads; ends with a barrier.
 inline int find_best(const Row& row, const SearchParams& params, const Scoring& scoring, Workspace& work) {
   TopList& best = work.best;
   const int blank = params.vocab_size * scoring.num_durations;
@@ -280,8 +281,8 @@ inline int find_best(const Row& row, const SearchParams& params, const Scoring& 
   return reserved;
 }
 
-// How many of the sorted extensions are better than the best less gamma, alike in all threads. Call with
-// all threads after a barrier.
+// Number of the sorted extensions that are better than the best minus gamma, the same in all threads. Call
+// with all threads after a barrier.
 inline int count_within_gamma(const TopList& best, int count) {
   int within = 0;
   for (int first = 0; first < count; first += threads()) {
@@ -304,7 +305,7 @@ inline int write_extensions(const Expansion& own, int count, const Workspace& wo
   return count;
 }
 
-// The blank with its most probable duration, where a hypothesis may take nothing else.
+// The forced blank of a hypothesis, with the most probable duration.
 inline Candidate forced_blank(const Expansion& own, float blank_score, const SearchParams& params) {
   int d = own.row.longest_duration();
   float score = own.hypothesis.score + (blank_score + own.row.duration(d));
@@ -313,8 +314,8 @@ inline Candidate forced_blank(const Expansion& own, float blank_score, const Sea
   return {score, own.k, choice, parent.lm_state, parent.boosting_state, own.row[params.vocab_size]};
 }
 
-// The strategy's own: write the best extensions of a hypothesis, best first; returns in thread 0 how many.
-// Called with all threads after a barrier.
+// Defined by each strategy: write the best extensions of a hypothesis, best first; thread 0 returns their
+// number. Called with all threads after a barrier.
 inline int list_extensions(Expansion& own, const ExpandArgs& args, Workspace& work);
 
 // Empty a row of the prediction network's batch before `merge` fills it.

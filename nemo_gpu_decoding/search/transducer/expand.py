@@ -1,8 +1,5 @@
 """Expansion of a hypothesis: a sorted list of its best extensions by blank and tokens.
 
-Extensions are sorted by a total order: descending score, then ascending parent, then ascending choice. All runs and
-backends therefore keep the same ones, even among equal scores.
-
 **Bound-pruned fusion.** Blanks and finished hypotheses need no LM and give a floor: the score of the N-th best
 candidate, or that of the best minus gamma. Let ub(s) be the largest weight of any label in LM state s. A token v of
 hypothesis k can only be kept if
@@ -13,80 +10,18 @@ floating-point addition is monotonic.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
-from nemo_gpu_decoding.search.row_scan import next_label
+from nemo_gpu_decoding.search.candidates import Candidates, floor_of, insert
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, next_label
+from nemo_gpu_decoding.search.transducer import scoring
 from nemo_gpu_decoding.search.transducer.records import CANDIDATE
-from nemo_gpu_decoding.search.transducer.scoring import (
-    duration_log_prob,
-    fused_blank,
-    fused_token,
-    fusion_bound,
-    longest_duration,
-    token_offset,
-)
-
-
-class Candidates(NamedTuple):
-    """At most N candidates."""
-
-    items: np.ndarray  # [N] CANDIDATE, in no order
-    rank: np.ndarray  # [N] int32, the slots of `items`, best first
 
 
 @compiled
 def new_candidates(capacity):
     return Candidates(np.empty(capacity, CANDIDATE), np.empty(capacity, np.int32))
-
-
-@linked
-def insert(candidates, count, score, parent, choice, lm_state, boosting_state):
-    """Insert a candidate if it is possible and among the N best; returns the new count."""
-    items, rank = candidates.items, candidates.rank
-    if not score > IMPOSSIBLE:
-        return count
-    index = count
-    while index > 0 and _is_better(score, parent, choice, items[rank[index - 1]]):
-        index -= 1
-    if index == rank.shape[0]:
-        return count
-    slot = np.int32(count)
-    if count == rank.shape[0]:
-        slot = rank[count - 1]
-        count -= 1
-    for i in range(count, index, -1):
-        rank[i] = rank[i - 1]
-    rank[index] = slot
-    items[slot].score = score
-    items[slot].parent = parent
-    items[slot].choice = choice
-    items[slot].lm_state = lm_state
-    items[slot].boosting_state = boosting_state
-    return count + 1
-
-
-@linked
-def _is_better(score, parent, choice, other):
-    if score != other.score:
-        return score > other.score
-    if parent != other.parent:
-        return parent < other.parent
-    return choice < other.choice
-
-
-@linked
-def floor_of(candidates, count, params):
-    """The score that a candidate must reach: the best minus gamma, or the N-th best if that is larger."""
-    if count == 0:
-        return IMPOSSIBLE
-    floor = candidates.items[candidates.rank[0]].score - params.gamma
-    if count < candidates.rank.shape[0]:
-        return floor
-    return max(floor, candidates.items[candidates.rank[count - 1]].score)
 
 
 @linked
@@ -109,35 +44,35 @@ def least_log_prob(floor, score, offset, bound, longest):
 @linked
 def offer_blanks(row, hypothesis, k, params, fusion, candidates, count):
     """Offer the blank of hypothesis k with every duration."""
-    blank_score = fused_blank(row[params.vocab_size], fusion, params.weighted_blank)
+    blank_score = scoring.fused_blank(row[params.vocab_size], fusion, params.blank_mode)
     for d in range(params.num_durations):
-        score = hypothesis.score + (blank_score + duration_log_prob(row, params, d))
+        score = hypothesis.score + (blank_score + scoring.duration_log_prob(row, params, d))
         choice = params.vocab_size * params.num_durations + d
-        count = insert(candidates, count, score, k, choice, hypothesis.lm_state, hypothesis.boosting_state)
+        _, count = insert(candidates, count, score, k, choice, hypothesis.lm_state, hypothesis.boosting_state)
     return count
 
 
 @linked
 def offer_tokens(row, hypothesis, k, params, fusion, candidates, count):
     """Offer the tokens of hypothesis k that can be among the best with LM and boosting."""
-    offset = token_offset(row, params, fusion)
-    longest = duration_log_prob(row, params, longest_duration(row, params))
-    bound = fusion_bound(hypothesis, fusion)
+    offset = scoring.token_offset(row, params, fusion)
+    longest = scoring.duration_log_prob(row, params, scoring.longest_duration(row, params))
+    bound = scoring.fusion_bound(hypothesis, fusion)
     tokens = row[: params.vocab_size]
-    floor = floor_of(candidates, count, params)
+    floor = floor_of(candidates, count, params.gamma)
     v = next_label(tokens, 0, least_log_prob(floor, hypothesis.score, offset, bound, longest))
     while v < tokens.shape[0]:
         base = row[v] + offset
         if base > IMPOSSIBLE and not hypothesis.score + ((base + bound) + longest) < floor:
-            fused, lm_state, boosting_state = fused_token(
+            fused, lm_state, boosting_state = scoring.fused_token(
                 hypothesis.lm_state, hypothesis.boosting_state, np.int32(v),
                 (floor - hypothesis.score) - longest - base, params, fusion,
             )  # fmt: skip
             for d in range(params.num_durations):
-                score = hypothesis.score + ((base + fused) + duration_log_prob(row, params, d))
+                score = hypothesis.score + ((base + fused) + scoring.duration_log_prob(row, params, d))
                 choice = v * params.num_durations + d
-                count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
-            floor = floor_of(candidates, count, params)
+                _, count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
+            floor = floor_of(candidates, count, params.gamma)
         v = next_label(tokens, v + 1, least_log_prob(floor, hypothesis.score, offset, bound, longest))
     return count
 

@@ -78,7 +78,7 @@ class FusedWeights:
             return f"{type(networks).__name__} are called through methods of their own"
         for module, kind in _modules(networks):
             if type(module) is not kind:
-                return f"a {type(module).__name__} stands where a plain {kind.__name__} is fused"
+                return f"the networks have a {type(module).__name__} in place of a plain {kind.__name__}"
         size = networks.prediction_projection.in_features
         if isinstance(networks, StatelessNetworks) and not _is_known_norm(networks.norm, size):
             return f"the norm is {networks.norm}, which is not fused"
@@ -89,7 +89,7 @@ class FusedWeights:
         if len(kinds) > 1 or sources[0].dtype not in VALUE_TYPES or sources[0].device != device:
             return f"the weights are {' and '.join(kinds)}, not float32, float16 or bfloat16 on {device}"
         if versions(sources) is None:
-            return "the weights were made in inference mode, so changes of them can't be noticed"
+            return "the weights were made in inference mode, so changes cannot be detected"
         return None
 
     @property

@@ -1,15 +1,15 @@
-// The chosen extensions become the new beam: recombination, tree of tokens, prediction cache. Counterpart
+// Construction of the new beam from the best candidates: recombination, tree of tokens, prediction cache. Counterpart
 // of merge.py.
 #pragma once
 
-#include "search/log_space.cuh"
+#include "search/numerics.cuh"
 #include "search/rank_key.cuh"
 #include "search/transducer/schedule.cuh"
 #ifdef LOOP  // drivers older than WHILE nodes would not load it
 #include "cuda/graph_condition.cuh"
 #endif
 
-// The utterance that a block works on, and where its results go.
+// The utterance of a block, and its output arrays.
 struct MergeContext {
   const MergeArgs& args;
   int b;
@@ -29,13 +29,13 @@ struct MergeContext {
   }
 };
 
-// What candidates are ranked by: score down, parent up, choice up.
+// The key of a candidate; order: descending score, then ascending parent, then ascending choice.
 inline uint64 candidate_key(float score, const Candidate& candidate, const SearchParams& params) {
   const uint32 choices = (uint32)(params.vocab_size + 1) * params.num_durations + 1;
   return rank_key(score, (uint32)candidate.parent * choices + (uint32)(candidate.choice + 1));
 }
 
-// What a block works with, in shared memory in the order in which it stands here.
+// The workspace of a block, in shared memory in the order of the fields.
 struct MergeWorkspace {
   Hypothesis* beam;  // [K]
   Hypothesis* next;  // [K] in the order of their scores, equal ones not merged yet
@@ -57,7 +57,7 @@ struct MergeWorkspace {
   }
 };
 
-// Fetch the beam and how many extensions each of its hypotheses has; false if the joint gave no logits for
+// Fetch the beam and the number of extensions of each hypothesis; false if the joint returned NaN or +inf for
 // one of them. Call with all threads; ends with a barrier.
 inline bool fetch_beam(MergeWorkspace& work, const MergeContext& context, int size) {
   copy_records(work.beam, context.beam(), size);
@@ -86,7 +86,7 @@ inline void list_free_entries(MergeWorkspace& work, int size, int beam_size) {
   }
 }
 
-// The hypothesis that a chosen extension makes of its parent.
+// The hypothesis of a chosen extension.
 inline Hypothesis extended(
   const MergeWorkspace& work, const Candidate& chosen, const MergeContext& context
 ) {
@@ -106,8 +106,8 @@ inline bool gets_node(int choice, const SearchParams& params) {
   return choice != KEEP && (params.alignments || is_token(choice, params));
 }
 
-// Give number i of `next` its node and, with a new token, an entry in the cache; `nodes_before` and
-// `tokens_before` count those that come first. One thread.
+// Give number i of `next` its node and, with a new token, an entry in the cache. nodes_before, tokens_before:
+// nodes and new tokens of the hypotheses before it. One thread.
 inline void settle(
   MergeWorkspace& work, int i, int nodes_before, int tokens_before, const StreamCounters& now,
   const MergeContext& context
@@ -132,9 +132,9 @@ inline void settle(
   next.cache_entry = entry;
 }
 
-// Turn work.chosen[0 .. count), best first and none twice, into the utterance's beam: recombine what
-// is equal, write the beam, its nodes and new texts; `now` is brought up to date, alike in all
-// threads. Call with all threads after a barrier; a barrier must follow.
+// Turn work.chosen[0 .. count), best first and all different, into the utterance's beam: recombine duplicates,
+// write the beam, its nodes and new texts. `now` is updated, the same in all threads. Call with all threads
+// after a barrier; a barrier must follow.
 inline void merge_chosen(
   MergeWorkspace& work, int count, StreamCounters& now, const MergeContext& context
 ) {
@@ -173,8 +173,8 @@ inline void merge_chosen(
   now.node_count += nodes;
 }
 
-// The strategy's own: make the new beam of the old one, in `work`, and its extensions; `now` is brought up
-// to date, alike in all threads. Called with all threads after a barrier; a barrier follows.
+// Defined by each strategy: build the new beam from the old one, in `work`, and its extensions. `now` is
+// updated, the same in all threads. Called with all threads after a barrier; a barrier follows.
 inline void make_beam(MergeWorkspace& work, StreamCounters& now, const MergeContext& context);
 
 // Give an utterance's new texts rows in the batch of the prediction network; false if it has not that many left.
@@ -193,8 +193,8 @@ inline bool take_rows(const MergeContext& context, int new_texts) {
   return true;
 }
 
-// How an utterance goes on after a step, or once its new texts have waited for one; returns its activity, alike in
-// all threads. Call with all threads.
+// Prepare the next step of an utterance, or let it wait if its new texts find no rows in the batch. Returns its
+// activity, the same in all threads. Call with all threads.
 inline int go_on(const MergeContext& context, StreamCounters now) {
   const MergeArgs& args = context.args;
   if (take_rows(context, now.new_texts)) {
@@ -211,7 +211,7 @@ inline int go_on(const MergeContext& context, StreamCounters now) {
   return WAITING;
 }
 
-// The step of an utterance that has one; returns its activity afterwards, alike in all threads.
+// The step of an active utterance; returns its activity afterwards, the same in all threads.
 inline int step(uint8* shared, StreamCounters now, const MergeContext& context) {
   const MergeArgs& args = context.args;
   MergeWorkspace work(shared, args.params);
@@ -224,7 +224,7 @@ inline int step(uint8* shared, StreamCounters now, const MergeContext& context) 
   return go_on(context, now);
 }
 
-// From the last block that comes here: tell the WHILE node whether any utterance goes on. One thread.
+// The last block that calls this sets the WHILE node's condition: does any utterance continue? One thread.
 inline void set_condition(const MergeArgs& args, bool active) {
 #ifdef LOOP
   uint64* finished = (uint64*)args.finished;

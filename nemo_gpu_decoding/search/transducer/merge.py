@@ -8,7 +8,7 @@ replaces the least recently used entry, and the network runs only for texts that
 from __future__ import annotations
 
 from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.log_space import log_add
+from nemo_gpu_decoding.search.numerics import log_add
 from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
 from nemo_gpu_decoding.search.transducer.records import BAD_INPUT, KEEP
 from nemo_gpu_decoding.search.transducer.scoring import is_bad

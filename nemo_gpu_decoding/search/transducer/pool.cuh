@@ -1,4 +1,4 @@
-// What competes for the beam in a step of aes_pp: the hypotheses that have left the frame, and the
+// The candidates for the beam in a step of aes_pp: the hypotheses that have left the frame, and the
 // extensions of the others. Counterpart of _compete, _best_of, _force_blanks and _next_frame of aes.py.
 #pragma once
 
@@ -6,9 +6,9 @@
 
 // One candidate per extension, in shared memory; number k * M + rank.
 struct Pool {
-  uint64* keys;  // [K * M] greater ones are better; 0: recombined with another, or does not compete
+  uint64* keys;  // [K * M] larger is better; 0: recombined with another, or no candidate
   uint64* texts;  // [K * M] equal for equal text and frame
-  float* scores;  // [K * M], -inf for what does not compete
+  float* scores;  // [K * M]; -inf: no candidate
   int size;  // numbers in use
   int max_extensions;  // M
 
@@ -50,7 +50,7 @@ inline void fill_pool(
   }
 }
 
-// The score of number i with those of its equals, added in their order; -inf if i is not the best of them.
+// The sum of the probabilities of number i and its duplicates, in their order; -inf if i is not the best one.
 inline float recombined(const Pool& pool, int i) {
   float own = pool.scores[i], total = own;
   if (own == negative_infinity()) return own;
@@ -63,8 +63,8 @@ inline float recombined(const Pool& pool, int i) {
   return total;
 }
 
-// Recombine what is equal in text and frame, and put the K best into work.chosen; returns how many,
-// alike in all threads. Call with all threads after a barrier; ends with one.
+// Recombine equal texts at the same frame, and put the K best into work.chosen; returns their number,
+// the same in all threads. Call with all threads after a barrier; ends with one.
 inline int choose_from_pool(Pool& pool, MergeWorkspace& work, const MergeContext& context) {
   const SearchParams& params = context.params();
   const Candidate* extensions = context.extensions();
@@ -90,9 +90,8 @@ inline int choose_from_pool(Pool& pool, MergeWorkspace& work, const MergeContext
   return kept;
 }
 
-// Give every open hypothesis its blank, recombine what has become equal and write the beam; `now` is
-// brought up to date. The first extension of a hypothesis is its blank, or KEEP. Call with all threads
-// after a barrier; ends with one.
+// Extend every open hypothesis by a blank, recombine duplicates and write the beam; `now` is updated. The first
+// extension of a hypothesis is its blank, or KEEP. Call with all threads after a barrier; ends with one.
 inline void force_blanks(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
   const SearchParams& params = context.params();
   for (int k = thread(); k < now.size; k += threads()) {
@@ -135,7 +134,7 @@ inline void force_blanks(MergeWorkspace& work, StreamCounters& now, const MergeC
   now.size = work.counts[0];
 }
 
-// Go to the next frame that a hypothesis has come to, and open those that have. Call with all threads
+// Advance to the next frame of any hypothesis, and open the hypotheses at that frame. Call with all threads
 // after a barrier; a barrier must follow.
 inline void next_frame(Hypothesis* beam, StreamCounters& now) {
   int frame = 0x7fffffff;

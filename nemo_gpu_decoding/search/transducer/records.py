@@ -16,6 +16,9 @@ KEEP: Final = -1  # the choice that leaves a hypothesis unchanged
 BAD_INPUT: Final = -1  # in place of a beam's size or a number of extensions: the joint returned NaN or +inf
 NO_ROW: Final = -1  # in place of a row to move, or of an entry of the prediction cache
 ROOT = 0  # node of the empty text
+NO_SCORE: Final = 0  # blank_lm_score_mode, in short `blank_mode`, see scoring.py
+LM_WEIGHTED_FULL: Final = 1
+BLANK_MODES = {"no_score": NO_SCORE, "lm_weighted_full": LM_WEIGHTED_FULL}
 
 # One hypothesis; a batch is an array [B, K] of them. Scores are natural log.
 HYPOTHESIS = np.dtype(
@@ -81,7 +84,7 @@ class SearchParams(NamedTuple):
     num_durations: int  # D
     zero_duration: int  # index of the duration 0, or -1
     timed: bool  # TDT: columns V + 1 .. V + D hold durations
-    weighted_blank: bool  # blank_lm_score_mode is lm_weighted_full
+    blank_mode: int  # NO_SCORE or LM_WEIGHTED_FULL
     late: bool  # pruning_mode
     alignments: bool  # blanks get nodes, too
     # The following differ between alsd_pp and aes_pp.

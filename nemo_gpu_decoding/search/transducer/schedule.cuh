@@ -1,4 +1,4 @@
-// How a step ends: the frame that each hypothesis reads next. Counterpart of schedule.py.
+// The end of a step: the frame that each hypothesis reads next. Counterpart of `_schedule` in cpu_engine.py.
 #pragma once
 
 #include "search/transducer/beam.cuh"
@@ -6,10 +6,9 @@
 // Whether an utterance takes part in the next step.
 inline bool has_step(int activity) { return activity == ACTIVE || activity == WAITING; }
 
-// Decide which hypotheses of utterance b are given the joint next. An utterance waits while one of its
-// open hypotheses needs a frame that has not come; if it has ended, such a hypothesis is finished.
-// `beam` and `now` hold its state, alike for all threads. Returns its activity. Call with all threads after a
-// barrier.
+// Choose the hypotheses of utterance b that the joint reads next. An utterance waits while one of its open
+// hypotheses needs a frame that has not arrived; if it has ended, such a hypothesis is finished. `beam` and
+// `now` are its state, the same in all threads. Returns its activity. Call with all threads after a barrier.
 inline int schedule_next(
   const ScheduleArgs& args, int b, const Hypothesis* beam, StreamCounters now
 ) {

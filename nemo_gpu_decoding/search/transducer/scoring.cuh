@@ -2,7 +2,7 @@
 #pragma once
 
 #include "fusion/fusion.cuh"
-#include "search/log_space.cuh"
+#include "search/numerics.cuh"
 #include "search/transducer/beam.cuh"
 
 // LM, boosting tree and weights of one utterance.
@@ -15,7 +15,7 @@ struct UtteranceFusion {
 
   float alpha() const { return lm_weight + boosting_weight; }
 
-  // What LM and boosting can add to the next token of a hypothesis at most.
+  // Upper bound of the weighted LM and boosting scores of the next token of a hypothesis.
   float bound(const Hypothesis& hypothesis) const {
     float most = 0.0f;
     if (lm_weight > 0) most = lm_weight * lm.states[hypothesis.lm_state].upper_bound;
@@ -26,14 +26,14 @@ struct UtteranceFusion {
   }
 };
 
-// What LM and boosting add to a token, weighted (or a score with that), and their states after it.
+// Weighted LM and boosting scores of a token (or a score that contains them), and the states after it.
 struct Fused {
-  float score;  // -inf if it was found to be below the least that counts
+  float score;  // -inf if a partial sum shows that it is below `least`
   int lm_state;
   int boosting_state;
 };
 
-// Boosting trees are small and LMs are large: the cheap look-up comes first and may save the other.
+// Boosting trees are small and LMs are large: the cheap look-up comes first and may make the other one unnecessary.
 inline Fused fused_token(
   const UtteranceFusion& fusion, int lm_state, int boosting_state, int label, float least
 ) {
@@ -53,9 +53,9 @@ inline Fused fused_token(
   return {weight.weight + bonus.weight, weight.state, bonus.state};
 }
 
-// Score of the blank: of eq. 3 if `weighted`, else of eq. 2.
-inline float fused_blank(float blank_log_prob, const UtteranceFusion& fusion, bool weighted) {
-  return weighted ? blank_log_prob * (1.0f + fusion.alpha()) : blank_log_prob;
+// Score of the blank by eq. 2 (NO_SCORE) or eq. 3 (LM_WEIGHTED_FULL).
+inline float fused_blank(float blank_log_prob, const UtteranceFusion& fusion, int blank_mode) {
+  return blank_mode == LM_WEIGHTED_FULL ? blank_log_prob * (1.0f + fusion.alpha()) : blank_log_prob;
 }
 
 __noinline__ float weighted_offset(float blank_log_prob, float alpha, float ceiling) {
@@ -63,16 +63,16 @@ __noinline__ float weighted_offset(float blank_log_prob, float alpha, float ceil
   return (float)log1p(-(double)blank) * alpha;
 }
 
-// What every token's score gets on top of log p(v) and the weighted LM score.
+// The term of every token's score besides log p(v) and the weighted LM score.
 inline float token_offset(
   float blank_log_prob, const SearchParams& params, const UtteranceFusion& fusion
 ) {
   const float alpha = fusion.alpha();
-  if (!(params.weighted_blank && alpha > 0)) return 0.0f;
+  if (params.blank_mode != LM_WEIGHTED_FULL || !(alpha > 0)) return 0.0f;
   return weighted_offset(blank_log_prob, alpha, params.blank_ceiling);
 }
 
-// What turns logits into log-probs.
+// The constants that turn logits into log-probs.
 struct Normaliser {
   double label_max, label_log_sum;
   double duration_max, duration_log_sum;
@@ -128,7 +128,7 @@ inline Fused fused_label(
 ) {
   Fused fused{0.0f, hypothesis.lm_state, hypothesis.boosting_state};
   if (label == params.vocab_size) {
-    fused.score = fused_blank(row[label], fusion, params.weighted_blank);
+    fused.score = fused_blank(row[label], fusion, params.blank_mode);
   } else {
     fused = fused_token(fusion, fused.lm_state, fused.boosting_state, label, negative_infinity());
     fused.score = (row[label] + offset) + fused.score;
@@ -156,7 +156,7 @@ inline bool normalise_part(
   return false;
 }
 
-// Fill row.normaliser, alike in all threads. scratch: shared, 32 doubles. Call with all threads.
+// Fill row.normaliser, the same in all threads. scratch: shared, 32 doubles. Call with all threads.
 inline void normalise(Row& row, double* scratch) {
   Normaliser& n = row.normaliser;
   n.duration_max = n.duration_log_sum = 0.0;

@@ -21,7 +21,8 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE
+from nemo_gpu_decoding.search.transducer.records import LM_WEIGHTED_FULL
 
 # p(b) is clipped, as in NeMo's searches, so that 1 - p(b) is above zero
 ALSD_CEILING = np.float32(1.0 - 1e-2)
@@ -29,9 +30,9 @@ AES_CEILING = np.float32(1.0 - 1e-6)
 
 
 @linked
-def fused_blank(blank_log_prob, fusion, weighted):
-    """Score of the blank: of eq. 3 if `weighted`, else of eq. 2."""
-    if weighted:
+def fused_blank(blank_log_prob, fusion, blank_mode):
+    """Score of the blank by eq. 2 (NO_SCORE) or eq. 3 (LM_WEIGHTED_FULL)."""
+    if blank_mode == LM_WEIGHTED_FULL:
         return blank_log_prob * (np.float32(1.0) + (fusion.lm_weight + fusion.boosting_weight))
     return blank_log_prob
 
@@ -43,7 +44,7 @@ def token_offset(row, params, fusion):
     It is computed in double and rounded once, so that all libraries and devices agree to the bit.
     """
     alpha = fusion.lm_weight + fusion.boosting_weight
-    if params.weighted_blank and alpha > 0:
+    if params.blank_mode == LM_WEIGHTED_FULL and alpha > 0:
         blank_log_prob = row[params.vocab_size]
         blank = min(np.float32(math.exp(np.float64(blank_log_prob))), params.blank_ceiling)
         return np.float32(math.log1p(-np.float64(blank))) * alpha
@@ -112,15 +113,15 @@ def fused_label(row, label, offset, hypothesis, params, fusion):
     """
     lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
     if label == params.vocab_size:
-        return fused_blank(row[label], fusion, params.weighted_blank), lm_state, boosting_state
+        return fused_blank(row[label], fusion, params.blank_mode), lm_state, boosting_state
     fused, lm_state, boosting_state = fused_token(lm_state, boosting_state, label, IMPOSSIBLE, params, fusion)
     return (row[label] + offset) + fused, lm_state, boosting_state
 
 
 @linked
-def forced_blank(row, hypothesis, weighted, params, fusion):
+def forced_blank(row, hypothesis, blank_mode, params, fusion):
     """Score and choice of a forced blank, with the most probable duration."""
     d = longest_duration(row, params)
-    blank = fused_blank(row[params.vocab_size], fusion, weighted)
+    blank = fused_blank(row[params.vocab_size], fusion, blank_mode)
     score = hypothesis.score + (blank + duration_log_prob(row, params, d))
     return score, params.vocab_size * params.num_durations + d

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, UtteranceFusion
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
+from nemo_gpu_decoding.search.nbest import add_text_scores, merge_equal_texts, select_best
 from nemo_gpu_decoding.search.transducer.records import NODE, ROOT, SearchParams
 
 
@@ -27,33 +26,15 @@ def rank(rows, state, fusions, final, score_norm, order, scores):
         for k in range(len(score)):
             hypothesis = state.beam[b, k]
             score[k] = hypothesis.score
-            if final and fusions.boosting_weights[b] > 0:
+            if final and fusions.utterances[b].boosting_weight > 0:
                 refund = fusions.boosting.states[hypothesis.boosting_state].final_weight
-                score[k] += fusions.boosting_weights[b] * refund
-        _drop_equal_texts(state.beam[b], score)
+                score[k] += fusions.utterances[b].boosting_weight * refund
+        merge_equal_texts(state.beam[b], score, False)
         rating = score.copy()  # the sort key
         if score_norm:
             for k in range(len(score)):
                 rating[k] /= np.float32(state.beam[b, k].length + 1)
-        for n in range(order.shape[1]):
-            best = -1
-            for k in range(len(score)):
-                if score[k] > IMPOSSIBLE and (best < 0 or rating[k] > rating[best]):
-                    best = k
-            order[r, n] = best
-            if best < 0:
-                continue
-            scores[r, n] = score[best]
-            score[best] = IMPOSSIBLE
-
-
-@compiled
-def _drop_equal_texts(beam, score):
-    """Keep the best hypothesis of each text; in TDT two of a text may differ in their frames."""
-    for k in range(len(score)):
-        for i in range(k):
-            if beam[i].text_hash == beam[k].text_hash and beam[i].length == beam[k].length:
-                score[k if score[i] >= score[k] else i] = IMPOSSIBLE
+        select_best(rating, score, order[r], scores[r])
 
 
 @compiled
@@ -130,31 +111,16 @@ def drop_nodes(nodes, ancestor, beam):
 def add_scores(
     tokens: np.ndarray, params: SearchParams, fusions: FusionArrays, b: int, scores: np.ndarray, final: bool
 ) -> None:
-    """`add_fusion_scores` of utterance b; sums in double."""
-    weights: Any = float(fusions.lm_weights[b]), float(fusions.boosting_weights[b])
-    starts = fusions.lm_starts[b], fusions.boosting_starts[b]
-    add_fusion_scores(tokens, params, UtteranceFusion(fusions.lm, fusions.boosting, *weights), starts, scores, final)
-
-
-@compiled
-def add_fusion_scores(tokens, params, fusion, starts, scores, final):
-    """Add to scores [1] TEXT_SCORES the weighted LM and boosting scores of the next tokens.
+    """`add_text_scores` of utterance b, computed in double.
 
     Args:
-        starts: states of the automata before the whole text.
         final: the text has ended; add the refunds at its end.
     """
-    own = scores[0]
-    lm_score, lm_state = own.lm, starts[0] + own.lm_state
-    boosting_score, boosting_state = own.boosting, starts[1] + own.boosting_state
-    for label in tokens:
-        if fusion.lm_weight > 0:
-            weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, ANY_WEIGHT)
-            lm_score += fusion.lm_weight * weight
-        if fusion.boosting_weight > 0:
-            weight, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
-            boosting_score += fusion.boosting_weight * weight
-    if final and fusion.boosting_weight > 0:
-        boosting_score += fusion.boosting_weight * fusion.boosting.states[boosting_state].final_weight
-    own.lm, own.lm_state = lm_score, lm_state - starts[0]
-    own.boosting, own.boosting_state = boosting_score, boosting_state - starts[1]
+    own = fusions.utterances[b]
+    starts = int(own["lm_start"]), int(own["boosting_start"])
+    weights: Any = float(own["lm_weight"]), float(own["boosting_weight"])
+    fusion = UtteranceFusion(fusions.lm, fusions.boosting, *weights)
+    add_text_scores(tokens, params.vocab_size, params.vocab_size, fusion, starts, scores)  # the blank is label V
+    if final and weights[1] > 0:
+        end = starts[1] + scores["boosting_state"][0]
+        scores["boosting"] += weights[1] * float(fusions.boosting.states["final_weight"][end])

@@ -30,7 +30,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
-from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
+from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys, token_groups
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, likeliest_step, rank_labels
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts

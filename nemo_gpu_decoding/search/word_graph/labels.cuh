@@ -2,7 +2,7 @@
 // Counterpart of labels.py.
 #pragma once
 
-#include "search/log_space.cuh"
+#include "search/numerics.cuh"
 #include "search/word_graph/candidates.cuh"
 
 // Step 1: a blank, or the last label again. Call with all threads after a barrier; ends with one.

@@ -7,7 +7,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
+from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
 from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, label_of, ordered_bits, precedes, state_of
 

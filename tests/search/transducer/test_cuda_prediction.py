@@ -435,11 +435,11 @@ def inference_weights(networks):
     [
         (lstm_networks, lambda n: n.lstm.half(), "torch.float16 on cpu and torch.float32 on cpu, not"),
         (stateless_networks, lambda n: n.embeddings[1].bfloat16(), "torch.bfloat16 on cpu and"),
-        (lstm_networks, weight_norm, "a ParametrizedLinear stands where a plain Linear is fused"),
+        (lstm_networks, weight_norm, "the networks have a ParametrizedLinear in place of a plain Linear"),
         (stateless_networks, changed_norm, "the norm is GroupNorm"),
         (stateless_networks, wider_norm, "the norm is LayerNorm"),
         (lstm_networks, other_class, "Asking are called through methods of their own"),
-        (lstm_networks, inference_weights, "changes of them can't be noticed"),
+        (lstm_networks, inference_weights, "changes cannot be detected"),
     ],
 )
 def test_what_is_not_fused_says_why(make, change, reason):

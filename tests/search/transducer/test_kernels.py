@@ -11,7 +11,7 @@ import torch
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
-from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, SearchParams
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, LM_WEIGHTED_FULL, SearchParams
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import (
     STRATEGIES,
@@ -170,7 +170,7 @@ def test_a_beam_that_exceeds_shared_memory_is_refused(strategy):
 
 PARAMS = SearchParams(
     beam_size=8, vocab_size=2**20 - 1, num_durations=8, zero_duration=0, timed=True,
-    weighted_blank=True, late=True, alignments=False, frame_by_frame=False,
+    blank_mode=LM_WEIGHTED_FULL, late=True, alignments=False, frame_by_frame=False,
     blank_ceiling=np.float32(1), max_symbols=10, max_extensions=8, gamma=np.float32(np.inf),
 )  # fmt: skip
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
-from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
+from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.frame import begin_frame
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, rank_labels

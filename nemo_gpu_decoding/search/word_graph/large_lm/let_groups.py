@@ -14,7 +14,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.log_space import LARGEST
+from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.candidates import (
     boosted,

@@ -1,7 +1,9 @@
-// Scores are natural logarithms, float32. Counterpart of log_space.py.
+// Scores (natural log, float32) and hashes of texts. Counterpart of numerics.py.
 #pragma once
 
 #include "cuda/common.cuh"
+
+constexpr uint64 HASH_MULTIPLIER = 6364136223846793005ull;  // Knuth's MMIX generator
 
 // No log-probability exceeds it; above 0 because types such as bfloat16 round.
 inline float most_log_prob() { return 0.01f; }
@@ -15,4 +17,9 @@ inline float log_add(float a, float b) {
   }
   if (b == negative_infinity()) return a;
   return (float)(a + log1p(exp((double)b - (double)a)));
+}
+
+// The hash of a text after one more token.
+inline uint64 extended_hash(uint64 text_hash, int label) {
+  return text_hash * HASH_MULTIPLIER + (uint64)(label + 1);
 }
