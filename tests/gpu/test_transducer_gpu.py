@@ -17,7 +17,7 @@ from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
-from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks
+from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from tests.gpu import sized
 from tests.gpu.test_concurrency import in_threads
 from tests.search.transducer.table_networks import random_fusion
@@ -29,7 +29,7 @@ STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AES
 
 
 class Model(nn.Module):
-    """All weights of a transducer with an LSTM."""
+    """All weights of a transducer with an LSTM, and of one with a stateless prediction network."""
 
     def __init__(self, durations=(), seed=0):
         super().__init__()
@@ -40,6 +40,8 @@ class Model(nn.Module):
         self.encoder = nn.Linear(WIDTH, HIDDEN)
         self.prediction = nn.Linear(HIDDEN, HIDDEN)
         self.joint = nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN, VOCAB + 1 + len(durations)))
+        self.embeddings = nn.ModuleList(nn.Embedding(VOCAB + 1, HIDDEN // 2) for _ in range(2))
+        self.norm = nn.LayerNorm(HIDDEN)
         with torch.no_grad():
             self.joint[1].weight.mul_(8.0)
             self.joint[1].bias[VOCAB] += 2.0
@@ -49,6 +51,11 @@ class Model(nn.Module):
             self.embedding, self.lstm, self.encoder, self.prediction, self.joint,
             durations=self.durations,
         )  # fmt: skip
+
+    def stateless(self):
+        return StatelessNetworks(
+            self.embeddings, self.norm, self.encoder, self.prediction, self.joint, durations=self.durations
+        )
 
 
 @pytest.fixture(params=list(STRATEGIES))
@@ -80,13 +87,13 @@ def assert_same(found, expected):
             assert path.score == pytest.approx(other.score, abs=1e-2)
 
 
-def both(strategy, device, durations=(), fusion=None, **options):
+def both(strategy, device, durations=(), fusion=None, networks=Model.networks, **options):
     """A decoder on the device and its counterpart on the CPU, with the same weights."""
     make, config = strategy
     model = Model(durations)
     options = config(beam_size=4, n_best=2, **options)
-    on_device = make(copy.deepcopy(model).to(device).networks(), replace(options, backend="cuda"), fusion)
-    return on_device, make(model.networks(), replace(options, backend="cpu"), fusion)
+    on_device = make(networks(copy.deepcopy(model).to(device)), replace(options, backend="cuda"), fusion)
+    return on_device, make(networks(model), replace(options, backend="cpu"), fusion)
 
 
 @pytest.mark.parametrize("pruning", ["late", "early"])
@@ -97,6 +104,14 @@ def test_same_hypotheses(device, strategy, durations, pruning):
     with torch.no_grad():
         assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
     assert found.device_modes["prediction"] == "lstm"
+
+
+def test_stateless_networks(device, strategy):
+    found, expected = both(strategy, device, fusion=random_fusion(VOCAB), networks=Model.stateless)
+    frames = frames_of()
+    with torch.no_grad():
+        assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
+    assert found.device_modes["prediction"] == "stateless"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -120,7 +135,7 @@ def test_each_way_to_launch_steps(gpu, strategy, monkeypatch):
     frames = frames_of()
     for mode in (LOOP, CHUNKS, PLAIN):
         found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
-        found._graphs._first = mode
+        found._graphs.first_mode = mode
         for _ in range(3):  # captured, then replayed
             assert_same(found.decode(frames.to(gpu), LENGTHS), expected.decode(frames, LENGTHS))
         assert found._graphs.mode == mode

@@ -64,15 +64,15 @@ class GraphRunner:
         self._networks = networks
         self.allowed = allowed
         self.mode: str | None = None
-        self._first: str | None = None  # the mode that a run begins with; found by the first run
+        self.first_mode: str | None = None  # the mode that a run begins with; found by the first run
         self._failures = dict.fromkeys((LOOP, CHUNKS), 0)
 
     def run(self, step: GraphStep, work: Workspace) -> None:
         """Run on the workspace's device and torch's current stream."""
         device = work.shape.device
-        if self._first is None and self.allowed:
-            self._first = _best_mode(device)
-        mode = self._first if self._first and self.allowed else PLAIN
+        if self.first_mode is None and self.allowed:
+            self.first_mode = _best_mode(device)
+        mode = self.first_mode if self.first_mode and self.allowed else PLAIN
         while self._num_active(step, work):
             if mode == PLAIN:
                 # on the CPU a check costs nothing
@@ -125,8 +125,8 @@ class GraphRunner:
         self._failures[mode] += 1
         if self._failures[mode] == 1:
             logger.warning("CUDA graphs: '%s' does not work here, going on with '%s': %s", mode, _WORSE[mode], text)
-        if self._failures[mode] >= MOST_FAILURES and self._first == mode:
-            self._first = _WORSE[mode]
+        if self._failures[mode] >= MOST_FAILURES and self.first_mode == mode:
+            self.first_mode = _WORSE[mode]
 
 
 def _best_mode(device: torch.device) -> str:

@@ -313,7 +313,7 @@ def test_a_graph_that_does_nothing_is_not_waited_for(work, captures, monkeypatch
     for name in ("capture_while", "capture_chunk"):
         monkeypatch.setattr(cuda_graphs, name, lambda *_: FakeGraph(lambda: None))
     runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
-    runner._first = mode
+    runner.first_mode = mode
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
         runner.run(step, work)
     assert (step.left, runner.mode, work.graphs) == (0, PLAIN, {})
@@ -360,7 +360,7 @@ def test_no_graph_reads_weights_that_autocast_has_cast(work, captures, monkeypat
     runner, step = GraphRunner(networks_with_weights(), allowed=True), Casting(work, 2)
     for name in ("capture_while", "capture_chunk"):
         monkeypatch.setattr(cuda_graphs, name, lambda *_: step.run() or FakeGraph(lambda: None))
-    runner._first = mode
+    runner.first_mode = mode
     runner.run(step, work)
     assert keeps == [False, False]  # the step before, and the captured one
     assert torch.is_autocast_cache_enabled()
@@ -471,7 +471,7 @@ def decoder_in(mode, strategy, networks, **options):
     """A decoder that launches its steps in this way."""
     make, config = STRATEGIES[strategy]
     decoder = make(networks, config(beam_size=4, n_best=4, backend="cuda", **options), random_fusion(V))
-    decoder._graphs._first = mode
+    decoder._graphs.first_mode = mode
     return decoder
 
 
