@@ -2,8 +2,8 @@
 
     python scripts/gpu_host/first_figures.py [NAME ...]
 
-The names are those of `FIGURES`, all of them by default. Emissions and LMs are those of the benchmarks' task `speech`; a
-batch repeats its utterances. A line has the device, medians over `REPEATS` batches, and for how many of the first
+The names are those of `FIGURES`, all of them by default. Emissions and LMs are those of the benchmarks' task `speech`;
+a batch repeats its utterances. A line has the device, medians over `REPEATS` batches, and for how many of the first
 utterances the tokens equal those of the CPU search in fp32.
 """
 

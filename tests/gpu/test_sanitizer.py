@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
 from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.gpu import REHEARSAL, sanitized
 
@@ -80,7 +79,7 @@ def run_tool(check: str, *arguments: str) -> tuple[int, str]:
 
 
 def test_every_kernel_is_checked():
-    sources = [read_source(name).text for name in kernel_files()]
+    sources = [path.read_text() for path in (ROOT / "nemo_gpu_decoding").rglob("*.cu*")]
     names = re.findall(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(", "\n".join(sources))
     assert set(names) == set(NAMES)
 
