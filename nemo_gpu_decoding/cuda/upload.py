@@ -10,6 +10,9 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.launch import as_records
+from nemo_gpu_decoding.cuda.while_graph import capture_lock
+
+LONGEST_CAPTURE = 10.0  # seconds; a limit, because a finalizer may run while its thread holds any lock
 
 _lock = threading.Lock()
 # weak keys: the copies are freed together with their owner
@@ -44,6 +47,12 @@ def outlive_kernels(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def synchronize_unless_capturing(device: torch.device) -> None:
-    """Wait for all kernels on `device`, unless this thread captures a stream, which forbids waiting."""
+    """Wait for all kernels on `device`, after captures of other threads, which waiting would end.
+
+    Does nothing if this thread captures a stream, which forbids waiting.
+    """
     if not torch.cuda.is_current_stream_capturing():
+        captured = capture_lock.acquire(timeout=LONGEST_CAPTURE)
         torch.cuda.synchronize(device)
+        if captured:
+            capture_lock.release()

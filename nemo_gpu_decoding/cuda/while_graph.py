@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 OLDEST_DRIVER = 12060  # 12.6
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: work on the stream does not wait for the default stream
 ASSIGN_DEFAULT = 1  # cudaGraphCondAssignDefault: every replay begins with the condition's default value
 
 
@@ -60,31 +62,45 @@ def why_no_while_graphs(device: torch.device, bindings: Bindings | None = None) 
     return None
 
 
-def capture_chunk(device: torch.device, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Capture `body` into a graph without a loop, which replays on the current stream.
+class CapturedGraph:
+    """A captured graph, which replays on the current stream asynchronously."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, streams: list[torch.cuda.Stream], pool: Any = None) -> None:
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._streams = streams  # on which it was captured
+        self._pool = pool  # memory of a loop's tensors
+
+    def replay(self) -> None:
+        assert self._graph is not None
+        self._graph.replay()
+
+    def __del__(self) -> None:
+        self._graph = self._pool = None  # before another graph can use the streams
+        for stream in self._streams:
+            _idle_streams.setdefault(stream.device.index, []).append(stream)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether torch's current stream is being captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def capture_chunk(device: torch.device, body: Callable[[], None], bindings: Bindings | None = None) -> CapturedGraph:
+    """Capture `body` into a graph without a loop.
 
     Run the body once before, as for any graph.
 
     Raises:
-        RuntimeError: CUDA refuses; nothing has changed then.
+        GraphError, RuntimeError: CUDA refuses; nothing has changed then.
     """
-    with _capturing(device) as (graph, _):
+    with _capturing(bindings or Bindings(), device) as (graph, stream):
         body()
-    return graph
+    return CapturedGraph(graph, [stream])
 
 
-class WhileGraph:
-    """A captured loop, which replays on the current stream asynchronously."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        self._graph = graph
-        self._pool = pool  # memory of the body's tensors
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-
-def capture_while(device: torch.device, body: Callable[[int], None], bindings: Bindings | None = None) -> WhileGraph:
+def capture_while(
+    device: torch.device, body: Callable[[int], None], bindings: Bindings | None = None
+) -> CapturedGraph:
     """Capture `body(handle)` in a loop that repeats while it sets the handle's condition.
 
     A capture does not run the kernels. Run the body once before, as for any graph.
@@ -96,34 +112,49 @@ def capture_while(device: torch.device, body: Callable[[int], None], bindings: B
     with torch.cuda.device(device):
         pool = torch.cuda.MemPool()  # belongs to the current device
     try:
-        with _capturing(device) as (graph, stream):
+        with _capturing(bindings, device) as (graph, stream):
             parent, _ = _captured(bindings, stream)
             create = "cudaGraphConditionalHandleCreate"
             handle = bindings.call(bindings.runtime, create, parent, 1, ASSIGN_DEFAULT)
             inner = _add_while_node(bindings, stream, handle)
-            with _capturing_into(bindings, inner, device), torch.cuda.use_mem_pool(pool, device):
+            inside = _unused_stream(bindings)
+            with _capturing_into(bindings, inner, inside), torch.cuda.use_mem_pool(pool, device):
                 body(int(handle))
     except BaseException:
         _abandoned.append(pool)
         raise
-    return WhileGraph(graph, pool)
+    return CapturedGraph(graph, [stream, inside], pool)
 
 
-# torch captures one graph at a time: it frees memory before a capture, which fails during another one.
-_capture_lock = threading.Lock()
+# torch captures one graph at a time: it waits for the device before a capture, which fails during another one.
+# Reentrant, because a collection of garbage within a capture may delete what waits for the device.
+capture_lock = threading.RLock()
 # Pools of failed captures. Deleting one ends the process if torch still has a capture in progress.
 _abandoned: list[Any] = []
+# Device index -> streams that no graph uses. torch has 32 streams in turn, but graphs must not share one:
+# cuBLAS has a workspace per stream, which torch from 2.12 on frees with the first graph of the stream.
+_idle_streams: dict[int, list[torch.cuda.Stream]] = {}
+
+
+def _unused_stream(bindings: Bindings) -> torch.cuda.Stream:
+    """A stream of the current device that no graph uses. Call with `capture_lock`."""
+    device = torch.cuda.current_device()
+    if idle := _idle_streams.get(device):
+        return idle.pop()
+    stream = bindings.call(bindings.driver, "cuStreamCreate", NON_BLOCKING)
+    return torch.cuda.ExternalStream(int(stream), device=device)
 
 
 @contextmanager
-def _capturing(device: torch.device) -> Iterator[tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]]:
-    """Capture the block into a new graph on a new stream; restores torch's state if that fails.
+def _capturing(bindings: Bindings, device: torch.device) -> Iterator[tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]]:
+    """Capture the block into a new graph on a stream of its own; restores torch's state if that fails.
 
     torch.cuda.graph does not restore it. If CUDA refuses to end a capture, the capture's stream stays current,
-    and torch before 2.12 (its pull request 180395) continues to allocate from the graph's pool.
+    torch before 2.12 (its pull request 180395) continues to allocate from the graph's pool, and the generator of
+    random numbers refuses to work. The stream of a failed capture is not used again.
     """
-    with _capture_lock, torch.cuda.device(device):  # graph and pool belong to the current device
-        graph, stream, pool = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+    with capture_lock, torch.cuda.device(device):  # graph and pool belong to the current device
+        graph, stream, pool = torch.cuda.CUDAGraph(), _unused_stream(bindings), torch.cuda.graph_pool_handle()
         before = torch.cuda.current_stream(device)
         stream.wait_stream(before)
         try:
@@ -132,8 +163,24 @@ def _capturing(device: torch.device) -> Iterator[tuple[torch.cuda.CUDAGraph, tor
         except BaseException:
             torch.cuda.set_stream(before)
             _end_allocation(torch.cuda.current_device(), pool)
+            _free_generator(bindings)
+            torch.cuda.set_stream(before)
             raise
         before.wait_stream(stream)
+
+
+def _free_generator(bindings: Bindings) -> None:
+    """Make the device's generator of random numbers usable after a failed capture.
+
+    Only the end of a capture does, so this captures nothing. A new state of the generator would break the graphs
+    that have registered the old one.
+    """
+    with suppress(RuntimeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "The CUDA Graph is empty"
+        graph, stream = torch.cuda.CUDAGraph(), _unused_stream(bindings)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            pass
+        CapturedGraph(graph, [stream])  # makes the stream available
 
 
 def _end_allocation(device: int, pool: Any) -> None:
@@ -173,10 +220,9 @@ def _add_while_node(bindings: Bindings, stream: torch.cuda.Stream, handle: Any) 
 
 
 @contextmanager
-def _capturing_into(bindings: Bindings, graph: Any, device: torch.device) -> Iterator[None]:
-    """Capture the block into a given graph, on a new stream."""
+def _capturing_into(bindings: Bindings, graph: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Capture the block on a stream into a given graph."""
     runtime = bindings.runtime
-    stream = torch.cuda.Stream(device)
     mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
     bindings.call(runtime, "cudaStreamBeginCaptureToGraph", stream.cuda_stream, graph, None, None, 0, mode)
     try:

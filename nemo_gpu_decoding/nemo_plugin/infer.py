@@ -118,7 +118,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return load_boosting_tree(config, self.vocabulary())
 
     def disable_cuda_graphs(self) -> bool:
-        return False  # no change: there are no CUDA graphs to switch
+        return False  # no change: this search has no CUDA graphs of its own
 
     def maybe_enable_cuda_graphs(self) -> bool:
         return False

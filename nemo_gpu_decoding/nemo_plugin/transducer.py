@@ -47,6 +47,7 @@ class TransducerInfer(FusedInfer):
         self.decoder_model = decoder
         self.joint = joint  # NeMo's decoding object reads it
         self.durations = tuple(owner.durations or ())
+        self._cuda_graphs = True  # as NeMo has switched them
         networks_of(decoder, joint, self.durations)  # raise errors here instead of at the first batch
         self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
 
@@ -108,7 +109,25 @@ class TransducerInfer(FusedInfer):
         networks = networks_of(self.decoder_model, self.joint, self.durations)
         fusion = load_fusion(self.options.fusion, networks.vocab_size, self.vocabulary())
         n_best = self.candidates(self.options.n_best)
-        return self.search(networks, replace(self.options.search, n_best=n_best, alignments=self.needs_frames), fusion)
+        options = replace(self.options.search, n_best=n_best, alignments=self.needs_frames)
+        decoder = self.search(networks, options, fusion)
+        decoder.allow_cuda_graphs(self._cuda_graphs)
+        return decoder
+
+    def disable_cuda_graphs(self) -> bool:
+        """Launch kernels one by one, and free the idle buffers of the search; NeMo calls this before training."""
+        return self._switch_cuda_graphs(False)
+
+    def maybe_enable_cuda_graphs(self) -> bool:
+        """Use CUDA graphs again, if the config allows them."""
+        return self._switch_cuda_graphs(True)
+
+    def _switch_cuda_graphs(self, allowed: bool) -> bool:
+        changed = self._cuda_graphs != allowed and self.options.search.allow_cuda_graphs
+        self._cuda_graphs = allowed
+        for decoder in self._decoders.values():
+            decoder.allow_cuda_graphs(allowed)
+        return changed
 
     def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
         paths: list[Any] = list(nbest)

@@ -39,8 +39,10 @@ class Stage:
 
 
 def _pytest(*arguments: str) -> tuple[str, ...]:
-    # -vv outweighs the -q of pyproject.toml: the log names each finished test, also if the process is killed later
-    return ("{python}", "-m", "pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", "-rs", *arguments)
+    # -vv outweighs the -q of pyproject.toml: the log names each finished test, also if the process is killed later.
+    # A test that hangs prints its stack.
+    common = ("-vv", "-m", "gpu", "-p", "no:cacheprovider", "-rs", "-o", "faulthandler_timeout=25")
+    return ("{python}", "-m", "pytest", *common, *arguments)
 
 
 def _bench(*arguments: str) -> tuple[str, ...]:
@@ -49,27 +51,34 @@ def _bench(*arguments: str) -> tuple[str, ...]:
 
 
 def _profile(name: str, kernels: str, *command: str) -> tuple[str, ...]:
-    """ncu for a few launches of some kernels, after the first ones: its report, and figures in the log."""
+    """ncu for the third launch of each of these kernels: its report, and figures in the log."""
     report = f"{{out}}/{name}"
-    profiled = f"ncu --clock-control none --set full -k 'regex:{kernels}' -s 2 -c 4 -f -o {report}"
+    profiled = f"ncu --clock-control none --set full --kernel-id '::regex:^({kernels})$:3' -f -o {report}"
     shown = f"ncu --import {report}.ncu-rep --csv --page details"
     return ("bash", "-c", f"{profiled} {shlex.join(command)} && {shown}")
 
 
+# compiles in parallel what the later stages need, and keeps it: the kernels, and the CPU searches beside them
+_WARM_UP = (
+    "for strategy in flexctc_beam alsd_pp aes_pp cuda_wfst paged_biglm; do "
+    "{python} -m benchmarks.compile_seconds --row $strategy & done; "
+    "{python} scripts/check_kernels.py --keep; status=$?; wait; exit $status"
+)
 _SELF = "assets/self"
 _SANITIZER = "tests/gpu/test_sanitizer.py"
+_FIGURES = ("{python}", "scripts/gpu_host/first_figures.py")
 _TRANSDUCERS = ("tasks=[speech]", "beams=[4]", "batches=[1,8,32,128]")
 _GRAPHS = ("tasks=[speech]", "batches=[8,32]", "graph_beams=[12]")
 PARTS = TESTS, BENCHMARKS, PROFILES = ("tests", "benchmarks", "profiles")
 # file of tests/gpu -> seconds; each runs in its own process, because a fault on the GPU breaks the whole process
 TEST_FILES = {
-    "test_common_cuh": 20, "test_launch": 40, "test_equals_cpu": 50, "test_transducer_gpu": 50,
-    "test_word_graph_gpu": 50, "test_contract": 70, "test_concurrency": 45,
+    "test_common_cuh": 15, "test_launch": 30, "test_equals_cpu": 45, "test_transducer_gpu": 60,
+    "test_word_graph_gpu": 45, "test_contract": 60, "test_concurrency": 40,
 }  # fmt: skip
 
 STAGES = (
     Stage("machine", 20, ("{python}", "scripts/gpu_host/machine.py"), PARTS),
-    Stage("warm-up", 45, ("{python}", "scripts/check_kernels.py", "--keep"), PARTS),
+    Stage("warm-up", 60, ("bash", "-c", _WARM_UP), PARTS),
     Stage(
         "smoke",
         45,
@@ -79,16 +88,17 @@ STAGES = (
         ),
         (TESTS,),
     ),
-    Stage("doctor", 20, ("{python}", "-m", "nemo_gpu_decoding.cli.main", "doctor"), (TESTS,)),
+    Stage("first figures", 60, _FIGURES, (TESTS,)),
+    Stage("doctor", 10, ("{python}", "-m", "nemo_gpu_decoding.cli.main", "doctor"), (TESTS,)),
+    Stage("memcheck", 60, _pytest(_SANITIZER, "-k", "memcheck or not check", "--durations=0"), (TESTS,)),
     *(
         Stage(name, seconds, _pytest(f"tests/gpu/{name}.py", "--durations=5"), (TESTS,))
         for name, seconds in TEST_FILES.items()
     ),
-    Stage("test_clock", 15, _pytest("tests/benchmarks/test_clock.py"), (TESTS,)),
-    Stage("sanitizer", 110, _pytest(_SANITIZER, "--durations=0"), (TESTS,)),
+    Stage("test_clock", 15, _pytest("tests/benchmarks/test_clock.py"), (BENCHMARKS,)),
     Stage(
         "bench decoders",
-        140,
+        135,
         _bench("beams=[4,16,64]", "end_to_end=false", "out={out}/decoders.json"),
         (BENCHMARKS,),
     ),
@@ -117,26 +127,14 @@ STAGES = (
         ),
         (PROFILES,),
     ),
-    Stage(
-        "profile flexctc_beam",
-        120,
-        _profile("flexctc_beam", "advance|finish", *_bench("beams=[16]", "batches=[32]", "end_to_end=false")),
-        (PROFILES,),
-    ),
-    Stage(
-        "profile cuda_wfst",
-        120,
-        _profile("cuda_wfst", "advance", *_bench("strategy=cuda_wfst", *_GRAPHS, "peers=[]")),
-        (PROFILES,),
-    ),
-    Stage(
-        "profile transducers",
-        120,
-        _profile(
-            "transducers", "join|expand|merge|lstm",
-            *_pytest("tests/gpu/test_transducer_gpu.py", "-k", "test_chunks_of_frames"),
-        ),
-        (PROFILES,),
+    Stage("races", 120, _pytest(_SANITIZER, "-k", "racecheck or synccheck", "--durations=0"), (PROFILES,)),
+    *(
+        Stage(f"profile {name}", 90, _profile(name, kernels, *_FIGURES, figure), (PROFILES,))
+        for name, kernels, figure in (
+            ("transducers", "join_rows|expand|merge|lstm_layer|lstm_output", "alsd_pp-plain-fp32"),
+            ("flexctc_beam", "advance|finish", "flexctc_beam-32"),
+            ("cuda_wfst", "advance|best_path", "cuda_wfst-32"),
+        )
     ),
 )  # fmt: skip
 
@@ -197,25 +195,41 @@ def run_all(stages: Sequence[Stage], values: Mapping[str, str], end: float, log:
 
 
 def run_stage(stage: Stage, values: Mapping[str, str], limit: float, log: TextIO) -> Result:
-    """Run one stage; its output goes to the log. After the time limit, all its processes are killed."""
+    """Run one stage; its output goes to the log.
+
+    In the time that is left, tests that fail run again with kernels that are waited for, so that an error is raised
+    where it occurs.
+    """
     log.write(f"\n== {stage.name}\n")
     log.flush()
     start = time.monotonic()
+    command = [word.format(**values) for word in stage.command]
+    status = _status(command, limit, log)
+    left = limit - (time.monotonic() - start)
+    if status and "pytest" in command and left > 5:
+        log.write("\n-- once more, with CUDA_LAUNCH_BLOCKING=1\n")
+        log.flush()
+        _status([*command, "-x"], left, log, CUDA_LAUNCH_BLOCKING="1")
+    outcome = TOO_LONG if status is None else FAILED if status else PASSED
+    return Result(stage.name, outcome, round(time.monotonic() - start, 1), status, shown(stage, values))
+
+
+def _status(command: Sequence[str], limit: float, log: TextIO, **variables: str) -> int | None:
+    """The exit status of a command. After the time limit, all its processes are killed, and it is None."""
     process = subprocess.Popen(
-        [word.format(**values) for word in stage.command],
+        command,
         cwd=ROOT,
         stdout=log,
         stderr=subprocess.STDOUT,
+        env=os.environ | variables,
         start_new_session=True,  # a process group, so that all its processes can be killed
     )
     try:
-        status: int | None = process.wait(timeout=limit)
-        outcome = PASSED if status == 0 else FAILED
+        return process.wait(timeout=limit)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        status, outcome = None, TOO_LONG
-    return Result(stage.name, outcome, round(time.monotonic() - start, 1), status, shown(stage, values))
+        return None
 
 
 def shown(stage: Stage, values: Mapping[str, str]) -> str:

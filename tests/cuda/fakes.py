@@ -147,22 +147,25 @@ class FakeDriver:
 
 
 class OldTorch:
-    """torch 2.11 on two GPUs, of which every capture fails at its end: what is current, what it believes.
+    """torch 2.11 on two GPUs: what is current, what it believes about captures.
 
-    `torch.cuda.graph` is torch's own. Put in place for the rest of the process: to destroy a pool while a
-    capture seems to go on ends the process, as there.
+    `torch.cuda.graph` is torch's own. A capture during which `forbidden` is called fails at its end, and the allocator
+    and the generator of its device still believe that it goes on: `underway` and `random` hold them. Put in place for
+    the rest of the process: to destroy a pool while a capture seems to go on ends the process, as there.
     """
 
     def __init__(self) -> None:
-        self.device, self.underway = 0, set()
+        self.device, self.underway, self.random, self.made, self._failed = 0, set(), set(), 0, False
         self.current = {
             index: SimpleNamespace(name=f"default {index}", wait_stream=lambda _: None) for index in (0, 1)
         }
         replacements = {
-            "CUDAGraph": lambda: SimpleNamespace(capture_begin=self._begin, capture_end=self._end),
+            "CUDAGraph": lambda: SimpleNamespace(
+                capture_begin=self._begin, capture_end=self._end, replay=lambda: None
+            ),
             "MemPool": type("MemPool", (_Pool,), {"torch": self}),  # a class: torch 2.15 asks what is one
-            "Stream": lambda device=None: SimpleNamespace(
-                name="capture", device=device, wait_stream=lambda _: None, cuda_stream=7
+            "ExternalStream": lambda stream, device: SimpleNamespace(
+                name="capture", device=torch.device("cuda", device), wait_stream=lambda _: None, cuda_stream=stream
             ),
             "current_device": lambda: self.device,
             "current_stream": lambda device=None: self.current[device.index],
@@ -172,12 +175,12 @@ class OldTorch:
             "is_current_stream_capturing": lambda: False,
             "set_stream": lambda stream: self.current.update({self.device: stream}),
             "stream": lambda stream: _StreamContext(self, stream),
-            "synchronize": lambda device=None: None,
+            "synchronize": lambda device=None: self.forbidden() if self.underway else None,
         }
         for name, replacement in replacements.items():
             setattr(torch.cuda, name, replacement)
         torch._C._host_emptyCache = lambda: None
-        torch._C._cuda_endAllocateToPool = lambda device, pool: self.underway.remove((device, pool))
+        torch._C._cuda_endAllocateToPool = lambda device, pool: self.underway.discard((device, pool))
         torch._C._cuda_releasePool = lambda device, pool: None
 
     @contextmanager
@@ -188,11 +191,20 @@ class OldTorch:
         finally:
             self.device = before
 
-    def _begin(self, pool: Any, **options: Any) -> None:
+    def forbidden(self) -> None:
+        """Do what no capture permits, as waiting for the device does on any thread."""
+        self._failed = True
+
+    def _begin(self, pool: Any = (0, 2), **options: Any) -> None:
         self.underway.add((self.device, pool))
+        self.random.add(self.device)
 
     def _end(self) -> None:
-        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        if self._failed:
+            self._failed = False
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self.underway = {(device, pool) for device, pool in self.underway if device != self.device}
+        self.random.discard(self.device)
 
 
 class _Pool:

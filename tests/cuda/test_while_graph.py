@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nemo_gpu_decoding.cuda import while_graph
 from nemo_gpu_decoding.cuda.while_graph import Bindings, GraphError, capture_chunk, capture_while, why_no_while_graphs
 from tests.cuda.fakes import OldTorch
 
@@ -34,6 +36,7 @@ class FakeCUDA:
         self.status = "active"
         self.version = 13000
         self.node = None
+        self.num_streams = 0
 
     def __getattr__(self, name):
         if not name.startswith("cu"):
@@ -63,8 +66,16 @@ class FakeCUDA:
     def do_cuGraphAddNode(self, *arguments):
         return 0, "while node"
 
+    def do_cuStreamCreate(self, flags):
+        self.num_streams += 1
+        return 0, 16 * self.num_streams
+
     def do_cuDriverGetVersion(self):
         return 0, self.version
+
+
+class FakeGraph(SimpleNamespace):
+    """`torch.cuda.CUDAGraph`; unlike its base, it has weak references."""
 
 
 @pytest.fixture
@@ -87,11 +98,13 @@ def torch_cuda(monkeypatch, log):
         yield
         log.append((f"leave {name}",))
 
-    streams, current = iter(("outer", "inner", "third")), [0]
+    current = [0]
+    monkeypatch.setattr(while_graph, "_idle_streams", {})
 
-    def stream(device=None):
-        log.append(("stream on", current[-1]))
-        return SimpleNamespace(cuda_stream=next(streams), wait_stream=lambda other: None)
+    def stream(number, device):
+        log.append(("stream on", device))
+        name, place = f"stream {number // 16}", torch.device("cuda", device)
+        return SimpleNamespace(cuda_stream=name, device=place, wait_stream=lambda other: None)
 
     @contextmanager
     def on_device(device):
@@ -106,8 +119,8 @@ def torch_cuda(monkeypatch, log):
         return value
 
     fakes = {
-        "Stream": stream,
-        "CUDAGraph": lambda: made("graph", SimpleNamespace(replay=lambda: log.append(("replay",)))),
+        "ExternalStream": stream,
+        "CUDAGraph": lambda: made("graph", FakeGraph(replay=lambda: log.append(("replay",)))),
         "MemPool": lambda: made("pool", "pool"),
         "graph_pool_handle": lambda: (0, 1),
         "current_device": lambda: current[-1],
@@ -130,17 +143,17 @@ def test_a_loop_is_captured_and_replayed(cuda, log, torch_cuda):
     graph = capture(cuda, log)
     graph.replay()
     assert [entry[0] for entry in log] == [
-        "pool on", "graph on", "stream on", "enter graph",
+        "pool on", "graph on", "cuStreamCreate", "stream on", "enter graph",
         "cudaStreamGetCaptureInfo", "cudaGraphConditionalHandleCreate",
         "cudaStreamGetCaptureInfo", "cuCtxGetCurrent", "cuGraphAddNode",
         "cudaStreamUpdateCaptureDependencies",
-        "stream on", "cudaStreamBeginCaptureToGraph", "enter stream", "enter pool", "body",
+        "cuStreamCreate", "stream on", "cudaStreamBeginCaptureToGraph", "enter stream", "enter pool", "body",
         "leave pool", "leave stream", "cudaStreamEndCapture", "leave graph", "replay",
     ]  # fmt: skip
     assert ("cudaGraphConditionalHandleCreate", "graph", 1, 1) in log  # true at the beginning of each replay
     assert ("body", 42) in log
-    assert ("cudaStreamBeginCaptureToGraph", "inner", "body graph", None, None, 0, "thread local") in log
-    assert ("cudaStreamEndCapture", "inner") in log
+    assert ("cudaStreamBeginCaptureToGraph", "stream 2", "body graph", None, None, 0, "thread local") in log
+    assert ("cudaStreamEndCapture", "stream 2") in log
     node = cuda.node.conditional
     assert (cuda.node.type, node.handle, node.type, node.size, node.ctx) == (
         "conditional", 42, "while", 1, "context",
@@ -155,14 +168,36 @@ def test_graph_pool_and_streams_belong_to_the_device(cuda, log, torch_cuda):
     ]  # fmt: skip
 
 
-def test_a_chunk_is_captured_on_a_stream_of_the_device(log, torch_cuda):
+def test_a_chunk_is_captured_on_a_stream_of_the_device(cuda, log, torch_cuda):
     """torch's own capture stream belongs to whatever device captured first: the graph would be empty."""
-    capture_chunk(GPU, lambda: log.append(("body",)))
-    assert log == [("graph on", 1), ("stream on", 1), ("enter graph",), ("body",), ("leave graph",)]
+    capture_chunk(GPU, lambda: log.append(("body",)), Bindings(cuda, cuda, "13.0.0"))
+    assert log == [
+        ("graph on", 1), ("cuStreamCreate", 1), ("stream on", 1), ("enter graph",), ("body",), ("leave graph",),
+    ]  # fmt: skip
 
 
-def test_one_graph_is_captured_at_a_time(log, torch_cuda):
-    inside = []
+def test_live_graphs_share_no_stream(cuda, log, torch_cuda):
+    """cuBLAS has a workspace per stream, which torch frees with the first graph of the stream."""
+    bindings = Bindings(cuda, cuda, "13.0.0")
+    graphs = [capture(cuda, log) for _ in range(20)] + [capture_chunk(GPU, lambda: None, bindings) for _ in range(20)]
+    streams = [stream.cuda_stream for graph in graphs for stream in graph._streams]
+    assert len(set(streams)) == len(streams) == 60
+    deleted = [stream.cuda_stream for stream in graphs.pop(3)._streams]
+    again = capture(cuda, log)
+    assert sorted(stream.cuda_stream for stream in again._streams) == sorted(deleted)
+    assert cuda.num_streams == 60
+
+
+def test_a_graph_is_destroyed_before_its_stream_is_used_again(cuda, log, torch_cuda):
+    graph = capture(cuda, log)
+    weakref.finalize(graph._graph, lambda: log.append(("destroyed", dict(while_graph._idle_streams))))
+    del graph
+    assert log[-1] == ("destroyed", {})
+    assert len(while_graph._idle_streams[1]) == 2
+
+
+def test_one_graph_is_captured_at_a_time(cuda, log, torch_cuda):
+    inside, bindings = [], Bindings(cuda, cuda, "13.0.0")
 
     def body():
         inside.append(1)
@@ -171,14 +206,15 @@ def test_one_graph_is_captured_at_a_time(log, torch_cuda):
         inside.pop()
 
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: capture_chunk(GPU, body), range(3)))
+        graphs = list(pool.map(lambda _: capture_chunk(GPU, body, bindings), range(3)))
+    assert all(hasattr(graph, "replay") for graph in graphs)
 
 
 @pytest.mark.parametrize(("version", "data"), [("12.9.1", ()), ("13.4.4", (None,))])
 def test_edges_carry_data_from_cuda_13_on(cuda, log, torch_cuda, version, data):
     capture(cuda, log, version)
     assert ("cuGraphAddNode", "graph", ["last node"], *data, 1, cuda.node) in log
-    update = ("cudaStreamUpdateCaptureDependencies", "outer", ["while node"], *data, 1, "set")
+    update = ("cudaStreamUpdateCaptureDependencies", "stream 1", ["while node"], *data, 1, "set")
     assert update in log
 
 
@@ -194,7 +230,7 @@ def test_a_body_that_fails_ends_its_capture(cuda, log, torch_cuda):
 
     with pytest.raises(RuntimeError, match="not permitted"):
         capture_while(GPU, body, Bindings(cuda, cuda, "13.0.0"))
-    assert ("cudaStreamEndCapture", "inner") in log
+    assert ("cudaStreamEndCapture", "stream 2") in log
 
 
 def test_a_stream_that_is_not_captured_is_refused(cuda, log, torch_cuda):
@@ -227,21 +263,22 @@ def test_the_functions_exist(name):
 def fail_to_capture(mode):
     """In a process of its own: capture on the second of two GPUs; prints what is current afterwards."""
     old, log = OldTorch(), []
+    cuda = FakeCUDA(log)
 
     def body(handle=None):
         assert old.current[1].name == "capture"
+        old.forbidden()
 
     try:
         if mode == "loop":
-            cuda = FakeCUDA(log)
             torch.cuda.use_mem_pool = lambda pool, device: nullcontext()
             capture_while(GPU, body, Bindings(cuda, cuda, "13.0.0"))
         else:
-            capture_chunk(GPU, body)
+            capture_chunk(GPU, body, Bindings(cuda, cuda, "13.0.0"))
     except RuntimeError as error:
         print(error)
     gc.collect()
-    print(old.device, [stream.name for stream in old.current.values()], old.underway)
+    print(old.device, [stream.name for stream in old.current.values()], old.underway, old.random)
 
 
 @pytest.mark.slow
@@ -252,5 +289,5 @@ def test_a_capture_that_cannot_be_ended_leaves_torch_as_it_was(mode):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "CUDA error: operation failed due to a previous error during capture",
-        "0 ['default 0', 'default 1'] set()",
+        "0 ['default 0', 'default 1'] set() set()",
     ]

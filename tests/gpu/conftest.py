@@ -38,7 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # after these the device's context answers everything with the same error
-_LOST = re.compile("illegal memory access|unspecified launch failure|misaligned address|illegal instruction")
+_LOST = re.compile(
+    "illegal memory access|unspecified launch failure|misaligned address|illegal instruction|invalid program counter"
+    "|hardware stack error|operation not supported on global/shared address space"
+)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,10 @@ def transducers(device: torch.device) -> Iterator[list[tuple[int, ...]]]:
     Launched one by one: in a graph the tool's allocations would break the capture.
     """
     frames = test_transducer_gpu.frames_of(2, 4).to(device)
-    for strategy in test_transducer_gpu.STRATEGIES.values():
-        decoder, _ = test_transducer_gpu.both(strategy, device, (0, 1, 2), allow_cuda_graphs=False)
+    strategies, model = test_transducer_gpu.STRATEGIES.values(), test_transducer_gpu.Model
+    for strategy, networks in product(strategies, (model.networks, model.stateless)):
+        options = {"networks": networks, "allow_cuda_graphs": False}
+        decoder, _ = test_transducer_gpu.both(strategy, device, (0, 1, 2), **options)
         yield [tuple(nbest.best.tokens.tolist()) for nbest in decoder.decode(frames, [4, 2])]
 
 

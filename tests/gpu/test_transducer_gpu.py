@@ -15,8 +15,9 @@ from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
-from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks
+from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from tests.gpu import sized
+from tests.gpu.test_concurrency import in_threads
 from tests.search.transducer.table_networks import random_fusion
 
 VOCAB, WIDTH, HIDDEN = 30, 16, 32
@@ -26,7 +27,7 @@ STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AES
 
 
 class Model(nn.Module):
-    """All weights of a transducer with an LSTM."""
+    """All weights of a transducer with an LSTM, and of one with a stateless prediction network."""
 
     def __init__(self, durations=(), seed=0):
         super().__init__()
@@ -37,6 +38,8 @@ class Model(nn.Module):
         self.encoder = nn.Linear(WIDTH, HIDDEN)
         self.prediction = nn.Linear(HIDDEN, HIDDEN)
         self.joint = nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN, VOCAB + 1 + len(durations)))
+        self.embeddings = nn.ModuleList(nn.Embedding(VOCAB + 1, HIDDEN // 2) for _ in range(2))
+        self.norm = nn.LayerNorm(HIDDEN)
         with torch.no_grad():
             self.joint[1].weight.mul_(8.0)
             self.joint[1].bias[VOCAB] += 2.0
@@ -46,6 +49,13 @@ class Model(nn.Module):
             self.embedding, self.lstm, self.encoder, self.prediction, self.joint,
             durations=self.durations,
         )  # fmt: skip
+
+    def stateless(self):
+        """With a joint that torch runs."""
+        output = nn.Sequential(nn.Tanh(), self.joint[1])
+        return StatelessNetworks(
+            self.embeddings, self.norm, self.encoder, self.prediction, output, durations=self.durations
+        )
 
 
 @pytest.fixture(params=list(STRATEGIES))
@@ -77,13 +87,13 @@ def assert_same(found, expected):
             assert path.score == pytest.approx(other.score, abs=1e-2)
 
 
-def both(strategy, device, durations=(), fusion=None, **options):
+def both(strategy, device, durations=(), fusion=None, networks=Model.networks, **options):
     """A decoder on the device and its counterpart on the CPU, with the same weights."""
     make, config = strategy
     model = Model(durations)
     options = config(beam_size=4, n_best=2, **options)
-    on_device = make(copy.deepcopy(model).to(device).networks(), replace(options, backend="cuda"), fusion)
-    return on_device, make(model.networks(), replace(options, backend="cpu"), fusion)
+    on_device = make(networks(copy.deepcopy(model).to(device)), replace(options, backend="cuda"), fusion)
+    return on_device, make(networks(model), replace(options, backend="cpu"), fusion)
 
 
 @pytest.mark.parametrize("pruning", ["late", "early"])
@@ -94,6 +104,14 @@ def test_same_hypotheses(device, strategy, durations, pruning):
     with torch.no_grad():
         assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
     assert found.device_modes["prediction"] == "lstm"
+
+
+def test_stateless_networks(device, strategy):
+    found, expected = both(strategy, device, fusion=random_fusion(VOCAB), networks=Model.stateless)
+    frames = frames_of()
+    with torch.no_grad():
+        assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
+    assert found.device_modes["prediction"] == "stateless"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -117,7 +135,7 @@ def test_each_way_to_launch_steps(gpu, strategy, monkeypatch):
     frames = frames_of()
     for mode in (LOOP, CHUNKS, PLAIN):
         found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
-        found._graphs.mode = mode
+        found._graphs.first_mode = mode
         for _ in range(3):  # captured, then replayed
             assert_same(found.decode(frames.to(gpu), LENGTHS), expected.decode(frames, LENGTHS))
         assert found._graphs.mode == mode
@@ -154,6 +172,7 @@ def decode_what_cannot_be_captured(way):
             assert_same(found.decode(frames_of().to(gpu), LENGTHS), expected.decode(frames_of(), LENGTHS))
         assert found._graphs.mode == PLAIN
         assert torch.cuda.current_stream() == before
+        assert torch.randn(1, device=gpu).isfinite().all()  # the generator does not wait for the end of the capture
     del found
     gc.collect()
     torch.cuda.empty_cache()
@@ -170,6 +189,26 @@ def test_a_process_survives_captures_that_fail(gpu, way):
     program = f"from tests.gpu import test_transducer_gpu as t; t.decode_what_cannot_be_captured({way!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_threads_decode_for_the_first_time_at_once(gpu, strategy):
+    found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
+    frames = frames_of()
+    wanted = expected.decode(frames, LENGTHS)
+    in_threads([lambda: assert_same(found.decode(frames.to(gpu), LENGTHS), wanted)] * 4)
+    assert found._graphs.mode == LOOP or cuda_graphs.why_no_while_graphs(gpu)
+    assert not any(found._graphs._failures.values())
+
+
+def test_a_graph_survives_those_after_it(gpu, strategy):
+    """torch has 32 streams in turn, and cuBLAS a workspace for each: twenty captures would come round to the first."""
+    frames, decoders = frames_of(), [both(strategy, gpu, fusion=random_fusion(VOCAB)) for _ in range(20)]
+    for found, expected in decoders:
+        assert_same(found.decode(frames.to(gpu), LENGTHS), expected.decode(frames, LENGTHS))
+    (first, expected), decoders = decoders[0], None
+    found = None
+    gc.collect()
+    assert_same(first.decode(frames.to(gpu), LENGTHS), expected.decode(frames, LENGTHS))
 
 
 def test_graphs_survive_other_sizes(gpu, strategy):

@@ -18,6 +18,7 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 
 from nemo_gpu_decoding import Request, cache, register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin import infer
+from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from tests.nemo_plugin.usage import CONFIDENCE, EVERY_CASE, GREEDY, predicted, texts, transcribed, write_manifest
 
 OVER_TOKENS = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt"]
@@ -127,13 +128,20 @@ def test_wer_in_validation(case, utterances, files, tmp_path, return_best_hypoth
     assert metrics["val_wer"] == pytest.approx(expected)
 
 
-def test_hooks_of_training_and_validation_find_nothing_to_switch(case):
+def test_hooks_of_training_and_validation_switch_the_graphs_of_transducers(case):
     case.use()
     assert isinstance(case.infer, WithOptionalCudaGraphs)
-    assert case.infer.disable_cuda_graphs() is False
+    switched = isinstance(case.infer, TransducerInfer)
     assert case.infer.maybe_enable_cuda_graphs() is False
-    case.model.on_validation_epoch_start()
     case.model.on_train_epoch_start()
+    search = case.infer.decoder()  # created in the training epoch, from which it has no graphs
+    assert not switched or not search._graphs.allowed
+    assert case.infer.disable_cuda_graphs() is False
+    assert case.infer.maybe_enable_cuda_graphs() is switched
+    assert not switched or search._graphs.allowed
+    assert case.infer.disable_cuda_graphs() is switched
+    case.model.on_validation_epoch_start()
+    assert not switched or search._graphs.allowed
 
 
 # ------------------------------------------------------------------------ copies, files, laziness

@@ -12,9 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks.clock import Hardware, HostClock
 from benchmarks.options import STRATEGIES, BenchOptions
 from nemo_gpu_decoding.cli.options import parse_options
+from nemo_gpu_decoding.cuda.launch import runtime
+from nemo_gpu_decoding.search.word_graph import kernel_abi
+from tests.cuda_emulator.fixtures import emulated_runtime  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts" / "gpu_host"
@@ -117,6 +122,61 @@ def test_a_call_has_time_for_its_stages_and_leaves_eight_files_at_most(part):
     assert len(files) <= 8
 
 
+@pytest.mark.parametrize("part", stages.PARTS)
+def test_a_call_has_time_for_all_its_stages(part):
+    """And 15 s for the installation of the wheels."""
+    assert sum(stage.seconds for stage in of(part)) <= stages.TOTAL_SECONDS - 15
+
+
+def test_first_figures_and_memcheck_come_first():
+    names = [stage.name for stage in of(stages.TESTS)]
+    first = [*names[: names.index("memcheck") + 1]]
+    assert first == ["machine", "warm-up", "smoke", "first figures", "doctor", "memcheck"]
+    assert "races" in [stage.name for stage in of(stages.PROFILES)]
+
+
+@pytest.mark.slow
+def test_tests_that_fail_run_again_with_kernels_that_are_waited_for(run, tmp_path):
+    case = tmp_path / "test_case.py"
+    case.write_text("import os\ndef test_a(): assert os.environ.get('CUDA_LAUNCH_BLOCKING') == 'never'\n")
+    command = ("{python}", "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(case))
+    status, (row,) = run(stages.Stage("tests", 60, command, (stages.TESTS,)))
+    assert (status, row["outcome"], row["status"]) == (1, "failed", 1)
+    log = (tmp_path / "log.txt").read_text()
+    assert log.index("None == 'never'") < log.index("once more") < log.index("'1' == 'never'")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulated_runtime")
+def test_first_figures_are_lines_of_json(monkeypatch, capsys):
+    """Every kind of figure on the emulator, with two utterances; one that fails does not stop the others."""
+    figures = load("first_figures")
+    small = {
+        name: figures.FIGURES[name]._replace(batch=2, beam=beam)
+        for name, beam in (("flexctc_beam-32", 2), ("cuda_wfst-32", 2), ("alsd_pp-plain-bf16", 2))
+    }
+    small["broken"] = small["cuda_wfst-32"]._replace(strategy="unknown")
+    make = figures.make_tasks
+
+    def short(options):
+        (task,) = make(options)
+        return [replace(task, inputs=task.inputs[:, :6].contiguous(), lengths=task.lengths.clamp(max=6))]
+
+    monkeypatch.setattr(figures, "make_tasks", short)
+    monkeypatch.setattr(figures, "FIGURES", small)
+    monkeypatch.setattr(figures, "REPEATS", 1)
+    monkeypatch.setattr(kernel_abi, "THREADS", 32)
+    hardware = Hardware(torch.device("cpu"), "Emulated GPU", HostClock(), on_gpu=True)
+    assert figures.run(list(small), hardware) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [line["figure"] for line in lines] == list(small)
+    assert "error" in lines.pop()
+    assert all(line["device"] == "Emulated GPU" and line["ms_per_batch"] > 0 for line in lines)
+    assert [line["equal_to_cpu"] for line in lines[:2]] == ["2 of 2"] * 2
+    assert lines[2]["took"] == "plain"
+    assert runtime().launches > 0
+
+
 def test_every_file_of_gpu_tests_has_a_process_and_every_strategy_a_measurement():
     files = {path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
     assert files == {*stages.TEST_FILES, "test_sanitizer"}
@@ -147,7 +207,7 @@ def test_stages_name_what_there_is(stage, tmp_path, monkeypatch):
     words = [word.format(python=sys.executable, out=tmp_path) for word in stage.command]
     if words[0] == "bash":
         words = shlex.split(words[-1].split("&&")[0])
-        assert words[:2] == ["ncu", "--clock-control"]
+        assert words[:2] == ["ncu", "--clock-control"] or stage.name == "warm-up"
     if "benchmarks" in words:
         options = parse_options(BenchOptions, words[words.index("benchmarks") + 1 :])
         assert options.device == "cuda"

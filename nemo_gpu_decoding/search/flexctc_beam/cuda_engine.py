@@ -28,6 +28,7 @@ import torch
 from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.cuda.upload import outlive_kernels
+from nemo_gpu_decoding.cuda.while_graph import is_capturing
 from nemo_gpu_decoding.fusion.batch import BatchFusion, on_device, trees_on_device
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.decoder import Streams
@@ -107,7 +108,7 @@ class CUDAEngine(Engine):
     def __init__(self, config: FlexCTCConfig, params: SearchParams, streams: Streams, device: torch.device) -> None:
         n, beam_size = len(streams), config.beam_size
         self.device = runtime().device_for(device)
-        if _is_capturing(self.device):
+        if is_capturing(self.device):
             raise ValueError(
                 "streams were opened without device, expected open(n, capacity=..., device=...) for "
                 "streams that are pushed to while a CUDA graph is captured"
@@ -133,8 +134,9 @@ class CUDAEngine(Engine):
         is_integer = lengths.dtype in (torch.int32, torch.int64)
         return lengths.device == self.device and lengths.ndim == 1 and is_integer
 
+    @torch.inference_mode()  # the buffers of streams that were opened in it may not be changed outside
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
-        capturing = _is_capturing(self.device)
+        capturing = is_capturing(self.device)
         if capturing:
             self._check_capturable(log_probs, lengths)
         elif not self._captured:
@@ -177,6 +179,7 @@ class CUDAEngine(Engine):
         if not self._captured:  # a graph contains the addresses and sizes of the buffers
             commit_shared(self.results(rows, 1, final=False), self._params, self._fusion.arrays)
 
+    @torch.inference_mode()
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         if self._captured and fusion.trees != self._fusion.trees:
             raise ValueError(
@@ -351,10 +354,6 @@ def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
         records.BACK_POINTERS_FULL: f"stream {b} got more than the {capacity} frames (capacity) it "
         f"was opened for, after frame {frame}",
     }[status]
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class _DeviceResults:

@@ -24,7 +24,7 @@ from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device, trees_on_device
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.beam import BeamState, grown_nodes
-from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
+from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner, check_not_capturing
 from nemo_gpu_decoding.search.transducer.cuda_joint import Joint, JointPaths
 from nemo_gpu_decoding.search.transducer.cuda_prediction import Prediction, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import (
@@ -108,6 +108,7 @@ class CUDAEngine(TransducerEngine):
 
     def _advance(self, state: StreamState, *, ended: bool) -> None:
         beams, parts, device = state.beams, state.predictions.parts, state.predictions.outputs.device
+        check_not_capturing(device)
         counters = beams.counters
         with self._shared.workspaces.borrowed(self._shape(state)) as work:
             work.take_predictions(parts)
@@ -169,6 +170,12 @@ class _Step:
         """Choose the frame that each hypothesis reads in the first step."""
         work = self._work
         work.launch(work.kernels, records.SCHEDULE, grid=work.num_utterances, block=records.MERGE_THREADS)
+
+    def load(self, *, in_loop: bool) -> None:
+        """Load the kernels, see `cuda_graphs.GraphStep`."""
+        kernels = self._kernels_for(self._joint.logits().dtype, in_loop)
+        kernels.find(records.EXPAND)
+        kernels.find(records.MERGE)
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
         """Launch a step, see `cuda_graphs.GraphStep`."""

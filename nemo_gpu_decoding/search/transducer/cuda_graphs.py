@@ -4,7 +4,9 @@
     chunks  a graph of some steps is replayed; between replays the host checks for active utterances
     plain   every kernel is launched on its own; the host checks for active utterances every few steps
 
-The first mode that works is used; the reason for each fallback is logged once. Steps after the end have no effect.
+The first mode that works is used. A run in which a mode fails goes on with the next mode. Later runs try the mode
+again until it has failed `MOST_FAILURES` times, because the cause may pass: another thread, a lack of memory. The
+first reason is logged. Steps after the end have no effect.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nemo_gpu_decoding.cuda.while_graph import capture_chunk, capture_while, why_no_while_graphs
+from nemo_gpu_decoding.cuda.while_graph import capture_chunk, capture_while, is_capturing, why_no_while_graphs
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
 LOOP, CHUNKS, PLAIN = "loop", "chunks", "plain"
+_WORSE = {LOOP: CHUNKS, CHUNKS: PLAIN}
 STEPS_PER_ROUND = 4  # of a loop; each round has a fixed cost, and steps after the end cost their launches
 STEPS_PER_CHUNK = 16
 STEPS_PER_LOOK = 8
 MOST_GRAPHS = 2  # per workspace
+MOST_FAILURES = 3  # of a mode, before later runs begin with the next one
 
 
 class GraphStep(Protocol):
@@ -38,6 +42,9 @@ class GraphStep(Protocol):
         """Values that a captured step depends on, besides the workspace."""
         ...
 
+    def load(self, *, in_loop: bool) -> None:
+        """Load the kernels; changes nothing that a step reads."""
+
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
         """Queue a step. With `in_loop`, its kernels set the condition of the WHILE node of `handle`, if there is one:
         whether any utterance has a next step."""
@@ -46,41 +53,41 @@ class GraphStep(Protocol):
 
 
 class GraphRunner:
-    """Runs steps until no utterance has a next one. `allowed`: allow_cuda_graphs."""
+    """Runs steps until no utterance has a next one.
+
+    Attributes:
+        allowed: whether CUDA graphs may be used.
+        mode: at the end of the last run; None before the first one.
+    """
 
     def __init__(self, networks: TransducerNetworks, *, allowed: bool) -> None:
         self._networks = networks
-        self._allowed = allowed
-        self.mode: str | None = None  # found by the first run
+        self.allowed = allowed
+        self.mode: str | None = None
+        self.first_mode: str | None = None  # the mode that a run begins with; found by the first run
+        self._failures = dict.fromkeys((LOOP, CHUNKS), 0)
 
     def run(self, step: GraphStep, work: Workspace) -> None:
         """Run on the workspace's device and torch's current stream."""
         device = work.shape.device
-        if self.mode is None:
-            self.mode = self._best_mode(device)
+        if self.first_mode is None and self.allowed:
+            self.first_mode = _best_mode(device)
+        mode = self.first_mode if self.first_mode and self.allowed else PLAIN
         while self._num_active(step, work):
-            mode = self.mode  # shared by threads: another thread may change it when a mode fails
             if mode == PLAIN:
                 # on the CPU a check costs nothing
                 for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
                     step.run()
-            elif (graph := self._graph(mode, step, work)) is not None:
+            elif (graph := self._graph(mode, step, work)) is None:
+                mode = _WORSE[mode]
+            else:
                 before = work.beams.clone()
                 graph.replay()
                 if torch.equal(before, work.beams) and self._num_active(step, work):
                     work.graphs.clear()
-                    self._fall_back(mode, "a replay changes nothing")
-
-    def _best_mode(self, device: torch.device) -> str:
-        if not self._allowed or device.type != "cuda":
-            return PLAIN
-        if torch.cuda.is_current_stream_capturing():
-            raise ValueError("a transducer can't be decoded while a CUDA graph is captured")
-        why_not = why_no_while_graphs(device)
-        if why_not is not None:
-            logger.info("CUDA graphs in chunks instead of one with a loop: %s", why_not)
-            return CHUNKS
-        return LOOP
+                    self._fail(mode, "a replay changes nothing")
+                    mode = _WORSE[mode]
+        self.mode = mode
 
     def _num_active(self, step: GraphStep, work: Workspace) -> int:
         step.count_active()
@@ -93,29 +100,54 @@ class GraphRunner:
         if key in work.graphs:
             return work.graphs[key]
         if not weights:
-            self._fall_back(mode, "the networks have no visible weights, so changes cannot be detected")
+            self._fail(mode, "the networks have no visible weights, so changes cannot be detected")
             return None
-        # run a step before capturing, so that kernels are compiled and libraries allocate their workspaces
         with _casts_in_place():
-            step.run(in_loop=mode == LOOP)
-        try:
-            torch.cuda.synchronize(work.shape.device)
-            with _casts_in_place():
+            try:
+                step.load(in_loop=mode == LOOP)
+            except Exception as error:  # a driver may refuse kernels that set a condition
+                self._fail(mode, error)
+                return None
+            step.run(in_loop=mode == LOOP)  # libraries allocate their workspaces before the capture
+            try:
                 graph = _captured(mode, step, work.shape.device)
-        except Exception as error:  # CUDA's libraries raise many types; plain launches need none of them
-            self._fall_back(mode, f"{type(error).__name__}: {error}".split("\n", 1)[0])
-            return None
+            except Exception as error:  # CUDA's libraries raise many types; plain launches need none of them
+                self._fail(mode, error)
+                return None
         while len(work.graphs) >= MOST_GRAPHS:
             del work.graphs[next(iter(work.graphs))]
         work.graphs[key] = graph
         return graph
 
-    def _fall_back(self, mode: str, reason: str) -> None:
-        if self.mode != mode:
-            return  # another thread has logged it
-        worse = CHUNKS if mode == LOOP else PLAIN
-        logger.warning("CUDA graphs: '%s' does not work here, going on with '%s': %s", mode, worse, reason)
-        self.mode = worse
+    def _fail(self, mode: str, reason: Exception | str) -> None:
+        """Count a failure and log the first one; threads may call this at once."""
+        text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}".split("\n", 1)[0]
+        self._failures[mode] += 1
+        if self._failures[mode] == 1:
+            logger.warning("CUDA graphs: '%s' does not work here, going on with '%s': %s", mode, _WORSE[mode], text)
+        if self._failures[mode] >= MOST_FAILURES and self.first_mode == mode:
+            self.first_mode = _WORSE[mode]
+
+
+def _best_mode(device: torch.device) -> str:
+    """The mode to try first on a device."""
+    if device.type != "cuda":
+        return PLAIN
+    why_not = why_no_while_graphs(device)
+    if why_not is not None:
+        logger.info("CUDA graphs in chunks instead of one with a loop: %s", why_not)
+        return CHUNKS
+    return LOOP
+
+
+def check_not_capturing(device: torch.device) -> None:
+    """A search waits for the device, which would end the capture of a CUDA graph.
+
+    Raises:
+        ValueError: torch's current stream is captured.
+    """
+    if is_capturing(device):
+        raise ValueError("a transducer can't be decoded while a CUDA graph is captured, expected a call outside of it")
 
 
 def _captured(mode: str, step: GraphStep, device: torch.device) -> Any:

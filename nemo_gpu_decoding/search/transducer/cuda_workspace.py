@@ -164,6 +164,11 @@ class WorkspacePool:
         with self._lock:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
 
+    def clear(self) -> None:
+        """Free the idle workspaces."""
+        with self._lock:
+            self._idle = []
+
 
 def kind_of(rows: Tensor) -> tuple[Any, ...]:
     """Type and shape of a row, as in `WorkspaceShape`."""

@@ -83,6 +83,12 @@ class TransducerDecoder(Decoder[C, NBest]):
         """
         return {"graphs": self._graphs.mode, "prediction": self._predictions.path}
 
+    def allow_cuda_graphs(self, allowed: bool) -> None:
+        """Switch CUDA graphs on, if the config allows them, or off, which frees the idle buffers of runs on a GPU."""
+        self._graphs.allowed = allowed and self.config.allow_cuda_graphs
+        if not allowed:
+            self._workspaces.clear()
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies are created from the same arguments, because locks and GPU buffers cannot be copied."""
         return type(self), (self.networks, self.config, self.fusion)

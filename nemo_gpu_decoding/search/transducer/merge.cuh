@@ -177,14 +177,23 @@ inline void merge_chosen(
 // updated, the same in all threads. Called with all threads after a barrier; a barrier follows.
 inline void make_beam(MergeWorkspace& work, StreamCounters& now, const MergeContext& context);
 
+// Take rows in the batch of the prediction network: the first one, or NO_ROW if fewer are left. One thread.
+inline int take_rows(int* taken, int rows, int count) {
+  int first = 0;
+  for (int seen; (seen = atomicCAS(taken, first, first + count)) != first; first = seen) {
+    if (seen + count > rows) return NO_ROW;
+  }
+  return first;
+}
+
 // Give an utterance's new texts rows in the batch of the prediction network; false if it has not that many left.
 // Call with all threads, which meet at a barrier before they read what others have written.
-inline bool take_rows(const MergeContext& context, int new_texts) {
+inline bool list_texts(const MergeContext& context, int new_texts) {
   const MergeArgs& args = context.args;
   __shared__ int first_row;
-  if (thread() == 0) first_row = new_texts > 0 ? atomicAdd(args.taken_rows, new_texts) : 0;
+  if (thread() == 0) first_row = new_texts > 0 ? take_rows(args.taken_rows, args.prediction_rows, new_texts) : 0;
   __syncthreads();
-  if (first_row + new_texts > args.prediction_rows) return false;
+  if (first_row == NO_ROW) return false;
   for (int i = thread(); i < new_texts; i += threads()) {
     args.labels[first_row + i] = args.new_labels[context.first() + i];
     args.sources[first_row + i] = args.new_sources[context.first() + i];
@@ -197,7 +206,7 @@ inline bool take_rows(const MergeContext& context, int new_texts) {
 // activity, the same in all threads. Call with all threads.
 inline int go_on(const MergeContext& context, StreamCounters now) {
   const MergeArgs& args = context.args;
-  if (take_rows(context, now.new_texts)) {
+  if (list_texts(context, now.new_texts)) {
     const ScheduleArgs next{
       args.streams, args.beams, args.counters, args.frame_rows, args.text_rows,
       args.params.beam_size, args.node_capacity, args.cache_entries};

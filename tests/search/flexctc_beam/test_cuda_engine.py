@@ -146,6 +146,23 @@ def test_lengths_on_the_device_are_checked_there(decoder, log_probs, expected, b
     assert [facts(nbest) for nbest in decoder.close(streams)] == expected
 
 
+@pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
+def test_no_frame_of_an_empty_tensor_is_read(decoder, emulated_runtime):
+    """Its address may be 0."""
+    with pytest.raises(ValueError, match=r"lengths\[1\] is 2, expected 0 \.\. 0"):
+        decoder.decode(torch.zeros(2, 0, V + 1), torch.tensor([0, 2]))
+
+
+def test_streams_may_be_opened_in_inference_mode_and_used_outside(decoder, log_probs, expected):
+    with torch.inference_mode():
+        streams = decoder.open(3)
+        decoder.push(streams, log_probs, LENGTHS)
+    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    decoder.reopen(streams, [0, 1, 2])
+    decoder.push(streams, log_probs, LENGTHS)
+    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+
+
 def test_lengths_of_another_shape_or_type_are_checked_on_the_host(decoder, log_probs):
     with pytest.raises(ValueError, match=r"lengths has shape \(2,\), expected \(3,\)"):
         decoder.decode(log_probs, torch.tensor([1, 2]))
@@ -164,7 +181,7 @@ class Graph:
     def capture(self, work):
         launch = EmulatedModule.launch
         with self._patch.context() as patch:
-            patch.setattr(cuda_engine, "_is_capturing", lambda device: True)
+            patch.setattr(cuda_engine, "is_capturing", lambda device: True)
             patch.setattr(EmulatedModule, "launch", lambda *given, **more: self._note(launch, given, more))
             work()
 
@@ -258,10 +275,10 @@ def test_a_push_after_the_graph_has_no_more_room_than_it(decoder, log_probs, cap
 
 def test_a_graph_needs_a_device_and_lengths_there(decoder, log_probs, monkeypatch):
     streams = decoder.open(3, capacity=T, device="cpu")
-    monkeypatch.setattr(cuda_engine, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(cuda_engine, "is_capturing", lambda device: True)
     with pytest.raises(ValueError, match="lengths came from the host while a CUDA graph is captured"):
         decoder.push(streams, log_probs, LENGTHS)
-    monkeypatch.setattr(cuda_engine, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(cuda_engine, "is_capturing", lambda device: True)
     with pytest.raises(ValueError, match="streams were opened without device"):
         decoder.push(decoder.open(3), log_probs, torch.tensor(LENGTHS))
 

@@ -12,6 +12,8 @@ import logging
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -21,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.cuda.driver import DriverError
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
 from nemo_gpu_decoding.cuda.while_graph import Bindings
 from nemo_gpu_decoding.fusion.fusion import Request
@@ -57,6 +60,9 @@ class CountingStep:
     def left(self):
         return self.work.left
 
+    def load(self, *, in_loop):
+        pass
+
     def run(self, *, in_loop=False, handle=None):
         assert in_loop or handle is None
         self.work.has_loaded = in_loop
@@ -79,10 +85,14 @@ class FakeGraph:
         self._replay()
 
 
+def new_work(device=GPU):
+    active, beams = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    return SimpleNamespace(shape=SimpleNamespace(device=device), active=active, beams=beams, graphs={})
+
+
 @pytest.fixture
 def work():
-    active, beams = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    return SimpleNamespace(shape=SimpleNamespace(device=GPU), active=active, beams=beams, graphs={})
+    return new_work()
 
 
 @pytest.fixture
@@ -155,6 +165,63 @@ def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatc
     assert "more" not in caplog.text
 
 
+def test_a_mode_is_tried_again_after_a_cause_that_passes(work, captures, monkeypatch, caplog):
+    """Such as another thread that waits for the device, or a lack of memory."""
+    runner, capture, left = GraphRunner(networks_with_weights(), allowed=True), cuda_graphs.capture_while, [1]
+
+    def fails_once(device, body):
+        if left.pop() if left else 0:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        return capture(device, body)
+
+    monkeypatch.setattr(cuda_graphs, "capture_while", fails_once)
+    modes = []
+    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
+        for key in "abc":
+            runner.run(CountingStep(work, 20, key), work)
+            modes.append(runner.mode)
+            assert work.left == 0
+    assert modes == [CHUNKS, LOOP, LOOP]
+    assert len(caplog.records) == 1
+
+
+def test_a_mode_that_fails_again_is_given_up(work, captures, monkeypatch):
+    tries = []
+    monkeypatch.setattr(cuda_graphs, "capture_while", lambda *_: tries.append(1) or 1 / 0)
+    runner = GraphRunner(networks_with_weights(), allowed=True)
+    for _ in range(6):
+        runner.run(CountingStep(work, 20), work)
+        assert (work.left, runner.mode) == (0, CHUNKS)
+    assert len(tries) == cuda_graphs.MOST_FAILURES
+
+
+def test_kernels_that_the_driver_refuses_in_a_loop_are_not_needed(work, captures, caplog):
+    class Refused(CountingStep):
+        def load(self, *, in_loop):
+            if in_loop:
+                raise RuntimeError("cuModuleLoadData fails with CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+
+    runner, step = GraphRunner(networks_with_weights(), allowed=True), Refused(work, 40)
+    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
+        runner.run(step, work)
+    assert (step.left, runner.mode) == (0, CHUNKS)
+    assert "UNSUPPORTED_PTX_VERSION" in caplog.text
+
+
+def test_a_step_that_fails_is_not_repeated(work, captures):
+    """Half a step may have changed the beams, so that another mode would go on from a wrong state."""
+
+    class Failing(CountingStep):
+        def run(self, **options):
+            super().run(**options)
+            raise RuntimeError("out of memory")
+
+    runner, step = GraphRunner(networks_with_weights(), allowed=True), Failing(work, 40)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runner.run(step, work)
+    assert step.runs == 1
+
+
 def test_threads_that_fail_at_once_fall_back_by_one_step(work, captures, monkeypatch):
     barrier = threading.Barrier(2)
 
@@ -163,6 +230,7 @@ def test_threads_that_fail_at_once_fall_back_by_one_step(work, captures, monkeyp
         raise RuntimeError("not permitted")
 
     monkeypatch.setattr(cuda_graphs, "capture_while", fail)
+    monkeypatch.setattr(cuda_graphs, "MOST_FAILURES", 1)
     runner, works = GraphRunner(networks_with_weights(), allowed=True), [copy.deepcopy(work) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda work: runner.run(CountingStep(work, 20), work), works))
@@ -170,19 +238,58 @@ def test_threads_that_fail_at_once_fall_back_by_one_step(work, captures, monkeyp
     assert runner.mode == CHUNKS
 
 
+def capture_in_two_threads():
+    """In a process of its own: two threads capture for the first time. To wait for the device ends captures."""
+    OldTorch()
+    cuda = FakeCUDA([])
+    cuda_graphs.why_no_while_graphs = lambda device: "the driver is old"
+    cuda_graphs.capture_chunk = partial(cuda_graphs.capture_chunk, bindings=Bindings(cuda, cuda, "13.0.0"))
+    both = threading.Barrier(2)
+
+    class Slow(CountingStep):
+        def run(self, **options):
+            if self.runs == 0:
+                both.wait(30)  # the other thread is about to capture, too
+            time.sleep(0.01)
+            super().run(**options)
+
+    works = [new_work() for _ in range(2)]
+    runner = GraphRunner(networks_with_weights(), allowed=True)
+    threads = [threading.Thread(target=runner.run, args=(Slow(work, 12), work)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(runner.mode, [work.left for work in works], runner._failures)
+
+
+def test_threads_may_capture_for_the_first_time_at_once():
+    program = "from tests.search.transducer import test_cuda_graphs; test_cuda_graphs.capture_in_two_threads()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout == "chunks [0, 0] {'loop': 0, 'chunks': 0}\n", done.stderr
+
+
 def fail_every_capture():
     """In a process of its own: a run on the second of two GPUs, where CUDA refuses to end any capture."""
     old, cuda = OldTorch(), FakeCUDA([])
     torch.cuda.use_mem_pool = lambda pool, device: nullcontext()
     cuda_graphs.why_no_while_graphs = lambda device: None
-    cuda_graphs.capture_while = partial(cuda_graphs.capture_while, bindings=Bindings(cuda, cuda, "13.0.0"))
-    active, beams = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    shape = SimpleNamespace(device=torch.device("cuda", 1))
-    work = SimpleNamespace(shape=shape, active=active, beams=beams, graphs={})
-    runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
+    for name in ("capture_while", "capture_chunk"):
+        bound = partial(getattr(cuda_graphs, name), bindings=Bindings(cuda, cuda, "13.0.0"))
+        setattr(cuda_graphs, name, bound)
+    work = new_work(torch.device("cuda", 1))
+
+    class Forbidden(CountingStep):
+        def run(self, **options):
+            if old.underway:
+                old.forbidden()
+            super().run(**options)
+
+    runner, step = GraphRunner(networks_with_weights(), allowed=True), Forbidden(work, 40)
     runner.run(step, work)
     gc.collect()
-    print(runner.mode, step.left, old.device, [stream.name for stream in old.current.values()], old.underway)
+    streams = [stream.name for stream in old.current.values()]
+    print(runner.mode, step.left, old.device, streams, old.underway, old.random)
 
 
 def test_a_process_survives_captures_that_fail():
@@ -190,7 +297,7 @@ def test_a_process_survives_captures_that_fail():
     program = "from tests.search.transducer import test_cuda_graphs; test_cuda_graphs.fail_every_capture()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "plain 0 0 ['default 0', 'default 1'] set()\n"
+    assert done.stdout == "plain 0 0 ['default 0', 'default 1'] set() set()\n"
     assert [line for line in done.stderr.splitlines() if "CUDA graphs" in line] == [
         f"CUDA graphs: '{mode}' does not work here, going on with '{worse}': RuntimeError: CUDA error: operation "
         "failed due to a previous error during capture"
@@ -204,7 +311,7 @@ def test_a_graph_that_does_nothing_is_not_waited_for(work, captures, monkeypatch
     for name in ("capture_while", "capture_chunk"):
         monkeypatch.setattr(cuda_graphs, name, lambda *_: FakeGraph(lambda: None))
     runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
-    runner.mode = mode
+    runner.first_mode = mode
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
         runner.run(step, work)
     assert (step.left, runner.mode, work.graphs) == (0, PLAIN, {})
@@ -251,7 +358,7 @@ def test_no_graph_reads_weights_that_autocast_has_cast(work, captures, monkeypat
     runner, step = GraphRunner(networks_with_weights(), allowed=True), Casting(work, 2)
     for name in ("capture_while", "capture_chunk"):
         monkeypatch.setattr(cuda_graphs, name, lambda *_: step.run() or FakeGraph(lambda: None))
-    runner.mode = mode
+    runner.first_mode = mode
     runner.run(step, work)
     assert keeps == [False, False]  # the step before, and the captured one
     assert torch.is_autocast_cache_enabled()
@@ -332,7 +439,7 @@ def decoder_in(mode, strategy, networks, **options):
     """A decoder that launches its steps in this way."""
     make, config = STRATEGIES[strategy]
     decoder = make(networks, config(beam_size=4, n_best=4, backend="cuda", **options), random_fusion(V))
-    decoder._graphs.mode = mode
+    decoder._graphs.first_mode = mode
     return decoder
 
 
@@ -400,6 +507,56 @@ def test_changed_weights_reach_the_graphs(played_graphs):
         with torch.no_grad():
             networks.embedding.weight.neg_()
     assert results[0] != results[1]
+
+
+@emulated
+def test_a_driver_that_refuses_the_kernels_of_a_loop(played_graphs, emulated_runtime, monkeypatch):
+    """They refer to a function of the driver, unlike the kernels of the other modes."""
+    load = type(emulated_runtime).load
+
+    def refusing(self, source, device, defines=None):
+        if "LOOP" in (defines or {}):
+            raise DriverError("cuModuleLoadData fails with CUDA_ERROR_INVALID_IMAGE")
+        return load(self, source, device, defines)
+
+    monkeypatch.setattr(type(emulated_runtime), "load", refusing)
+    networks, frames = make_networks(), frames_of(2, 9, seed=3)
+    decoder, plain = (decoder_in(m, "alsd_pp", networks) for m in (LOOP, PLAIN))
+    found, expected = (each.decode(frames, [9, 4]) for each in (decoder, plain))
+    assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
+    assert decoder._graphs.mode == CHUNKS
+
+
+@emulated
+def test_graphs_can_be_switched_off_and_on(played_graphs):
+    networks, frames = make_networks(), frames_of(2, 6, seed=2)
+    decoder = decoder_in(LOOP, "alsd_pp", networks)
+    expected = [facts(nbest) for nbest in decoder.decode(frames, [6, 6])]
+    kept = weakref.ref(graphs_of(decoder)[0])
+    for allowed, mode in ((False, PLAIN), (True, LOOP)):
+        decoder.allow_cuda_graphs(allowed)
+        gc.collect()
+        assert kept() is None
+        assert not decoder._workspaces._idle or allowed
+        assert [facts(nbest) for nbest in decoder.decode(frames, [6, 6])] == expected
+        assert decoder._graphs.mode == mode
+    forbidden = decoder_in(LOOP, "alsd_pp", networks, allow_cuda_graphs=False)
+    forbidden.allow_cuda_graphs(True)
+    forbidden.decode(frames, [6, 6])
+    assert forbidden._graphs.mode == PLAIN
+
+
+@emulated
+def test_no_search_within_a_capture_of_the_caller(monkeypatch):
+    """In the first decode, and in those after it."""
+    decoder, frames = decoder_in(PLAIN, "alsd_pp", make_networks()), frames_of(1, 5, seed=1)
+    monkeypatch.setattr(cuda_graphs, "is_capturing", lambda device: captures)
+    for captures in (True, False, True):
+        if captures:
+            with pytest.raises(ValueError, match="can't be decoded while a CUDA graph is captured"):
+                decoder.decode(frames, [5])
+        else:
+            decoder.decode(frames, [5])
 
 
 @emulated

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.cuda.launch import as_records, runtime
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
+from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspaceShape
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, LM_WEIGHTED_FULL, SearchParams
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import (
@@ -24,6 +27,7 @@ from tests.search.transducer.table_networks import (
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 
 V, T = 12, 10
+CPU = torch.device("cpu")
 LENGTHS = [T, 0, 7]
 DURATIONS = [(), (0, 1, 2, 4), (4, 1, 0), (1, 2)]
 
@@ -197,6 +201,25 @@ def test_utterances_wait_for_rows_of_the_prediction_network(strategy, monkeypatc
         assert_equal(make, networks, config(beam_size=4, n_best=4), frames, [T, 0, 7, 9, T], random_fusion(V))
         taken.append(len(steps))
     assert taken[0] > taken[1] > taken[2]
+
+
+def test_an_utterance_that_must_wait_leaves_its_rows_to_others():
+    """Rows are left for the third utterance, after the second one has found too few."""
+    decoder = ALSDPlusPlus(TableNetworks(V), ALSDConfig(beam_size=4))
+    params, row = decoder._params, (torch.float32, 2)
+    work = Workspace(WorkspaceShape(CPU, 3, 4, params.max_extensions, 8, 4, row, (row,)))
+    counters, streams = np.zeros(3, records.STREAM_COUNTERS), np.zeros(3, records.STREAM_PARAMS)
+    counters["activity"], counters["size"], counters["new_texts"] = records.WAITING, 1, [3, 2, 1]
+    for name, values in (("counters", counters), ("streams", streams)):
+        getattr(work, name).copy_(as_records(values))
+    work.new_labels.copy_(torch.arange(12).view(3, 4))
+    kernels = runtime().load(decoder.kernels, CPU, {"LOGIT": "float"})
+    options = {"shared_bytes": cuda_engine.merge_bytes(params), "params": params}
+    work.launch(kernels, records.MERGE, grid=3, block=32, handle=np.uint64(0), sets_condition=0, **options)
+    found = work.counters.numpy().view(records.STREAM_COUNTERS)[:, 0]["activity"]
+    assert [activity == records.WAITING for activity in found] == [False, True, False]
+    assert work.labels.tolist() == [0, 1, 2, 8]
+    assert int(work.taken_rows) == 4
 
 
 def test_rows_of_the_prediction_network(monkeypatch):
