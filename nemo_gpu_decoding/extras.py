@@ -12,6 +12,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "soxr"),
     "cluster": ("ray", "pyarrow"),
     "plot": ("matplotlib",),
+    "hf": ("huggingface_hub",),
     "demo": ("rich",),
 }
 

@@ -22,7 +22,7 @@ PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 # module -> distribution, where their names differ
 DISTRIBUTIONS = {
     "cuda": "cuda-python", "flashlight": "flashlight-text", "hydra": "hydra-core", "nemo": "nemo_toolkit",
-    "kaldi_decoder": "kaldi-decoder", "yaml": "pyyaml",
+    "huggingface_hub": "huggingface-hub", "kaldi_decoder": "kaldi-decoder", "yaml": "pyyaml",
 }  # fmt: skip
 # where extras may be imported with the file: other files import these in functions only
 FILES_OF_EXTRAS = {

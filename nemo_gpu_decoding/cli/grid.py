@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.cli.decoding import decoding_config
-from nemo_gpu_decoding.fusion.boosting import REFUNDS, read_phrases, weight_of
-from nemo_gpu_decoding.fusion.fusion import Fusion
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Search
@@ -132,6 +130,8 @@ class Searches:
     @property
     def refunds(self) -> tuple[str, ...]:
         """The refunds that work with the phrases and the preset: NeMo's have neither penalties nor whole words."""
+        from nemo_gpu_decoding.fusion.boosting import REFUNDS, read_phrases, weight_of
+
         if self._files["phrases"] is None:
             return ()
         whole_words = OmegaConf.select(self._config({}), "beam.boosting_tree.whole_words")
@@ -157,6 +157,7 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
     above 1 a beam search returns its whole beam, because several hypotheses may have the same text. A word graph
     returns `n_best` hypotheses, or more if its config says so.
     """
+    from nemo_gpu_decoding.fusion.fusion import Fusion
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
     names = ("beam_size", "beam_beta", "blank_lm_score_mode", "pruning_mode", "beam", "large_lm_weight")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, section_of
 from nemo_gpu_decoding.cli.grid import Point, combinations
-from nemo_gpu_decoding.fusion.boosting import REFUNDS
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -80,15 +79,17 @@ def points_of(
     return list(dict.fromkeys(sourced)) if options.source_lm else points
 
 
-def ways_of(options: TuneOptions, refunds: Sequence[str] = REFUNDS) -> list[dict[str, Any]]:
+def ways_of(options: TuneOptions, refunds: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The values of `refund` and `overlapping` to try. NeMo's refunds count all phrases.
 
     Args:
-        refunds: the values that the phrases and the preset permit.
+        refunds: the values that the phrases and the preset permit; None: all.
     """
+    from nemo_gpu_decoding.fusion.boosting import REFUNDS
+
     return [
         {"refund": refund, "overlapping": overlapping}
-        for refund in options.refund or refunds
+        for refund in options.refund or (REFUNDS if refunds is None else refunds)
         for overlapping in ([True] if refund == "nemo" else options.overlapping or [False, True])
     ]
 
@@ -100,7 +101,7 @@ def later_stages(
     *,
     has_phrases: bool,
     most_bonus: float = 0.0,
-    refunds: Sequence[str] = REFUNDS,
+    refunds: Sequence[str] | None = None,
 ) -> list[Stage]:
     """The stages after the first one. A stage may repeat points that were tried before.
 

@@ -34,7 +34,6 @@ from nemo_gpu_decoding.cli.options import show_value
 from nemo_gpu_decoding.cli.stages import later_stages, points_of
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
-from nemo_gpu_decoding.fusion.boosting import REFUNDS
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.presets import load_preset, write_preset
@@ -131,6 +130,7 @@ class TuneOptions(ModelOptions):
         for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
+        from nemo_gpu_decoding.fusion.boosting import REFUNDS
         from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
 
         _check_names("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)

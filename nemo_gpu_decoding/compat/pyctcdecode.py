@@ -31,6 +31,7 @@ from torch.nn import functional
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Request
@@ -185,6 +186,7 @@ class BeamSearchDecoderCTC:
         cls, model_id: str, cache_dir: str | FilePath | None = None, **kwargs: Any
     ) -> BeamSearchDecoderCTC:
         """Read a decoder from a repository of Hugging Face; `kwargs` are those of `snapshot_download`."""
+        require("huggingface_hub")
         from huggingface_hub import snapshot_download
 
         return cls.load_from_dir(snapshot_download(model_id, cache_dir=cache_dir, **kwargs))

@@ -161,8 +161,9 @@ def test_a_single_value_will_do_for_every_list_of_a_command(name):
     for option in options:
         kinds = [kind for kind in (hints[option.name], *get_args(hints[option.name])) if get_origin(kind) is list]
         if kinds:
-            values = {(int,): 16, (float,): 0.5}
+            values = {(int,): 16, (float,): 0.5, (bool,): True}
             default = ["early"] if option.required else option.default or ["early"]
+            default = ["nemo"] if option.name == "refund" else default
             value = values.get(get_args(kinds[0])) or default[0]
             parsed = parse_options(options_class, [*required, f"{option.name}={value}"])
             assert getattr(parsed, option.name) == [value]

@@ -54,10 +54,6 @@ def test_back_pointers_are_compacted_in_long_streams():
         (PagedBigLMConfig, {"large_lm_weight": -0.5}, "large_lm_weight is -0.5, expected a finite number >= 0"),
         (PagedBigLMConfig, {"composition": "static"}, "composition is 'static', expected one of lazy, let"),
         (PagedBigLMConfig, {"group_size": -1}, "group_size is -1"),
-        *(
-            (PagedBigLMConfig, {**keeps, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1")
-            for keeps in ({"n_best": 2}, {"lattice": True})
-        ),
         (PagedBigLMConfig, {"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
         (PagedBigLMConfig, {"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),
         (PagedBigLMConfig, {"cache_mb": 0}, "cache_mb is 0"),
