@@ -1,1 +1,1 @@
-"""Lattices of word graphs: what is made of the links of a search, from pruned links to alternative texts."""
+"""Lattices of word-graph searches: link pruning, n-best texts, determinisation, rescoring, minimum Bayes risk."""

@@ -1,15 +1,15 @@
-"""Determinisation of an acyclic lattice: of all paths with the same words, the cheapest one [Povey et al. 2012].
+"""Determinisation of an acyclic lattice: the cheapest path for each word sequence [Povey et al. 2012].
 
-A state of the result is a subset: nodes of the lattice that the same words lead to, each with what it costs more
-than the cheapest of them and with the labels read since the labels that all have in common. Example: "a" leads to
-node 4 at cost 2.0 over the labels 1 1 2, and to node 5 at cost 2.5 over 1 2. An arc with the word "a", the cost 2.0
-and the label 1 leads to the subset {(4, 0.0, 1 2), (5, 0.5, 2)}; where the same subset is reached after other
-words, it is the same state.
+A state of the result is a subset of the lattice's nodes: the nodes that the same words lead to. Each node has its
+cost above the cheapest node of the subset, and its labels after the prefix that all nodes share. Example: "a" leads
+to node 4 at cost 2.0 over the labels 1 1 2, and to node 5 at cost 2.5 over 1 2. An arc with the word "a", the cost
+2.0 and the label 1 leads to the subset {(4, 0.0, 1 2), (5, 0.5, 2)}. Different words that lead to the same subset
+lead to the same state.
 
-States are expanded in the order of the cost of the best path through them, which is known: costs to the end are
-those of the lattice. So every state has its final cost when its turn comes, nothing beyond the beam is ever made,
-and what stands when the search ends early is all that is within a narrower beam. Costs are integers, in units of
-2**-24: sums do not depend on their order, and equal subsets are equal.
+States are expanded in the order of the cost of the best path through them. This cost is exact, because the costs to
+the end are known from the lattice. Each state therefore has its final cost when it is expanded, and no arc beyond
+the beam is created. If the search stops early, its result is complete within a narrower beam. Costs are integers in
+units of 2**-24: sums do not depend on the order of addition, and equal subsets compare equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nemo_gpu_decoding.jit import compiled
 
 
 class Strings(NamedTuple):
-    """Sequences of labels, each a label after another string; string 0 is the empty one."""
+    """Label sequences as a prefix tree: a string is a parent string and one more label; string 0 is empty."""
 
     numbers: Any  # parent << 32 | label -> string
     parents: Any  # lists of int64
@@ -32,29 +32,29 @@ class Strings(NamedTuple):
 
 
 class Subsets(NamedTuple):
-    """The nodes of all states, one state after the other; lists of int64."""
+    """The nodes of all states, concatenated; lists of int64."""
 
-    begin: Any  # where the nodes of each state begin
+    begin: Any  # index of the first node of each state
     nodes: Any
-    costs: Any  # above those of the cheapest node of the state
+    costs: Any  # relative to the cheapest node of the state, >= 0
     graph_costs: Any
-    strings: Any  # labels that the nodes of the state have not in common
+    strings: Any  # labels after the prefix that all nodes of the state share
 
 
 class CostLattice(NamedTuple):
     """A lattice with the costs of its arcs."""
 
     arcs: Any  # [A] ARC, sorted by source
-    begin: Any  # [N + 1], where the arcs of each state begin
-    costs: Any  # [A] int64
-    graph_costs: Any  # [A] int64, part of these
-    to_end: Any  # [N] int64, see `costs_to_end`
+    begin: Any  # [N + 1], index of the first arc of each state
+    costs: Any  # [A] int64, in units of COST_UNIT
+    graph_costs: Any  # [A] int64, part of `costs`
+    to_end: Any  # [N] int64, result of `costs_to_end`
 
 
 class Paths(NamedTuple):
-    """The cheapest path to each of the N nodes of a lattice; int64."""
+    """The cheapest path to each of the N nodes of a lattice; arrays [N] int64."""
 
-    costs: Any  # FAR where there is none
+    costs: Any  # FAR: no path
     graph_costs: Any
     strings: Any
 
@@ -63,18 +63,18 @@ COST_UNIT = 1.0 / (1 << 24)
 FAR = np.int64(1) << 60
 _MIX = np.int64(0x1E3779B97F4A7C15)
 
-# An arc of an acyclic lattice with one final state, the last
+# An arc of an acyclic lattice. The last state is the only final state
 ARC = np.dtype(
     [
         ("source", np.int32),
         ("target", np.int32),  # > source
-        ("label", np.int32),  # column of the log-probs + 1; 0: no frame is read
-        ("word", np.int32),  # 0 for none
-        ("graph_cost", np.float64),  # with LM and boosting
+        ("label", np.int32),  # column of the log-probs + 1; 0: the arc reads no frame
+        ("word", np.int32),  # 0: no word
+        ("graph_cost", np.float64),  # includes LM and boosting
         ("acoustic_cost", np.float64),
     ]
 )
-# The same with a word (0 on arcs to the final state) and all labels that are read meanwhile
+# An arc of a determinised lattice: one word (0 on arcs to the final state) and any number of labels
 WORD_ARC = np.dtype(
     [
         ("source", np.int32),
@@ -82,7 +82,7 @@ WORD_ARC = np.dtype(
         ("word", np.int32),
         ("graph_cost", np.float64),
         ("acoustic_cost", np.float64),
-        ("begin", np.int64),  # of its labels
+        ("begin", np.int64),  # its labels are [begin:end] of the label array
         ("end", np.int64),
     ]
 )
@@ -90,7 +90,7 @@ WORD_ARC = np.dtype(
 
 @compiled
 def costs_to_end(arcs, num_states, costs):
-    """costs [A] int64, of each arc; least cost from each state to the final one, [N] int64."""
+    """Least cost from each state to the final state, [N] int64; costs: [A] int64, cost of each arc."""
     least = np.full(num_states, FAR)
     least[num_states - 1] = 0
     for i in range(len(arcs) - 1, -1, -1):
@@ -100,20 +100,20 @@ def costs_to_end(arcs, num_states, costs):
 
 @compiled
 def closest_words(arcs, num_states, reference):
-    """The words of the path with the fewest word errors against a reference.
+    """The words of the path with the fewest word errors against a reference, [n] int32.
 
     Args:
         arcs: [A] ARC, sorted by source.
         num_states: N.
-        reference: [Q] int32 words; those that the lattice does not know are below 0.
+        reference: [Q] int32 words; < 0: a word that the graph does not have.
     """
     size, skip = len(reference) + 1, np.int32(-2)
     errors, last = np.full((num_states, size), np.int32(1 << 30)), np.full((num_states, size), skip)
-    errors[0] = np.arange(size)  # against the first q words of the reference
+    errors[0] = np.arange(size)  # [s, q]: least errors against the first q words of the reference
     for i in range(len(arcs) + 1):
         source = arcs[i].source if i < len(arcs) else num_states - 1
         if i == 0 or i == len(arcs) or source != arcs[i - 1].source:
-            for q in range(1, size):  # all arcs to this state are done: a word of the reference may be left out
+            for q in range(1, size):  # after all arcs to this state: delete a word of the reference
                 if errors[source, q - 1] + 1 < errors[source, q]:
                     errors[source, q], last[source, q] = errors[source, q - 1] + 1, skip
         if i == len(arcs):
@@ -143,23 +143,23 @@ def closest_words(arcs, num_states, reference):
 
 @compiled
 def determinized(lattice, beam, max_states):
-    """All word sequences within a beam of the best, each once.
+    """Determinise a lattice: each word sequence within a beam of the best one, once.
 
     Args:
         lattice: CostLattice.
-        beam: int64.
-        max_states: to expand.
+        beam: int64, in units of COST_UNIT.
+        max_states: largest number of states to expand. The best word sequence is always completed.
 
     Returns:
-        rows [M, 6] int64: state (by order of discovery), next state or -1 for the final one, word, cost, graph
-        cost, string; the first node of each state; parents, labels and lengths of strings, each a label after
-        another string, 0 being the empty one; the beam within which all is there.
+        rows [M, 6] int64: state (in order of discovery), next state or -1 for the final state, word, cost, graph
+        cost, string; the first node of each state; parents, labels and lengths of the strings (see `Strings`);
+        the beam within which the result is complete.
     """
     strings = Strings({np.int64(0): np.int64(0)}, [np.int64(0)], [np.int64(0)], [np.int64(0)])
     zero, to_end = np.int64(0), lattice.to_end
     subsets = Subsets([zero, np.int64(1)], [zero], [zero], [zero], [zero])
-    known = {np.int64(0): np.int64(-1)}  # hash -> the newest state with it
-    older = [np.int64(-1)]  # of each state, the one before with its hash
+    known = {np.int64(0): np.int64(-1)}  # hash -> newest state with that hash
+    older = [np.int64(-1)]  # for each state: the previous state with the same hash, or -1
     reached, rest_costs, is_done = [zero], [to_end[0]], [False]
     heap = [(to_end[0], zero)]
     rows = [(zero, zero, zero, zero, zero, zero)]
@@ -169,7 +169,7 @@ def determinized(lattice, beam, max_states):
         total, state = heapq.heappop(heap)
         if is_done[state]:
             continue
-        if expanded >= max_states and total > to_end[0]:  # never before the best text is there
+        if expanded >= max_states and total > to_end[0]:  # states of the best text have the total to_end[0]
             limit = total - 1
             break
         is_done[state] = True
@@ -206,15 +206,15 @@ def determinized(lattice, beam, max_states):
 
 @compiled
 def _next_words(lattice, subsets, state, within, paths, strings):
-    """The arcs with a word that follow a state, after any number of arcs without one.
+    """The next words of a state: arcs with a word after any number of arcs without a word.
 
     Args:
-        within: the most that a path may cost from the state to the end.
-        paths: all FAR; left so.
+        within: largest cost of a path from the state to the end.
+        paths: work space; its costs are FAR before and after the call.
 
     Returns:
-        keys, word << 32 | node, with the word 0 for the final node if it is reached without a word; and
-        (node, cost, graph cost, string) for each. The first of both is none.
+        keys, word << 32 | node; the word is 0 if the path reaches the final node without a word;
+        (node, cost, graph cost, string) of each key. The first entry of both lists is a placeholder.
     """
     pending = [np.int64(-1)]
     for e in range(subsets.begin[state], subsets.begin[state + 1]):
@@ -257,11 +257,11 @@ def _next_words(lattice, subsets, state, within, paths, strings):
 
 @compiled
 def _cheapest_paths(keys, found, order, first):
-    """Of what follows with one word, the cheapest path to each node; and where the next word begins.
+    """The cheapest path to each node for one word, and the index in `order` where the next word begins.
 
     Args:
-        order: of the keys.
-        first: where the word begins in it.
+        order: indices that sort the keys.
+        first: index in `order` where the word begins.
     """
     word, end = keys[order[first]] >> 32, first + 1
     subset = [found[order[first]]]
@@ -277,11 +277,11 @@ def _cheapest_paths(keys, found, order, first):
 
 @compiled
 def _rows_within(limit, rows, reached, rest_costs):
-    """[M, 6] int64, see `determinized`: the arcs on paths that cost `limit` at most; rows[0] is none.
+    """The rows on paths that cost at most `limit`, [M, 6] int64 as in `determinized`; rows[0] is a placeholder.
 
     Args:
         reached: cost of the best path to each state.
-        rest_costs: cost of the best one from there to the end.
+        rest_costs: cost of the best path from each state to the end.
     """
     kept = np.empty((len(rows), 6), np.int64)
     count = 0
@@ -297,7 +297,7 @@ def _rows_within(limit, rows, reached, rest_costs):
 
 @compiled
 def _append_subset(entries, subsets, strings):
-    """Append nodes (node, cost, graph cost, string) to the subsets, less what all have in common: that is returned."""
+    """Append entries (node, cost, graph cost, string) less the cheapest costs and the common prefix; return these."""
     cost, graph_cost, prefix = entries[0][1], entries[0][2], entries[0][3]
     for entry in entries:
         if (entry[1], entry[2]) < (cost, graph_cost):
@@ -314,11 +314,11 @@ def _append_subset(entries, subsets, strings):
 
 @compiled
 def _known_state(subsets, known, older):
-    """The state with the last subset, which is taken away where an older one is the same; and whether it is new.
+    """The state of the last subset, and whether it is new. If an older subset is equal, the last one is removed.
 
     Args:
-        known: hash -> the newest state with it.
-        older: of each state, the one before with its hash, or -1.
+        known: hash -> newest state with that hash.
+        older: for each state, the previous state with the same hash, or -1.
     """
     last = np.int64(len(subsets.begin) - 2)
     begin, end = subsets.begin[last], subsets.begin[last + 1]
@@ -346,7 +346,7 @@ def _known_state(subsets, known, older):
 
 @compiled
 def _is_same(subsets, state, other):
-    """Whether two states have the same subset."""
+    """Whether the subsets of two states are equal."""
     a, b = subsets.begin[state], subsets.begin[other]
     count = subsets.begin[state + 1] - a
     same = subsets.begin[other + 1] - b == count
@@ -359,7 +359,7 @@ def _is_same(subsets, state, other):
 
 @compiled
 def _longer(string, label, strings):
-    """The number of a string and one label more."""
+    """The number of a string with one label appended; created if new."""
     key = (string << 32) | label
     if key not in strings.numbers:
         strings.numbers[key] = np.int64(len(strings.parents))
@@ -381,7 +381,7 @@ def _common_prefix(first, second, strings):
 
 @compiled
 def _without_prefix(string, length, strings):
-    """A string without its first labels."""
+    """The number of a string without its first `length` labels."""
     size = strings.lengths[string] - length
     rest = np.empty(size, np.int64)
     while size > 0:
@@ -396,7 +396,7 @@ def _without_prefix(string, length, strings):
 
 @compiled
 def spelled(string, parents, labels, lengths):
-    """The labels of a string."""
+    """The labels of a string, [n] int32."""
     found = np.empty(lengths[string], np.int32)
     for n in range(len(found) - 1, -1, -1):
         found[n] = labels[string]

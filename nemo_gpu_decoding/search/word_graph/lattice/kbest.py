@@ -1,9 +1,9 @@
-"""Passes over a lattice, compiled: costs from the start and to the end, names, and the best texts.
+"""Compiled passes over a lattice: forward and backward costs, names of nodes and links, n-best texts.
 
-**Best texts.** Every node keeps its n cheapest paths from the start with different words. That is exact:
-a path that is not among them is beaten by n others, whatever comes after. Words are compared by a hash. Most paths
-of a wide lattice belong to no good text: those that cannot cost at most a margin more than the best one are not
-followed, and the margin grows until n texts are within it.
+**n-best texts.** Every node keeps its n cheapest paths from the start with different words. This is exact: for every
+continuation, n other paths cost no more than a path that is not kept. Words are compared by a hash. Most paths of a
+wide lattice belong to no good text. The search therefore skips paths whose cost exceeds the best one by more than a
+margin. The margin grows until n texts are within it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from nemo_gpu_decoding.search.word_graph.keys import NONE
 
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 
-FIRST_MARGIN, MARGIN_GROWTH = 0.1, 1.5  # natural log: costs above those of the best path
-ROUNDING = 1e-6  # more than sums of costs in another order differ by
+FIRST_MARGIN, MARGIN_GROWTH = 0.1, 1.5  # margin above the best path, natural log; its growth factor
+ROUNDING = 1e-6  # above the difference between sums of the same costs in different orders
 
 # One path from the start to a node
 ENTRY = np.dtype(
     [
-        ("words", np.uint64),  # hash of its words
+        ("words", np.uint64),  # hash of the words of the path
         ("cost", np.float64),
-        ("previous", np.int64),  # entry of the node before, or NONE
+        ("previous", np.int64),  # entry of the previous node, or NONE
         ("link", np.int64),
     ]
 )
@@ -32,7 +32,7 @@ ENTRY = np.dtype(
 
 @compiled
 def forward_costs(num_nodes, links, costs):
-    """costs[node]: of the best path from node 0. Links are sorted by target."""
+    """Fill costs [N] float64: cost of the best path from node 0 to each node. Links are sorted by target."""
     costs[:] = np.inf
     costs[0] = 0.0
     for i in range(len(links)):
@@ -42,7 +42,7 @@ def forward_costs(num_nodes, links, costs):
 
 @compiled
 def backward_costs(num_nodes, links, end_nodes, end_costs, costs):
-    """costs[node]: of the best path to an end."""
+    """Fill costs [N] float64: cost of the best path from each node to an end. Links are sorted by target."""
     costs[:] = np.inf
     for e in range(len(end_nodes)):
         costs[end_nodes[e]] = min(costs[end_nodes[e]], end_costs[e])
@@ -53,20 +53,20 @@ def backward_costs(num_nodes, links, end_nodes, end_costs, costs):
 
 @compiled
 def name_links(links, nodes, names):
-    """Name nodes and links by how they are reached, whatever their numbers and their order.
+    """Name nodes and links after the paths that lead to them, independent of their numbers and order.
 
     Args:
-        links: sorted by target.
-        nodes: [N] uint64, filled: the least name of the links that lead there; 0 for node 0.
-        names: [L] uint64, filled: a hash of the source's name, the arc and the closure arc, which no
-            other link shares.
+        links: [L] LINK, sorted by target.
+        nodes: [N] uint64, filled: the smallest name of the links to each node; 0 for node 0.
+        names: [L] uint64, filled: a hash of the source's name, the arc and the closure arc. No other link
+            has the same three.
     """
     nodes[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
     nodes[0] = np.uint64(0)
     for i in range(len(links)):
         name = nodes[links[i].source]
         for part in (links[i].arc, links[i].epsilon):
-            name = (name ^ np.uint64(np.int64(part) + 3)) * HASH_MULTIPLIER  # moves are -1 and -2
+            name = (name ^ np.uint64(np.int64(part) + 3)) * HASH_MULTIPLIER  # + 3: moves are -1 and -2
             name ^= name >> np.uint64(32)
         names[i] = name
         nodes[links[i].target] = min(nodes[links[i].target], name)
@@ -77,12 +77,13 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
     """The n cheapest paths to an end with different words.
 
     Args:
+        links: [L] LINK, sorted by target.
         ends: [E] END.
-        num_words: labels from here on are sequences.
-        num_spoken: labels from here to `num_words` are no words.
+        num_words: output labels >= num_words are word-sequence labels.
+        num_spoken: labels in [num_spoken, num_words) are pieces, not words.
 
     Returns:
-        entries [M] ENTRY; for each of the paths, best first: its last entry, its end, its cost.
+        entries [M] ENTRY; paths [K] ENTRY, best first: `previous` is the last entry, `link` the index of the end.
     """
     to_end = np.empty(num_nodes, np.float64)
     backward_costs(num_nodes, links, ends.node, ends.cost, to_end)
@@ -97,7 +98,7 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
 
 @compiled
 def _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, num_spoken):
-    """The n cheapest of those that cost at most `bound`; whether there are no dearer ones."""
+    """`best_texts` among the paths that cost at most `bound`; and whether no path costs more."""
     is_all = True
     entries = np.empty(max(1024, 2 * num_nodes), ENTRY)
     begin = np.zeros(num_nodes + 1, np.int64)
@@ -107,7 +108,7 @@ def _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, nu
     for node in range(1, num_nodes):
         if count + n > len(entries):
             larger = np.empty(2 * len(entries) + n, ENTRY)
-            for k in range(count):  # in a loop: numba takes seconds to compile a slice of records
+            for k in range(count):  # a loop, because numba takes seconds to compile a slice of records
                 larger[k] = entries[k]
             entries = larger
         size = 0
@@ -138,7 +139,7 @@ def _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, nu
 
 @linked
 def words_of_link(epsilon, arc, graph):
-    """Output labels of a closure arc and an arc; 0 for none."""
+    """Output labels of a closure arc and an arc; 0: no label."""
     first = graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
     second = graph.arcs[arc].olabel if arc >= 0 else np.int32(0)
     return first, second
@@ -146,7 +147,7 @@ def words_of_link(epsilon, arc, graph):
 
 @compiled
 def _hashed(words, olabel, graph, num_words, num_spoken):
-    """The hash of words and the words that an output label stands for."""
+    """Append the words of an output label to a hash of words."""
     if olabel == 0:
         return words
     for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
@@ -158,7 +159,7 @@ def _hashed(words, olabel, graph, num_words, num_spoken):
 
 @compiled
 def _insert(entries, begin, size, n, words, cost, previous, link):
-    """Insert a path into entries[begin : begin + size], sorted and with different words; the new size."""
+    """Insert a path into entries[begin : begin + size], sorted by cost, one per word hash; returns the new size."""
     for k in range(begin, begin + size):
         if entries[k].words == words:
             if not cost < entries[k].cost:
@@ -181,7 +182,7 @@ def _insert(entries, begin, size, n, words, cost, previous, link):
 
 @compiled
 def path_links(entries, entry):
-    """The links of a path, first to last."""
+    """The indices of the links of a path, first to last, int64."""
     count, at = 0, entry
     while entries[at].link != NONE:
         at = entries[at].previous

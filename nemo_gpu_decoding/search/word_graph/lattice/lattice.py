@@ -1,14 +1,14 @@
-"""All that a search found within the lattice beam, and what can be asked of it.
+"""The lattice of an utterance: all paths of a search within the lattice beam.
 
-A node is a token of a frame, numbered frame by frame (node 0: nothing read); a link leads from a token
-to one of the next frame and carries a label, the words that the graph tells there, and a cost. Example,
-two frames, "a" against "b" in the second:
+A node is a token of a frame. Nodes are numbered frame by frame; node 0 is the start, before the first frame. A link
+leads from a token to a token of the next frame. It has a label, the words that the graph emits there, and a cost.
+Example of two frames, with "a" or "b" in the second frame:
 
     node 0 --blank--> node 1 --a, cost 1.0--> node 2 (end, cost 0.5)
                              --b, cost 1.2--> node 3 (end, cost 0.5)
 
-The links are the search's own, from before recombination: every path that the beam let live and that
-costs at most `lattice_beam` more than the best one is there.
+The search records its links before recombination. The lattice therefore holds every path that survived beam
+pruning and costs at most `lattice_beam` more than the best path.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class LatticePath:
 
     cost: float  # from the first frame to the end
     steps: Steps
-    state: int  # of the graph, after the last frame
-    epsilon: int  # closure arc taken after that, or NONE
+    state: int  # state of the graph after the last frame
+    epsilon: int  # closure arc from that state, or NONE
 
 
 def lattice_paths(paths: Sequence[LatticePath], ended: bool) -> FoundPaths:
-    """Paths of a lattice, `ended`: whose costs include final costs."""
+    """Convert paths of a lattice to `FoundPaths`; ended: their costs include final costs."""
     ends = np.zeros(len(paths), END)
     for name in ("cost", "state", "epsilon"):
         ends[name] = [getattr(path, name) for path in paths]
@@ -66,12 +66,12 @@ def lattice_paths(paths: Sequence[LatticePath], ended: bool) -> FoundPaths:
 class Lattice:
     """The lattice of one utterance: N nodes, L links, E ends."""
 
-    models: StreamModels  # of the search
-    node_frames: np.ndarray  # [N] int64, frames read at each node, ascending
-    links: np.ndarray  # [L] LINK; source and target are nodes; sorted by target
+    models: StreamModels  # models of the search
+    node_frames: np.ndarray  # [N] int64, number of frames read at each node, ascending
+    links: np.ndarray  # [L] LINK, sorted by target; source and target are nodes
     ends: np.ndarray  # [E] END
-    reaches_end: bool  # False: no path ends in a final state, so that all tokens count as ends
-    second: SecondLM | None = None  # what it was rescored with
+    reaches_end: bool  # False: no path ends in a final state; every token of the last frame is an end
+    second: SecondLM | None = None  # LM of the rescoring, if rescored
 
     @property
     def graph(self) -> WordGraph:
@@ -90,7 +90,7 @@ class Lattice:
         return len(self.links)
 
     def n_best(self, n: int) -> list[LatticePath]:
-        """The n best paths with different words, best first; exact.
+        """The n cheapest paths with different words, best first; exact.
 
         Raises:
             ValueError: n < 1.
@@ -113,10 +113,10 @@ class Lattice:
         ]
 
     def pruned(self, beam: float) -> Lattice:
-        """The lattice with those paths only that cost at most `beam` more than the best one.
+        """The lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
 
         Raises:
-            FieldError: beam is not above 0.
+            FieldError: beam is not > 0.
         """
         check_number("beam", beam, above_zero=True)
         frames, links, ends = _pruned(self.node_frames, self.links.copy(), self.ends.copy(), beam)
@@ -125,24 +125,24 @@ class Lattice:
     def rescored(self, lm: PackedLM, weight: float, *, lm_share: float = 0.0) -> Lattice:
         """The lattice with another LM's costs in place of those of the graph and of its LM; exact.
 
-        A path costs what it cost before, less (1 - lm_share) times what the graph, and with paged_biglm the
-        large LM, have added, plus weight times the LM's cost of its words and of </s>. Boosting stays. With
-        lm_share 0 all costs of the graph go, those of pronunciations and of unknown words' pieces, too. What a request
-        for unknown words has paid back of these stays with the boosting, so keep lm_share 1 there.
+        The cost of a path is reduced by (1 - lm_share) times its costs of the graph. It is increased by weight times
+        the LM's cost of its words and of </s>. With paged_biglm, the costs of the graph include the large LM's.
+        Boosting is unchanged. lm_share 0 also removes costs of pronunciations and of pieces of unknown words.
+        Boosting of unknown words refunds such costs, and the refunds remain: use lm_share 1 there.
 
         Args:
             lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
-            weight: of its natural log-probabilities, >= 0.
-            lm_share: what stays of the search's own LM costs, >= 0; 0 replaces them, 1 keeps them.
+            weight: factor of the LM's natural log-probabilities, >= 0.
+            lm_share: factor of the search's own LM costs, >= 0; 0 replaces them, 1 keeps them.
 
         Returns:
-            a lattice with as many paths, which holds the best ones only if they were within the lattice
-            beam by the first LM. It may be much larger: a node for each LM state that leads there. Where
-            it becomes too large, rescore `pruned(beam)`.
+            a lattice with the same number of paths. A path that is best by the new LM is missing if the first LM
+            placed it outside the lattice beam. Each node is split by LM state, so the lattice may be much larger.
+            If it becomes too large, rescore `pruned(beam)`.
 
         Raises:
-            ValueError: a weight is out of range; a word of the graph is in neither the LM nor its <unk>;
-                the lattice is a rescored one.
+            ValueError: a weight is out of range; the LM has neither a word of the graph nor <unk>;
+                the lattice is already rescored.
         """
         check_number("weight", weight)
         check_number("lm_share", lm_share)
@@ -155,7 +155,7 @@ class Lattice:
         return replace(self, node_frames=self.node_frames[nodes], links=links, ends=ends, second=second)
 
     def _steps(self, links: np.ndarray) -> Steps:
-        """The links of a path as the back-pointers that the search would have kept of it."""
+        """Convert the links of a path to the back-pointers that the search keeps for it."""
         begins = np.flatnonzero(links["move"] == NEW_TOKEN)
         owner = np.searchsorted(begins, np.arange(len(links)), side="right") - 1
         is_token = (links["move"] != BLANK_MOVE) & (owner >= 0)
@@ -169,27 +169,27 @@ class Lattice:
     # ---------------------------------------------------------------------------------- exports
 
     def arcs(self) -> np.ndarray:
-        """[A] ARC with at most one word each, sorted by source; states are numbered in topological order.
+        """Arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
 
-        State 0 is the start; ends are arcs to the last state. A link with several words becomes several arcs over
-        states of their own. Boosting is part of the graph cost.
+        State 0 is the start. Ends become arcs to the last state. A link with several words becomes several arcs
+        through additional states. The graph cost includes boosting.
         """
         return word_arcs(self.links, self.ends, self.node_frames, self.graph)
 
     def oracle(self, reference: str) -> str:
-        """The text of the lattice with the fewest word errors against a reference; any of several."""
+        """The text of the lattice with the fewest word errors against a reference; an arbitrary one among equals."""
         arcs, ids = self.arcs(), self.graph.word_ids
         words = np.array([ids.get(word, NONE) for word in reference.split()], np.int32)
         found = closest_words(arcs, int(arcs["target"].max()) + 1, words)
         return " ".join(self.graph.words[word] for word in found.tolist())
 
     def determinized(self, beam: float | None = None, *, max_states: int = 50_000) -> WordLattice:
-        """One path for each sequence of words, the cheapest: Kaldi's compact lattice.
+        """The cheapest path for each word sequence: Kaldi's compact lattice [Povey et al. 2012].
 
         Args:
-            beam: sequences that cost at most so much more than the best one, > 0; None: the lattice beam.
-            max_states: where more states would be needed, the beam is narrowed to what they hold, which
-                `WordLattice.beam` tells; 1 .. 2**24.
+            beam: largest cost of a sequence above the best one, natural log, > 0; None: the lattice beam.
+            max_states: largest number of states to expand, 1 .. 2**24. If more are needed, the result has a
+                narrower beam, which is in `WordLattice.beam`.
 
         Raises:
             FieldError: an argument is out of range.
@@ -200,13 +200,13 @@ class Lattice:
         return determinized_lattice(self.arcs(), self.graph.words, beam, max_states)
 
     def to_kaldi_text(self, key: str = "utterance") -> str:
-        """Kaldi's text form (`lattice-copy ark:... ark,t:-`): words, graph and acoustic costs."""
+        """Kaldi's text format (`lattice-copy ark:... ark,t:-`): words, graph costs and acoustic costs."""
         rows = self.arcs()
         lines = [f"{s} {t} {label} {word} {g:.6g},{a:.6g}" for s, t, label, word, g, a in rows.tolist()]
         return "\n".join([key, *lines, str(rows["target"].max()), "", ""])
 
     def to_fst(self) -> Any:
-        """As `kaldifst.Lattice`.
+        """Convert to `kaldifst.Lattice`.
 
         Raises:
             ImportError: kaldifst is not installed.
@@ -227,10 +227,10 @@ class Lattice:
         return lattice
 
     def to_dot(self, max_arcs: int = 500) -> str:
-        """A picture for Graphviz, left to right, of lattices that are small enough to look at.
+        """Graphviz source that draws a small lattice from left to right.
 
         Raises:
-            ValueError: more than `max_arcs` arcs.
+            ValueError: the lattice has more than `max_arcs` arcs.
         """
         rows = self.arcs()
         if len(rows) > max_arcs:
@@ -246,11 +246,11 @@ class Lattice:
 
 
 def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
-    """What the search of an utterance that is over has kept, pruned to the lattice beam.
+    """Build the lattice of an utterance from the links that its search recorded, pruned to the lattice beam.
 
     Args:
-        state: of the utterance.
-        reaches_end: it ends in a final state of the graph, not just where the search stands.
+        state: state of the utterance after the last frame read.
+        reaches_end: the ends are final states of the graph; False: every token of the last frame is an end.
     """
     models = state.models
     params = models.params
@@ -258,7 +258,7 @@ def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
     links = state.links[: int(state.counters["links"][0])].copy()
     sizes = np.ones(state.frames + 1, np.int64)
     np.maximum.at(sizes, links["frame"] + 1, links["target"].astype(np.int64) + 1)
-    sizes[-1] = max(sizes[-1], len(state.tokens))  # also of those without a link that is kept
+    sizes[-1] = max(sizes[-1], len(state.tokens))  # counts tokens without a kept link
     first = np.append(0, np.cumsum(sizes))  # node of the first token of each frame
     links["source"] += first[links["frame"]].astype(np.int32)
     links["target"] += first[links["frame"] + 1].astype(np.int32)
@@ -273,7 +273,7 @@ def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
 def _pruned(
     frames: np.ndarray, links: np.ndarray, ends: np.ndarray, beam: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Without links, ends and nodes that are on no path within the beam of the best; renumbered."""
+    """Drop links, ends and nodes that are on no path within the beam of the best one, and renumber the nodes."""
     nodes = len(frames)
     before, after = np.empty(nodes), np.empty(nodes)
     forward_costs(nodes, links, before)
@@ -291,10 +291,10 @@ def _pruned(
 
 
 def _in_order(frames: np.ndarray, links: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """With numbers of nodes, and in an order, that depend on the paths alone.
+    """Renumber the nodes, and sort links and ends, in an order that depends on the paths alone.
 
-    A search on a GPU finds tokens and links in the order in which threads arrive; of paths that cost the
-    same the order would decide.
+    A GPU search finds tokens and links in the order in which its threads arrive. Without sorting, that order would
+    decide between paths of equal cost.
     """
     nodes, names = np.empty(len(frames), np.uint64), np.empty(len(links), np.uint64)
     name_links(links, nodes, names)

@@ -1,4 +1,4 @@
-"""Links of former frames: those that no path within the lattice beam can take are dropped as frames go by."""
+"""Pruning of recorded links during the search: drops links that are on no path within the lattice beam."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.records import LINK
 
-BEAM_SLACK = 1e-4  # of the lattice beam: rounding must not drop the best path
+BEAM_SLACK = 1e-4  # added to the lattice beam: rounding must not drop the best path
 
 
 def grown_links(links: np.ndarray, counters: np.ndarray, lattice_beam: float) -> np.ndarray:
-    """Those that no path within the lattice beam can take are dropped; more room is made if that is not enough."""
+    """Drop links that are on no path within the lattice beam; double the array if it stays more than half full."""
     used, kept = int(counters["links"][0]), np.empty(len(links), LINK)
     size = prune_links(links, used, int(counters["frames"][0]), lattice_beam + BEAM_SLACK, kept)
     counters["links"] = size
@@ -22,15 +22,15 @@ def grown_links(links: np.ndarray, counters: np.ndarray, lattice_beam: float) ->
 def with_links(
     former: tuple[np.ndarray, ...], links: np.ndarray, frames: int, lattice_beam: float
 ) -> tuple[np.ndarray, ...]:
-    """The links of a stream in arrays, one after the other: the former ones, and those that came since.
+    """Append new links to the links of a stream, a tuple of arrays in order of time.
 
-    The first array is what a lattice may need of all that there was when it was made. All are pruned again where there
-    are more than twice as many: so a link takes no more time in a long stream, and no more than twice its memory.
+    The first array is the result of the last pruning. All links are pruned again when their number exceeds twice the
+    length of that array. The time per link therefore stays constant in a long stream, and the memory at most doubles.
 
     Args:
         former: arrays of LINK; empty at first.
-        links: of the frames since.
-        frames: read so far.
+        links: LINK, links of the frames after those of `former`.
+        frames: number of frames read so far.
     """
     arrays = (*former, links)
     if former and sum(map(len, arrays)) <= 2 * len(former[0]):
@@ -42,14 +42,14 @@ def with_links(
 
 @compiled
 def prune_links(links, count, frames, beam, kept):
-    """Copy the links that may be on a path within a beam of the best one, in order, to `kept`.
+    """Copy the links that may be on a path within a beam of the best one to `kept`, in order.
 
-    As Kaldi's PruneActiveTokens: each token of the last frame may turn out to be on the best path, at no extra cost;
-    the extra cost of a link is what it costs more than the best way to its target, and the least extra cost of the
-    links from there. Whatever the frames to come may cost, a path with that link costs so much more than another.
+    The method is Kaldi's PruneActiveTokens. A token of the last frame may be on the best path, so its extra cost is
+    0. The extra cost of a link is its cost above the best path to its target, plus the least extra cost of the links
+    from the target. Any path with the link costs at least this much more than another, whatever later frames cost.
 
     Returns:
-        how many were copied.
+        the number of links copied.
     """
     first = np.zeros(frames + 3, np.int64)  # node of the first token of each frame
     for i in range(count):
@@ -76,7 +76,7 @@ def prune_links(links, count, frames, beam, kept):
 
 
 def grown(array: np.ndarray, used: int, more: int = 0) -> np.ndarray:
-    """A copy of what is used, with capacity for as much again and for `more`."""
+    """A copy of array[:used] with twice the capacity of the array, or of `used + more` entries if that is larger."""
     larger = np.empty(2 * max(len(array), used + more), array.dtype)
     larger[:used] = array[:used]
     return larger

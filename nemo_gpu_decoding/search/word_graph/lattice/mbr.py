@@ -1,14 +1,14 @@
-"""Minimum Bayes risk and word confidence, from the best paths of a lattice or from all of it.
+"""Minimum Bayes risk (MBR) and word confidence, from an n-best list or from a whole lattice.
 
-The posterior of a text is its share of exp(score). The path with the least expected number of word errors is the
-MBR result; the confidence of a word is the share of the texts that have it in the same place, by Levenshtein
-alignment.
+The posterior of a text is exp(score), normalised over the texts. The MBR result is the path with the least expected
+number of word errors. The confidence of a word is the posterior of the texts that have it in the same place, by
+Levenshtein alignment.
 
-Over the n best texts each is aligned by itself. Over a determinised lattice, which may hold billions of texts, the
-alignment goes from state to state [Xu, Povey, Mangu & Zhu 2011]: e(s, q) is the expected number of errors between
-the texts that lead to state s and the first q words, the mean over the arcs to s of the least that each arc makes
-possible. A state that different texts lead to aligns them alike, so the risk is an upper bound, exact where each
-state has one past.
+In an n-best list, each text is aligned separately. A determinised lattice may hold billions of texts, so alignment
+goes from state to state [Xu, Povey, Mangu & Zhu 2011]. e(s, q) is the expected number of errors between the texts
+that lead to state s and the first q words. It is the mean, over the arcs to s, of the least number of errors after
+each arc. Texts that lead to the same state share one alignment, so the risk is an upper bound. It is exact where only
+one text leads to each state.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
 
 
 def posteriors(scores: Sequence[float]) -> np.ndarray:
-    """exp(scores), normalized, [n] float64."""
+    """Softmax of scores: exp(scores), normalised to sum 1, [n] float64."""
     values = np.exp(np.asarray(scores, np.float64) - max(scores))
     return values / values.sum()
 
 
 def with_confidence(paths: Sequence[WordPath], lattice: WordLattice | None = None) -> tuple[WordPath, ...]:
-    """The paths, with the confidence of each word among all of them; or in a lattice, with their risk as well."""
+    """Add word confidences to paths: over the paths themselves, or over a lattice, which also adds the risk."""
     if lattice is not None:
         return tuple(_rated(path, lattice) for path in paths)
     shares = posteriors([path.score for path in paths])
@@ -49,12 +49,12 @@ def with_confidence(paths: Sequence[WordPath], lattice: WordLattice | None = Non
 
 
 def minimum_bayes_risk(paths: Sequence[WordPath]) -> WordPath:
-    """The path with the least expected number of word errors; the better score among equals.
+    """The path with the least expected number of word errors; of equal ones, the path with the best score.
 
-    Errors are expected over the lattice where the paths have a `risk`, else over the paths.
+    The expectation is over the lattice if all paths have a `risk`, and over the paths otherwise.
 
     Raises:
-        ValueError: no paths.
+        ValueError: paths is empty.
     """
     if not paths:
         raise ValueError("paths is empty, expected the n-best list of an utterance")
@@ -66,7 +66,7 @@ def minimum_bayes_risk(paths: Sequence[WordPath]) -> WordPath:
 
 
 def _risks(paths: Sequence[WordPath]) -> list[float]:
-    """The expected number of word errors of each path against all of them."""
+    """The expected number of word errors of each path, over all paths."""
     shares, texts = posteriors([path.score for path in paths]), _texts(paths)
     return [
         sum(
@@ -77,7 +77,7 @@ def _risks(paths: Sequence[WordPath]) -> list[float]:
 
 
 def _rated(path: WordPath, lattice: WordLattice) -> WordPath:
-    """A path with its risk and the confidence of its words in a lattice."""
+    """Add to a path its risk and the confidence of its words over a lattice."""
     confidence = np.zeros(len(path.words))
     own = np.array([word.label for word in path.words], np.int64)
     risk = expected_errors(lattice.arcs, lattice.costs, lattice.num_states, own, confidence)
@@ -91,7 +91,7 @@ def _texts(paths: Sequence[WordPath]) -> list[np.ndarray]:
 
 
 def matches(own: Sequence[int], other: Sequence[int]) -> np.ndarray:
-    """Which words of `own` stand opposite the same word of `other` in an alignment, [len(own)] bool."""
+    """Which words of `own` are aligned with the same word of `other`, [len(own)] bool."""
     found = np.zeros(len(own), np.bool_)
     align(np.array(own, np.int64), np.array(other, np.int64), found)
     return found
@@ -99,7 +99,7 @@ def matches(own: Sequence[int], other: Sequence[int]) -> np.ndarray:
 
 @compiled
 def align(own, other, found):
-    """Word errors between two texts; marks in `found` the words of `own` that `other` has there too."""
+    """Word errors between two texts; sets `found` for words of `own` aligned with the same word of `other`."""
     rows, columns = len(own) + 1, len(other) + 1
     distances = np.empty((rows, columns), np.int64)
     for i in range(rows):
@@ -128,10 +128,10 @@ def expected_errors(arcs, costs, num_states, own, confidence):
 
     Args:
         arcs: [A] WORD_ARC, sorted by source.
-        costs: [A] of each arc.
-        num_states: of the lattice.
+        costs: [A] float64, cost of each arc, natural log.
+        num_states: number of states of the lattice.
         own: [Q] int64, the words of the text.
-        confidence: [Q], filled: the posterior of each word in its place.
+        confidence: [Q] float64, filled: the posterior of each word in its place.
     """
     size = len(own) + 1
     reached, shares = np.full(num_states, -np.inf), np.empty(len(arcs))
@@ -144,7 +144,7 @@ def expected_errors(arcs, costs, num_states, own, confidence):
         shares[i] = np.exp(reached[arcs[i].source] - costs[i] - reached[arcs[i].target])
         _errors_after(errors[arcs[i].source], arcs[i].word, own, row)
         errors[arcs[i].target] += shares[i] * row
-    mass = np.zeros((num_states, size))  # posterior of a state standing opposite the first q words
+    mass = np.zeros((num_states, size))  # [s, q]: posterior of the alignment of state s with the first q words
     mass[num_states - 1, size - 1] = 1.0
     confidence[:] = 0.0
     for i in range(len(arcs) - 1, -1, -1):
@@ -167,7 +167,7 @@ def expected_errors(arcs, costs, num_states, own, confidence):
 
 @compiled
 def _errors_after(before, word, own, row):
-    """Fill row [Q + 1]: expected errors against the first q words after an arc, from those before it."""
+    """Fill row [Q + 1]: expected errors against the first q words after an arc; `before` [Q + 1]: before the arc."""
     if word == 0:
         row[:] = before
         return

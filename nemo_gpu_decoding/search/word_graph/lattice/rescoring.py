@@ -1,9 +1,9 @@
-"""Second pass over a lattice: another LM's costs in place of what the LMs of the search have added.
+"""Second-pass rescoring of a lattice: another LM's costs replace the LM costs of the search.
 
-The lattice is composed with the LM on the fly: a node of the result is a node of the lattice and a state of
-the LM. A link that emits words leads to the states that these words lead to; all others leave the state
-as it is. Example: node 5 is reached over "the cat" and "a cat"; with a 2-gram LM it stays one node, as
-both end in the state "cat"; with a 3-gram LM it becomes two.
+The lattice is composed with the LM on the fly. A node of the result is a pair of a node of the lattice and a state of
+the LM. A link with words leads to the LM state after these words; a link without words keeps the state. Example:
+"the cat" and "a cat" lead to node 5. With a 2-gram LM this node stays one node, because both texts end in the state
+"cat". With a 3-gram LM it becomes two nodes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 
 class SecondLM(NamedTuple):
-    """What a lattice was rescored with."""
+    """The LM of a rescored lattice, with its weights."""
 
     lm: PackedLM
-    labels: np.ndarray  # [W] int64, the LM's label of each word of the graph; NO_LABEL for what is no word
+    labels: np.ndarray  # [W] int64, the LM's label of each word of the graph; NO_LABEL: not a word
     weight: float
-    lm_share: float  # what stays of the LM costs of the search
+    lm_share: float  # factor of the LM costs of the search, >= 0
 
     def cost(self, words: np.ndarray, *, final: bool) -> float:
-        """The weighted cost of words [N] int64 of the graph, with that of </s> if `final`."""
+        """The weighted cost of words [N] int64 of the graph, including that of </s> if `final`."""
         arrays, state, total = self.lm.arrays, self.lm.start_state, 0.0
         labels = self.labels[words].tolist()
         if final and self.lm.sentence_end != NO_LABEL:
@@ -44,7 +44,7 @@ class SecondLM(NamedTuple):
 
 
 class _ComposedLM(NamedTuple):
-    """A `SecondLM` as compiled code sees it."""
+    """A `SecondLM` for compiled code."""
 
     arrays: PackedArrays
     labels: np.ndarray
@@ -56,18 +56,18 @@ class _ComposedLM(NamedTuple):
 def rescored_links(
     links: np.ndarray, ends: np.ndarray, num_nodes: int, models: StreamModels, second: SecondLM, reaches_end: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A lattice of N nodes, L links and E ends, composed with an LM.
+    """Compose a lattice of N nodes, L links and E ends with an LM.
 
     Args:
         links: [L] LINK, sorted by target.
         ends: [E] END.
         num_nodes: N.
-        models: of the search.
+        models: models of the search.
         second: the LM.
-        reaches_end: final costs are part of the ends' costs.
+        reaches_end: the costs of the ends include final costs.
 
     Returns:
-        links, sorted by target; ends; the node of the lattice that each new node comes from, ascending.
+        links, sorted by target; ends; the original node of each new node, ascending.
     """
     link_costs, end_costs, contexts = np.zeros(len(links)), np.zeros(len(ends)), np.zeros(num_nodes, np.int64)
     first_lm_costs(links, ends, reaches_end, contexts, models.search, models.lm_scorer, link_costs, end_costs)
@@ -78,7 +78,7 @@ def rescored_links(
     lm = _ComposedLM(second.lm.arrays, second.labels, second.lm.start_state, sentence_end, second.weight)
     begin, states, links = composed_links(num_nodes, links, models.graph.arrays, lm)
     links = links[np.argsort(links["target"], kind="stable")]
-    pairs = np.diff(begin)  # of each node
+    pairs = np.diff(begin)  # number of pairs of each node
     counts = pairs[ends["node"]]
     ends = np.repeat(ends, counts)
     ends["node"] = begin[ends["node"]] + np.arange(len(ends)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -88,11 +88,13 @@ def rescored_links(
 
 @compiled
 def first_lm_costs(links, ends, reaches_end, contexts, search, lm, link_costs, end_costs):
-    """What the graph and the large LM have added to each link and each end, weighted.
+    """Add up the weighted costs of the graph and of the large LM of each link and each end.
 
     Args:
         contexts: [N] int64, filled: the LM context of each node.
         lm: `Composition` of the search, or None.
+        link_costs: [L] float64, filled.
+        end_costs: [E] float64, changed: costs are added if `reaches_end`.
     """
     graph, weights = search.graph, search.weights
     if lm is not None:
@@ -125,21 +127,21 @@ def first_lm_costs(links, ends, reaches_end, contexts, search, lm, link_costs, e
 
 @compiled
 def composed_links(num_nodes, links, graph, lm):
-    """Links between pairs (node, LM state), numbered node by node.
+    """Links between pairs (node, LM state), which are numbered node by node.
 
     Args:
-        links: sorted by target.
+        links: [L] LINK, sorted by target.
         lm: `_ComposedLM`.
 
     Returns:
-        begin [N + 1], where the pairs of each node begin; the LM state of each pair; [M] LINK.
+        begin [N + 1], the first pair of each node; the LM state of each pair; composed links [M] LINK.
     """
     composed = np.empty(2 * len(links) + 64, LINK)
     begin = np.zeros(num_nodes + 1, np.int64)
     states = np.empty(max(1024, 2 * num_nodes), np.int64)
     states[0], begin[1], count, size, i = lm.start, 1, 1, 0, 0
     for node in range(1, num_nodes):
-        pairs: Any = {np.int64(NONE): np.int64(NONE)}  # LM state -> pair, of this node
+        pairs: Any = {np.int64(NONE): np.int64(NONE)}  # LM state -> pair of this node
         while i < len(links) and links[i].target == node:
             for pair in range(begin[links[i].source], begin[links[i].source + 1]):
                 cost, state = 0.0, states[pair]
@@ -167,10 +169,10 @@ def composed_links(num_nodes, links, graph, lm):
 
 @compiled
 def add_end_costs(ends, states, graph, lm):
-    """Add to the cost of each end [E] END, whose node is a pair, what its words and </s> cost.
+    """Add the LM costs of words and of </s> to each end.
 
     Args:
-        ends: changed.
+        ends: [E] END, changed; each node is a pair.
         states: the LM state of each pair.
     """
     for e in range(len(ends)):
@@ -185,12 +187,12 @@ def add_end_costs(ends, states, graph, lm):
 
 @linked
 def _cost_of_label(olabel, state, graph, lm):
-    """The weighted cost of the word or words of an output label, and the LM state after them."""
+    """The weighted LM cost of the words of an output label, and the LM state after them."""
     total, num_words = 0.0, len(lm.labels)
     if olabel != 0:
         for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
             label = lm.labels[word_from_end(olabel, n, graph, num_words)]
-            if label != NO_LABEL:  # of a piece of an unknown word
+            if label != NO_LABEL:  # NO_LABEL: a piece of an unknown word
                 cost, state = lookup(lm.arrays, state, label)
                 total += cost
     return lm.weight * total, state

@@ -1,4 +1,4 @@
-"""Lattices over words: arcs with one word each, and determinised ones, in which no two paths have the same words."""
+"""Word lattices: arcs with at most one word each, and determinised lattices with one path per word sequence."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class WordSequence:
     """A path through a determinised lattice: n words, T frames."""
 
     words: tuple[str, ...]  # [n]
-    graph_cost: float  # with LM and boosting
+    graph_cost: float  # includes LM and boosting
     acoustic_cost: float
-    ilabels: np.ndarray  # [T] int32, the column of the log-probs that the best path with these words reads
+    ilabels: np.ndarray  # [T] int32, columns of the log-probs on the best path with these words
 
     @property
     def cost(self) -> float:
@@ -40,17 +40,17 @@ class WordSequence:
 
 @dataclass(frozen=True, eq=False)
 class WordLattice:
-    """A determinised lattice, Kaldi's compact lattice: one path for each sequence of words. S states, A arcs.
+    """A determinised lattice (Kaldi's compact lattice) of S states and A arcs: one path for each word sequence.
 
-    State 0 is the start, the last one the end; arcs lead to higher states. The words of an arc and the labels that
-    it reads need not end together: an arc reads what all paths with its words so far have in common.
+    State 0 is the start and the last state is the end. Arcs lead to higher states. The labels of an arc need not end
+    where its word ends: they are the further labels that all paths with the same words so far have in common.
     """
 
-    words: tuple[str, ...]  # of the graph
-    state_frames: np.ndarray  # [S] int32, frames read at each state
+    words: tuple[str, ...]  # words of the graph
+    state_frames: np.ndarray  # [S] int32, number of frames read at each state
     arcs: np.ndarray  # [A] WORD_ARC, sorted by source
-    ilabels: np.ndarray  # int32, columns of the log-probs: those of an arc are ilabels[begin:end]
-    beam: float  # every sequence of words that costs at most so much more than the best one is there
+    ilabels: np.ndarray  # int32, columns of the log-probs; an arc reads ilabels[begin:end]
+    beam: float  # natural log; the lattice has every word sequence that costs at most `beam` more than the best
 
     @property
     def num_states(self) -> int:
@@ -62,11 +62,11 @@ class WordLattice:
 
     @property
     def costs(self) -> np.ndarray:
-        """[A] float64, graph and acoustic cost of each arc together."""
+        """Graph cost plus acoustic cost of each arc, [A] float64."""
         return self.arcs["graph_cost"] + self.arcs["acoustic_cost"]
 
     def n_best(self, n: int) -> list[WordSequence]:
-        """The n cheapest sequences of words, best first.
+        """The n cheapest word sequences, best first.
 
         Raises:
             ValueError: n < 1.
@@ -103,7 +103,7 @@ class WordLattice:
         )
 
     def to_kaldi_text(self, key: str = "utterance") -> str:
-        """Kaldi's text form of a compact lattice: words, graph and acoustic costs, columns + 1 as transition ids."""
+        """Kaldi's text format of a compact lattice: words, graph and acoustic costs, columns + 1 as transition ids."""
         lines, last = [key], self.num_states - 1
         for arc in self.arcs:
             labels = "_".join(str(label + 1) for label in self.ilabels[arc["begin"] : arc["end"]].tolist())
@@ -115,23 +115,23 @@ class WordLattice:
         return "\n".join([*lines, "", ""])
 
     def to_openfst_text(self) -> str:
-        """OpenFst's and k2's text form of an acceptor of words: source, target, word, cost; the end last."""
+        """Text format of OpenFst and k2 of a word acceptor: source, target, word, cost; the last line is the end."""
         rows = zip(self.arcs["source"], self.arcs["target"], self.arcs["word"], self.costs, strict=True)
         lines = [f"{source} {target} {word} {cost:.6g}" for source, target, word, cost in rows]
         return "\n".join([*lines, str(self.num_states - 1), ""])
 
 
 def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: WordGraph) -> np.ndarray:
-    """A lattice with at most one word on an arc, [A] ARC sorted by source; states are numbered in topological order.
+    """Arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
 
-    A link with several words becomes several arcs, the first of which has its label and costs; ends are arcs to the
-    last state.
+    A link with several words becomes several arcs. The first of them has the link's label and costs. Ends become
+    arcs to the last state.
 
     Args:
         links: [L] LINK.
         ends: [E] END.
-        frames: [N] frames read at each node.
-        graph: that was searched.
+        frames: [N] number of frames read at each node.
+        graph: graph of the search.
     """
     arrays, num_nodes = graph.arrays, len(frames)
     pairs = np.zeros((len(links) + len(ends), 2), np.int64)  # output labels
@@ -147,9 +147,9 @@ def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: Wo
     for row, text in enumerate(texts):
         table[row, : len(text)] = text
     owner = np.repeat(np.arange(len(pairs)), counts)
-    rank = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a word among its link's
+    rank = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)  # index of a word in its link
     is_first, is_last = rank == 0, rank == counts[owner] - 1
-    # inner states come after those of the frame that their link begins in, and before those of the next one
+    # an inner state comes after the states of the source frame of its link and before those of the next frame
     sources = np.concatenate([links["source"], ends["node"]]).astype(np.int64)
     inner = np.flatnonzero(~is_last)
     when = np.concatenate([2 * frames, 2 * frames[sources[owner[inner]]] + 1])
@@ -173,17 +173,17 @@ def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: Wo
 
 
 def determinized_lattice(arcs: np.ndarray, words: tuple[str, ...], beam: float, max_states: int) -> WordLattice:
-    """The word sequences of a lattice [A] ARC (see `word_arcs`) within a beam, each once with its best path."""
+    """Determinise arcs [A] ARC of `word_arcs`: the best path of each word sequence within a beam (natural log)."""
     num_states = int(arcs["target"].max()) + 1
     graph_costs = np.rint(arcs["graph_cost"] / COST_UNIT).astype(np.int64)
     costs = graph_costs + np.rint(arcs["acoustic_cost"] / COST_UNIT).astype(np.int64)
     begin = np.searchsorted(arcs["source"], np.arange(num_states + 1))
     lattice = CostLattice(arcs, begin, costs, graph_costs, costs_to_end(arcs, num_states, costs))
     rows, first_nodes, *strings, within = determinized(lattice, np.int64(beam / COST_UNIT), max_states)
-    # the first node of a subset comes before those of the subsets that it leads to
+    # topological order: the first node of a subset precedes those of the subsets that it leads to
     states = np.unique(np.append(rows[:, 0], 0))
     states = states[np.argsort(first_nodes[states], kind="stable")]
-    number = np.full(len(first_nodes) + 1, len(states), np.int64)  # -1, the end, becomes the last
+    number = np.full(len(first_nodes) + 1, len(states), np.int64)  # -1 (the end) becomes the last state
     number[states] = np.arange(len(states))
     found = np.zeros(len(rows), WORD_ARC)
     found["source"], found["target"], found["word"] = number[rows[:, 0]], number[rows[:, 1]], rows[:, 2]
@@ -196,7 +196,7 @@ def determinized_lattice(arcs: np.ndarray, words: tuple[str, ...], beam: float, 
     order = np.lexsort((found["word"], found["source"]))
     found = found[order]
     frames = np.zeros(len(states) + 1, np.int32)
-    for arc, length in zip(found, lengths[order], strict=True):  # all arcs into a state have read as much
+    for arc, length in zip(found, lengths[order], strict=True):  # all paths to a state read the same number of frames
         frames[arc["target"]] = frames[arc["source"]] + length
     ilabels = np.concatenate([np.zeros(0, np.int32), *spans])
     return WordLattice(words, frames, found, ilabels, float(within * COST_UNIT))
