@@ -1,1 +1,1 @@
-"""The large LM of paged_biglm: both LMs and their difference, LM contexts of tokens, and composition "let"."""
+"""The large LM of paged_biglm: LM score differences, LM contexts of tokens, compositions "lazy" and "let"."""

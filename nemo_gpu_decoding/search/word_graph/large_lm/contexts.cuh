@@ -1,13 +1,13 @@
 // Epsilon closure with composition: tokens, in their own state or after a closure arc, form LM
-// contexts, and these form groups.
+// contexts, and contexts form groups.
 //
-// An item of work is a token in its own state, or with one closure arc.
+// A work item is a token in its own state or after one closure arc.
 #pragma once
 
 #include "search/word_graph/arc_ranges.cuh"
 #include "search/word_graph/large_lm/workspace.cuh"
 
-// Sorting many short lists of contexts at once: a warp for each, or all threads for a long one.
+// Sort many short lists of contexts at once: a warp sorts a short list, the block sorts a long one.
 constexpr int SORTED_BY_WARP = 64;  // items; a longer list is sorted by the block
 
 struct WarpTeam {
@@ -22,8 +22,8 @@ struct BlockTeam {
   static void synchronize() { __syncthreads(); }
 };
 
-// Sort items[0 .. count), global or shared, in place: the network of block_sort in common.cuh. All
-// threads of the team call it after a barrier of the team; ends with one.
+// Sort items[0 .. count), in global or shared memory, in place, by the network of block_sort in common.cuh.
+// Call with all threads of the team after a barrier of the team; ends with one.
 template <class Team, class T, class Before>
 inline void team_sort(T* items, int count, Before before) {
   for (int size = 2; size / 2 < count; size *= 2) {
@@ -40,7 +40,8 @@ inline void team_sort(T* items, int count, Before before) {
   }
 }
 
-// Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded.
+// Whether an arc of a state may stay below the cutoff. Most groups have no such arc. Large states are always
+// expanded.
 inline bool may_expand(const Row& row, const GraphState& source, float cost, const LmWorkspace& work) {
   bool may = source.arc_end - source.arc_begin > SMALL_STATE;
   for (int a = source.arc_begin; !may && a < source.arc_end; a++) {
@@ -51,7 +52,8 @@ inline bool may_expand(const Row& row, const GraphState& source, float cost, con
   return may;
 }
 
-// Token i in its own state (e: NONE) or after closure arc e. False if no candidate can come of it.
+// The group token of token i in its own state (e: NONE) or after closure arc e. False if none of its candidates
+// can stay below the cutoff.
 inline bool join(const Row& row, int i, int e, float least, const LmWorkspace& work, GroupToken& joined) {
   const Search& search = work.search;
   const Token token = work.current[i];
@@ -76,7 +78,7 @@ inline bool join(const Row& row, int i, int e, float least, const LmWorkspace& w
   return may_expand(row, work.graph.states[target], cost, work);
 }
 
-// List all group tokens. False if they are beyond the capacity. Call with all threads after a barrier;
+// List all group tokens. False if they exceed the capacity. Call with all threads after a barrier;
 // ends with one.
 inline bool list_group_tokens(const Row& row, int count, float least, const LmWorkspace& work) {
   const Graph& graph = work.graph;
@@ -110,14 +112,14 @@ inline int last_label(const GroupToken& token, const Workspace& work) {
   return label_of(work.current[token.source].key);
 }
 
-// An order of the tokens of a context: cost, key of the source, closure arc.
+// Order of the tokens of a context: by cost, then key of the source, then closure arc.
 inline bool is_before(const GroupToken& a, const GroupToken& b, const Workspace& work) {
   if (a.cost != b.cost) return a.cost < b.cost;
   const Key key = work.current[a.source].key, other = work.current[b.source].key;
   return key != other ? key < other : a.epsilon < b.epsilon;
 }
 
-// Put group token m where *best is if that is NONE or worse. Any thread, at the same time as others.
+// Set *best to group token m if *best is NONE or worse. Atomic: threads may call it at the same time.
 inline void compete(int m, int* best, const LmWorkspace& work) {
   int old = __ldcg(best);
   while (old == NONE || is_before(work.buffers->group_tokens[m], work.buffers->group_tokens[old], work)) {
@@ -127,8 +129,8 @@ inline void compete(int m, int* best, const LmWorkspace& work) {
   }
 }
 
-// Find the contexts of all group tokens, and the best token of each. Call with all threads after a
-// barrier; for the second best a barrier must follow.
+// Find the contexts of all group tokens, and the best token of each context. Call with all threads after a
+// barrier; a barrier must follow before a thread reads the second best tokens.
 inline void find_contexts(const LmWorkspace& work) {
   LmCounters& lm_counters = *work.lm_counters;
   GroupToken* group_tokens = work.buffers->group_tokens;
@@ -204,7 +206,7 @@ inline void find_groups(const LmBuffers& buffers, LmCounters& lm_counters) {
   __syncthreads();
 }
 
-// List the contexts of each group together. Call with all threads after a barrier; one must follow.
+// List the contexts group by group in `order`. Call with all threads after a barrier; one must follow.
 inline void list_contexts(const LmBuffers& buffers, const LmCounters& lm_counters, int* scratch) {
   const int num_groups = lm_counters.num_groups, count = lm_counters.num_contexts;
   int begin = 0;
@@ -228,7 +230,7 @@ inline void list_contexts(const LmBuffers& buffers, const LmCounters& lm_counter
   }
 }
 
-// Free the slots, for the next frame. Call with all threads.
+// Free the slots of the hash tables for the next frame. Call with all threads.
 inline void free_slots(const LmBuffers& buffers, const LmCounters& lm_counters) {
   for (int h = thread(); h < lm_counters.num_contexts; h += threads()) {
     const LmContext& context = buffers.contexts[h];
@@ -237,8 +239,8 @@ inline void free_slots(const LmBuffers& buffers, const LmCounters& lm_counters) 
   }
 }
 
-// Groups, contexts and group tokens of all tokens. False if they are beyond the capacity. Call with all
-// threads after a barrier; for the order of contexts one must follow.
+// Find groups, contexts and group tokens of all tokens. False if they exceed the capacity. Call with all
+// threads after a barrier; a barrier must follow before a thread reads the order of contexts.
 __noinline__ bool epsilon_closure(Row row, int count, float least, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
   if (!list_group_tokens(row, count, least, work)) return false;
@@ -249,7 +251,7 @@ __noinline__ bool epsilon_closure(Row row, int count, float least, const LmWorks
   return true;
 }
 
-// Sort the contexts of groups that are expanded, cheapest first. Call with all threads after a barrier;
+// Sort the contexts of the groups under expansion, cheapest first. Call with all threads after a barrier;
 // ends with one.
 __noinline__ void sort_contexts(const LmBuffers* buffers, LmCounters* shared_counters) {
   LmCounters& lm_counters = *shared_counters;

@@ -1,26 +1,26 @@
 """Steps 2 and 3 of a frame (`frame.py`) with a large LM, composition "lazy": token groups and LM contexts.
 
-2. Tokens in one graph state and boosting state form a token group [LET]; tokens of a group with one LM
-   context form one of its contexts. A closure arc with a word changes the LM context, but the LMs are not
-   queried for it yet. Example: three tokens in graph state 7 after "a b", "a c" (just read) and "a c" (with
-   a blank since) are one group with two contexts, the second with two tokens.
-3. The search looks at the arcs of each group's state once, at the cost of the best context. All contexts
-   below the cutoff take arcs without a word at once. For the other arcs and contexts that are below the
-   cutoff by the small LM's cost, the search then queries the LMs, and takes the arcs at the true cost.
+2. Tokens in one graph state and boosting state form a token group [LET]. Tokens of a group with one LM
+   context form one context of the group. A closure arc with a word changes the LM context, but the search
+   defers the LM query for that word. Example: three tokens in graph state 7 after "a b", "a c" (just read)
+   and "a c" (with a blank since) are one group with two contexts, the second with two tokens.
+3. The search visits the arcs of each group's state once, at the cost of the best context. All contexts
+   below the cutoff take arcs without a word at once. Then the search queries the LMs for the other arcs and
+   contexts that are below the cutoff by the small LM's cost. It takes these arcs at the true cost.
 
-So a word is pruned twice: by the small LM's cost before the query, by the large LM's after it. There are
-two cutoffs: the epsilon closure uses the tightened one; LM queries use the one after all arcs without
-queries were taken. An arc and a context need the LMs if the arc has a word, or if the context has a word
-without a query yet. They query the LMs if and only if their cost by the small LM, boosting included, is
-at most that cutoff. So the order of tokens, groups and arcs does not matter for tokens, their costs to the
-bit, queries and groups. It does matter for arc visits, expanded contexts and cache hits.
+So a word is pruned twice: by the small LM's cost before the query, by the large LM's cost after it. There
+are two cutoffs. The epsilon closure uses the tightened one. LM queries use the cutoff after all arcs that
+need no query. An arc and a context need a query if the arc has a word, or if the context has a word without
+a query yet. They query the LMs if and only if their cost by the small LM, boosting included, is at most
+that cutoff. So tokens, their costs to the bit, queries and groups do not depend on the order of tokens,
+groups and arcs. The counts of arc visits, expanded contexts and cache hits do.
 
-Token groups, the finite heap of a group (`group_size`), one look at the arcs of a group and pruning by buckets
-are those of [LET]. Unlike there, every token keeps its LM context in every frame; composition "let" (`let.py`)
-has groups without contexts.
+Token groups, the finite heap of a group (`group_size`), one visit of the arcs of a group and pruning by buckets
+come from [LET]. In [LET], a group has no contexts until it needs them, as with composition "let" (`let.py`).
+Here every token has its LM context in every frame.
 
-The groups are in `work.lm.groups`, their LM contexts in `work.lm.contexts`. The contexts of a group are a linked
-list.
+The groups are in `work.lm.groups`, their LM contexts in `work.lm.contexts`. The contexts of a group form a
+linked list.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from nemo_gpu_decoding.search.word_graph.token_groups import (
 LM_CONTEXT = np.dtype(
     [
         KEY,  # of the group
-        LM,  # before `olabel`
-        ("lm_after", np.int64),  # after it, once the LMs were queried
-        *GROUP_FIELDS,  # costs are by the small LM
-        ("olabel", np.int32),  # of the closure arc on the way here, or 0
+        LM,  # LM context before `olabel`
+        ("lm_after", np.int64),  # LM context after `olabel`, valid once `difference` is known
+        *GROUP_FIELDS,  # costs by the small LM
+        ("olabel", np.int32),  # output label of the closure arc to the group's state, or 0
         ("difference", np.float32),  # LM score difference of `olabel`, weighted; NaN: not queried yet
         ("group", np.int32),
-        ("next", np.int32),  # context of the group, or NONE
+        ("next", np.int32),  # next context of the group, or NONE
     ],
     align=True,
 )
@@ -60,16 +60,16 @@ LM_GROUP = np.dtype(
     [
         KEY,
         ("cost", np.float32),  # of its best context
-        ("newest", np.int32),  # of its LM_CONTEXTs
-        ("count", np.int32),  # of these
-        ("ordered", np.int32),  # where they stand in `order`, cheapest first; NONE: not sorted yet
-        ("queries", np.bool_),  # a context has a word for which the LMs were not queried
+        ("newest", np.int32),  # its newest LM_CONTEXT
+        ("count", np.int32),  # number of its contexts
+        ("ordered", np.int32),  # index in `order` of its contexts, cheapest first; NONE: not sorted yet
+        ("queries", np.bool_),  # whether a context has a word that needs an LM query
     ],
     align=True,
 )
-# A context in its group's list of them
+# An entry of a group's sorted list of contexts
 ORDERED = np.dtype([("cost", np.float32), ("context", np.int32)])
-# An arc that LM contexts of a group take once the LMs have answered: a deferred LM query
+# A deferred LM query: an arc that contexts of a group take after the LMs were queried
 GROUP_ARC = np.dtype([("group", np.int32), ("arc", np.int32)])
 LM_FRAME_STATE = np.dtype(
     [
@@ -78,7 +78,7 @@ LM_FRAME_STATE = np.dtype(
         ("deferred", np.int64),
         ("ordered", np.int64),  # entries of `order` in use
         ("context_mask", np.int64),
-        *((f"tight_{name}", np.int32) for name in keys.Origin._fields),  # of what has tightened the cutoff
+        *((f"tight_{name}", np.int32) for name in keys.Origin._fields),  # origin of the tightening candidate
         *(work for work in WORK_FIELDS if work not in FRAME_FIELDS),
     ],
     align=True,
@@ -86,7 +86,7 @@ LM_FRAME_STATE = np.dtype(
 
 
 class LmWorkspace(NamedTuple):
-    """What the workspace has besides, with a large LM."""
+    """Buffers of the workspace for composition "lazy"."""
 
     groups: np.ndarray  # [entries] LM_GROUP
     contexts: np.ndarray  # [entries] LM_CONTEXT
@@ -107,7 +107,7 @@ def begin_frame(work):
 
 @linked
 def count_work(counters, frame):
-    """Add to a stream's counters what a frame took."""
+    """Add the work of a frame to the counters of a stream."""
     counters.look_ups += frame.look_ups
     counters.query_hits += frame.query_hits
     counters.arc_visits += frame.arc_visits
@@ -120,10 +120,11 @@ def count_work(counters, frame):
 
 @linked
 def tighten_cutoff(row, state, search, lm, work):
-    """Take the best token's arc that looks best, if by the small LM it costs less than all candidates.
+    """Take the best token's best arc by the small LM, if it costs less than all candidates so far.
 
-    Of equal ones, the first by closure arc and arc. The LMs are queried for it, so that it lowers the
-    cutoff by its true cost; as it is taken at once, there is a token below that cutoff.
+    Ties go to the first closure arc, then to the first arc. The search queries the LMs for this arc, so that
+    the arc lowers the cutoff by its true cost. The search also offers the candidate at once, so that a token
+    is below the new cutoff.
     """
     best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, lm, work)
     if last_arc == keys.NONE:
@@ -146,7 +147,7 @@ def tighten_cutoff(row, state, search, lm, work):
 
 @linked
 def join(key, olabel, cost, origin, search, lm, work):
-    """Put a token into its LM context of a group; `olabel` is that of the closure arc, or 0."""
+    """Add a token to its LM context of a group; `olabel` is the output label of the closure arc, or 0."""
     frame, contexts = work.frame[0], work.lm.contexts
     context = work.current[origin.source].lm
     slot = find_context_slot(key, context, olabel, work)
@@ -171,7 +172,7 @@ def join(key, olabel, cost, origin, search, lm, work):
 
 @linked
 def group_of(context, work):
-    """The group of a new LM context, which may be new as well."""
+    """The number of the group of a new LM context; adds the group if there is none."""
     slots = work.group_slots
     slot = candidates.find_slot(context.key, 0, _group_table(work), None)
     if slots[slot].stamp != work.stamps[1]:
@@ -181,7 +182,7 @@ def group_of(context, work):
 
 @linked
 def new_group(context, work):
-    """A group without contexts. There is capacity, as there are no more groups than contexts."""
+    """Add a group without contexts. The capacity suffices, because there are at most as many groups as contexts."""
     g = np.int32(work.frame[0].groups)
     work.frame[0].groups += 1
     group = work.lm.groups[g]
@@ -192,7 +193,7 @@ def new_group(context, work):
 
 @linked
 def add_context(c, g, work):
-    """Put LM context c, the newest one, into group g."""
+    """Add LM context c, the newest one, to group g."""
     frame, context, group = work.frame[0], work.lm.contexts[c], work.lm.groups[g]
     context.group, context.next = g, group.newest
     group.newest = c
@@ -206,7 +207,7 @@ def add_context(c, g, work):
 
 @linked
 def find_context_slot(key, context, olabel, work):
-    """The slot of an LM context of a group: its own, or the void one in which it would go."""
+    """The slot of an LM context of a group, or the free slot for it if it has none."""
     slots, entries, stamp = work.lm.context_slots, work.lm.contexts, work.stamps[2]
     mask = np.uint64(work.frame[0].context_mask)
     at = ((keys.hash_of(key, context) + np.uint64(olabel) * keys.OTHER_HASH) >> keys.SLOT_SHIFT) & mask
@@ -226,7 +227,7 @@ def _group_table(work):
 
 @linked
 def _widen_tables(work):
-    """Double the parts in use of the hash tables of groups and of LM contexts."""
+    """Double the used sizes of the hash tables of groups and of LM contexts."""
     frame = work.frame[0]
     frame.group_mask = frame.context_mask = 2 * frame.context_mask + 1
     work.stamps[1] += 1
@@ -243,7 +244,7 @@ def _widen_tables(work):
 
 @linked
 def expand_arc(a, g, acoustic_cost, state, search, lm, work):
-    """An arc that survives at the cost of a group's best context; put off where it needs the LMs."""
+    """Expand an arc that is below the cutoff for a group's best context; defer it if it needs the LMs."""
     arc, group, frame = search.graph.arcs[a], work.lm.groups[g], work.frame[0]
     if group.ordered == keys.NONE:
         _order(group, lm, work)
@@ -260,7 +261,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
 
 @linked
 def _order(group, lm, work):
-    """List the group's contexts, cheapest first, no more than `group_size`."""
+    """List the contexts of a group in `order`, cheapest first, at most `group_size` of them."""
     frame, order, contexts = work.frame[0], work.lm.order, work.lm.contexts
     group.ordered = frame.ordered
     frame.ordered += group.count
@@ -296,7 +297,7 @@ def _sort(group, order, contexts):
 
 @linked
 def _is_cheaper(cost, c, ordered, contexts):
-    """Whether context c with this cost comes before another one: by cost, LM context, output label."""
+    """Whether context c with this cost precedes another one, by cost, then LM context, then output label."""
     if cost != ordered.cost:
         return cost < ordered.cost
     context, other = contexts[c], contexts[ordered.context]
@@ -307,7 +308,7 @@ def _is_cheaper(cost, c, ordered, contexts):
 
 @linked
 def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
-    """An arc without a word, for all contexts of a group that have no word to query."""
+    """Take an arc without a word, for all contexts of a group that need no LM query."""
     arc, none = search.graph.arcs[a], np.float32(0.0)
     arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, group.key & 0xFFFF, search)
     for n in range(group.ordered, group.ordered + group.count):
@@ -321,10 +322,10 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
 
 @linked
 def expand_deferred(row, state, search, lm, work):
-    """The arcs that query the LMs, for all contexts that are within the beam before the query.
+    """Take the arcs that need LM queries, for all contexts that are below the cutoff before the query.
 
-    The cutoff for that is the one that all other candidates have left; what the answers say comes after.
-    So it does not matter in which order queries are made.
+    The cutoff is the one after all candidates without queries. It stays fixed while the search queries the LMs,
+    so that the set of queries does not depend on their order.
     """
     frame, arcs = work.frame[0], search.graph.arcs
     cutoff = frame.cutoff
@@ -339,7 +340,7 @@ def expand_deferred(row, state, search, lm, work):
 
 @linked
 def expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
-    """One arc: for all contexts if it has a word, or else for those with a word to be queried."""
+    """Take one arc: for all contexts if it has a word, else for the contexts that need an LM query."""
     search, lm = models
     arc, bonus, boost = search.graph.arcs[a], np.float32(0.0), group.key & 0xFFFF
     if arc.olabel != 0 and search.weights.boosts:

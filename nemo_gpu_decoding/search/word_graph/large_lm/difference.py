@@ -1,15 +1,15 @@
-"""Large minus small LM as one automaton: one look-up and one state where there would be two.
+"""Difference automaton of the large and the small LM: one state and one look-up in place of two.
 
-That works if all n-grams of the small LM are in the large one (it was pruned from it, say). Then the
-small LM's state is a function of the large one's: the longest suffix of its context that the small LM
-knows. And a word without an arc in a large state has none in the small state either, unless that is a
-shorter context, so that both back off together:
+The large LM must contain all n-grams of the small LM, for example because the small LM was pruned from it.
+Then a state h of the large LM determines the small LM's state s(h): the longest suffix of its context that
+the small LM knows. If h has no arc for a word, s(h) has none either, unless s(h) has a shorter context. So
+both LMs back off together:
 
-    arc w of h           cost_large(w | h) - cost_small(w | small state of h)
-    back-off of h        B_large(h) - B_small(its small state)    if that backs off, too
-                         B_large(h)                               if the shorter context has the same
+    arc w of h           cost_large(w | h) - cost_small(w | s(h))
+    back-off of h        B_large(h) - B_small(s(h))    if s(h) backs off, too
+                         B_large(h)                    if the back-off state of h has the same small state
 
-The states and arcs are the large LM's own; only the costs are new, float32.
+The automaton has the states and arcs of the large LM. Only the costs differ; they are float32.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ from nemo_gpu_decoding.lm.packed import (
     write_bits,
 )
 
-_CHUNK = 1 << 20  # arcs at a time
+_CHUNK = 1 << 20  # arcs that are packed at a time
 
 
 def difference_of(large: PackedLM, small: PackedLM) -> PackedLM | None:
-    """The automaton of the differences of cost, or None if the small LM is no part of the large one.
+    """Subtract the small LM's costs from the large LM's.
 
-    Words of the large LM that the small one does not list are its <unk>.
+    The small LM scores words that it does not list as <unk>.
+
+    Returns:
+        the difference automaton, or None if the small LM is no subset of the large LM, or an LM has no </s>.
     """
     if NO_LABEL in (large.sentence_end, small.sentence_end):
         return None
@@ -69,7 +72,7 @@ def difference_of(large: PackedLM, small: PackedLM) -> PackedLM | None:
 
 @compiled
 def _next_small(small, state, label):
-    """The small LM's state after a label; the root after one that it does not know at all."""
+    """The small LM's state after a label; the root after NO_LABEL, a word that the small LM cannot score."""
     if label == NO_LABEL:
         return np.int64(ROOT)
     _, target = lookup(small, state, label)
@@ -78,7 +81,11 @@ def _next_small(small, state, label):
 
 @compiled
 def _follow(large, small, labels, small_states):
-    """Find the small state of every large one; False if paths to a state disagree about it."""
+    """Fill `small_states` [states of the large LM] with the small LM's state of each large state.
+
+    Returns:
+        False if paths to a state give it two small states, or if no path leads to a state.
+    """
     small_states[ROOT] = ROOT
     pending, count = np.empty(len(small_states), np.int64), 1
     pending[0] = ROOT
@@ -102,7 +109,7 @@ def _follow(large, small, labels, small_states):
 
 @compiled
 def _subtract_backoffs(large, small, large_labels, small_states, states):
-    """Fill states["backoff_cost"]; False where LMs do not back off together."""
+    """Subtract the small LM's back-off costs in `states`; returns False if the LMs do not back off together."""
     for state in range(1, len(small_states)):
         own = small_states[state]
         shorter = small_states[np.int64(large.states[state].backoff_to)]
@@ -120,7 +127,12 @@ def _subtract_backoffs(large, small, large_labels, small_states, states):
 
 @compiled
 def _subtract_arcs(large, small, labels, small_states, first, values):
-    """The arcs from `first` on with differences of cost, as bits; small_states: of their sources."""
+    """Pack the arcs from `first` on, with the differences as costs.
+
+    Args:
+        small_states: [n] int64, the small LM's state of the source of each arc.
+        values: [n] uint64, output; an arc's target in the low `target_bits`, its float32 cost above them.
+    """
     buffer = np.empty(1, np.float32)
     as_bits = buffer.view(np.uint32)
     for n in range(len(values)):

@@ -1,10 +1,10 @@
-// One frame of the search with a large LM, composition "lazy". Counterpart of frame.py where there is an LM.
+// One frame of the search with a large LM, composition "lazy". Counterpart of frame.py with an LM.
 #pragma once
 
 #include "search/word_graph/large_lm/queries.cuh"
 #include "search/word_graph/large_lm/tighten_cutoff.cuh"
 
-// Nothing is known of the next frame. Call with all threads after a barrier; ends with one.
+// Reset the tokens and counters of the next frame. Call with all threads after a barrier; ends with one.
 inline void begin_frame(LmWorkspace& work) {
   work.next_tokens.clear();
   __syncthreads();
@@ -26,7 +26,7 @@ __noinline__ bool list_labels(Row row, int columns, LmWorkspace* shared) {
   return choose_labels(row, columns, *shared);
 }
 
-// All emitting arcs. Call with all threads after a barrier; ends with one.
+// Expand all emitting arcs. Call with all threads after a barrier; ends with one.
 inline int expand_arcs(const Row& row, int count, LmWorkspace& work) {
   const float least = least_acoustic_cost(row, work);
   if (!epsilon_closure(row, count, least, work.shared)) return GROUPS_FULL;
@@ -37,7 +37,7 @@ inline int expand_arcs(const Row& row, int count, LmWorkspace& work) {
   return DONE;
 }
 
-// All candidates that stay below the cutoff, as far as there is capacity for their keys. Call with all
+// Offer and recombine all candidates below the cutoff, up to the capacity for their keys. Call with all
 // threads after a barrier.
 inline int expand(const Row& row, int columns, int count, LmWorkspace& work) {
   begin_frame(work);
@@ -59,7 +59,8 @@ inline int expand(const Row& row, int columns, int count, LmWorkspace& work) {
   return work.next_tokens.size() > 0 ? DONE : NO_TOKEN;
 }
 
-// The candidates, or the cheapest if they are too many. Call with all threads after a barrier.
+// Expand a frame. If the keys exceed the capacity, bisect for the rank up to which the cheapest candidates fit.
+// Call with all threads after a barrier.
 inline int bisect_last_rank(
   const Row& row, int columns, int count, RankLimits& limits, bool& overflowed, LmWorkspace& work
 ) {
@@ -77,7 +78,7 @@ inline int bisect_last_rank(
       continue;
     }
     if (kept == BELOW_CUTOFF && !full) {
-      work.last_rank = ANY_RANK;  // nothing was left out
+      work.last_rank = ANY_RANK;  // no candidate was left out
       return DONE;
     }
     const bool half_used = 2 * work.next_tokens.size() >= work.next_tokens.capacity;
@@ -96,7 +97,7 @@ inline int bisect_last_rank(
   }
 }
 
-// The same, with little in registers until the frame is expanded.
+// bisect_last_rank, with `now` in shared memory during the expansion to save registers.
 inline int expand_or_bisect(
   const Row& row, int columns, StreamCounters& now, LmShared& shared, LmWorkspace& work
 ) {

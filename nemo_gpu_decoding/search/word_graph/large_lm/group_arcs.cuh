@@ -1,13 +1,14 @@
-// Group arcs: each group looks at the arcs of its state once, at the cost of its best context; then all
-// contexts that stay below the cutoff are expanded by those that need no LM.
+// Group arcs: each group visits the arcs of its state once, at the cost of its best context. Then arcs
+// without LM queries expand all contexts below the cutoff.
 //
-// The cutoff does not sink while group arcs are listed, so that what they are depends on no order.
+// The cutoff stays fixed while threads list group arcs, so that the set of group arcs does not depend on
+// their order.
 #pragma once
 
 #include "search/word_graph/arc_ranges.cuh"
 #include "search/word_graph/large_lm/contexts.cuh"
 
-// Whether an arc may lead to something.
+// Whether an arc is not above the cutoff for the best context of its group.
 inline bool survives(const Row& row, const ArcRange& range, const LmWorkspace& work) {
   const GraphArc& arc = work.graph.arcs[range.arc];
   const float acoustic_cost = cost_of(row[arc.ilabel], work.search);
@@ -15,7 +16,7 @@ inline bool survives(const Row& row, const ArcRange& range, const LmWorkspace& w
   return least_total(group_cost, arc.cost, acoustic_cost, work.search) <= work.cutoff();
 }
 
-// List the arcs of all groups. False if they are beyond the capacity. Call with all threads after a
+// List the group arcs of all groups. False if they exceed the capacity. Call with all threads after a
 // barrier; ends with one.
 __noinline__ bool list_group_arcs(Row row, float least, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
@@ -50,15 +51,15 @@ __noinline__ bool list_group_arcs(Row row, float least, const LmWorkspace* share
   return lm_counters.num_group_arcs <= work.buffers->capacity.group_arcs;
 }
 
-// An arc by which contexts of a group may be expanded.
+// An arc that contexts of a group may take.
 struct Step {
   GraphArc arc;
   float acoustic_cost;
   float bonus;
-  int64 key;  // of the token to which it leads, but for its context
+  int64 key;  // of the token after the arc, without its LM context
 };
 
-// An arc after a group with this key.
+// The step by arc `number` from a group with this key.
 inline Step step_of(const Row& row, int number, int64 key_before, const LmWorkspace& work) {
   const Search& search = work.search;
   const GraphArc arc = work.graph.arcs[number];
@@ -68,13 +69,13 @@ inline Step step_of(const Row& row, int number, int64 key_before, const LmWorksp
   return {arc, cost_of(row[arc.ilabel], search), boosting.bonus, key};
 }
 
-// Cost after an arc by the small LM.
+// Cost after an arc, by the small LM.
 inline float total_of(float cost, const Step& step, const Search& search) {
   return cost + search.lm_weight * step.arc.cost - step.bonus + step.acoustic_cost;
 }
 
-// How many contexts of its group, from the cheapest on, are not above the cutoff after group arc v.
-// `needs_lm`: only if some of them have to query the LMs; else only if the arc has no word.
+// The number of contexts of its group, from the cheapest on, that are not above the cutoff after group arc v.
+// 0 with `needs_lm` if no context needs an LM query, and 0 without `needs_lm` if the arc has a word.
 __noinline__ int num_within_cutoff(Row row, int v, bool needs_lm, float cutoff, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
   if (v >= work.lm_counters->num_group_arcs) return 0;
@@ -97,8 +98,8 @@ inline bool is_closed(const Step& step, const GroupToken& token, const Workspace
   return work.search.topology == NORMAL && step.arc.ilabel + 1 == last_label(token, work);
 }
 
-// The token of a context that is expanded by an arc, or NONE: the best one to which it is open. For
-// lattices all of them are, and this is the first; see next_token_of.
+// The token of a context that takes an arc, or NONE: the best token that the arc is not closed to. For
+// lattices all tokens take the arc, and this is the first one; see next_token_of.
 inline int first_token_of(const Step& step, int h, const LmWorkspace& work) {
   const LmContext& context = work.buffers->contexts[h];
   if (KEEPS_LINKS) return context.newest;
@@ -109,8 +110,8 @@ inline int next_token_of(int m, const LmWorkspace& work) {
   return KEEPS_LINKS && m != NONE ? work.buffers->group_tokens[m].next : NONE;
 }
 
-// The candidate of a token by an arc, the LM score difference included. False if the arc is closed to
-// it, or if the candidate has tightened the cutoff already: a lattice has it once.
+// The candidate of a token by an arc, with the LM score difference. False if the arc is closed to the
+// token, or if the candidate has tightened the cutoff already: a lattice must have it only once.
 inline bool candidate_of(
   const Step& step, int arc, int m, int64 lm, float difference, const LmWorkspace& work,
   Candidate& candidate
@@ -131,13 +132,13 @@ inline int context_at(const GroupArc& group_arc, int index, const LmWorkspace& w
   return (int)(uint32)work.buffers->order[work.buffers->groups[group_arc.group].begin + index];
 }
 
-// Reserve the first candidate of each thread that offer_all offers; for lattices it does so itself.
-// Call with all threads.
+// Reserve capacity for the first candidate of each thread in offer_all. For lattices offer_all reserves
+// it. Call with all threads.
 inline void reserve_for_first(LmWorkspace& work) {
   if (!KEEPS_LINKS) reserve_after_barrier(1, work);
 }
 
-// Offer the candidate of token m, and for lattices those of the tokens after it. Call with all threads.
+// Offer the candidate of token m, and for lattices also of all tokens after it. Call with all threads.
 inline void offer_all(const Step& step, int arc, int m, int64 lm, float difference, LmWorkspace& work) {
   do {
     if (KEEPS_LINKS) reserve_after_barrier(1, work);
@@ -148,8 +149,8 @@ inline void offer_all(const Step& step, int arc, int m, int64 lm, float differen
   } while (KEEPS_LINKS && __syncthreads_or(m != NONE));
 }
 
-// Arcs without a word, for all contexts without a pending one. Call with all threads after a barrier;
-// ends with one. The cutoff is what all candidates that need no LM leave, then.
+// Take arcs without a word, for all contexts without a pending word. Afterwards the cutoff is the one after
+// all candidates without LM queries. Call with all threads after a barrier; ends with one.
 inline void expand_without_lm(const Row& row, LmWorkspace& work) {
   const int num_group_arcs = work.lm_counters->num_group_arcs;
   for (int first = 0; first < num_group_arcs; first += threads()) {

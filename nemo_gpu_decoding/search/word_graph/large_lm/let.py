@@ -1,21 +1,21 @@
-"""One frame with `composition: let`: the search of the small LM's graph, on token groups [LET, III].
+"""One frame with `composition: let`: beam search of the small LM's graph on token groups [LET, III].
 
 A token of this search is a token group of [LET]: all tokens in one graph state, boosting state and last
-label, with the cost of the best one. The steps of a frame, the bounds and pruning are those of `frame.py`
+label, with the cost of the best one. The steps of a frame, the bounds and the pruning are as in `frame.py`
 without a large LM; `max_active` counts groups. In place of back-pointers, the search keeps links to the nodes
-of former groups (`let_nodes.py`). Blanks, repeats and arcs without a word only link group to group. Where a
-word is emitted, the search fills the group before it with its LM contexts and queries the LMs for each. So
-the group after the word has the cost of its best context by the large LM.
+of earlier groups (`let_nodes.py`). Blanks, repeats and arcs without a word only link group to group. For an
+arc with a word, the search fills the group before the arc with its LM contexts and queries the LMs for each.
+So the group after the word has the cost of its best context by the large LM.
 
-As with "lazy", arcs with words (and those behind closure arcs with words) come last. They query the LMs if
-and only if their cost by the small LM is not above the cutoff after all other arcs. So the order of work does
-not matter. Contexts of one group share the bound of the cheapest arc behind closure arcs with words, so that
-within a narrow beam a few more hypotheses survive than with "lazy".
+As with "lazy", arcs with words and arcs behind closure arcs with words come last. They query the LMs if
+and only if their cost by the small LM is at most the cutoff after all other arcs. So the results do not
+depend on the order of work. The contexts of one group share the bound of the cheapest arc behind closure arcs
+with words. So with a narrow beam a few more hypotheses survive than with "lazy".
 
-Differences from [LET]: an arc into an expanded group does not expand the group that it comes from. A node
-has links of both kinds, and the nodes before it are expanded with it. A long silence is one node, because a
-blank that is the only way to a token makes no node; in noise without words, all nodes are expanded now and
-then, so that memory stays bounded.
+Differences from [LET]: an arc into an expanded group does not expand the arc's source group. A node has links
+of both kinds, and its expansion expands the nodes before it. A blank that is the only way to a token makes no
+node, so that a long silence is one node. In noise without words, the search expands all nodes every
+EXPANSION_INTERVAL frames, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
 from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, expand, has_room, new_node
 from nemo_gpu_decoding.search.word_graph.prune import choose_tokens
 
-EXPANSION_INTERVAL = 256  # frames
+EXPANSION_INTERVAL = 256  # frames between two expansions of all nodes
 
 
 class LetWorkspace(NamedTuple):
-    """What the workspace has besides, with `composition: let`."""
+    """Buffers of the workspace for composition "let"."""
 
-    deferred: np.ndarray  # [entries] GROUP_ARC; arcs that query the LMs
+    deferred: np.ndarray  # [entries] GROUP_ARC, arcs that need LM queries
     cache: np.ndarray  # [power of 2] CACHED_SCORE
-    stack: np.ndarray  # [entries] int32, nodes that are being expanded
+    stack: np.ndarray  # [entries] int32, nodes under expansion
     context_slots: np.ndarray  # [power of 2] SLOT, of the contexts of a node
 
 
 @no_refcount
 def advance(log_probs, begin, end, state, search, lm, work):
-    """As `frame.advance`; ARENA_FULL: call `let_stream.collected`, and go on there."""
+    """As `frame.advance`. At ARENA_FULL, the caller calls `let_stream.collected` and goes on at the same frame."""
     for t in range(begin, end):
         status, tokens = keys.DONE, state.counters[0].tokens
         if not has_room(4 * tokens, 4 * tokens, 4 * tokens, state):
@@ -79,7 +79,7 @@ def advance(log_probs, begin, end, state, search, lm, work):
 
 @linked
 def _expand_nodes(state, search, lm, work):
-    """Expand the nodes of all tokens, so that nodes before these can be dropped where no word is emitted for long."""
+    """Expand the nodes of all tokens, so that nodes before them can be dropped in a long stretch without words."""
     for i in range(state.counters[0].tokens):
         status = expand(work.current[i].back_pointer, state, search, lm, work)
         if status != keys.DONE:
@@ -89,7 +89,7 @@ def _expand_nodes(state, search, lm, work):
 
 @linked
 def _expand(row, state, search, lm, work):
-    """All candidates that stay below the cutoff, and the tokens that they lead to."""
+    """Offer the candidates of a frame, and recombine them into tokens of the next frame; returns a status."""
     frame, status = work.frame[0], keys.DONE
     for label in range(len(row)):
         work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
@@ -111,7 +111,7 @@ def _expand(row, state, search, lm, work):
 
 @linked
 def _offer_blanks_and_repeats(row, state, search, work):
-    """Step 1: a blank, or the last label again."""
+    """Step 1: take a blank, or repeat the last label."""
     blank_id, status = search.params.blank_id, keys.DONE
     if not row[blank_id] <= MOST_LOG_PROB:
         return keys.BAD_FRAME
@@ -130,7 +130,7 @@ def _offer_blanks_and_repeats(row, state, search, work):
 
 @linked
 def _expand_groups(row, state, search, lm, work):
-    """Steps 2 and 3."""
+    """Steps 2 and 3: the epsilon closure, then the arcs; arcs that need LM queries come last."""
     frame, groups = work.frame[0], work.groups
     status = tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)
@@ -163,10 +163,10 @@ def _expand_groups(row, state, search, lm, work):
 
 @linked
 def _enter_within_capacity(state, work):
-    """The tokens that the candidates lead to; if there is no room for all, the cheapest.
+    """Enter the tokens of the candidates; without capacity for all, the cheapest ones.
 
-    Then the highest rank is looked for with which they fit, until half of the room is used, as in
-    `frame.py`.
+    A bisection then searches for the highest rank at which the tokens fit. As in `frame.py`, it stops once the
+    tokens fill half of the capacity.
     """
     frame = work.frame[0]
     _enter(work)
@@ -182,14 +182,14 @@ def _enter_within_capacity(state, work):
         elif 2 * frame.tokens >= len(work.next_tokens):
             return
         else:
-            low = frame.last_rank  # also if there is no token: none ranks so high
+            low = frame.last_rank  # also if there is no token: no candidate has such a rank
     frame.last_rank = low
     _enter(work)
 
 
 @linked
 def _enter(work):
-    """Enter the candidates among the tokens of the next frame. `source` of a token counts its candidates."""
+    """Recombine the candidates into tokens of the next frame. `source` of a token counts its candidates."""
     frame, next_tokens, limited = work.frame[0], work.next_tokens, work.frame[0].last_rank != keys.ANY_RANK
     frame.tokens, frame.full = 0, False
     work.stamps[0] += 1
@@ -221,7 +221,7 @@ def _enter(work):
 
 @linked
 def _prune(row, state, search, work):
-    """What survives becomes work.current, with nodes and the links to them."""
+    """Copy the tokens that survive pruning to work.current, and add their nodes and the links of these."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     status = _name_sources(search, state, work)
@@ -231,8 +231,8 @@ def _prune(row, state, search, work):
         return status
     for t in range(frame.tokens):
         token = next_tokens[t]
-        # A blank that is the only way to a token changes nothing: the node before it stands for the token too. A
-        # lattice has a node in every frame.
+        # If a blank is the only way to a token, the token keeps the node before the blank. With a lattice it gets
+        # a node of its own, because a lattice has a node in every frame.
         is_same = token.source == 1 and token.arc == keys.BLANK_MOVE and not search.params.keeps_links
         if work.renumbered[t] != keys.NONE and not is_same:
             token.back_pointer, token.source = new_node(token.key, token.cost - frame.best, state), keys.NONE
@@ -263,7 +263,7 @@ def _prune(row, state, search, work):
 
 @linked
 def _name_sources(search, state, work):
-    """The nodes of groups that candidates come from, before those of the next frame: links lead back."""
+    """Add the nodes of the candidates' source groups. They precede the nodes of the next frame: links lead back."""
     for c in range(work.frame[0].candidates):
         candidate = work.candidates[np.uintp(c)]
         if candidate.source >= 0 or candidate.token == keys.NONE or work.renumbered[candidate.token] == keys.NONE:

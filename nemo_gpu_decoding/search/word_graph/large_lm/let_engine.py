@@ -1,4 +1,4 @@
-"""`LetEngine`: streams, buffers and threads around the compiled search of `let.py`."""
+"""CPU engine of composition "let": streams, buffers and threads for the compiled search of `let.py`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NO_LINKS = np.empty(0, records.LINK)
 
 
 class LetEngine(cpu_engine.CPUEngine):
-    """The engine of `let.py`. Its results are streams of LM tokens, as those of `CPUEngine`."""
+    """The engine of `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of, self._kind = config, models_of, _kind(config, 1)
@@ -94,7 +94,7 @@ def _kind(config: WFSTConfig, columns: int) -> cpu_engine.WorkspaceKind:
 def read_let_chunk(
     stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: records.Workspace
 ) -> tuple[LetStream, records.Workspace]:
-    """As `read_chunk`; after an error, call `forget_contexts` on the arrays of `stream`."""
+    """As `read_chunk`. After an error, the caller calls `forget_contexts` on the arrays of `stream`."""
     models, count, stopped = stream.models, len(stream.tokens), -1
     if length == 0:
         return stream, work
@@ -118,12 +118,12 @@ def read_let_chunk(
 def listed_stream(
     stream: LetStream, work: records.Workspace, *, final: bool, n_best: int = 1
 ) -> tuple[LetStream, StreamState, records.Workspace]:
-    """A stream as `CPUEngine` would have it, with the LM contexts of the best token and of all that may end.
+    """Convert a stream to the form of `CPUEngine`: the LM contexts of the best token and of all that may end.
 
-    With `n_best` > 1 or at the end, also with the links of a lattice if the search keeps them.
+    With `n_best` > 1 or `final`, the result includes the links of a lattice if the search keeps links.
 
     Returns:
-        the stream, whose nodes may have new numbers; the listed one, valid until the next chunk; the workspace.
+        the stream, whose nodes may have new numbers; its listed form, valid until the next chunk; the workspace.
     """
     models, has_links = stream.models, stream.models.params.keeps_links and (final or n_best > 1)
     pasts, lists_all, ends_only, more = None, has_links and not final, final, False
@@ -159,7 +159,7 @@ def _scorers(models: StreamModels) -> tuple[records.Search, LmScorer]:
 def _lattice(
     stream: LetStream, state: NodeArrays, listed: np.ndarray, ends_only: bool, work: records.Workspace
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`links_to_ends` of a stream with expanded nodes; `ends_only`: of paths that reach a final state."""
+    """`links_to_ends` of a stream with expanded nodes; `ends_only`: only for paths to a final state."""
     assert stream.lattice is not None
     scorers = _scorers(stream.models)
     ends, costs = all_ends(listed, ends_only, *scorers), np.full(len(listed), np.inf)
@@ -171,7 +171,7 @@ def _lattice(
 def new_let_workspace(
     max_active: int, columns: int, *, keeps_links: bool = False, composes: bool = True, entries: int | None = None
 ) -> records.Workspace:
-    """Buffers for one utterance at a time, as `new_workspace`; the two bools change nothing."""
+    """Buffers for one utterance at a time, as `new_workspace`; `keeps_links` and `composes` have no effect."""
     work = cpu_engine.new_workspace(max_active, columns, keeps_links=True, entries=entries)
     entries = len(work.groups)
     return work._replace(
@@ -188,6 +188,6 @@ def new_let_workspace(
 
 
 def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """Twice the capacity for what is found in a frame; the tokens and the LM query cache stay."""
+    """A workspace with twice the capacity for a frame, the same tokens and the same LM query cache."""
     larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
     return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))

@@ -1,8 +1,8 @@
 """Token groups of composition "let" within a frame, and their arcs; see `let.py`.
 
-A record of work.groups stands for all tokens in one graph state and boosting state, whatever their last label:
-the search looks at the arcs once for all of them. Tokens behind closure arcs with words form groups of their
-own, because all arcs of these groups need the LMs.
+A record of work.groups represents all tokens in one graph state and boosting state, with any last label. So the
+search visits the arcs once for all of them. Tokens behind closure arcs with words form separate groups, because
+all arcs of these groups need the LMs.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_words import (
 from nemo_gpu_decoding.search.word_graph.records import KEY
 from nemo_gpu_decoding.search.word_graph.token_groups import group_table, target_key, widen_group_table
 
-AFTER_WORD = np.int64(1) << 48  # in the key of a group whose tokens have taken closure arcs with words
+AFTER_WORD = np.int64(1) << 48  # bit of the key of groups behind closure arcs with words
 
 LET_GROUP = np.dtype(
     [
-        ("key", np.int64),  # that of a token >> 16, with AFTER_WORD
+        ("key", np.int64),  # key of its tokens >> 16; AFTER_WORD is set behind closure arcs with words
         ("cost", np.float32),  # of the best token, by the small LM
-        ("other_cost", np.float32),  # of the best one with another last label; inf: there is none
+        ("other_cost", np.float32),  # of the best token with another last label; inf: there is none
         ("label", np.int32),  # last label of the best token
-        ("newest", np.int32),  # of its GROUP_TOKENs
-        ("node", np.int32),  # that stands for all of them, or NONE
-        ("least_step", np.float32),  # no arc of it in `deferred` costs less
+        ("newest", np.int32),  # its newest GROUP_TOKEN
+        ("node", np.int32),  # node of all its tokens, or NONE
+        ("least_step", np.float32),  # lower bound of the cost of its arcs in `deferred`
     ],
     align=True,
 )
-LET_CANDIDATE = np.dtype(  # `token`: of the next frame, or NONE
+LET_CANDIDATE = np.dtype(  # `token`: number of the token of the next frame, or NONE
     [KEY, ("cost", np.float32), *((name, np.int32) for name in (*keys.Origin._fields, "token"))], align=True
 )
 
 
 @linked
 def offer(total, key, origin, search, work):
-    """List a candidate if it is not above the cutoff; the source is a node, or ~g: that of group g."""
+    """List a candidate if it is not above the cutoff; its source is a node, or ~g for the node of group g."""
     status = keys.DONE
     if work.frame[0].candidates == len(work.candidates):
         status = _drop_hopeless(work)
@@ -60,7 +60,7 @@ def offer(total, key, origin, search, work):
 
 @linked
 def _drop_hopeless(work):
-    """Drop candidates above the cutoff, which has become lower since."""
+    """Drop candidates above the cutoff, which is lower now than when they were listed; returns a status."""
     frame, kept = work.frame[0], 0
     for c in range(frame.candidates):
         if work.candidates[c].cost <= frame.cutoff:
@@ -75,7 +75,7 @@ def _drop_hopeless(work):
 
 @linked
 def tighten_cutoff(row, state, search, lm, work):
-    """Lower the cutoff by the best token's best arc, at its true cost if it has a word; see `contexts.py`."""
+    """Lower the cutoff by the best token's best arc, at the arc's true cost if it has a word; see `contexts.py`."""
     graph = search.graph
     best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, None, work)
     if last_arc == keys.NONE:
@@ -98,7 +98,7 @@ def tighten_cutoff(row, state, search, lm, work):
 
 @linked
 def expand_closure(i, least, search, work):
-    """A token joins the group of its state, and those of all states that its closure arcs lead to."""
+    """Add token i to the group of its state and to the groups of the targets of its closure arcs."""
     token, cutoff, status = work.current[i], work.frame[0].cutoff, keys.DONE
     graph, weights = search.graph, search.weights
     source = graph.states[keys.state_of(token.key)]
@@ -162,13 +162,13 @@ def _join(key, cost, i, epsilon, search, work):
 
 @linked
 def expand_group(group, g, row, search, work):
-    """All arcs of a group of a small state; of a large state those with labels that may matter."""
+    """Expand the arcs of a group. In a large state, only arcs with labels that may survive are visited."""
     frame, arcs, costs, status = work.frame[0], search.graph.arcs, work.acoustic_costs, keys.DONE
     source = search.graph.states[np.uintp((group.key & ~AFTER_WORD) >> 16)]
     count = source.arc_end - source.arc_begin
     rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
     walks = count <= SMALL_STATE * rounds
-    for n in range(1 if walks else rounds):  # all arcs in one, or one for each label
+    for n in range(1 if walks else rounds):  # one round for all arcs, or one round for each label
         label, first = keys.NONE, source.arc_begin
         if not walks:
             label = work.labels[n]
@@ -191,7 +191,7 @@ def expand_group(group, g, row, search, work):
 
 @linked
 def _expand_arc(a, group, g, acoustic_cost, search, work):
-    """An arc that survives at the cost of a group's best token; put off where it needs the LMs."""
+    """Expand an arc that is below the cutoff for a group's best token; defer it if it needs the LMs."""
     arc, frame = search.graph.arcs[a], work.frame[0]
     if arc.olabel == 0 and group.key < AFTER_WORD:
         cost = group.cost
@@ -214,7 +214,7 @@ def _expand_arc(a, group, g, acoustic_cost, search, work):
 
 @linked
 def expand_with_lm(group_arc, cutoff, state, search, lm, work):
-    """Take an arc that queries the LMs, with all contexts that are within the beam before the query."""
+    """Take an arc that needs LM queries, for all contexts that are below the cutoff before the query."""
     group, arc, weights = work.groups[group_arc.group], search.graph.arcs[group_arc.arc], search.weights
     acoustic_cost, closed = work.acoustic_costs[np.uintp(arc.ilabel)], np.int64(keys.NONE)
     if least_total(group.cost, arc.cost, acoustic_cost, search) > cutoff:

@@ -1,4 +1,4 @@
-"""Lattices of composition "let": the links between LM contexts, listed where a result needs them [LET, III-B].
+"""Lattices of composition "let": links between LM contexts, listed when a result needs them [LET, III-B].
 
 The search keeps links between token groups. A way from a context of one frame to a context of the next is a chain of
 one to three such links:
@@ -8,10 +8,10 @@ one to three such links:
     ... to contexts after closure arcs (CLOSURE_WORD)  by an arc
     ... to one of these, to contexts after a word      by the arc with that word (ARC_WORD)
 
-`more_links` lists the ways to expanded nodes before these are dropped, and `links_to_ends` the ways to the nodes that
-are left. Both go from the last frame back. Each way gets the cost that the best path by it has above the best path of
-all; what the contexts cost that the search goes on with is open, so each of them may be on the best path. Ways beyond
-the lattice beam are left out. The result is what the search with composition "lazy" would have kept.
+`more_links` lists the ways to expanded nodes before the search drops these links. `links_to_ends` lists the ways to
+the nodes that are left. Both go from the last frame back. The cost of a way is the cost of the best path through it,
+relative to the best path. The future cost of the live contexts is unknown, so each of them may be on the best path.
+Ways beyond the lattice beam are left out. The result equals the links that composition "lazy" keeps.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer, query
 from nemo_gpu_decoding.search.word_graph.prune import label_read, move_of
 
-ROUNDING = 1e-4  # of costs relative to a node
-SLACK = 5e-3  # of the lattice beam, for sums of such costs; `lattice_of` prunes exactly
+ROUNDING = 1e-4  # error bound of costs relative to a node
+SLACK = 5e-3  # added to the lattice beam, for sums of such costs; `lattice_of` prunes exactly
 
 
 class LatticeLinks(NamedTuple):
-    """The links of a stream's lattice that are listed so far."""
+    """The links of a stream's lattice listed so far."""
 
     links: tuple[np.ndarray, ...]  # arrays of LINK
-    sizes: np.ndarray  # [frames + 2 or fewer] int32, tokens of each frame that have a number
+    sizes: np.ndarray  # [frames + 2 or fewer] int32, numbered tokens of each frame
 
     @classmethod
     def nothing(cls) -> LatticeLinks:
@@ -53,11 +53,11 @@ class LatticeLinks(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """LM contexts and links of the lattice, while these are listed."""
+    """Output of `list_links`: LM contexts and links of the lattice."""
 
-    extra: np.ndarray  # [contexts] float64, a path through it costs so much more than the best one; inf: no path
+    extra: np.ndarray  # [contexts] float64, cost of the best path through it above the best path; inf: no path
     links: np.ndarray  # [capacity] LINK; source and target are contexts
-    total: np.ndarray  # [1] int64, of links; those beyond the capacity are counted only
+    total: np.ndarray  # [1] int64, number of links, including links beyond the capacity
 
 
 def more_links(
@@ -67,10 +67,10 @@ def more_links(
     models: tuple[records.Search, LmScorer | None],
     work: records.Workspace,
 ) -> tuple[NodeArrays, LatticeLinks]:
-    """List the ways to all expanded nodes, which may lead to any context that the search can go on with.
+    """List the ways to all expanded nodes that lead to a context from which the search may go on.
 
     Returns:
-        the arrays, whose contexts have numbers, and the links.
+        the arrays with numbered contexts; the lattice with the new links.
     """
     extra = np.full(len(state.contexts), np.inf)
     reach_live(tokens, state, extra)
@@ -89,15 +89,15 @@ def links_to_ends(
     models: tuple[records.Search, LmScorer | None],
     work: records.Workspace,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The links of a lattice, and the tokens that it ends with.
+    """The links of a lattice and the tokens at its end.
 
     Args:
-        state: all nodes that lead to the ends are expanded.
-        listed: [L] LM_TOKEN of `list_ends`; `source` is the context.
-        extra: [L] float64, what the best path to this end costs above the best path of all; inf: no end.
+        state: the stream's arrays; all nodes that lead to the ends are expanded.
+        listed: [L] LM_TOKEN of `list_ends`; `source` is the number of the context.
+        extra: [L] float64, cost of the best path to this end above the best path; inf: not an end.
 
     Returns:
-        [n] LINK, sorted by frame; [m] LM_TOKEN, with tokens of infinite cost where `listed` has none.
+        [n] LINK, sorted by frame; [m] LM_TOKEN, with infinite cost for tokens that `listed` lacks.
     """
     contexts, numbers, sizes = listed["source"], state.contexts["number"].copy(), _sizes(lattice, state)
     costs = np.full(len(state.contexts), np.inf)
@@ -136,13 +136,13 @@ def _listed(
 
 @linked
 def is_open(n, state, keeps_links):
-    """Whether the nodes before a node are still needed."""
+    """Whether the search still needs the nodes before a node: it is not expanded, or a lattice needs its links."""
     return state.nodes[n].begin == keys.NONE or (keeps_links and is_within(n, state))
 
 
 @linked
 def mark_live(tokens, state, marks, keeps_links):
-    """Set `marks` [nodes] to 1 for nodes that the search may still look at: from the tokens back to expanded ones."""
+    """Set `marks` [nodes] to 1 for live nodes: from the nodes of the tokens back to expanded nodes."""
     links = state.links
     for i in range(len(tokens)):
         marks[tokens[i].back_pointer] = 1
@@ -155,7 +155,7 @@ def mark_live(tokens, state, marks, keeps_links):
 
 @compiled
 def reach_live(tokens, state, extra):
-    """Set `extra` [contexts] to 0 for the contexts of the nodes that the search may still look at."""
+    """Set `extra` [contexts] to 0 for the contexts of the expanded nodes at which `mark_live` stops."""
     marks = np.zeros(state.counters[0].nodes, np.int32)
     mark_live(tokens, state, marks, True)
     for n in range(len(marks)):
@@ -166,7 +166,7 @@ def reach_live(tokens, state, extra):
 
 @compiled
 def number_links(links, numbers, sizes):
-    """Replace the contexts of links by their numbers; those without one get the next of their frame."""
+    """Replace the contexts of links by their numbers. A context without a number gets the next one of its frame."""
     for i in range(len(links)):
         link = links[i]
         if numbers[link.source] == keys.NONE:
@@ -180,7 +180,7 @@ def number_links(links, numbers, sizes):
 
 @no_refcount
 def list_links(state, reached, models, work):
-    """Fill `reached.links`, from the last frame back."""
+    """Fill `reached.links` from the last frame back."""
     beam = models[0].params.lattice_beam + np.float64(SLACK)
     for n in range(state.counters[0].nodes - 1, 0, -1):
         node, least = state.nodes[n], np.float64(np.inf)
@@ -199,8 +199,8 @@ def _list_ways(n, of_best_only, begin, reached, state, models, work):
     """List the ways to the contexts of a node.
 
     Args:
-        of_best_only: only those that have tightened the cutoff, unless they are among the other ways to this node,
-            which are listed from `begin` on; False: the other ways.
+        of_best_only: True: list only ways that tightened the cutoff and are not among the other ways to this node,
+            which start at index `begin` of `reached.links`. False: list the other ways.
     """
     nodes, links = state.nodes, state.links
     none, first = np.int64(keys.NONE), np.int64(nodes[n].newest)
@@ -234,8 +234,8 @@ def _list_chain(n, chain, known, reached, state, models, work):
 
     Args:
         chain: the link to the node, the link before it or NONE, the link before that or NONE.
-        known: not NONE: only the best context has taken the chain, and ways that are listed from here on are no new
-            ones.
+        known: NONE, or the first index in `reached.links` of ways to this node. Then only the best context has taken
+            the chain, and a way that is already listed from this index on is skipped.
     """
     last = chain[2] if chain[2] != keys.NONE else (chain[1] if chain[1] != keys.NONE else chain[0])
     source = state.nodes[state.links[last].node]
@@ -263,8 +263,8 @@ def _follow(n, c, chain, state, models, work):
     """Take a chain of links to node n from context c.
 
     Returns:
-        the context that it leads to, or NONE if the search has not come there; its cost above the node's; the LM
-        score difference of the words on the way; the closure arc, or NONE.
+        the context at the end of the chain, or NONE if the search did not reach it; its cost above the node's cost;
+        the LM score difference of the words on the way; the closure arc, or NONE.
     """
     search, lm = models
     links, graph, none = state.links, search.graph, np.int64(keys.NONE)
@@ -317,11 +317,11 @@ def _is_listed(begin, c, arc, epsilon, reached):
 
 @linked
 def _fill_link(link, n, before, step, state, search):
-    """Fill what a LINK says of its step, whose source, target and closure arc it has.
+    """Fill the fields of a LINK other than source, target and closure arc, which are set already.
 
     Args:
-        before: node and context that the step begins at.
-        step: link to node n, and the LM score difference of all words on the way.
+        before: node and context at the begin of the step.
+        step: link to node n; LM score difference of all words on the way.
     """
     (source, context), (last, difference) = before, step
     own, weights, node = state.links[last], search.weights, state.nodes[n]

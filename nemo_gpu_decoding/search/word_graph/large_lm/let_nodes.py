@@ -1,4 +1,4 @@
-"""Nodes: what `composition: let` keeps of the token groups of earlier frames [LET, III-A].
+"""Nodes: the token groups of earlier frames with `composition: let` [LET, III-A].
 
 A node is a token of the base search (graph state, boosting state, last label) in one frame: a token group
 of [LET]. A new node has links to the nodes that lead to it, and no LM contexts. Example, with two contexts
@@ -8,15 +8,16 @@ after the words "a" and "b" at node 0:
     links -                  to 0         to 0         to 2 at cost 0, to 1 at cost 0.7
     contexts a 0.0, b 1.5    -            -            -
 
-When "hello" is emitted at node 3, `expand` follows the links back to expanded nodes (0). It fills 1, 2 and 3
-with the contexts a and b: their costs, and back-pointers for "hel". Costs of contexts are relative to the
-best one of their node, and costs of links to the best way to their node. So the cost of a node is the same
-before and after it is filled (the group is alpha-stable), and the time of filling does not matter. Contexts
-above the beam in the frame of a node are left out.
+When the search emits "hello" at node 3, `expand` follows the links back to expanded nodes (0). It fills 1, 2
+and 3 with the contexts a and b: their costs, and back-pointers for "hel". Costs of contexts are relative to the
+best context of their node, and costs of links to the best way to their node. So the expansion does not change
+the cost of a node (the group is alpha-stable), and the time of the expansion does not matter. The expansion
+leaves out contexts above the beam in the frame of a node.
 
-Two more kinds of nodes stand for the steps within a frame: tokens that meet in a graph state by way of
-closure arcs (links with JOIN_MOVE), and contexts after a word (`let_words.py`), which are expanded from the
-start. A node stands after the nodes that it links to. `let_stream.py` drops the nodes that no token leads to.
+Two more kinds of nodes represent steps within a frame. Nodes with JOIN_MOVE links are tokens that meet in a
+graph state after closure arcs. Nodes after a word (`let_words.py`) are expanded from the start. The number of a
+node is higher than the numbers of the nodes that it links to. `let_stream.py` drops nodes that no
+token leads to.
 """
 
 from __future__ import annotations
@@ -31,47 +32,47 @@ from nemo_gpu_decoding.search.word_graph.candidates import fill_slot
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.prune import move_of
 
-ARENA_FULL = 101  # a frame may end with it: collect nodes, or grow their arrays, and go on there
-FEW = 16  # contexts that are compared one by one
+ARENA_FULL = 101  # status of a frame: collect nodes, or grow their arrays, and go on at the same frame
+FEW = 16  # up to this many contexts, a linear search replaces the hash table
 
-# In place of an arc, in links within a frame. A token meets others in a graph state:
+# Values of `arc` in links within a frame. JOIN_MOVE: a token joins others in a graph state.
 JOIN_MOVE = -3
-# The LMs are queried; these links are kept for lattices only. The word is that of the closure arc, or that of the
-# arc with number ARC_WORD - (this value), after the word of the closure arc if it has one.
+# Links with LM queries, kept for lattices only. CLOSURE_WORD: the word of the closure arc. ARC_WORD or less: the word
+# of arc number ARC_WORD - (this value), after the word of the closure arc if it has one.
 CLOSURE_WORD, ARC_WORD = -4, -5
-BEST_ONLY = np.float32(-1)  # `most` of a link that the best context alone has taken
+BEST_ONLY = np.float32(-1)  # `most` of a link that only the best context has taken
 
 NODE = np.dtype(
     [
         ("key", np.int64),
-        ("cost", np.float32),  # of its best context, above the best token of the frame
+        ("cost", np.float32),  # of its best context, relative to the best token of the frame
         ("frame", np.int32),
-        ("newest", np.int32),  # of its links, or NONE
-        ("begin", np.int32),  # of its contexts; NONE: it is not expanded
-        ("count", np.int32),  # of these
+        ("newest", np.int32),  # its newest link, or NONE
+        ("begin", np.int32),  # number of its first context; NONE: not expanded
+        ("count", np.int32),  # number of its contexts
     ],
     align=True,
 )
 NODE_LINK = np.dtype(
     [
-        ("node", np.int32),  # before it
-        ("next", np.int32),  # link of the same node, or NONE
+        ("node", np.int32),  # node before the link
+        ("next", np.int32),  # next link to the same node, or NONE
         ("arc", np.int32),  # of the graph, or a move: BLANK_MOVE, REPEAT_MOVE, or one within a frame
-        ("epsilon", np.int32),  # closure arc taken before the arc, or NONE: what the context says
-        ("cost", np.float32),  # above that of the best way to the node; before a word without the word's difference
-        ("log_prob", np.float32),  # of the label that the arc reads; before a word `most`: contexts that cost more
-        # than this above their node have not queried the LMs
+        ("epsilon", np.int32),  # closure arc before the arc; NONE: the context's `epsilon` applies
+        ("cost", np.float32),  # relative to the best way to the node; before a word, without the word's difference
+        ("log_prob", np.float32),  # of the label that the arc reads; before a word `most`: contexts whose cost
+        # relative to their node is higher did not query the LMs
     ]
 )
 NODE_CONTEXT = np.dtype(
     [
         ("lm", np.int64),
-        ("cost", np.float32),  # above that of the node
-        ("back_pointer", np.int32),  # while a node is filled: the link, or the context before a word
-        ("run", np.int32),  # while it is filled: the context before the link, or the token group's member
+        ("cost", np.float32),  # relative to the node
+        ("back_pointer", np.int32),  # during the expansion: the link, or the context before a word
+        ("run", np.int32),  # during the expansion: the context before the link, or the group's member
         ("probability", np.float32),
-        ("epsilon", np.int32),  # closure arc taken since the last frame, or NONE
-        ("number", np.int32),  # among the tokens of its frame in the links of a lattice; NONE: there is no such link
+        ("epsilon", np.int32),  # closure arc since the last frame, or NONE
+        ("number", np.int32),  # among the tokens of its frame in the links of a lattice; NONE: no link yet
     ],
     align=True,
 )
@@ -79,10 +80,10 @@ LET_COUNTERS = np.dtype([*LM_COUNTERS.descr, ("nodes", np.int64), ("contexts", n
 
 
 class NodeArrays(NamedTuple):
-    """What the search of an utterance goes on with, beside its tokens, whose `back_pointer` is a node.
+    """State of the search of an utterance beside its tokens, whose `back_pointer` is a node.
 
-    A node is filled in place, with contexts beyond `counters.contexts`. Only this keeps `nodes` from being read-only
-    below the counts: `let_stream.forget_contexts` undoes it.
+    The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. This is the only write
+    to `nodes` below the counts; `let_stream.forget_contexts` undoes it.
     """
 
     counters: np.ndarray  # [1] LET_COUNTERS
@@ -93,7 +94,7 @@ class NodeArrays(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What `move_of` looks at of the token before a step."""
+    """The fields that `move_of` reads of the token before a step."""
 
     key: np.int64
     back_pointer: np.int32
@@ -105,7 +106,7 @@ def has_room(nodes, links, contexts, state):
     return (
         counters.nodes + nodes <= len(state.nodes)
         and counters.links + links <= len(state.links)
-        and counters.contexts + contexts < len(state.contexts)  # one more to exchange two
+        and counters.contexts + contexts < len(state.contexts)  # one spare: `limit_contexts` exchanges two
     )
 
 
@@ -131,7 +132,7 @@ def add_link(n, source, arc, epsilon, cost, log_prob, state):
 
 @linked
 def is_within(n, state):
-    """Whether a node stands for a step within a frame, as far as its links are known."""
+    """Whether a node represents a step within a frame; False if it has no links."""
     newest = state.nodes[n].newest
     return newest != keys.NONE and state.links[newest].arc <= JOIN_MOVE
 
@@ -144,7 +145,8 @@ def expand(root, state, search, lm, work):
     """Fill a node, and all unexpanded nodes that lead to it, with contexts [LET, III-A].
 
     Returns:
-        DONE; ARENA_FULL or GROUPS_FULL: a part is filled, so grow the arrays or the workspace and call again.
+        DONE; ARENA_FULL or GROUPS_FULL after a partial expansion: the caller grows the arrays or the workspace and
+        calls again.
     """
     nodes, links, stack = state.nodes, state.links, work.lm.stack
     if nodes[root].begin != keys.NONE:
@@ -176,7 +178,7 @@ def expand(root, state, search, lm, work):
 
 @linked
 def _fill(n, total, state, search, lm, work):
-    """Fill a node with the contexts of all nodes before it, `total` of them, recombined."""
+    """Fill a node with the recombined contexts of all nodes before it, `total` contexts in all."""
     counters, contexts, links, node = state.counters[0], state.contexts, state.links, state.nodes[n]
     if not has_room(0, 0, total, state) or counters.back_pointers + total > len(state.back_pointers):
         return ARENA_FULL
@@ -214,9 +216,10 @@ def _fill(n, total, state, search, lm, work):
 
 @linked
 def most_above(n, state, search):
-    """Contexts that cost more than this above their node are above the beam, unless they are the best one.
+    """Highest cost, relative to the node, of a context within the beam. The best context is always within it.
 
-    Infinite within a frame, and after a blank alone, for which a search without a lattice makes no node.
+    The bound is infinite within a frame. It is also infinite after a blank alone, because a search without a lattice
+    makes no node there.
     """
     link = state.links[state.nodes[n].newest]
     is_open = link.arc == JOIN_MOVE or (link.arc == keys.BLANK_MOVE and link.next == keys.NONE)
@@ -225,9 +228,10 @@ def most_above(n, state, search):
 
 @linked
 def _is_before(at, c, other_at, other_c, state):
-    """Whether the first of two ways to one context at the same cost is the better one.
+    """Whether the first of two ways to one context precedes the other one at the same cost.
 
-    The order is that of arc, key and frame of the source, closure arcs. It does not depend on the order of work.
+    The order is by arc, key of the source, frame of the source and closure arcs. It does not depend on the order of
+    work.
     """
     link, other = state.links[at], state.links[other_at]
     if link.arc != other.arc:
@@ -236,7 +240,7 @@ def _is_before(at, c, other_at, other_c, state):
     if key != other_key:
         return key < other_key
     frame, other_frame = state.nodes[link.node].frame, state.nodes[other.node].frame
-    if frame != other_frame:  # a blank since does not show in the key, see `let.py`
+    if frame != other_frame:  # the key does not show a blank since then, see `let.py`
         return frame < other_frame
     if link.epsilon != other.epsilon:
         return link.epsilon < other.epsilon
@@ -245,7 +249,7 @@ def _is_before(at, c, other_at, other_c, state):
 
 @linked
 def _add_back_pointer(context, node, state, search):
-    """Give a context the past of its source, and a new back-pointer if it has a new label."""
+    """Copy the past of a context from its source, and add a back-pointer if the context has a new label."""
     link, source, counters = state.links[context.back_pointer], state.contexts[context.run], state.counters[0]
     context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
     epsilon = link.epsilon if link.epsilon != keys.NONE else source.epsilon
@@ -259,7 +263,7 @@ def _add_back_pointer(context, node, state, search):
         return
     is_blank = link.arc >= 0 and search.graph.arcs[link.arc].ilabel == search.params.blank_id
     probability = np.float32(0.0)
-    if not is_blank:  # in double, libraries and devices agree to the last bit
+    if not is_blank:  # in double precision, so that libraries and devices agree to the last bit of float32
         probability = np.float32(np.exp(np.float64(link.log_prob)))
     if move == keys.REPEAT_MOVE:
         context.run += 1
@@ -293,7 +297,7 @@ def _is_cheaper(context, other):
 
 @linked
 def limit_contexts(begin, count, lm, state):
-    """Keep the `group_size` cheapest contexts of those that stand from `begin` on; returns how many are left."""
+    """Keep the `group_size` cheapest of `count` contexts from `begin` on; returns the number of contexts kept."""
     contexts, spare = state.contexts, len(state.contexts) - 1
     if count <= lm.group_size:
         return count
@@ -313,7 +317,7 @@ def limit_contexts(begin, count, lm, state):
 
 @linked
 def begin_merge(total, work):
-    """Begin with an empty table of contexts, as large as `total` of them need; False: the table is too small."""
+    """Empty the hash table and size it for `total` contexts; returns False if the table is too small."""
     size: Any = 4 * FEW
     if total > FEW:
         while size < 2 * total:
@@ -327,7 +331,7 @@ def begin_merge(total, work):
 
 @linked
 def number_of(lm, begin, count, total, state, work):
-    """The number of the context with this LM context after `begin`, or `count`, where it would go."""
+    """The number, counted from `begin`, of the context with this LM context; `count` if there is none."""
     contexts, found = state.contexts, count
     if total <= FEW:
         for n in range(count):

@@ -1,4 +1,4 @@
-"""Streams of composition "let": which nodes are kept of the frames that are read, and what they are listed as."""
+"""Streams of composition "let": garbage collection of nodes, and conversion of nodes to tokens for results."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class LetStream:
     tokens: np.ndarray  # [n] TOKEN; `back_pointer` is a node
     arrays: NodeArrays
     committed: Committed | None = None  # as in `StreamState`
-    lattice: LatticeLinks | None = None  # of the nodes that were dropped; None: the search keeps none
+    lattice: LatticeLinks | None = None  # of the dropped nodes; None: the search keeps no lattice
 
 
 def new_let_stream(models: StreamModels) -> LetStream:
-    """Nothing read: one token, whose node has one context, the LMs' start."""
+    """A stream before its first frame: one token, whose node has one context, the start states of the LMs."""
     assert models.lm_scorer is not None
     tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, LET_COUNTERS)
     tokens["key"] = models.first_key
@@ -57,12 +57,12 @@ def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> NodeArrays:
 
 
 def collected(stream: LetStream, work: records.Workspace, *, more: bool = False) -> LetStream:
-    """The stream with all that its tokens lead to, in new arrays, which are at most half full.
+    """Collect the nodes of a stream: copy all live nodes to new arrays, which are at most half full.
 
-    The tokens get new numbers, in place. With a lattice, the links to expanded nodes are listed first.
+    The tokens get new node numbers in place. With a lattice, the links to expanded nodes are listed first.
 
     Args:
-        more: the new arrays are at least twice as large as the old ones.
+        more: make the new arrays at least twice as large as the old ones.
     """
     arrays, lattice, models = stream.arrays, stream.lattice, stream.models
     if lattice is not None:
@@ -77,13 +77,13 @@ def collected(stream: LetStream, work: records.Workspace, *, more: bool = False)
 
 @no_refcount
 def collect(tokens, state, new, numbers, past, keeps_links):
-    """Copy to `new` what the tokens lead to; the tokens get new numbers. Links of expanded nodes are dropped.
+    """Copy the live nodes to `new`, without the links of expanded nodes.
 
     Args:
-        tokens: [n] TOKEN.
-        numbers: [nodes] int32, zeros.
-        past: [back-pointers] int32, zeros.
-        keeps_links: links of nodes within a frame are kept, with the nodes before these.
+        tokens: [n] TOKEN; `back_pointer` gets the new number of its node.
+        numbers: [nodes] int32, zeros on entry; new numbers of the nodes on return.
+        past: [back-pointers] int32, zeros on entry; new numbers of the back-pointers on return.
+        keeps_links: keep the links of nodes within a frame, and the nodes before them.
     """
     old, fresh = state.counters[0], new.counters[0]
     mark_live(tokens, state, numbers, keeps_links)
@@ -153,7 +153,7 @@ def without(stream: LetStream, committed: Committed, root: int) -> LetStream:
 
 @compiled
 def forget_contexts(state):
-    """Undo that nodes were filled with contexts beyond the counters, by a search that failed or for a result."""
+    """Undo expansions with contexts beyond the counters, from a failed search or from the listing of a result."""
     known = state.counters[0].contexts
     for n in range(state.counters[0].nodes):
         if state.nodes[n].begin >= known:
@@ -162,7 +162,7 @@ def forget_contexts(state):
 
 @compiled
 def live_pasts(tokens, state):
-    """[n] int32: the newest back-pointer of every context that the tokens may go on with, or NONE."""
+    """[n] int32: the newest back-pointer, or NONE, of every context of the expanded live nodes."""
     marks, count = np.zeros(state.counters[0].nodes, np.int32), 0
     mark_live(tokens, state, marks, False)
     pasts = np.empty(state.counters[0].contexts, np.int32)
@@ -176,11 +176,11 @@ def live_pasts(tokens, state):
 
 @compiled
 def list_ends(tokens, state, lists_all, models, work):
-    """Expand the best token and those that may end, or all tokens, and list their contexts.
+    """Expand the best token and the tokens that may end, or all tokens, and list their contexts.
 
     Returns:
-        a status as that of `expand`; the contexts as [n] LM_TOKEN, those of a token one after the other, whose
-        `source` is the number of the context.
+        a status of `expand`; [n] LM_TOKEN, one for each context, grouped by token; `source` is the number of the
+        context.
     """
     search, lm = models
     total, least = 0, tokens[0].cost

@@ -1,6 +1,6 @@
 """Nodes within a frame of composition "let": of token groups, and of LM contexts after a word; see `let_nodes.py`.
 
-The LMs are queried here only. With a lattice, a node after a word keeps links to the nodes before it.
+This module makes all LM queries of the search. With a lattice, a node after a word keeps links to the nodes before it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from nemo_gpu_decoding.search.word_graph.large_lm.scorer import query
 
 @linked
 def _is_closed(member, closed, work):
-    """Whether an arc with this last label (topology normal) is closed to a member of a group."""
+    """Whether topology normal closes an arc to a member of a group, because both have the last label `closed`."""
     return closed != keys.NONE and keys.label_of(work.current[member.source].key) == closed
 
 
 @linked
 def node_of_group(group, closed, state, work):
-    """The node of a group's tokens, without those that the arc is closed to, made if there is none.
+    """The node of the group's open tokens: the tokens that the arc is not closed to. Added if there is none.
 
     Returns:
-        a status; the node, or NONE if there are no such tokens; the closure arc to the group if there
-        is one such token, whose own node is taken, or NONE; the cost of the best of them.
+        a status; the node, or NONE without open tokens; the closure arc to the group if there is one open token,
+        because the token's own node is the result then, else NONE; the cost of the best open token.
     """
     members, count, last, is_whole, least = work.group_tokens, 0, keys.NONE, True, LARGEST
     at = group.newest
@@ -72,10 +72,10 @@ def node_of_group(group, closed, state, work):
 
 @linked
 def node_after_closure(group, closed, cutoff, state, models, work):
-    """The node of a group behind closure arcs with words: contexts after these, at their true cost.
+    """The node of a group behind closure arcs with words: the contexts after these words, at their true cost.
 
     Returns:
-        a status, and the node, or NONE if no context is within the cutoff.
+        a status; the node, or NONE if no context is within the cutoff.
     """
     search, lm = models
     members, epsilons = work.group_tokens, search.graph.epsilons
@@ -122,14 +122,14 @@ def node_after_closure(group, closed, cutoff, state, models, work):
 
 @linked
 def node_after_arc(before, a, state, models, work):
-    """The node of the contexts of another one after the word of arc `a`.
+    """The node of the contexts of another node after the word of arc `a`.
 
     Args:
-        before: the node; its cost by the small LM; the cost above which a context is dropped, before and after the
-            query; the closure arc taken since the last frame, or NONE.
+        before: the other node; its cost by the small LM; the highest cost of a context, before and after the query;
+            the closure arc since the last frame, or NONE.
 
     Returns:
-        a status, and the node, or NONE if no context is within that cost.
+        a status; the node, or NONE if no context is within that cost.
     """
     search, lm = models
     node, base, most, epsilon = before
@@ -149,7 +149,7 @@ def node_after_arc(before, a, state, models, work):
 
 @linked
 def best_after_words(token, epsilon, a, state, models, work):
-    """A node of the best context of a token alone, after the words of a closure arc (or NONE) and of arc `a`.
+    """A node of only the best context of a token, after the words of a closure arc (or NONE) and of arc `a`.
 
     Returns:
         a status; the node; the LM score difference of these words.
@@ -184,12 +184,12 @@ def best_after_words(token, epsilon, a, state, models, work):
 
 @linked
 def _enter_words(begin, count, total, before, models, state, work):
-    """Enter the contexts of a node after a word; of equal LM contexts the cheaper one stays.
+    """Enter the contexts of a node after a word, and recombine equal LM contexts into the cheapest one.
 
     Args:
-        begin: where the contexts of the new node stand, `count` of them so far, `total` at most.
-        before: the node; the member of its token group, or NONE; the node's cost by the small LM, and the cost above
-            which a context is dropped, before and after the query; the word, and the closure arc with it, or NONE.
+        begin: first context of the new node. The node has `count` contexts so far and at most `total` in the end.
+        before: the node; the member of its token group, or NONE; the node's cost by the small LM; the highest cost of
+            a context, before and after the query; the word; the closure arc with the word, or NONE.
 
     Returns:
         the number of contexts of the new node so far.
@@ -219,10 +219,10 @@ def _enter_words(begin, count, total, before, models, state, work):
 
 @linked
 def _word_is_before(source, member, epsilon, other, state, work):
-    """Whether the first of two ways to one context after a word is the better one, at the same cost."""
+    """Whether the first of two ways to one context after a word precedes the other one at the same cost."""
     if epsilon != other.epsilon:
         return epsilon < other.epsilon
-    if member != other.run:  # of the same group
+    if member != other.run:  # both are members of one group
         joins = work.group_tokens
         key, other_key = work.current[joins[member].source].key, work.current[joins[other.run].source].key
         return key < other_key
@@ -231,7 +231,7 @@ def _word_is_before(source, member, epsilon, other, state, work):
 
 @linked
 def _node_of_contexts(key, begin, count, state, lm):
-    """A node of the contexts that stand from `begin` on, with their costs; NONE if there are none."""
+    """A node of the `count` contexts from `begin` on, with their total costs; NONE if `count` is 0."""
     if count == 0:
         return np.int32(keys.NONE)
     least = state.contexts[begin].cost
@@ -257,7 +257,7 @@ def _copy_past(context, source):
 
 @linked
 def _begin_words(total, links, state, work):
-    """Make sure that `total` contexts can be entered in a new node, which may get so many links."""
+    """Check the capacity for a new node with up to `links` links and `total` contexts; returns a status."""
     if not has_room(1, links, total, state):
         return ARENA_FULL
     return keys.DONE if begin_merge(total, work) else keys.GROUPS_FULL

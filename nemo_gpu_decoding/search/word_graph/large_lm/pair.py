@@ -1,4 +1,4 @@
-"""The two LMs of paged_biglm: loading them, and their `LmPair` with the words of a graph (`scorer.py`)."""
+"""Load the two LMs of paged_biglm, and build their `LmPair` (`scorer.py`) for the words of a graph."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, lm_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-_WORTH_PACKING = 1 << 28  # bytes of an ARPA file that takes many seconds to read
+_WORTH_PACKING = 1 << 28  # bytes; a larger ARPA file takes many seconds to read
 
-MOST_STATES = 1 << 31  # of an LM, for a state to fit into half a key
-AUTO_NGRAMS = 10_000_000  # a larger LM is subtracted from only if it is asked for
+MOST_STATES = 1 << 31  # of an LM: a state takes half of an int64, see `lm_of`
+AUTO_NGRAMS = 10_000_000  # with difference "auto", a larger LM gets no difference automaton
 
-# Ready ones by graph, large LM, small LM and option; forgotten with any of them
+# Pairs by graph, large LM, small LM and option. An entry goes when its graph or one of its LMs is deleted.
 _ready: WeakKeyDictionary[WordGraph, WeakKeyDictionary] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def shared_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference: str) -> LmPair:
-    """As `make_lm_pair`, but decoders with the same graph and LMs share one, as long as these live."""
-    with _lock:  # also while it is made: whoever waits most likely waits for that one
+    """The result of `make_lm_pair`, shared by decoders with the same graph, LMs and option."""
+    with _lock:  # held while a pair is built: another caller most likely needs the same pair
         of_graph = _ready.setdefault(graph, WeakKeyDictionary())
         ready = of_graph.setdefault(large, WeakKeyDictionary()).setdefault(small, {})
         if difference not in ready:
@@ -41,14 +41,14 @@ def shared_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, differenc
 
 
 def make_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference: str) -> LmPair:
-    """Match the words of graph and LMs, and subtract the small LM where that is wanted.
+    """Map the words of the graph to labels of both LMs, and build the difference automaton if `difference` allows.
 
     Args:
-        difference: auto, always or never, see `PagedBigLMConfig`.
+        difference: "auto", "always" or "never", see `PagedBigLMConfig`.
 
     Raises:
-        ValueError: a word that the graph emits is in neither the LM nor its <unk>; too many states;
-            difference "always" but the small LM is no part of the large one.
+        ValueError: an LM lists neither a word of the graph nor <unk>; an LM has too many states;
+            `difference` is "always" but the large LM lacks n-grams of the small LM.
     """
     large_labels, small_labels = lm_labels(graph, large, "large"), lm_labels(graph, small, "small")
     for name, lm in (("large", large), ("small", small)):
@@ -77,10 +77,17 @@ def make_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference:
 
 
 def lm_labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
-    """The LM's label of each word that a graph emits, [W] int64; that of <unk> for words it does not list.
+    """The LM's label of each word of a graph.
+
+    Args:
+        name: name of the LM in the error message.
+
+    Returns:
+        [W] int64: the label of <unk> for words that the LM does not list; NO_LABEL for words that the graph
+        does not emit.
 
     Raises:
-        ValueError: a word is in neither the LM nor its <unk>; `name` is the argument to be named.
+        ValueError: the LM lists neither a word that the graph emits nor <unk>.
     """
     emitted = graph.output_words
     labels = np.full(len(graph.words), NO_LABEL, np.int64)
@@ -96,7 +103,7 @@ def lm_labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
 
 
 def _agree(large: PackedLM, small: PackedLM, large_labels: np.ndarray, small_labels: np.ndarray) -> bool:
-    """Whether the small LM's label of each word is that of the large LM's label."""
+    """Whether each word has the same label in the small LM directly and by way of its word in the large LM."""
     emitted = large_labels != NO_LABEL
     of_large = [small.label(large.words[label]) for label in large_labels[emitted].tolist()]
     return bool((np.array(of_large, np.int64) == small_labels[emitted]).all())
@@ -106,19 +113,19 @@ def _agree(large: PackedLM, small: PackedLM, large_labels: np.ndarray, small_lab
 
 
 def load_large_lm(path: Path) -> PackedLM:
-    """The large LM: mapped if it is packed, else packed in memory.
+    """Load the large LM. A packed file is memory-mapped; an ARPA file is packed in memory.
 
     Raises:
-        ValueError: the file is damaged, or no LM.
+        ValueError: the file is damaged or contains no LM.
     """
     return cached(("large LM", file_key(path)), partial(_load_large, path))
 
 
 def load_small_lm(path: Path, graph: WordGraph) -> PackedLM:
-    """The LM that a graph was made of, with the words that were added to it for the graph.
+    """Load the LM that a graph was built from, with the words that the graph build added to it.
 
     Raises:
-        ValueError: the file is damaged, no LM, or packed without words that the graph has.
+        ValueError: the file is damaged, contains no LM, or is packed and lacks words of the graph.
     """
     return cached(("small LM", file_key(path), graph.fingerprint), partial(_load_small, path, graph))
 
@@ -138,7 +145,7 @@ def _load_large(path: Path) -> PackedLM:
 def _load_small(path: Path, graph: WordGraph) -> PackedLM:
     words = _words_of(graph)
     if not is_packed_lm(path):
-        # the graph's words that the file lacks were added by the same rule when the graph was built
+        # The graph build added words that the file lacks by the same rule.
         return pack_arpa_in_memory(path, added_words=words)
     lm = load_packed_lm(path)
     lacking = [word for word in words if word not in lm.word_ids]
@@ -152,6 +159,6 @@ def _load_small(path: Path, graph: WordGraph) -> PackedLM:
 
 
 def _words_of(graph: WordGraph) -> list[str]:
-    """The words that the graph emits; what stands in <...> is no word."""
+    """The words that the graph emits, without symbols in angle brackets."""
     words = [graph.words[label] for label in graph.output_words.tolist()]
     return [word for word in words if not (word.startswith("<") and word.endswith(">"))]

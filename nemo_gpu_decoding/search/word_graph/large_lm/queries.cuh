@@ -1,12 +1,11 @@
-// Deferred LM queries: arcs with a word, or contexts with a pending one, query the LMs where they stay
-// below the cutoff by the small LM; then they are expanded at their true cost.
+// Deferred LM queries. An arc with a word, or a context with a pending word, queries the LMs if it is not
+// above the cutoff by the small LM. Then the context takes the arc at its true cost.
 #pragma once
 
 #include "search/word_graph/large_lm/group_arcs.cuh"
 #include "search/word_graph/large_lm/query_cache.cuh"
 
-// Answer all listed queries, and offer the candidates that wait for them. Call with all threads after a
-// barrier; ends with one.
+// Answer all listed queries, and offer their candidates. Call with all threads after a barrier; ends with one.
 inline void expand_queried(const Row& row, LmWorkspace& work) {
   LmCounters& lm_counters = *work.lm_counters;
   const int count = lm_counters.num_queries;
@@ -32,7 +31,7 @@ inline void expand_queried(const Row& row, LmWorkspace& work) {
   __syncthreads();
 }
 
-// The query of a context at an arc, if it needs one. Counts its look-ups: a pending word counts once.
+// The query of a context at an arc; false if it needs none. Counts its look-ups; a pending word counts once.
 inline bool query_of(
   const GroupArc& group_arc, int index, LmWorkspace& work, LmQuery& query, int& look_ups
 ) {
@@ -46,14 +45,14 @@ inline bool query_of(
   return true;
 }
 
-// List queries, from item number `item` of the group arcs from `first` on, as far as there is capacity.
-// Moves both on; true if all are listed. Call with all threads; a barrier must follow.
+// List queries up to the capacity, from item `item` of the group arcs from `first` on. Advances both; true
+// once all queries are listed. Call with all threads; a barrier must follow.
 inline bool list_queries(
   const Row& row, float cutoff, int& first, int& item, int& look_ups, LmWorkspace& work
 ) {
   const LmBuffers& buffers = *work.buffers;
   const int num_group_arcs = work.lm_counters->num_group_arcs;
-  int listed = 0;  // at most so many are, the same in all threads
+  int listed = 0;  // upper bound of the listed queries, the same in all threads
   for (; first < num_group_arcs; first += threads(), item = 0) {
     const int total =
       work.closure_items.start(num_within_cutoff(row, first + thread(), true, cutoff, work.shared));
@@ -74,9 +73,9 @@ inline bool list_queries(
   return true;
 }
 
-// All queries. Call with all threads after a barrier; ends with one.
+// Make all deferred LM queries, and take their arcs. Call with all threads after a barrier; ends with one.
 inline void expand_with_lm(const Row& row, LmWorkspace& work) {
-  const float cutoff = work.cutoff();  // before any answer
+  const float cutoff = work.cutoff();  // fixed before the first answer
   int first = 0, item = 0, look_ups = 0;
   bool all = false;
   while (!all) {

@@ -1,12 +1,12 @@
-// LM query cache: each query is looked up once, however many contexts have it in this frame, and not at
-// all if it was answered in the frames before, as far as answers are kept.
+// LM query cache. A query is looked up once in a frame, for any number of contexts. It is not looked up if
+// the cache still has its answer from an earlier frame.
 #pragma once
 
 #include "search/word_graph/large_lm/workspace.cuh"
 
 inline uint64 hash_of_query(int olabel, int64 lm) { return hash_of(LmKey{olabel, lm}); }
 
-// Where query i finds its answer: the slot, or ~slot if this query has to look it up.
+// The slot of the answer to query i, or ~slot if this query must look it up.
 inline int find_or_claim(int i, const LmBuffers& buffers) {
   const int olabel = buffers.queries[i].olabel;
   const int64 lm = buffers.queries[i].lm;
@@ -25,8 +25,8 @@ inline int find_or_claim(int i, const LmBuffers& buffers) {
   }
 }
 
-// Capacity for `count` answers more, if need be by forgetting all. Call with all threads after a
-// barrier; ends with one.
+// Reserve capacity for `count` more answers; empties the cache if it is too full. Call with all threads
+// after a barrier; ends with one.
 inline void reserve_answers(int count, const LmBuffers& buffers, LmCounters& lm_counters) {
   const bool full = lm_counters.num_cached + count > buffers.capacity.cached_scores;
   __syncthreads();
@@ -38,7 +38,7 @@ inline void reserve_answers(int count, const LmBuffers& buffers, LmCounters& lm_
   __syncthreads();
 }
 
-// Look up one query. One thread. Not inlined, to leave registers to those who call it.
+// Look up one query. Call with one thread. Not inlined, to save registers of the caller.
 __noinline__ void look_up(LmQuery* query, const LmBuffers* buffers, LmCounters* lm_counters) {
   LookupCounters counters{};
   const LMStep step = cost_of_label(query->olabel, query->lm, buffers->graph, buffers->lms, counters);
@@ -54,12 +54,12 @@ __noinline__ void look_up(LmQuery* query, const LmBuffers* buffers, LmCounters* 
 inline void count_look_ups(int look_ups, LmCounters& lm_counters) {
   if (look_ups == 0) return;
   atomicAdd(&lm_counters.look_ups, look_ups);
-  atomicAdd(&lm_counters.answered, look_ups);  // less those that have to be looked up
+  atomicAdd(&lm_counters.answered, look_ups);  // answer_queries subtracts the queries that it looks up
 }
 
-// Answer all listed queries: adds to their LM score differences, and moves their LM contexts on. Call
-// with all threads, after a barrier if queries have been listed. A thread may then change queries
-// thread(), thread() + threads() and so on; for the others a barrier must follow.
+// Answer all listed queries: adds to their LM score differences, and advances their LM contexts. Call with
+// all threads, after a barrier if queries have been listed. A thread may then change queries thread(),
+// thread() + threads() and so on. A barrier must follow before it accesses other queries.
 __noinline__ void answer_queries(const LmBuffers* shared_buffers, LmCounters* shared_counters) {
   const LmBuffers& buffers = *shared_buffers;
   LmCounters& lm_counters = *shared_counters;

@@ -1,21 +1,21 @@
-// LM score difference of a word: what the large LM adds to the small LM's cost, and the LM context
-// after it. Counterpart of scorer.py.
+// Score difference of the large and the small LM for a word, and the LM context after the word.
+// Counterpart of scorer.py.
 #pragma once
 
 #include "lm/paged.cuh"
 #include "search/word_graph/candidates.cuh"
 
-// Both LMs, and the words of the graph in them.
+// Both LMs, and their labels of the words of the graph. W: number of words.
 struct LmPair {
-  PagedLM large;  // or the difference of both, if there is one
-  PagedLM small;  // not looked at where `large` is the difference
+  PagedLM large;  // the difference automaton if is_difference
+  PagedLM small;  // unused if is_difference
   bool is_difference;
-  const int64* large_labels;  // [W], the large LM's label of each word
+  const int64* large_labels;  // [W], the large LM's label of each word; negative: none
   const int64* small_labels;  // [W]
-  float weight;  // of the difference
+  float weight;  // of the LM score difference
 };
 
-template <class Args>  // that have both LMs
+template <class Args>  // kernel arguments with both LMs
 inline void open_lms(const Args& args, float weight, LmPair& lms) {
   const int64* large_arcs = args.large_arcs ? args.large_arcs : args.large_host_arcs;
   const int64* small_arcs = args.small_arcs ? args.small_arcs : args.small_host_arcs;
@@ -39,7 +39,7 @@ inline int64 lm_of(int64 large, int64 small) { return large << 32 | small; }
 inline int64 large_of(int64 lm) { return lm >> 32; }
 inline int64 small_of(int64 lm) { return lm & 0xffffffff; }
 
-// cost_large - cost_small of a word, unweighted, and both states after it; of no word nothing.
+// cost_large - cost_small of a word, unweighted, and the LM context after it. A word without a label costs 0.
 inline LMStep difference(int word, int64 lm, const LmPair& lms, LookupCounters& counters) {
   if (lms.large_labels[word] < 0) return {0.0f, lm};
   const LMStep large = lookup(lms.large, large_of(lm), lms.large_labels[word], counters);
@@ -48,7 +48,7 @@ inline LMStep difference(int word, int64 lm, const LmPair& lms, LookupCounters& 
   return {large.cost - small.cost, lm_of(large.target, small.target)};
 }
 
-// The same of an output label, which may stand for a sequence of words.
+// The same for all words of an output label, which may be a sequence of words.
 inline LMStep cost_of_label(
   int olabel, int64 lm, const Graph& graph, const LmPair& lms, LookupCounters& counters
 ) {
@@ -61,5 +61,5 @@ inline LMStep cost_of_label(
 }
 
 inline float weighted(float cost, const LmPair& lms) {
-  return lms.weight == 0 ? 0.0f : lms.weight * cost;  // an infinite one would make it NaN
+  return lms.weight == 0 ? 0.0f : lms.weight * cost;  // 0 * inf would be NaN
 }

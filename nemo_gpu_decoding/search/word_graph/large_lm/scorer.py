@@ -1,10 +1,11 @@
-"""What the large LM makes of a word: the LM score difference, and the LM context after it.
+"""Score difference of the large and the small LM for a word, and the LM context after the word.
 
-A path through the small LM's graph has paid the small LM's costs. At each word w the search adds
+The arcs of the graph carry the small LM's costs. At each word w the search adds
 
     lm_weight * large_lm_weight * (cost_large(w | h_large) - cost_small(w | h_small))
 
-and at the end the same for </s> [LET, section II; XLLM]. Words that an LM does not list are its <unk>.
+and at the end the same term for </s> [LET, section II; XLLM]. An LM scores a word that it does not list as <unk>.
+An LM context is an int64: the large LM's state in the upper 32 bits, the small LM's state in the lower 32 bits.
 """
 
 from __future__ import annotations
@@ -19,40 +20,40 @@ from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
 from nemo_gpu_decoding.search.word_graph.keys import hash_of
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS, LM
 
-# A score of the LMs, in the LM query cache
+# An entry of the LM query cache: the LM score difference of an output label, unweighted
 CACHED_SCORE = np.dtype([LM, ("lm_after", np.int64), ("olabel", np.int32), ("cost", np.float32)], align=True)
-# What the search of an utterance took
+# Work of the search of one utterance
 WORK_FIELDS = [
     ("look_ups", np.int64),  # LM queries
-    ("query_hits", np.int64),  # of these, answered by the LM query cache
+    ("query_hits", np.int64),  # LM queries that the LM query cache answered
     ("arc_visits", np.int64),
-    ("groups", np.int64),  # that were expanded
-    ("expanded", np.int64),  # LM contexts that were
+    ("groups", np.int64),  # expanded token groups
+    ("expanded", np.int64),  # expanded LM contexts
 ]
-# What it took to read the LMs' arcs from the host's memory, on a GPU; see `lm/on_device.py`
+# On a GPU: reads of the LMs' arcs from the host's memory, see `lm/on_device.py`
 PAGING_FIELDS = [("cache_hits", np.int64), ("cache_misses", np.int64), ("cache_sectors", np.int64)]
 LM_COUNTERS = np.dtype([*COUNTERS.descr, *WORK_FIELDS, *PAGING_FIELDS])
 
 
 class LmPair(NamedTuple):
-    """Both LMs as compiled code sees them. W words of the graph."""
+    """Both LMs in the form that compiled code reads. W: number of words of the graph."""
 
-    large: PackedArrays  # or the difference of both, if there is one
-    small: PackedArrays  # not looked at where `large` is the difference
+    large: PackedArrays  # the difference automaton if `is_difference`
+    small: PackedArrays  # unused if `is_difference`
     is_difference: bool
-    large_labels: np.ndarray  # [W] int64, the large LM's label of each word
+    large_labels: np.ndarray  # [W] int64, the large LM's label of each word, or NO_LABEL
     small_labels: np.ndarray  # [W] int64
-    large_end: int  # label of </s>, or NO_LABEL: ending costs nothing then
+    large_end: int  # label of </s>; NO_LABEL: the end of an utterance costs nothing
     small_end: int
-    start: int  # LM context that an utterance begins with, see `lm_of`
+    start: int  # LM context at the begin of an utterance, see `lm_of`
 
 
 class LmScorer(NamedTuple):
-    """The LMs of an utterance, and how much their difference counts. `lm` in compiled code."""
+    """The LMs of an utterance and the weight of their difference. Compiled code calls it `lm`."""
 
     lms: LmPair
     difference_weight: np.float32  # lm_weight * large_lm_weight
-    group_size: int  # LM contexts of a group that are expanded
+    group_size: int  # most LM contexts that the search expands of a token group
 
 
 @no_refcount
@@ -72,7 +73,16 @@ def small_of(context):
 
 @linked
 def difference_of_word(word, context, lms):
-    """cost_large - cost_small of one word, unweighted, and the LM context after it; of no word nothing."""
+    """LM score difference of one word, unweighted.
+
+    Args:
+        word: id of the word in the graph. A word without a label in the large LM costs 0 and keeps the context.
+        context: int64, the LM context before the word.
+        lms: `LmPair`.
+
+    Returns:
+        cost_large - cost_small as float32; the LM context after the word.
+    """
     if lms.large_labels[word] == NO_LABEL:
         return np.float32(0.0), context
     cost, large = lookup(lms.large, large_of(context), lms.large_labels[word])
@@ -84,9 +94,9 @@ def difference_of_word(word, context, lms):
 
 @linked
 def query(olabel, context, search, lm, work):
-    """LM score difference of an output label, weighted, and the LM context after it.
+    """LM score difference of an output label, weighted by `lm.difference_weight`, and the LM context after it.
 
-    Scores are kept in the LM query cache, one for each slot: the same query comes again and again.
+    The same queries recur, so the LM query cache keeps scores. It is direct-mapped: a slot holds one score.
     """
     frame, cache = work.frame[0], work.lm.cache
     frame.look_ups += 1
@@ -97,14 +107,14 @@ def query(olabel, context, search, lm, work):
         cached.cost, cached.lm_after = difference_of_label(olabel, context, search, lm)
     else:
         frame.query_hits += 1
-    if lm.difference_weight == 0:  # an infinite difference would make it NaN
+    if lm.difference_weight == 0:  # 0 * inf would be NaN
         return np.float32(0.0), cached.lm_after
     return lm.difference_weight * cached.cost, cached.lm_after
 
 
 @linked
 def difference_of_label(olabel, context, search, lm):
-    """LM score difference of an output label, unweighted, and the LM context after it."""
+    """LM score difference of all words of an output label, unweighted, and the LM context after them."""
     graph, num_words, total = search.graph, search.params.num_words, np.float32(0.0)
     for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
         word = word_from_end(olabel, n, graph, num_words)

@@ -1,15 +1,15 @@
-// Tightening the cutoff: before groups are formed, of the best token's candidates that which is best by
-// the small LM is offered at its true cost.
+// Tightening the cutoff: before the epsilon closure forms groups, offer the best token's best candidate by
+// the small LM at its true cost.
 #pragma once
 
 #include "search/word_graph/large_lm/group_arcs.cuh"
 #include "search/word_graph/large_lm/query_cache.cuh"
 
-// Of the tokens with the least cost, counters.best_token becomes the first by its key. Call with all
-// threads after a barrier; ends with one.
+// Set counters.best_token to the token with the least key among the tokens with the least cost. Call with
+// all threads after a barrier; ends with one.
 inline void find_best_token(int count, Workspace& work) {
   int* best = &work.counters->best_token;
-  // shared memory that others change: not to be kept in a register
+  // volatile: other threads change it, so the compiler must not keep it in a register
   const auto read = [&] { return *(volatile int*)best; };
   const float least = work.current[read()].cost;
   for (int i = thread(); i < count; i += threads()) {
@@ -28,10 +28,10 @@ inline void find_best_token(int count, Workspace& work) {
 struct BestArc {
   float total;
   int epsilon;
-  int arc;  // NONE: no candidate is better than those that are known
+  int arc;  // NONE: no arc is better than the candidates so far
 };
 
-// The best arc after one closure arc (or NONE) that this thread finds, if it is better than `best`.
+// Set `best` to the best arc after closure arc e (or NONE) among this thread's labels, if that is better.
 inline void find_best_arc(
   const Row& row, const Token& token, int e, const Workspace& work, BestArc& best
 ) {
@@ -63,8 +63,8 @@ inline void find_best_arc(
   }
 }
 
-// The best arc of the best token; of equal ones the first by closure arc and arc. Call with all threads
-// after a barrier.
+// The best arc of the best token. Ties go to the first closure arc, then to the first arc. Call with all
+// threads after a barrier.
 __noinline__ BestArc best_arc_of(Row row, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
   const Token token = work.current[work.counters->best_token];
@@ -80,7 +80,7 @@ __noinline__ BestArc best_arc_of(Row row, const LmWorkspace* shared) {
   return {total, (int)(name >> 32) - 1, (int)(uint32)name};
 }
 
-// The only query: the words of the best arc. Call with all threads; a barrier must follow.
+// List one query, for the words of the best arc. Call with all threads; a barrier must follow.
 inline void query_best_arc(const BestArc& best, const Token& token, LmWorkspace& work) {
   if (thread() != 0) return;
   LmCounters& lm_counters = *work.lm_counters;
@@ -90,7 +90,7 @@ inline void query_best_arc(const BestArc& best, const Token& token, LmWorkspace&
   lm_counters.num_queries = 1;
 }
 
-// The key to which an arc leads from a token with this one, but for its LM context.
+// The key of the token after the best arc from a token with key `key`, without the LM context.
 __noinline__ int64 key_after(Row row, BestArc best, int64 key, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
   int boost = boost_of(key);
@@ -98,8 +98,8 @@ __noinline__ int64 key_after(Row row, BestArc best, int64 key, const LmWorkspace
   return step_of(row, best.arc, key_of(0, boost, 0), work).key;
 }
 
-// Offer the candidate by the best arc, if that is better than all that are known. Call with all threads
-// after a barrier, with no candidates in the list; ends with a barrier.
+// Offer the candidate by the best arc, if it is better than all candidates so far. Call with all threads
+// after a barrier, with an empty list of candidates; ends with a barrier.
 inline void tighten_cutoff(const Row& row, int count, LmWorkspace& work) {
   find_best_token(count, work);
   const int source = work.counters->best_token;

@@ -1,28 +1,26 @@
-// What composition adds to a block's workspace: LM contexts and groups of tokens, the arcs of groups,
-// and queries of the LMs.
+// Workspace of a block for composition: LM contexts and groups of tokens, the arcs of groups, and LM queries.
 //
 //   group_tokens   tokens that may be expanded, in their own state or after a closure arc
-//   contexts       group tokens of one group with one LM context and one pending word; the best counts
-//   groups         contexts in one graph state and boosting state; arcs are looked at once for all
-//   group_arcs     arcs of groups that stay below the cutoff at the cost of the group's best context
-//   queries        an arc and a context for which the LMs have to be queried
-//   cached_scores  scores of the LMs, kept until their number is beyond the capacity
+//   contexts       group tokens of one group with one LM context and one pending word; the best one counts
+//   groups         contexts in one graph state and boosting state; the search visits their arcs once
+//   group_arcs     arcs of groups that are not above the cutoff at the cost of the group's best context
+//   queries        an arc and a context that need an LM query
+//   cached_scores  scores of the LMs, until their number exceeds the capacity
 //
-// A pending word is that of a closure arc for which the LMs have not been queried. Example: three
-// tokens in graph state 7 after "a b", "a c" (just read) and "a c" (with a blank since) are three group
-// tokens, two contexts, one group. An arc of state 7 with a word is one group arc, and becomes two
-// queries.
+// A pending word is the word of a closure arc without an LM query so far. Example: three tokens in graph
+// state 7 after "a b", "a c" (just read) and "a c" (with a blank since) are three group tokens, two contexts,
+// one group. An arc of state 7 with a word is one group arc, and becomes two queries.
 #pragma once
 
 #include "search/word_graph/large_lm/scorer.cuh"
 
-// A hash table whose slots hold number + 1 of the first of several items with one key (0: free).
+// A hash table from keys to items. A slot holds number + 1 of the first item with a key; 0: free.
 struct Firsts {
   int* slots;  // [mask + 1], more than there are items
   int mask;
 
-  // The number of the first item with the key of item `own`: `own` itself if there was none. same(i):
-  // whether item i has that key. *slot: where it is.
+  // The number of the first item with the key of item `own`; enters `own` if there is none. same(i): whether
+  // item i has that key. *slot: output, the slot of the key.
   template <class Same>
   int find_or_enter(uint64 hash, int own, int* slot, Same same) const {
     for (int at = (int)(hash >> 24) & mask;; at = (at + 1) & mask) {
@@ -35,17 +33,17 @@ struct Firsts {
   }
 };
 
-// What stays the same for a whole launch: shared by the block, as registers are scarce.
+// Arguments that are constant during a launch, in shared memory because registers are scarce.
 struct LmBuffers {
   Graph graph;
   LmPair lms;
   Capacity capacity;
-  int contexts_per_group;  // that are expanded
+  int contexts_per_group;  // most contexts of a group that are expanded
   GroupToken* group_tokens;
   LmContext* contexts;
   TokenGroup* groups;
-  uint64* order;  // contexts of groups: ordered key of the cost, number
-  int* large_groups;  // that all threads sort together
+  uint64* order;  // contexts by group: ordered key of the cost in the high half, number in the low half
+  int* large_groups;  // groups that all threads sort together
   Firsts first_tokens;
   Firsts first_contexts;
   GroupArc* group_arcs;
@@ -58,24 +56,24 @@ struct LmBuffers {
 struct LmWorkspace : Workspace {
   LmCounters* lm_counters;  // shared
   const LmBuffers* buffers;  // shared
-  // Shared: a copy for functions that are not inlined, to leave registers to those who call them. What
-  // changes in the course of a frame is not to be used.
+  // Shared: a copy for functions that are not inlined, to save registers of their callers. The copy of fields
+  // that change during a frame is stale.
   LmWorkspace* shared;
 };
 
-// Ranks between which the last one is looked for with which there is capacity for all keys.
+// Bounds of the bisection for the highest rank at which all keys fit into the capacity.
 struct RankLimits {
   int64 low;
   int64 high;
 };
 
-// Shared memory of a block beside that of a search without composition.
+// Shared memory of a block for composition, in addition to a search without composition.
 struct LmShared {
   LmCounters counters;
   LmBuffers buffers;
   LmWorkspace workspace;
   Work work;
-  StreamCounters before;  // the frame
+  StreamCounters before;  // counters before the frame
   RankLimits limits;
 };
 
@@ -100,7 +98,7 @@ inline void open_buffers(const LmAdvanceArgs& args, int64 b, const Workspace& wo
   buffers.cache_slots = args.cache_slots + b * capacity.cache_slots;
 }
 
-// Prepare what composition needs of utterance b. Call with all threads; a barrier must follow.
+// Open the buffers and counters of composition for utterance b. Call with all threads; a barrier must follow.
 inline void open_composition(const LmAdvanceArgs& args, int64 b, LmShared& shared, LmWorkspace& work) {
   work.lm_counters = &shared.counters;
   work.buffers = &shared.buffers;
@@ -112,7 +110,7 @@ inline void open_composition(const LmAdvanceArgs& args, int64 b, LmShared& share
   shared.workspace = work;
 }
 
-// Add what a frame took.
+// Add the work of a frame to `total`.
 inline void add_work(const LmCounters& frame, Work& total) {
   total.look_ups += frame.look_ups;
   total.query_hits += frame.answered;
@@ -124,7 +122,7 @@ inline void add_work(const LmCounters& frame, Work& total) {
   total.cache_sectors += frame.cache_sectors;
 }
 
-// Capacity in the list of candidates for `more` of each thread. Call with all threads at any time.
+// Reserve capacity for `more` candidates of each thread. Call with all threads at any time.
 inline void reserve_after_barrier(int more, Workspace& work) {
   if (work.reserve(more)) return;
   __syncthreads();
