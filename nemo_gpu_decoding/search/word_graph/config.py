@@ -77,7 +77,7 @@ class PagedBigLMConfig(WFSTConfig):
     large_lm_weight: float = 1.0
     # On-the-fly composition of the large LM with the graph. Both give the same results with a wide beam. lazy, the
     # faster one: the LM is queried for words that are within the beam by the small LM's costs. let: in addition, LM
-    # contexts are expanded only where a word is emitted [LET, III]; CPU only, 1.1 to 1.4 times the time of lazy.
+    # contexts are expanded only where a word is emitted [LET, III]; CPU only, slower than lazy.
     composition: str = "lazy"
     # Maximum number of LM contexts per graph state that are expanded, the cheapest ones (the heap of a token group in
     # [LET]), >= 0; 0 = all.
