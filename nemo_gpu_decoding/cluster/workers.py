@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Job:
     batch_size: int = 8
     batch_seconds: float | None = None
     out_format: str = "jsonl"
-    cutting: Cutting = Cutting()
+    cutting: Cutting = field(default_factory=Cutting)
     load_decoder: Callable[[], Loaded] | None = None
 
 

@@ -91,7 +91,9 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
     """
     with MonoReader(file, model.channel_selector) as reader:
         position = positions(model, reader.rate)
-        windows = _Windows(reader, position, *(round(each / model.frame_seconds) for each in (30.0, _CONTEXT)))
+        windows = _Windows(
+            reader, position, *(round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
+        )
         tokens: list[tuple[int, int]] = []
         loudness: list[np.ndarray] = []
         bar = tqdm(
@@ -105,10 +107,9 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
                 (outputs,) = model.encode(paths, len(paths))
                 for window, hypothesis in zip(batch, model.hypotheses(outputs), strict=True):
                     first = window.begin - window.before
-                    found = (
-                        (first + start, first + end, token) for start, end, token in head.greedy_tokens(hypothesis)
-                    )
-                    tokens += [each for each in found if window.begin <= each[0] < window.end]
+                    for start, end, token in head.greedy_tokens(hypothesis):
+                        if window.begin <= first + start < window.end:
+                            tokens.append((first + start, first + end, token))
                     loudness.append(window.loudness(position))
                     bar.update(len(loudness[-1]) * model.frame_seconds)
             words = head.vocabulary().words([token for _, _, token in tokens])
