@@ -94,14 +94,16 @@ class MonoReader:
         channel_selector: number of the channel, from 0; "average" or None for the average.
 
     Raises:
-        ValueError: there is no such channel.
-        RuntimeError: the file cannot be read as audio.
+        ValueError: the file cannot be read as audio, or there is no such channel.
     """
 
     def __init__(self, file: str | Path, channel_selector: int | str | None) -> None:
         import soundfile
 
-        self._file = soundfile.SoundFile(str(file))
+        try:
+            self._file = soundfile.SoundFile(str(file))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{file} cannot be read as audio: {_reason(error)}") from error
         self._channel = channel_selector if isinstance(channel_selector, int) else None
         self.rate = int(self._file.samplerate)
         if self._channel is not None and self._channel >= self._file.channels:

@@ -52,13 +52,16 @@ def choose_cuts(
         for seconds in (cutting.segment_seconds, cutting.max_segment_seconds, SHORTEST)
     )
     cuts, doubtful, total = [0], [], len(loudness)
+    # relative to speech: words that the greedy pass misses look like a pause, but are as loud as the others
+    level = loudness / max(float(np.median(loudness)), 1e-9)
     while total - cuts[-1] > most:
         begin = cuts[-1]
         places = np.arange(begin + shortest, min(begin + most, total - shortest) + 1)
         before, after = _distances(words, places)
         pause = (before + after) * frame_seconds
         room = np.minimum(np.minimum(before, after) * frame_seconds, _ROOM) / _ROOM
-        score = room - np.abs(places - begin - target) / target
+        noise = np.minimum(np.maximum(level[places - 1], level[places]), 1.0)
+        score = room - noise - np.abs(places - begin - target) / target
         between = np.minimum(before, after) >= 0
         is_pause = between & (pause >= cutting.min_pause)
         if is_pause.any():

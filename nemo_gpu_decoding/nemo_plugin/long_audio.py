@@ -91,10 +91,9 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
     """
     with MonoReader(file, model.channel_selector) as reader:
         position = positions(model, reader.rate)
-        windows = _Windows(
-            reader, position, *(round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
-        )
-        tokens: list[tuple[int, int]] = []
+        core, context = (round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
+        windows = _Windows(reader, position, core, context)
+        tokens: list[tuple[int, int, int]] = []
         loudness: list[np.ndarray] = []
         bar = tqdm(
             total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
@@ -160,7 +159,7 @@ class _Windows:
             if not self.fault:
                 more, self.fault = self.reader.read_readable(missing)
             kept = np.concatenate([kept, more])
-            self.seconds = (at(first) + len(kept)) / self.reader.rate
+            self.seconds += len(more) / self.reader.rate
             if at(first) + len(kept) <= at(begin):
                 return
             yield _Window(begin, begin + self.core, begin - first, kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_subtitles_parse_again(file_format):
     by_line = list(lines(words, 0.3))
     expected = [(line[0].start, line[-1].end) for line in by_line]
     assert np.allclose([each[:2] for each in found], expected, atol=1e-3)
-    assert all(a[1] <= b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(found))
 
 
 def test_text_without_times_and_transcripts_without_words():

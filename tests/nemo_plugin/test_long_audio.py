@@ -111,7 +111,7 @@ def test_a_damaged_end_costs_the_words_after_it(tmp_path):
     assert "cannot be read after 0:00:" in found.error
     assert 0 < len(found.segments) < len(whole.segments)
     assert [s.text for s in found.segments[:2]] == [s.text for s in whole.segments[:2]]
-    file.write_bytes(data[:9000])
+    file.write_bytes(data[:2000])
     with pytest.raises(ValueError, match="cannot be read as audio"):
         transcribe_long(model, file, **options)
 
