@@ -53,7 +53,7 @@ def choose_cuts(
     )
     cuts, doubtful, total = [0], [], len(loudness)
     # relative to speech: words that the greedy pass misses look like a pause, but are as loud as the others
-    level = loudness / max(float(np.median(loudness)), 1e-9)
+    level = loudness / max(float(np.median(loudness)) if total else 0.0, 1e-9)
     while total - cuts[-1] > most:
         begin = cuts[-1]
         places = np.arange(begin + shortest, min(begin + most, total - shortest) + 1)
