@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_cuts
-from nemo_gpu_decoding.nemo_plugin.model import Model, Segment, Transcript
+from nemo_gpu_decoding.nemo_plugin.model import GREEDY, Model, Segment, Transcript
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
@@ -70,17 +71,15 @@ def transcribe_long(
     """
     cutting = Cutting(segment_seconds, max_segment_seconds, min_pause)
     loaded = model if isinstance(model, Model) else Model(model)
-    if timestamps:
-        config = loaded.current_head.config
-        config.compute_timestamps = True
-        loaded.current_head.use(config)
     plan = find_cuts(loaded, file, cutting, batch_size)
     if len(plan.frames) < 2:
         raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
     found: list[Transcript] = []
-    for paths in segment_files(loaded, file, plan, batch_size):
-        for outputs in loaded.encode(paths, batch_size):
-            found += loaded.decode(outputs)
+    section = loaded.current_head.config
+    with loaded.using({**section, "compute_timestamps": True}) if timestamps else nullcontext():
+        for paths in segment_files(loaded, file, plan, batch_size):
+            for outputs in loaded.encode(paths, batch_size):
+                found += loaded.decode(outputs)
     return joined(plan.spans(loaded.frame_seconds), found, plan.fault)
 
 
@@ -98,7 +97,7 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
         bar = tqdm(
             total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
         )
-        with bar, model.greedy() as head, TemporaryDirectory() as folder:
+        with bar, model.using(GREEDY) as head, TemporaryDirectory() as folder:
             for batch in _grouped(windows, batch_size):
                 paths = [
                     _write(Path(folder) / f"{n}.wav", window.samples, reader.rate) for n, window in enumerate(batch)

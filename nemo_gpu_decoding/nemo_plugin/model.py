@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # output of NeMo's forward pass for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]
+
+GREEDY = {"strategy": "greedy_batch"}
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -128,11 +130,11 @@ class Model:
         return self.head(self.model.cur_decoder if self.is_hybrid else self.default_head)
 
     @contextmanager
-    def greedy(self) -> Iterator[Head]:
-        """The current head with NeMo's `greedy_batch`; the strategy is restored at the end."""
+    def using(self, section: Mapping[Any, Any]) -> Iterator[Head]:
+        """The current head with another `decoding` section; its section is restored at the end."""
         head = self.current_head
         before = head.config
-        head.use_greedy()
+        head.use(OmegaConf.create(dict(section)))
         try:
             yield head
         finally:
@@ -321,7 +323,7 @@ class Head(ABC):
 
     def use_greedy(self) -> None:
         """Switch to NeMo's `greedy_batch`."""
-        self.use(OmegaConf.create({"strategy": "greedy_batch"}))
+        self.use(OmegaConf.create(GREEDY))
 
 
 class CTCHead(Head):

@@ -37,13 +37,13 @@ def joined_speech(folder, count=10, suffix="flac"):
     return file, spans
 
 
-def load(name, head, strategy):
+def load(name, head, strategy, timestamps=True):
     from omegaconf import OmegaConf
 
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
     model = Model.load(str(ASSETS / "models" / f"{name}.nemo"), device="cpu")
-    decoding = {"strategy": strategy, "compute_timestamps": True, "beam": {"beam_size": 4}}
+    decoding = {"strategy": strategy, "compute_timestamps": timestamps, "beam": {"beam_size": 4}}
     model.head(head).use(OmegaConf.create(decoding))
     return model
 
@@ -92,7 +92,10 @@ def test_cuts_avoid_the_utterances(tmp_path):
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
     file, spans = joined_speech(tmp_path, 20)
-    found = transcribe_long(load("self_ctc", "ctc", "greedy_batch"), file, segment_seconds=20, max_segment_seconds=40)
+    model = load("self_ctc", "ctc", "greedy_batch", timestamps=False)
+    found = transcribe_long(model, file, segment_seconds=20, max_segment_seconds=40, timestamps=True)
+    assert len(found.words) == len(found.text.split())
+    assert not model.current_head.config.compute_timestamps  # as before
     cuts = [segment.start for segment in found.segments[1:]]
     assert len(cuts) >= 3
     assert not [cut for cut in cuts for start, end in spans if start < cut < end]
@@ -142,7 +145,7 @@ class SilentModel:
         return [None] * len(outputs)
 
     @contextmanager
-    def greedy(self):
+    def using(self, section):
         vocabulary = SimpleNamespace(words=lambda ids: [])
         yield SimpleNamespace(greedy_tokens=lambda hypothesis: [], vocabulary=lambda: vocabulary)
 
@@ -157,7 +160,7 @@ class ExactModel(SilentModel):
         self.head = SimpleNamespace(greedy_tokens=self.tokens, vocabulary=lambda: vocabulary)
 
     @contextmanager
-    def greedy(self):
+    def using(self, section):
         yield self.head
 
     def hypotheses(self, outputs):
