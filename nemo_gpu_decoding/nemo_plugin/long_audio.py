@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_cuts
-from nemo_gpu_decoding.nemo_plugin.model import GREEDY, Model, Segment, Transcript
+from nemo_gpu_decoding.nemo_plugin.model import Model, Segment, Transcript
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
@@ -97,7 +97,7 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
         bar = tqdm(
             total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
         )
-        with bar, model.using(GREEDY) as head, TemporaryDirectory() as folder:
+        with bar, model.using({"strategy": "greedy_batch"}) as head, TemporaryDirectory() as folder:
             for batch in _grouped(windows, batch_size):
                 paths = [
                     _write(Path(folder) / f"{n}.wav", window.samples, reader.rate) for n, window in enumerate(batch)

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 # output of NeMo's forward pass for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]
 
-GREEDY = {"strategy": "greedy_batch"}
-
 logger = logging.getLogger("nemo_gpu_decoding")
 
 
@@ -323,7 +321,7 @@ class Head(ABC):
 
     def use_greedy(self) -> None:
         """Switch to NeMo's `greedy_batch`."""
-        self.use(OmegaConf.create(GREEDY))
+        self.use(OmegaConf.create({"strategy": "greedy_batch"}))
 
 
 class CTCHead(Head):
