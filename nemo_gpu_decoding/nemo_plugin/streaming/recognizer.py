@@ -67,10 +67,11 @@ class PipelineRecognizer:
 
     def __init__(self, pipeline: Any, strategy: str, model: str) -> None:
         from nemo_gpu_decoding.nemo_plugin.streaming.rollback import all_or_nothing
-        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript
+        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript, written_segments
 
         self.pipeline, self.strategy, self.model = pipeline, strategy, model
         self._transcript, self._all_or_nothing = partial(transcript, pipeline), partial(all_or_nothing, pipeline)
+        self._written_segments = written_segments
         self.sample_rate = int(pipeline.sample_rate)
         self.is_cache_aware = hasattr(pipeline, "context_manager")
         seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
@@ -206,7 +207,11 @@ class PipelineRecognizer:
         if error is not None or chunk.is_last:
             return live.StepOutput(final=final, error=error and str(error))
         state = self.pipeline.get_state(chunk.stream)
-        words, _ = self.pipeline.bpe_decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
+        decoder = self.pipeline.bpe_decoder
+        words, _ = decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
+        aliases = getattr(state, "aliases", None)
+        if aliases is not None:
+            words = self._written_segments(words, aliases, decoder)
         committed = getattr(output, "committed_transcript", None)
         if committed is None:  # greedy tokens stay
             committed = self._transcript(state.tokens)
@@ -228,7 +233,10 @@ class PipelineRecognizer:
             return self._transcript(path.tokens.tolist()).strip()
 
         found = nbest.distinct(text_of, n)
-        return tuple(live.Alternative(text_of(path), round(float(path.score), 4)) for path in found)
+        texts = found.texts(text_of)
+        return tuple(
+            live.Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, found, strict=True)
+        )
 
     def _infer(self) -> Any:
         """The search of the model; None for NeMo's strategies."""
