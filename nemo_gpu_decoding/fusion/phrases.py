@@ -77,7 +77,9 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
         try:
             phrases.append(Phrase(text, float(weight) if weight else None, None, tuple(filter(None, aliases))))
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}, expected 'phrase<tab>weight<tab>alias ...'") from error
+            raise ValueError(
+                f"{path}, line {number}: {error}, expected 'phrase<tab>weight' and, after more tabs, aliases"
+            ) from error
     return without_repetitions(phrases, str(path))
 
 

@@ -21,6 +21,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
+from nemo_gpu_decoding.fusion.phrases import as_phrase
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import recognizer as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
@@ -253,7 +254,7 @@ class PipelineRecognizer:
 
         infer = self._infer()
         if infer is None:
-            raise FieldError("phrases", list(wanted.phrases), f"none: strategy {self.strategy} boosts no phrases")
+            raise FieldError("phrases", _texts(wanted), f"none: strategy {self.strategy} boosts no phrases")
         from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
 
         default = infer.options.fusion.boosting_weight
@@ -264,7 +265,7 @@ class PipelineRecognizer:
         try:
             biasing_request(infer, cfg)  # compiled and cached
         except ValueError as error:
-            raise FieldError("phrases", list(wanted.phrases), "phrases that can be boosted", f"({error})") from error
+            raise FieldError("phrases", _texts(wanted), "phrases that can be boosted", f"({error})") from error
         return cfg
 
 
@@ -339,6 +340,10 @@ def _pipeline_config(
             "log_level": logging.ERROR,
         }
     )  # fmt: skip
+
+
+def _texts(wanted: live.StreamOptions) -> list[str]:
+    return [as_phrase(phrase).text for phrase in wanted.phrases]
 
 
 def _words(segments: Sequence[Any] | None) -> tuple[live.Word, ...]:
