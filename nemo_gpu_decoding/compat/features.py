@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 RATE, WINDOW, STRIDE, FFT_SIZE = 16000, 400, 160, 512  # hertz, samples
 PREEMPHASIS, GUARD = 0.97, 2.0**-24

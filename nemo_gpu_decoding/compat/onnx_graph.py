@@ -69,7 +69,9 @@ class Graph:
                     if len(own := depends.get(name, set())) == 1:
                         meeting[next(iter(own))].add(name)
         if any(len(names) != 1 for names in meeting.values()):
-            raise ValueError(f"in the joint {meeting} meet, expected one value that depends on frames and one on texts")
+            raise ValueError(
+                f"in the joint {meeting} meet, expected one value that depends on frames and one on texts"
+            )
         return [name for names in meeting.values() for name in names]
 
     def part(self, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:

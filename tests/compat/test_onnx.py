@@ -29,7 +29,8 @@ def speech():
     """(samples, text) of the 100 shipped utterances."""
     import soundfile
 
-    rows = [json.loads(line) for part in ("dev", "test") for line in open(ASSETS / "speech" / f"{part}.json")]
+    manifests = [(ASSETS / "speech" / f"{part}.json").read_text(encoding="utf-8") for part in ("dev", "test")]
+    rows = [json.loads(line) for manifest in manifests for line in manifest.splitlines()]
     files = [ASSETS / "speech" / row["audio_filepath"] for row in rows]
     return [(soundfile.read(file, dtype="float32")[0], row["text"]) for file, row in zip(files, rows, strict=True)]
 
@@ -199,10 +200,10 @@ def test_missing_parts_are_named(exported, tmp_path):
         OnnxTransducer(tmp_path / "none")
     shutil.copy(source / "tokens.txt", tmp_path)
     shutil.copy(source / "encoder.onnx", tmp_path)
-    with pytest.raises(FileNotFoundError, match="has no file such as decoder.onnx"):
+    with pytest.raises(FileNotFoundError, match=r"has no file such as decoder\.onnx"):
         OnnxTransducer(tmp_path)
     shutil.copy(source / "encoder.onnx", tmp_path / "my-encoder.onnx")
-    with pytest.raises(ValueError, match="has encoder.onnx, my-encoder.onnx, expected one"):
+    with pytest.raises(ValueError, match=r"has encoder\.onnx, my-encoder\.onnx, expected one"):
         OnnxTransducer(tmp_path)
     (tmp_path / "tokens.txt").write_text("a 0\nb 1\n")
     with pytest.raises(ValueError, match=r"tokens.txt ends with \['b 1'\], expected the blank"):
