@@ -29,6 +29,7 @@ class BeamHypothesis(Hypothesis):
     token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
+    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
 
     @property
@@ -82,6 +83,7 @@ def from_path(path: Path, num_frames: int, kind: type[H], **more: Any) -> H:
         token_frames=frames,
         token_repeats=path.repeats.tolist(),
         score_parts=path.parts,
+        outside_share=path.outside_share,
         **more,
     )
 

@@ -49,6 +49,7 @@ class Transcript:
     words: tuple[Word, ...] = ()  # with timestamps
     n_best: tuple[tuple[str, float], ...] = ()  # (text, score), best first, for n-best lists
     lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
+    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     error: str = ""  # why the encoder's output could not be decoded, with an empty text; "": decoded
 
 
@@ -212,6 +213,7 @@ class Model:
             words=self._words(best),
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
+            outside_share=getattr(best, "outside_share", None),
             error=getattr(best, "error", ""),
         )
 

@@ -43,7 +43,7 @@ from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
-from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import NBest, with_outside_share
 
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
@@ -352,7 +352,11 @@ class Decoder(ABC, Generic[C, R]):
         if len(rows) == 0:
             return []
         engine = streams.engine or self._cpu_engine(streams)  # nothing was pushed: all engines give the same result
-        return self._results(streams, engine, rows, n_best, final=final)
+        results = self._results(streams, engine, rows, n_best, final=final)
+        if not final:
+            return results
+        pairs = zip(results, rows, strict=True)
+        return [with_outside_share(nbest, streams.fusion.allowed[row], self._labels.blank_id) for nbest, row in pairs]
 
 
 def _check_open(streams: Streams) -> None:
