@@ -201,7 +201,7 @@ class DensityRatio:
 class Locked:
     """With a price for some tokens; a request forbids others."""
 
-    allowed = AllowedTokens(tuple(v % 3 > 0 for v in range(VOCAB)), 1.5)
+    allowed = AllowedTokens(tuple(v % 3 < 2 for v in range(VOCAB)), 1.5)
 
     def fusion(self):
         return replace(super().fusion(), allowed=self.allowed)
