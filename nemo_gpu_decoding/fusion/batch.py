@@ -12,6 +12,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import as_records
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
+from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
@@ -93,6 +94,10 @@ class BatchFusion:
             trees[row] = own.trees[number]
         allowed = dict(enumerate(self.allowed)) | dict(zip(rows, own.allowed, strict=True))
         return _batch_of(self.lm, lm_weights, trees, boosting_weights, tuple(allowed.values()))
+
+    def aliases_of(self, utterance: int) -> Aliases | None:
+        """The aliases of an utterance's phrases."""
+        return self.trees[self.tree_of[utterance]].aliases if self.boosting_weights[utterance] else None
 
     def moved_states(self, after: BatchFusion) -> np.ndarray:
         """Offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -353,10 +353,12 @@ class Decoder(ABC, Generic[C, R]):
             return []
         engine = streams.engine or self._cpu_engine(streams)  # nothing was pushed: all engines give the same result
         results = self._results(streams, engine, rows, n_best, final=final)
-        if not final:
-            return results
-        pairs = zip(results, rows, strict=True)
-        return [with_outside_share(nbest, streams.fusion.allowed[row], self._labels.blank_id) for nbest, row in pairs]
+        described = []
+        for nbest, row in zip(results, rows, strict=True):
+            aliases, allowed = streams.fusion.aliases_of(row), streams.fusion.allowed[row]
+            own = nbest if aliases is None else replace(nbest, aliases=aliases)
+            described.append(with_outside_share(own, allowed, self._labels.blank_id) if final and allowed else own)
+        return described
 
 
 def _check_open(streams: Streams) -> None:
