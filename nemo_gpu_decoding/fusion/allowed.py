@@ -73,7 +73,7 @@ class AllowedTokens:
             return tree, weight
         if tree is None or weight == 0:
             tree, weight = None, PRICE_WEIGHT
-        key = ("allowed tokens", tree and (tree.fingerprint, tree.aliases), self, weight)
+        key = ("allowed tokens", tree and (tree.fingerprint, repr(tree.aliases)), self, weight)
         return cached(key, partial(self._applied, tree, weight)), weight
 
     def _applied(self, tree: BackoffAutomaton | None, weight: float) -> BackoffAutomaton:
