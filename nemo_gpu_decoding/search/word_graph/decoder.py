@@ -93,6 +93,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             hint=": build it with build_word_boosting for this graph",
             lm_in_graph=True,
             max_states=records.MAX_BOOST_STATES,
+            unlocked="a word graph writes its own words only; build it from the words that may be written",
         )
         super().__init__(config, fusion, labels)
         self._nothing = empty_automaton(len(graph.words))
