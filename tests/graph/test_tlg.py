@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.tlg import as_transducer, composed_graph, topology_fst
+from nemo_gpu_decoding.graph.tlg import as_transducer, composed_graph, topology_fst
 from nemo_gpu_decoding.graph.csr import WordGraph
 from tests.graph.toy import PIECES
 from tests.graph.toy import topology_fst as kaldifst_topology
