@@ -58,7 +58,10 @@ def advance(log_probs, begin, end, state, search, lm, work):
         if work.frame[0].status == keys.BACK_POINTERS_FULL:  # the frame is expanded; only pruning is left to do
             status = work.frame[0].status = keys.DONE
         else:
-            status = _expand_min_active(log_probs[t], state, search, lm, work)
+            work.frame[0].beam, is_narrow = search.params.beam, True
+            while is_narrow:
+                status = _expand_or_bisect(log_probs[t], state, search, lm, work)
+                is_narrow = status == keys.DONE and widen_beam(search.params, work)
         if status == keys.DONE:
             status = prune(log_probs[t], state, search, work)
         if status != keys.DONE:
@@ -68,16 +71,6 @@ def advance(log_probs, begin, end, state, search, lm, work):
         else:
             contexts.count_work(state.counters[0], work.frame[0])
     return end, keys.DONE
-
-
-@linked
-def _expand_min_active(row, state, search, lm, work):
-    """Find the tokens of the next frame, at least min_active if there are so many within the widest beam."""
-    work.frame[0].beam = search.params.beam
-    while True:
-        status = _expand_or_bisect(row, state, search, lm, work)
-        if status != keys.DONE or not widen_beam(search.params, work):
-            return status
 
 
 @linked
