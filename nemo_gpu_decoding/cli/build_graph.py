@@ -44,7 +44,7 @@ class BuildGraphOptions:
     # Word n-gram LM: ARPA, plain or gzipped. `build-lm` or KenLM's lmplz estimates one from text.
     lm: str = MISSING
     # Output file: the graph L o G. It does not contain the CTC topology; the search applies compact, normal or
-    # minimal. A name that ends in .fst: T o L o G for other decoders, an OpenFst file with symbol tables for tokens and
+    # minimal. A name that ends in .fst: T o L o G for other decoders, an OpenFst file with symbols of tokens and
     # words. Input label n is column n - 1 of the log-probs; the blank is the last column.
     out: str = MISSING
     # With out=*.fst: the CTC topology T, compact (default), normal or minimal.
