@@ -13,6 +13,8 @@
 // variants: LOGIT=float LOOP=1
 // variants: LOGIT=Half LOOP=1
 // variants: LOGIT=BFloat16 LOOP=1
+// Four blocks per multiprocessor: 128 utterances with K = 4 are one wave of an H100.
+#define EXPAND_BLOCKS 4
 #include "search/transducer/expand.cuh"
 #include "search/transducer/merge.cuh"
 
