@@ -86,6 +86,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
         ("use_bpe_dropout", (False,), _SPELLINGS),
         ("num_of_transcriptions", (5,), _SPELLINGS),
         ("segmentations", (1,), _SPELLINGS),
+        ("bpe_mode", ("default", "case_insensitive"), _SPELLINGS),
         ("source_lang", ("en",), "see wfst.source_lang for the language of the graph's words"),
         ("refund", ("full",), "NeMo's refunds are made for tokens"),
         ("overlapping", (None, True), "it pays for every phrase that occurs, overlapping or not"),

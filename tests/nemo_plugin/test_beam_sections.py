@@ -260,6 +260,7 @@ def test_the_valid_keys_are_nemos_and_ours():
     assert set(FLEXCTC.valid) == {*nemo, *SOURCE, *ALLOWED, "merge", "n_best", "backend", "threads", "lm_encoding"}
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
+        "bpe_mode", "var_bpe_scoring_temp", "var_bpe_penalize_subsplits",
     }  # fmt: skip
 
 
