@@ -55,7 +55,7 @@ class WordGraphInfer(CTCInfer):
         fused, vocabulary = self.options.fusion, self.vocabulary()
         phrases = configured_phrases(fused.boosting) if fused.has_phrases else []
         graph, topology = load_word_graph(
-            self.options.graph, vocabulary, self.blank_id, self._boosted_words(phrases), fused.boosting.ignore_case
+            self.options.graph, vocabulary, self.blank_id, self._boosted_words(phrases), fused.boosting.is_case_ignored
         )
         costs = self.options.graph.open_vocabulary
         if costs is not None and self.finds_new_words:

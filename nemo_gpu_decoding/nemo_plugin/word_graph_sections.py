@@ -60,6 +60,7 @@ COUNTERPARTS = {  # options of other decoders in NeMo's section -> the keys here
     "k2_decoding_cfg.search_beam": "beam_width",
     "k2_decoding_cfg.output_beam": "lattice_beam",
     "k2_decoding_cfg.max_active_states": "max_active",
+    "k2_decoding_cfg.min_active_states": "min_active",
 }
 
 
@@ -85,6 +86,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
         ("use_bpe_dropout", (False,), _SPELLINGS),
         ("num_of_transcriptions", (5,), _SPELLINGS),
         ("segmentations", (1,), _SPELLINGS),
+        ("bpe_mode", ("default", "case_insensitive"), _SPELLINGS),
         ("source_lang", ("en",), "see wfst.source_lang for the language of the graph's words"),
         ("refund", ("full",), "NeMo's refunds are made for tokens"),
         ("overlapping", (None, True), "it pays for every phrase that occurs, overlapping or not"),
