@@ -47,7 +47,7 @@ def test_a_long_file_gets_segments_and_subtitles(assets, manifest, talk, tmp_pat
     starts = [word["start"] for word in long["words"]]
     assert starts == sorted(starts)
     assert starts[-1] > 15
-    assert long["segments"][-1]["end"] == long["duration"] == pytest.approx(soundfile.info(talk).duration, abs=1e-3)
+    assert long["segments"][-1]["end"] <= long["duration"] == pytest.approx(soundfile.info(talk).duration, abs=1e-3)
     for name in ("talk", "test_000"):
         assert all((out.parent / f"{name}.{each}").read_text() for each in ("srt", "vtt", "tsv", "txt"))
     assert " ".join((out.parent / "talk.txt").read_text().split()) == long["pred_text"]
