@@ -1,12 +1,11 @@
 """The segments of a long recording: cut at pauses between words, near a target length, without silence around them.
 
-Silence around speech costs accuracy: NeMo normalises features by their mean and variance over the whole segment, and many
-models were trained without silence.
+Silence around speech costs accuracy: NeMo normalises features by their mean and variance over the whole segment, and
+many models were trained without silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +15,7 @@ from nemo_gpu_decoding.checks import check_number
 
 SHORTEST = 1.0  # seconds of a segment; NeMo pads shorter files on both sides, which would shift times
 _ROOM = 0.5  # seconds between a cut and the next word; more is not better
-_LONG_PAUSE = 1.0  # seconds of silence between segments, or `min_pause` if that is longer
+_LONG_PAUSE = 0.6  # seconds of silence between segments, or `min_pause` if that is longer
 _KEPT = 0.16  # seconds of silence that a segment keeps at both ends
 
 
@@ -51,8 +50,8 @@ def choose_segments(
 ) -> tuple[list[tuple[int, int]], list[int]]:
     """First and end frame of each segment; and the cuts that are at no pause of `min_pause`.
 
-    Every silence of `_LONG_PAUSE` is between two segments. What is between segments is silent. A recording has at least
-    one segment.
+    Every silence of `_LONG_PAUSE` is between two segments, and only silence is between segments. A recording has at
+    least one segment.
 
     Args:
         words: first and end frame of each word, [W, 2], in order.
@@ -81,8 +80,8 @@ def _frames(seconds: float, frame_seconds: float) -> int:
 def _sound(words: np.ndarray, loudness: np.ndarray) -> np.ndarray:
     """Whether a frame is in a word, or louder than silence, [T] bool.
 
-    Words that the greedy pass misses are louder than silence. Its level is estimated from the recording, and is between
-    -34 and -20 dB of the level of words.
+    Words that the greedy pass misses are louder than silence. The level of silence is estimated from the recording, and
+    is between -34 and -20 dB of the level of words.
     """
     in_word = np.zeros(len(loudness), bool)
     for begin, end in words:
@@ -94,8 +93,10 @@ def _sound(words: np.ndarray, loudness: np.ndarray) -> np.ndarray:
 
 
 def _trimmed(is_sound: np.ndarray, segment: tuple[int, int], frame_seconds: float) -> tuple[int, int]:
-    """A segment with at most `_KEPT` seconds of silence at both ends, and at least SHORTEST if it is long enough; empty
-    if all of it is silent."""
+    """A segment with at most `_KEPT` seconds of silence at both ends, empty if all of it is silent.
+
+    It has at least SHORTEST seconds, if there are so many.
+    """
     begin, end = segment
     active = begin + np.flatnonzero(is_sound[begin:end])
     if not len(active):

@@ -72,19 +72,19 @@ def test_noise_without_words_is_cut():
 
 
 @pytest.mark.parametrize("level", [0.0, 0.01])
-def test_silence_of_a_second_is_between_segments(level):
-    """Words of 0.8 s with silence of 0.4, 0.8 and 1.2 s, in turn. A quiet voice in a silence is kept."""
+def test_silence_is_between_segments(level):
+    """Words of 0.8 s with silence of 0.24, 0.4 and 1.2 s, in turn. A quiet voice in a silence is kept."""
     words, at = [], 50
     for n in range(60):
         words.append((at, at + 10))
-        at += 10 + (5, 10, 15)[n % 3]
+        at += 10 + (3, 5, 15)[n % 3]
     loudness = np.full(at + 50, level)
     for begin, end in words:
         loudness[begin:end] = 1.0
     loudness[words[2][1] + 7] = 0.1 + level
     segments, doubtful = choose_segments(np.array(words), loudness, Cutting(), STEP)
     assert not doubtful
-    assert len(segments) == 19  # the silence with the voice is shorter than a second on both sides of it
+    assert len(segments) == 19  # the silence with the voice is shorter than 0.6 s on both sides of it
     assert segments[0] == (48, words[5][1] + 2)
     assert segments[1] == (words[6][0] - 2, words[8][1] + 2)
     assert segments[-1][1] == words[-1][1] + 2
