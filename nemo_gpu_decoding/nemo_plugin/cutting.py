@@ -80,8 +80,8 @@ def _frames(seconds: float, frame_seconds: float) -> int:
 def _sound(words: np.ndarray, loudness: np.ndarray) -> np.ndarray:
     """Whether a frame is in a word, or louder than silence, [T] bool.
 
-    Words that the greedy pass misses are louder than silence. The level of silence is estimated from the recording, and
-    is between -34 and -20 dB of the level of words.
+    Words that the greedy pass misses are louder than silence. The level of silence is estimated from the recording,
+    and is between -34 and -20 dB of the level of words.
     """
     in_word = np.zeros(len(loudness), bool)
     for begin, end in words:

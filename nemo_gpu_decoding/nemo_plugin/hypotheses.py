@@ -14,6 +14,7 @@ from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo_gpu_decoding.search.result import Path, ScoreParts, Work
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.alternatives import Slot
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
     from nemo_gpu_decoding.search.word_graph.result import Word
 
@@ -30,6 +31,13 @@ class BeamHypothesis(Hypothesis):
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
+    # computes `word_alternatives`; of the best hypothesis of an n-best list or lattice
+    find_alternatives: Callable[[], tuple[Slot, ...]] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def word_alternatives(self) -> tuple[Slot, ...]:
+        """The confusion network of the utterance, times in frames; empty without alternatives."""
+        return () if self.find_alternatives is None else self.find_alternatives()
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:

@@ -19,7 +19,9 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments
-from nemo_gpu_decoding.nemo_plugin.model import Model, Segment, Transcript
+from nemo_gpu_decoding.nemo_plugin.model import Model
+from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
+from nemo_gpu_decoding.search.alternatives import Slot
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
@@ -187,6 +189,7 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         fault: why the recording cannot be read to its end.
     """
     segments, words, errors = [], [], []
+    slots: list[Slot] = []
     for (start, end), each in zip(spans, found, strict=True):
         error = each if isinstance(each, str) else each.error
         if isinstance(each, str) or error:
@@ -194,6 +197,11 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
             segments.append(Segment(start, end))
             continue
         segments.append(Segment(start, end, each.text, each.score, each.n_best))
+        first = len(words)
+        slots += [
+            slot.moved(1.0, start)._replace(index=None if slot.index is None else slot.index + first)
+            for slot in each.alternatives
+        ]
         words += [
             word._replace(start=round(word.start + start, 3), end=round(word.end + start, 3)) for word in each.words
         ]
@@ -206,6 +214,7 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         words=tuple(words),
         error="; ".join(errors),
         segments=tuple(segments),
+        alternatives=tuple(slots),
     )
 
 

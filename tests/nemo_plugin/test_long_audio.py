@@ -181,7 +181,7 @@ class ExactModel(SilentModel):
 
     def decode(self, outputs):
         from nemo_gpu_decoding.live.recognizer import Word
-        from nemo_gpu_decoding.nemo_plugin.model import Transcript
+        from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
         for path in outputs:
             words, rate = self.words(path)
