@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
+from nemo_gpu_decoding.search.alternatives import as_json
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
@@ -93,7 +94,7 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
     if transcript.words:
         details["words"] = [word._asdict() for word in transcript.words]
     if transcript.alternatives:
-        details["word_alternatives"] = [slot.as_json() for slot in transcript.alternatives]
+        details["word_alternatives"] = as_json(transcript.alternatives)
     if transcript.segments:
         details["segments"] = [
             {**segment._asdict(), "n_best": [{"text": text, "score": score} for text, score in segment.n_best]}

@@ -197,14 +197,11 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
             segments.append(Segment(start, end))
             continue
         segments.append(Segment(start, end, each.text, each.score, each.n_best))
-        first = len(words)
         slots += [
-            slot.moved(1.0, start)._replace(index=None if slot.index is None else slot.index + first)
+            slot._replace(index=None if slot.index is None else slot.index + len(words), **_times(slot, start))
             for slot in each.alternatives
         ]
-        words += [
-            word._replace(start=round(word.start + start, 3), end=round(word.end + start, 3)) for word in each.words
-        ]
+        words += [word._replace(**_times(word, start)) for word in each.words]
     if fault:
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
     scores = [segment.score for segment in segments if segment.score is not None]
@@ -216,6 +213,11 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         segments=tuple(segments),
         alternatives=tuple(slots),
     )
+
+
+def _times(span: Any, offset: float) -> dict[str, float]:
+    """Start and end in the whole recording."""
+    return {"start": round(span.start + offset, 3), "end": round(span.end + offset, 3)}
 
 
 def positions(model: Model, rate: int) -> Callable[[int], int]:

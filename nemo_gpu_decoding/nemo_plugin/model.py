@@ -23,6 +23,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+from nemo_gpu_decoding.search.alternatives import in_seconds
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.search.word_graph.result import WordPath
@@ -210,16 +211,17 @@ class Model:
 
     def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]
+        words = self._words(best)
         slots = getattr(best, "word_alternatives", ()) if isinstance(best.timestamp, dict) else ()
         ranked = tuple((hypothesis.text, round(float(hypothesis.score), 4)) for hypothesis in hypotheses)
         return Transcript(
             text=best.text,
             score=ranked[0][1],
-            words=self._words(best),
+            words=words,
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
             error=getattr(best, "error", ""),
-            alternatives=tuple(slot.moved(self.frame_seconds) for slot in slots),
+            alternatives=in_seconds(slots, words, self.frame_seconds),
         )
 
     def _words(self, hypothesis: Hypothesis) -> tuple[Word, ...]:

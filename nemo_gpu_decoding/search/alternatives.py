@@ -37,14 +37,6 @@ class Slot(NamedTuple):
     end: float
     alternatives: tuple[Option, ...]
 
-    def moved(self, scale: float, offset: float = 0.0) -> Slot:
-        """The slot with times multiplied by `scale`, then moved by `offset`."""
-        start, end = (round(time * scale + offset, 3) for time in (self.start, self.end))
-        return self._replace(start=start, end=end)
-
-    def as_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "alternatives": [option._asdict() for option in self.alternatives]}
-
 
 class TimedWord(NamedTuple):
     """A word with its first frame and its end frame."""
@@ -52,6 +44,23 @@ class TimedWord(NamedTuple):
     text: str
     start: int
     end: int
+
+
+def in_seconds(slots: Sequence[Slot], words: Sequence[Any], frame_seconds: float) -> tuple[Slot, ...]:
+    """Slots with the times of the transcript's words, which have `start` and `end` in seconds."""
+    own = [slot for slot in slots if slot.index is not None]
+    offset = words[0].start - own[0].start * frame_seconds if words and own else 0.0
+    timed = []
+    for slot in slots:
+        start, end = (round(time * frame_seconds + offset, 3) for time in (slot.start, slot.end))
+        if slot.index is not None and len(own) == len(words):
+            start, end = words[slot.index].start, words[slot.index].end
+        timed.append(slot._replace(start=start, end=end))
+    return tuple(timed)
+
+
+def as_json(slots: Sequence[Slot]) -> list[dict[str, Any]]:
+    return [{**slot._asdict(), "alternatives": [each._asdict() for each in slot.alternatives]} for slot in slots]
 
 
 def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:

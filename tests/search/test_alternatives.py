@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.search.alternatives import Option, Slot, word_alternatives
+from nemo_gpu_decoding.search.alternatives import Option, Slot, as_json, in_seconds, word_alternatives
 from nemo_gpu_decoding.search.result import Path, ScoreParts
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -31,8 +32,7 @@ def test_words_that_replace_each_other_share_a_slot():
     first, second = word_alternatives(paths, VOCABULARY)
     assert first == Slot(0, 0, 2, (Option("a", 1.0),))
     assert second == Slot(1, 4, 10, (Option("bx", 0.6), Option("c", 0.3), Option("", 0.1)))
-    assert second.moved(0.08, 1.0)[1:3] == (1.32, 1.8)
-    assert json.loads(json.dumps(second.as_json()))["alternatives"][1] == {"word": "c", "confidence": 0.3}
+    assert json.loads(json.dumps(as_json([second])))[0]["alternatives"][1] == {"word": "c", "confidence": 0.3}
 
 
 def test_a_word_that_others_insert_has_a_slot_with_their_times():
@@ -40,6 +40,9 @@ def test_a_word_that_others_insert_has_a_slot_with_their_times():
     slots = word_alternatives(paths, VOCABULARY)
     assert [slot.index for slot in slots] == [0, None, 1]
     assert slots[1] == Slot(None, 4, 6, (Option("", 0.5), Option("c", 0.5)))
+    spans = [SimpleNamespace(start=1.0, end=1.1), SimpleNamespace(start=1.3, end=1.5)]
+    assert [slot[1:3] for slot in in_seconds(slots, spans, 0.08)] == [(1.0, 1.1), (1.32, 1.48), (1.3, 1.5)]
+    assert [slot[1:3] for slot in in_seconds(slots, spans[:1], 0.08)] == [(1.0, 1.16), (1.32, 1.48), (1.32, 1.48)]
 
 
 def test_one_path_and_no_words():

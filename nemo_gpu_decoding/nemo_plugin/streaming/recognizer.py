@@ -25,6 +25,7 @@ from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import recognizer as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
+from nemo_gpu_decoding.search.alternatives import in_seconds, word_alternatives
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.result import Path as SearchPath
 
@@ -202,11 +203,15 @@ class PipelineRecognizer:
             is_joined = not chunk.is_first and not text.startswith(separator)
             alternatives = self._alternatives(output.n_best, wanted) if wanted > 1 else ()
             final = live.Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
+            if alternatives:
+                slots = word_alternatives(output.n_best.paths, self._infer().vocabulary())
+                timed = in_seconds(slots, final.words, self.pipeline.model_stride_in_secs)
+                final = final._replace(alternatives=timed)
         error = getattr(output, "error", None)  # of pipelines that search
         if error is not None or chunk.is_last:
             return live.StepOutput(final=final, error=error and str(error))
         state = self.pipeline.get_state(chunk.stream)
-        words, _ = self.pipeline.bpe_decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
+        heard, _ = self.pipeline.bpe_decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
         committed = getattr(output, "committed_transcript", None)
         if committed is None:  # greedy tokens stay
             committed = self._transcript(state.tokens)
@@ -216,7 +221,7 @@ class PipelineRecognizer:
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
         return live.StepOutput(
-            final=final, partial=live.Words(text, _words(words), committed=committed.strip(), n_best=alternatives)
+            final=final, partial=live.Words(text, _words(heard), committed=committed.strip(), n_best=alternatives)
         )
 
     def _alternatives(self, nbest: NBest | None, n: int) -> tuple[live.Alternative, ...]:
