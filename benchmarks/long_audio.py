@@ -110,9 +110,7 @@ def row_of(model: Model, strategy: str, recording: Recording, segments: Sequence
     found = [transcript for outputs in model.encode(files, 8) for transcript in model.decode(outputs)]
     alone = dict(zip(files, found, strict=True))
     target, most = segments
-    long = transcribe_long(
-        model, recording.file, segment_seconds=target, max_segment_seconds=most, timestamps=True
-    )
+    long = transcribe_long(model, recording.file, segment_seconds=target, max_segment_seconds=most, timestamps=True)
     expected = [
         (word.word, word.start + start)
         for utterance, start in zip(recording.utterances, recording.starts, strict=True)

@@ -47,15 +47,20 @@ class TimedWord(NamedTuple):
 
 
 def in_seconds(slots: Sequence[Slot], words: Sequence[Any], frame_seconds: float) -> tuple[Slot, ...]:
-    """Slots with the times of the transcript's words, which have `start` and `end` in seconds."""
+    """Slots with the times of the transcript's words, which have `start` and `end` in seconds.
+
+    If the transcript replaces words by other ones (aliases), a slot has the index of the word at its time.
+    """
     own = [slot for slot in slots if slot.index is not None]
     offset = words[0].start - own[0].start * frame_seconds if words and own else 0.0
     timed = []
     for slot in slots:
-        start, end = (round(time * frame_seconds + offset, 3) for time in (slot.start, slot.end))
-        if slot.index is not None and len(own) == len(words):
-            start, end = words[slot.index].start, words[slot.index].end
-        timed.append(slot._replace(start=start, end=end))
+        index, start, end = slot.index, slot.start * frame_seconds + offset, slot.end * frame_seconds + offset
+        if index is not None and len(own) == len(words):
+            start, end = words[index].start, words[index].end
+        elif index is not None and words:
+            index = min(range(len(words)), key=lambda n: abs(words[n].start + words[n].end - start - end))
+        timed.append(Slot(index, round(start, 3), round(end, 3), slot.alternatives))
     return tuple(timed)
 
 

@@ -42,7 +42,8 @@ def test_a_word_that_others_insert_has_a_slot_with_their_times():
     assert slots[1] == Slot(None, 4, 6, (Option("", 0.5), Option("c", 0.5)))
     spans = [SimpleNamespace(start=1.0, end=1.1), SimpleNamespace(start=1.3, end=1.5)]
     assert [slot[1:3] for slot in in_seconds(slots, spans, 0.08)] == [(1.0, 1.1), (1.32, 1.48), (1.3, 1.5)]
-    assert [slot[1:3] for slot in in_seconds(slots, spans[:1], 0.08)] == [(1.0, 1.16), (1.32, 1.48), (1.32, 1.48)]
+    expected = [(0, 1.0, 1.16), (None, 1.32, 1.48), (0, 1.32, 1.48)]  # one word in place of both
+    assert [slot[:3] for slot in in_seconds(slots, spans[:1], 0.08)] == expected
 
 
 def test_one_path_and_no_words():
