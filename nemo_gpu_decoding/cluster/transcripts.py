@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
-from nemo_gpu_decoding.search.alternatives import as_json
+from nemo_gpu_decoding.search.slots import as_json
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript

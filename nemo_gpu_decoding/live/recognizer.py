@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nemo_gpu_decoding.fusion.phrases import Phrase
-from nemo_gpu_decoding.search.alternatives import Slot
+from nemo_gpu_decoding.search.slots import Slot
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it

@@ -24,7 +24,7 @@ from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
 from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 from nemo_gpu_decoding.live.options import Limits
 from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, StepOutput, StreamOptions, Words
-from nemo_gpu_decoding.search.alternatives import as_json
+from nemo_gpu_decoding.search.slots import as_json
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase

@@ -22,8 +22,9 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
-from nemo_gpu_decoding.search.alternatives import Slot, word_alternatives
+from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 

@@ -21,7 +21,7 @@ from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
-from nemo_gpu_decoding.search.alternatives import Slot
+from nemo_gpu_decoding.search.slots import Slot
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel

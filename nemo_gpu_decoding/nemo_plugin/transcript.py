@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from nemo_gpu_decoding.live.recognizer import Word
-from nemo_gpu_decoding.search.alternatives import Slot
+from nemo_gpu_decoding.search.slots import Slot
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
