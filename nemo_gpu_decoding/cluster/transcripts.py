@@ -87,8 +87,10 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """Fields of a row besides the text: score; n_best, words and word_alternatives if the options select them."""
+    """Fields of a row besides the text: the score, and those that the options select."""
     details: dict[str, Any] = {"score": transcript.score}
+    if transcript.outside_share is not None:
+        details["outside_share"] = round(transcript.outside_share, 4)
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
@@ -130,7 +132,7 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
         [("start", number), ("end", number), ("text", text), ("score", number), ("n_best", pa.list_(n_best))]
     )
     columns = {
-        **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number},
+        **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number, "outside_share": number},
         **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
         "word_alternatives": pa.list_(slot),
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},

@@ -220,6 +220,7 @@ class Model:
             words=words,
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
+            outside_share=getattr(best, "outside_share", None),
             error=getattr(best, "error", ""),
             alternatives=in_seconds(slots, words, self.frame_seconds),
         )

@@ -33,4 +33,5 @@ class Transcript:
     lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
     error: str = ""  # why the audio, or a part of a long recording, could not be decoded; "": decoded
     segments: tuple[Segment, ...] = ()  # of a long recording
+    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     alternatives: tuple[Slot, ...] = ()  # with timestamps: the confusion network of n-best lists and lattices
