@@ -26,7 +26,7 @@ from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 SOURCE = ("source_lm_model", "source_lm_alpha")
-ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price", "confidence_map")
+ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price")
 
 
 # ---------------------------------------------------------------------------------- flexctc_beam
@@ -219,12 +219,12 @@ PIECES = Vocabulary(("▁the", "▁да", "7", "é"), "bpe")
 def test_allowed_tokens_and_their_price_arrive(tmp_path, strategy):
     text = tmp_path / "text.txt"
     text.write_text("да\n\n")
-    beam = {"allowed_scripts": "Latin", "allowed_tokens": ["▁да"], "allowed_price", "confidence_map": 2}
+    beam = {"allowed_scripts": "Latin", "allowed_tokens": ["▁да"], "allowed_price": 2}
     found = load_fusion(any_options(strategy, beam).fusion, 4, PIECES)
     assert found.allowed == AllowedTokens((True,) * 4, 2)
     found = load_fusion(any_options(strategy, {"allowed_text": str(text)}).fusion, 4, PIECES)
     assert found.allowed == AllowedTokens((False, True, True, False))
-    assert load_fusion(any_options(strategy, {"allowed_price", "confidence_map": 2}).fusion, 4, PIECES).allowed is None
+    assert load_fusion(any_options(strategy, {"allowed_price": 2}).fusion, 4, PIECES).allowed is None
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_allowed_tokens_and_their_price_arrive(tmp_path, strategy):
         ({"allowed_scripts": [3]}, r"beam\.allowed_scripts is \[3\], expected a list of texts"),
         ({"allowed_scripts": ["Latn"]}, r"beam\.allowed_scripts is 'Latn', expected scripts .* CYRILLIC, LATIN"),
         ({"allowed_tokens": ["x"]}, r"beam\.allowed_tokens is 'x', expected pieces"),
-        ({"allowed_price", "confidence_map": -1}, r"beam\.allowed_price is -1"),
-        ({"allowed_price", "confidence_map": None}, r"beam\.allowed_price is None"),
+        ({"allowed_price": -1}, r"beam\.allowed_price is -1"),
+        ({"allowed_price": None}, r"beam\.allowed_price is None"),
     ],
 )
 def test_wrong_allowed_tokens_are_named(beam, message):
@@ -257,7 +257,17 @@ def test_keys_beside_the_section():
 
 def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    assert set(FLEXCTC.valid) == {*nemo, *SOURCE, *ALLOWED, "merge", "n_best", "backend", "threads", "lm_encoding"}
+    assert set(FLEXCTC.valid) == {
+        *nemo,
+        *SOURCE,
+        *ALLOWED,
+        "confidence_map",
+        "merge",
+        "n_best",
+        "backend",
+        "threads",
+        "lm_encoding",
+    }
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
     }  # fmt: skip
@@ -415,7 +425,17 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    known = {*nemo, *section.undeclared, *SOURCE, *ALLOWED, "n_best", "backend", "threads", "lm_encoding"}
+    known = {
+        *nemo,
+        *section.undeclared,
+        *SOURCE,
+        *ALLOWED,
+        "confidence_map",
+        "n_best",
+        "backend",
+        "threads",
+        "lm_encoding",
+    }
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known
     for key, what in section.unused.items():
