@@ -48,7 +48,7 @@ def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceM
         while len(blocks) > 1 and blocks[-2][1] * blocks[-1][2] >= blocks[-1][1] * blocks[-2][2]:
             last = blocks.pop()
             blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
-    return tuple((round(total / n, 5), round(own / n, 5)) for total, own, n in blocks)
+    return tuple((round(float(total) / n, 5), round(float(own) / n, 5)) for total, own, n in blocks)
 
 
 def is_ascending(points: ConfidenceMap) -> bool:

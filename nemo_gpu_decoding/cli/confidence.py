@@ -54,13 +54,12 @@ def _words(head: Head, config: DictConfig, utterances: Sequence[Utterance], outp
     """The words of each utterance."""
     head.use(cast(DictConfig, OmegaConf.merge(config, {"compute_timestamps": True})))
     found = [transcript.words for batch in outputs for transcript in head.model.decode(batch)]
-    return [
-        (
-            [float(word.confidence or 0.0) for word in words],
-            right_words(str(utterance.text), [word.word for word in words]),
-        )
-        for utterance, words in zip(utterances, found, strict=True)
-    ]
+    words: list[Words] = []
+    for utterance, own in zip(utterances, found, strict=True):
+        right = right_words(str(utterance.text), [word.word for word in own])
+        pairs = [(word.confidence, ok) for word, ok in zip(own, right, strict=True) if word.confidence is not None]
+        words.append(([confidence for confidence, _ in pairs], [ok for _, ok in pairs]))
+    return words
 
 
 def _held_out(words: Sequence[Words]) -> list[Words]:

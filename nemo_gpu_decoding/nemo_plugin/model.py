@@ -229,7 +229,7 @@ class Model:
         stamps = hypothesis.timestamp
         if not isinstance(stamps, dict):
             return ()
-        spans = stamps.get("word", ())
+        spans = [span for span in stamps.get("word", ()) if span["word"]]  # NeMo has empty ones for bare word marks
         confidences = hypothesis.word_confidence
         # NeMo leaves the list empty without confidence
         if confidences is None or len(confidences) != len(spans):
@@ -243,7 +243,6 @@ class Model:
                 None if confidence is None else round(float(confidence), 4),
             )
             for span, confidence in zip(spans, confidences, strict=True)
-            if span["word"]  # NeMo has one without text for a bare word mark
         )
 
 
