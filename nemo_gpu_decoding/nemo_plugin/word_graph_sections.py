@@ -43,6 +43,7 @@ MORE: dict[str, Any] = BUILD_KEYS | {
     # phrases, as in the `beam` section
     "boosting_tree": None,
     "boosting_tree_alpha": 1.0,
+    "confidence_map": None,  # of word confidence, as tune writes it
 }
 LARGE_LM: dict[str, Any] = {
     "large_lm_path": None,  # packed, or an ARPA file, which is packed in memory at each load
@@ -169,6 +170,7 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
         "n_best": n_best,
         "return_best": wfst.flag("return_best_hypothesis"),
         "fusion": FusionOptions(None, wfst.weight("lm_weight"), "auto", boosting, weight),
+        "confidence_map": wfst.confidence_map(),
         "decoding_mode": mode,
         "graph": _graph_options(wfst),
     }
