@@ -23,6 +23,7 @@ BEAM_KEYS = {
     "lm_weight": "ngram_lm_alpha",
     "source_lm": "source_lm_model",
     "source_lm_weight": "source_lm_alpha",
+    "allowed_scripts": "allowed_scripts",
     "beam_beta": "beam_beta",
     "blank_lm_score_mode": "blank_lm_score_mode",
     "pruning_mode": "pruning_mode",
@@ -84,7 +85,8 @@ class ModelOptions:
     # a graph, set wfst.small_lm_path (in a preset, or decoding.wfst.small_lm_path of `transcribe`) to the ARPA file
     # from which the graph was built.
     large_lm: str | None = None
-    # Text file of phrases to boost, one per line; `tune` reports their precision, recall and F-score.
+    # Text file of phrases to boost, one per line, optionally followed by a weight and by aliases, each after a tab:
+    # spellings that are written as the phrase. `tune` reports precision, recall and F-score of the phrases.
     phrases: str | None = None
     # Utterances per batch of the encoder.
     batch_size: int = 8
@@ -116,6 +118,10 @@ class DecodingOptions(ModelOptions):
     # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. An error
     # without phrases.
     boosting_weight: float | None = None
+    # For multilingual models with flexctc_beam, alsd_pp and aes_pp: the scripts that may be written, as Unicode names
+    # them, such as Latin or [Han,Hiragana,Katakana]. Digits and punctuation are always allowed. Other tokens are
+    # forbidden, or cost decoding.beam.allowed_price.
+    allowed_scripts: Any = None
     # Any key of NeMo's decoding section, as decoding.KEY=VALUE; overrides all other options.
     decoding: dict[str, Any] = field(default_factory=dict)
 
@@ -252,7 +258,7 @@ def load_phrase_file(option: str, path: str | None) -> list[str]:
     """Phrases with weights >= 0 of the list file that an option names; [] if `path` is None."""
     if path is None:
         return []
-    from nemo_gpu_decoding.fusion.boosting import read_phrases, weight_of  # what the decoder itself reads them with
+    from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with
 
     return [phrase.text for phrase in read_phrases(existing_file(option, path)) if weight_of(phrase) >= 0]
 

@@ -34,13 +34,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.aliases import Aliases
 
 # Weights are natural log. One state, one cache line; one arc is read whole once it is found.
 STATE = np.dtype(
@@ -93,6 +94,7 @@ class BackoffAutomaton:
     vocab_size: int
     start_state: int  # where an utterance begins
     name: str = "automaton"  # for messages: the file or list it was made from
+    aliases: Aliases | None = None  # of boosted phrases, which results replace
 
     @classmethod
     def from_columns(
@@ -146,6 +148,16 @@ class BackoffAutomaton:
             weight, state = self.advance(state, int(label))
             total += weight
         return total + (float(self.arrays.states["final_weight"][state]) if final else 0.0)
+
+    def with_costs(self, costs: np.ndarray) -> BackoffAutomaton:
+        """The automaton in which each label costs more in every state; costs [V] may be inf.
+
+        A look-up ends at exactly one arc with the label, so only arcs change.
+        """
+        states, arcs = self.arrays.states.copy(), self.arrays.arcs.copy()
+        arcs["weight"] -= costs[arcs["label"]].astype(np.float32)
+        _add_bounds(states, arcs)
+        return replace(self, arrays=AutomatonArrays(states, arcs))
 
 
 def empty_automaton(vocab_size: int) -> BackoffAutomaton:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -43,7 +43,7 @@ from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
-from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import NBest, with_outside_share
 
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
@@ -352,7 +352,13 @@ class Decoder(ABC, Generic[C, R]):
         if len(rows) == 0:
             return []
         engine = streams.engine or self._cpu_engine(streams)  # nothing was pushed: all engines give the same result
-        return self._results(streams, engine, rows, n_best, final=final)
+        results = self._results(streams, engine, rows, n_best, final=final)
+        described = []
+        for nbest, row in zip(results, rows, strict=True):
+            aliases, allowed = streams.fusion.aliases_of(row), streams.fusion.allowed[row]
+            own = nbest if aliases is None else replace(nbest, aliases=aliases)
+            described.append(with_outside_share(own, allowed, self._labels.blank_id) if final and allowed else own)
+        return described
 
 
 def _check_open(streams: Streams) -> None:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.aliases import Aliases
+
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.fusion.allowed import AllowedTokens
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 
@@ -32,7 +35,7 @@ class ScoreParts:
 
     acoustic: float
     lm: float = 0.0  # lm_weight * log P_LM - source_lm_weight * log P_source, final weights included
-    boosting: float = 0.0  # boosting_weight * bonus
+    boosting: float = 0.0  # boosting_weight * bonus, less the prices of tokens that are not allowed
     insertion: float = 0.0  # beam_beta * number of tokens
     second_pass: float = 0.0  # of `rescored` n-best lists
 
@@ -54,6 +57,7 @@ class Path:
     # transducers only
     alignment_frames: np.ndarray | None = None  # [m] int32, frame of every label in `alignment`
     durations: np.ndarray | None = None  # [n] int32, frames moved on with each token (TDT)
+    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -130,10 +134,21 @@ class NBest(Sequence[P]):
     # Partial results: number of tokens at the beginning of the best hypothesis that will not change any more, because
     # all live hypotheses share them (alternatives in a lattice may differ). It never decreases in a stream.
     committed: int | None = None
+    aliases: Aliases | None = None  # of the utterance's phrases; `texts` replaces them
 
     @property
     def best(self) -> P:
         return self.paths[0]
+
+    def texts(self, text_of: Callable[[Any], str]) -> list[str]:
+        """The text of each path, with aliases of phrases replaced.
+
+        Args:
+            text_of: the text of a path: `lambda path: vocabulary.text(path.tokens)`, in word graphs
+                `lambda path: path.text`.
+        """
+        texts = map(text_of, self.paths)
+        return list(texts if self.aliases is None else map(self.aliases.written, texts))
 
     def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
         """The n best hypotheses with different texts; fewer if there are fewer texts.
@@ -144,7 +159,8 @@ class NBest(Sequence[P]):
             return self if len(self.paths) == 1 else replace(self, paths=self.paths[:1])
         found: dict[str, P] = {}
         for path in self.paths:
-            found.setdefault(text_of(path), path)
+            text = text_of(path)
+            found.setdefault(text if self.aliases is None else self.aliases.written(text), path)
             if len(found) == n:
                 break
         return replace(self, paths=tuple(found.values()))
@@ -157,3 +173,13 @@ class NBest(Sequence[P]):
 
     def __iter__(self) -> Iterator[P]:
         return iter(self.paths)
+
+
+N = TypeVar("N", bound=NBest[Any])
+
+
+def with_outside_share(nbest: N, allowed: AllowedTokens, blank_id: int) -> N:
+    """The hypotheses with their `outside_share`."""
+    shares = [allowed.outside_share(path.tokens, blank_id) for path in nbest]
+    paths = [replace(path, outside_share=share) for path, share in zip(nbest, shares, strict=True)]
+    return replace(nbest, paths=tuple(paths))

@@ -15,6 +15,7 @@ import pickle
 import re
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cuda.launch import use_runtime
+from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.decoder import Decoder
@@ -438,6 +440,30 @@ def test_requests_are_kept_by_streams(subject, decoder, inputs):
     assert all_facts(decoder.close(streams)) == all_facts(whole)
 
 
+def test_aliases_belong_to_their_utterance_and_change_texts_only(subject, decoder, inputs):
+    request = subject.request()
+    plain = decoder.decode(inputs, LENGTHS, [request] * BATCH)
+
+    def text_of(path):
+        return " ".join(map(str, subject.text(path)))
+
+    (heard,) = plain[0].texts(text_of)[:1]
+    aliases = Aliases({heard: "it"})
+    wanted = replace(request, boosting=replace(request.boosting, aliases=aliases))
+    requests = [wanted if b == 0 else request for b in range(BATCH)]
+    found = decoder.decode(inputs, LENGTHS, requests)
+    assert all_facts(found) == all_facts(plain)
+    assert [nbest.aliases for nbest in found] == [aliases, *[None] * (BATCH - 1)]
+    assert found[0].texts(text_of)[0] == "it" != plain[0].texts(text_of)[0]
+    assert len(set(found[0].distinct(text_of, BATCH).texts(text_of))) == len(found[0].distinct(text_of, BATCH))
+    streams = decoder.open(BATCH, requests)
+    decoder.push(streams, inputs, LENGTHS)
+    assert decoder.partial(streams)[0].aliases is aliases
+    assert decoder.close(streams)[0].texts(text_of)[0] == "it"
+    off = [replace(wanted, boosting_weight=0.0)] * BATCH
+    assert decoder.decode(inputs, LENGTHS, off)[0].aliases is None
+
+
 # ------------------------------------------------------------------ edges
 
 
@@ -757,8 +783,12 @@ def test_parts_are_what_the_automata_say(subject, decoder, inputs, requested):
             if says.source_lm:
                 lm -= says.source_lm_weight * says.source_lm.score(path.tokens, final=subject.lm_scores_the_end)
             assert path.parts.lm == pytest.approx(lm, abs=1e-3)
-            boosting = says.boosting.score(path.tokens)
-            assert path.parts.boosting == pytest.approx(says.boosting_weight * boosting, abs=1e-3)
+            boosting = says.boosting_weight * says.boosting.score(path.tokens)
+            if says.allowed:
+                outside = sum(not says.allowed.is_allowed[token] for token in path.tokens)
+                assert path.outside_share * len(path) == pytest.approx(outside)
+                boosting -= says.allowed.price * outside if outside else 0.0
+            assert path.parts.boosting == pytest.approx(boosting, abs=1e-3)
 
 
 @of(TokenFusion)
@@ -777,7 +807,9 @@ def test_requests_are_as_good_as_a_decoder_made_so(subject, variant, decoder, in
 @of(TokenFusion)
 def test_weight_zero_means_absent(subject, variant, decoder, inputs):
     own, bare = subject.fusion(), all_facts(subject.bare(variant).decode(inputs, LENGTHS))
-    off = subject.with_fusion(variant, Fusion(own.lm, 0.0, own.boosting, 0.0))
+    off = subject.with_fusion(
+        variant, dataclasses.replace(own, lm_weight=0.0, boosting_weight=0.0, source_lm=None, source_lm_weight=None)
+    )
     assert all_facts(off.decode(inputs, LENGTHS)) == bare
     requests = [Request(lm_weight=0.0, boosting_weight=0.0)] * BATCH
     assert all_facts(decoder.decode(inputs, LENGTHS, requests)) == bare
