@@ -22,12 +22,13 @@ PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 # module -> distribution, where their names differ
 DISTRIBUTIONS = {
     "cuda": "cuda-python", "flashlight": "flashlight-text", "hydra": "hydra-core", "nemo": "nemo_toolkit",
-    "huggingface_hub": "huggingface-hub", "kaldi_decoder": "kaldi-decoder", "yaml": "pyyaml",
+    "huggingface_hub": "huggingface-hub", "kaldi_decoder": "kaldi-decoder", "python_multipart": "python-multipart",
+    "yaml": "pyyaml",
 }  # fmt: skip
 # where extras may be imported with the file: other files import these in functions only
 FILES_OF_EXTRAS = {
     f"{PACKAGE}.nemo_plugin": "nemo", f"{PACKAGE}.cluster": "nemo", f"{PACKAGE}.live.metrics": "serve",
-    f"{PACKAGE}.live.server": "serve", "hydra_plugins": "nemo",
+    f"{PACKAGE}.live.server": "serve", f"{PACKAGE}.live.transcriptions": "serve", "hydra_plugins": "nemo",
 }  # fmt: skip
 # imported where other software brings it: NeMo Curator calls `curator`; the peers of benchmarks are optional
 BROUGHT_BY_OTHERS = {"nemo_curator", "pyctcdecode", "riva", "tests"}

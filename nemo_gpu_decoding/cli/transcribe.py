@@ -18,10 +18,11 @@ from tqdm import tqdm
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
-from nemo_gpu_decoding.cli import decoding, subtitles
+from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, row_of
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.extras import require
+from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES

@@ -59,6 +59,15 @@ def read_start(text: str, limits: Limits) -> Start:
     if not isinstance(message, dict):
         raise FieldError("message", text[:SHOWN], "a JSON object")
     message.pop("type", None)
+    return checked_start(message, limits)
+
+
+def checked_start(message: dict[str, Any], limits: Limits) -> Start:
+    """The options of a client, with all values checked.
+
+    Raises:
+        FieldError: names the wrong key.
+    """
     given = {key: value if key == "phrases" else _short(value) for key, value in message.items()}
     for key in given:
         if key not in Start._fields:
