@@ -16,10 +16,11 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 from nemo.utils import logging
 from omegaconf import DictConfig
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
-from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.result import Path
@@ -117,6 +118,13 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """The boosting tree of a request's own `boosting_tree` options."""
         return load_boosting_tree(config, self.vocabulary())
 
+    def check_lm(self, name: str | None) -> None:
+        """Raise a FieldError for the field `lm` unless a request may name this LM."""
+        try:
+            self.decoder().open(1, [Request(lm=name)])
+        except FieldError as error:
+            raise error.named("lm") from None
+
     def disable_cuda_graphs(self) -> bool:
         return False  # no change: this search has no CUDA graphs of its own
 
@@ -188,4 +196,6 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
     if options.source_lm_path is not None and options.source_lm_weight > 0:
         source = load(options.source_lm_path)
     boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
-    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, source, options.source_lm_weight)
+    pool = load_lm_pool(options.lm_pool, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
+    weights = options.source_lm_weight, pool, options.lm_pool_weights
+    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, source, *weights)
