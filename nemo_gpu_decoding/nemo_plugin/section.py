@@ -264,7 +264,7 @@ class Values:
         """LMs over tokens and phrases of a `beam` section."""
         lm, source = self.file("ngram_lm_model"), self.file("source_lm_model")
         pool, pool_weights = self._lm_pool()
-        model = "ngram_lm_model" if lm is not None else "lm_pool"
+        model = "lm_pool" if lm is None and pool else "ngram_lm_model"
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
         sources = source, self._source_weight(lm is not None or bool(pool), weight)
         encoding = self.choice("lm_encoding", ENCODINGS)
