@@ -260,11 +260,12 @@ def test_an_lm_per_utterance(case, files):
         with utterance_requests(case.model, [None] * 6, lms=lms):
             return [(hypothesis.text, hypothesis.score) for hypothesis in case.model.transcribe(files, verbose=False)]
 
-    case.use()
+    without = {key: value for key, value in case.lm.items() if key != "ngram_lm_model"}
+    case.use(**without)
     plain = found()
     case.use(**case.lm)
     fused = found()
-    case.use(lm_pool={"news": case.lm["ngram_lm_model"]}, ngram_lm_alpha=case.lm["ngram_lm_alpha"])
+    case.use(**without, lm_pool={"news": case.lm["ngram_lm_model"]})
     assert found() == plain
     assert found(["news", "none", None, "news", "news", None]) == [
         own[i] for i, own in enumerate((fused, plain, plain, fused, fused, plain))

@@ -23,7 +23,7 @@ from nemo_gpu_decoding.nemo_plugin.infer import load_fusion
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 
-SOURCE = ("source_lm_model", "source_lm_alpha")
+LMS = ("source_lm_model", "source_lm_alpha", "lm_pool", "lm_pool_alpha")
 
 
 # ---------------------------------------------------------------------------------- flexctc_beam
@@ -257,7 +257,7 @@ def test_keys_beside_the_section():
 
 def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    assert set(FLEXCTC.valid) == {*nemo, *SOURCE, "merge", "n_best", "backend", "threads", "lm_encoding"}
+    assert set(FLEXCTC.valid) == {*nemo, *LMS, "merge", "n_best", "backend", "threads", "lm_encoding"}
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
     }  # fmt: skip
@@ -415,7 +415,7 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    known = {*nemo, *section.undeclared, *SOURCE, "n_best", "backend", "threads", "lm_encoding"}
+    known = {*nemo, *section.undeclared, *LMS, "n_best", "backend", "threads", "lm_encoding"}
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known
     for key, what in section.unused.items():
