@@ -87,31 +87,75 @@ def num_channels(file: str | Path) -> int:
         return 1
 
 
-def write_mono(source: str | Path, target: Path, channel_selector: int | str | None) -> None:
-    """Write one channel of a file, or the average of all, as WAV with float32 samples at the file's rate.
+class MonoReader:
+    """Reads one channel of a file, or the average of all, from the beginning to the end; a context manager.
 
     Args:
         channel_selector: number of the channel, from 0; "average" or None for the average.
 
     Raises:
+        ValueError: the file cannot be read as audio, or there is no such channel.
+    """
+
+    def __init__(self, file: str | Path, channel_selector: int | str | None) -> None:
+        import soundfile
+
+        try:
+            self._file = soundfile.SoundFile(str(file))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{file} cannot be read as audio: {_reason(error)}") from error
+        self._channel = channel_selector if isinstance(channel_selector, int) else None
+        self.rate = int(self._file.samplerate)
+        if self._channel is not None and self._channel >= self._file.channels:
+            channels = "1 channel" if self._file.channels == 1 else f"{self._file.channels} channels"
+            expected = f"average or 0 .. {self._file.channels - 1}"
+            self._file.close()
+            raise ValueError(f"channel_selector is {channel_selector}, but {file} has {channels}, expected {expected}")
+
+    def __enter__(self) -> MonoReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, count: int) -> np.ndarray:
+        """The next samples, [count] float32; fewer at the end of the file."""
+        block = self._file.read(count, dtype="float32", always_2d=True)
+        return block.mean(axis=1) if self._channel is None else block[:, self._channel]
+
+    def read_readable(self, count: int) -> tuple[np.ndarray, str]:
+        """As `read`, of a file whose end may be damaged: the samples before the damage, and its reason or ""."""
+        blocks, fault = [np.zeros(0, np.float32)], ""
+        while count > 0 and not fault:
+            try:
+                blocks.append(self.read(min(count, self.rate // 4)))
+            except (RuntimeError, OSError) as error:
+                fault = _reason(error)
+            if fault or not len(blocks[-1]):
+                break
+            count -= len(blocks[-1])
+        return np.concatenate(blocks), fault
+
+
+def write_mono(source: str | Path, target: Path, channel_selector: int | str | None) -> None:
+    """Write the samples of `MonoReader` as WAV with float32 samples at the file's rate.
+
+    Raises:
         ValueError: the samples cannot be read, or there is no such channel.
     """
-    import soundfile
-
     try:
-        with soundfile.SoundFile(str(source)) as opened:
-            if isinstance(channel_selector, int) and channel_selector >= opened.channels:
-                channels = "1 channel" if opened.channels == 1 else f"{opened.channels} channels"
-                raise ValueError(
-                    f"channel_selector is {channel_selector}, but {source} has {channels}, "
-                    f"expected average or 0 .. {opened.channels - 1}"
-                )
-            with soundfile.SoundFile(str(target), "w", opened.samplerate, 1, "FLOAT", format="WAV") as sink:
-                for block in opened.blocks(_BLOCK, dtype="float32", always_2d=True):
-                    is_number = isinstance(channel_selector, int)
-                    sink.write(block[:, channel_selector] if is_number else block.mean(axis=1))
+        with MonoReader(source, channel_selector) as reader, open_wav(target, reader.rate) as sink:
+            while len(block := reader.read(_BLOCK)):
+                sink.write(block)
     except (RuntimeError, OSError) as error:
         raise ValueError(f"{source} cannot be read as audio: {_reason(error)}") from error
+
+
+def open_wav(target: Path, rate: int) -> Any:
+    """A WAV file of one channel with float32 samples, open for writing."""
+    import soundfile
+
+    return soundfile.SoundFile(str(target), "w", rate, 1, "FLOAT", format="WAV")
 
 
 def _reason(error: Exception) -> str:

@@ -18,11 +18,12 @@ from tqdm import tqdm
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
-from nemo_gpu_decoding.cli import decoding
+from nemo_gpu_decoding.cli import decoding, subtitles
 from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, row_of
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ EXAMPLES = (
     "model=model.nemo audio=talk.wav strategy=cuda_wfst lm=words.arpa phrases=names.txt",
     "model=model.nemo audio=talk.wav strategy=paged_biglm lm=small.arpa large_lm=large.packed",
     "model=model.nemo audio='*.flac' strategy=greedy_batch",
+    "model=model.nemo audio=hours.flac out=hours.json subtitles=srt,vtt",
     "model=model.nemo audio=talk.wav decoding.beam.beam_threshold=12",
     "model=model.nemo manifest='corpus/*.jsonl.gz' out=transcripts/ workers=16 ray=auto",
     "model=model.nemo manifest=s3://corpus/dev.json out=s3://corpus/transcripts/ batch_seconds=120",
@@ -108,6 +110,17 @@ class TranscribeOptions(decoding.DecodingOptions):
     max_errors: int | None = 100
     # Decode partitions with failed utterances again.
     retry_errors: bool = False
+    # Files that are longer than max_segment_seconds are cut into segments of about segment_seconds, at pauses between
+    # words that last min_pause seconds or more. The LM and phrases begin anew in each segment. Seconds, > 0.
+    segment_seconds: float = 30.0
+    # Maximum seconds of a segment, >= segment_seconds.
+    max_segment_seconds: float = 60.0
+    # Minimum seconds without a word, for a cut and between lines of subtitles, > 0.
+    min_pause: float = 0.3
+    # Also write a file with lines and their times per recording: srt, vtt, tsv (milliseconds) or txt (no times), or
+    # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. The option
+    # implies timestamps.
+    subtitles: list[str] | None = None
     # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. The field
     # shard_id of a row gives the number of its tar; without it the k-th manifest belongs to the k-th tar. Without
     # manifest: tars of a WebDataset with KEY.wav (or .flac ...) and KEY.txt or KEY.json (the fields of a manifest).
@@ -126,14 +139,19 @@ class TranscribeOptions(decoding.DecodingOptions):
             raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
         if self.out_format is not None:
             check_choice("out_format", self.out_format, FORMATS)
+        self.cutting  # noqa: B018  checks its values
+        for each in self.subtitles or ():
+            check_choice("subtitles", each, subtitles.FORMATS)
         fewest_and_most("workers", self.workers)
         if self.decoders is not None:
             fewest_and_most("decoders", self.decoders)
         self._check_partitioned()
 
     def _check_partitioned(self) -> None:
-        """Raise a ValueError for options of partitions without any."""
+        """Raise a ValueError for options of partitions without any, and for those that partitions lack."""
         if self.is_partitioned:
+            if self.subtitles:
+                raise ValueError(f"subtitles={','.join(self.subtitles)} needs a file as out, or none, not a folder")
             return
         plain = {each.name: each.default for each in fields(TranscribeOptions)}
         for name in PARTITION_OPTIONS:
@@ -142,6 +160,11 @@ class TranscribeOptions(decoding.DecodingOptions):
                     f"{name}={getattr(self, name)} is for partitions, out is {self.out!r}, expected a folder or URL "
                     "that ends with /"
                 )
+
+    @property
+    def cutting(self) -> Cutting:
+        """Where long recordings are cut."""
+        return Cutting(self.segment_seconds, self.max_segment_seconds, self.min_pause)
 
     @property
     def is_partitioned(self) -> bool:
@@ -188,13 +211,15 @@ def run(options: TranscribeOptions) -> int:
     has_own_phrases = any(utterance.phrases is not None for utterance in utterances)
     decoding.check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
     out = decoding.writable_file("out", options.out) if options.out else None
+    if options.subtitles and len({each.path.stem for each in utterances}) < len(utterances):
+        raise ValueError("subtitles have the names of the recordings, but two recordings have one name")
     loaded = load(options)
     started, compiled = working_seconds(), progress.seconds
     with ExitStack() as stack:  # a run that dies leaves an older file as it was
         sink = (
             stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
         )
-        totals = emit(utterances, _transcripts(loaded, utterances, options), sink)
+        totals = emit(utterances, _subtitled(utterances, _transcripts(loaded, utterances, options), options), sink)
     report(totals, working_seconds() - started, loaded.model.device_name)
     if compiled < progress.seconds:
         print(f"compiled in {progress.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
@@ -240,6 +265,7 @@ def run_partitions(options: TranscribeOptions) -> int:
         batch_size=options.batch_size,
         batch_seconds=options.batch_seconds,
         out_format=options.format_of_parts,
+        cutting=options.cutting,
         load_decoder=partial(load, replace(options, device="cpu")),
     )
     started = time.perf_counter()
@@ -291,7 +317,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
         section = decoding.section_of(str(config.strategy))
         OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
         OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
-    if options.timestamps:
+    if options.timestamps or options.subtitles:
         config.compute_timestamps = True
         OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)
     return cast(DictConfig, OmegaConf.merge(config, options.decoding))
@@ -307,6 +333,8 @@ def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str
             tqdm.write(transcript, file=sys.stderr)
         else:
             tqdm.write(transcript.text, file=sys.stdout)
+            if transcript.error:
+                tqdm.write(transcript.error, file=sys.stderr)
         row = row_of(utterance, transcript, totals)
         now = working_seconds()
         if sink:
@@ -340,17 +368,34 @@ def _transcripts(
     loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
     """The transcript of each utterance, or its error message."""
-    from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded, with_known_lm
+    from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole, with_known_lm
 
-    with tqdm(total=len(utterances), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:
+    seconds = sum(each.duration for each in utterances)
+    with tqdm(total=seconds, unit="s", unit_scale=True, desc="transcribing", disable=None, file=sys.stderr) as bar:
+
+        def parts(items: list[Item]) -> Iterator[tuple[Item, Transcript | str]]:
+            for part in encoded_cut(loaded.model, items, options.cutting, options.batch_size):
+                yield from zip(part.items, decoded(loaded, part), strict=True)
+                bar.update(sum(item.utterance.duration for item in part.items))
+
         for begin in range(0, len(utterances), options.batch_size):
             batch = utterances[begin : begin + options.batch_size]
             read = [with_known_lm(loaded.model, Item(n, {}, each)) for n, each in enumerate(batch)]
             faults = ((n, item.utterance.fault) for n, item in enumerate(read))
             found: dict[int, Transcript | str] = {n: fault for n, fault in faults if fault}
             items = [item for item in read if not item.utterance.fault]
-            for part in encoded(loaded.model, items) if items else ():
-                found |= zip((item.position for item in part.items), decoded(loaded, part), strict=True)
-            for n in range(len(batch)):
-                yield found[n]
-                bar.update()
+            found |= {item.position: transcript for item, transcript in whole(parts(items))}
+            yield from (found[n] for n in range(len(batch)))
+
+
+def _subtitled(
+    utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], options: TranscribeOptions
+) -> Iterator[Transcript | str]:
+    """The transcripts; the subtitles of each are written."""
+    folder = Path(options.out).expanduser().parent if options.out else Path()
+    for utterance, transcript in zip(utterances, transcripts, strict=True):
+        if not isinstance(transcript, str):
+            for each in options.subtitles or ():
+                content = subtitles.subtitles(transcript.words, each, options.min_pause)
+                (folder / f"{utterance.path.stem}.{each}").write_text(content, encoding="utf-8")
+        yield transcript

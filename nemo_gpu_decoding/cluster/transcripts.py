@@ -70,6 +70,9 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
     if isinstance(transcript, str):
         totals.errors, totals.last_error = totals.errors + 1, transcript
         return {**row, **text, "error": transcript}
+    if transcript.error:  # of a part of a long recording; a transcript with gaps is not scored
+        totals.errors, totals.last_error = totals.errors + 1, transcript.error
+        return {**row, **text, "pred_text": transcript.text, **details_of(transcript), "error": transcript.error}
     totals.audio = round(totals.audio + utterance.duration, 3)
     row |= {"pred_text": transcript.text, **details_of(transcript)}
     if utterance.text is not None:
@@ -89,6 +92,11 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
         details["words"] = [word._asdict() for word in transcript.words]
+    if transcript.segments:
+        details["segments"] = [
+            {**segment._asdict(), "n_best": [{"text": text, "score": score} for text, score in segment.n_best]}
+            for segment in transcript.segments
+        ]
     return details
 
 
@@ -113,9 +121,12 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
     text, number = pa.string(), pa.float64()
     n_best = pa.struct([("text", text), ("score", number)])
     word = pa.struct([("word", text), ("start", number), ("end", number), ("confidence", number)])
+    segment = pa.struct(
+        [("start", number), ("end", number), ("text", text), ("score", number), ("n_best", pa.list_(n_best))]
+    )
     columns = {
         **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number},
-        **{"n_best": pa.list_(n_best), "words": pa.list_(word)},
+        **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
         "fields": text,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from nemo_gpu_decoding.cluster.folder import Folder
 from nemo_gpu_decoding.cluster.transcripts import Totals, file_of, row_of
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
+from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, joined, segment_files
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs, Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
@@ -43,6 +45,7 @@ class Job:
         batch_size: utterances per batch of the encoder.
         batch_seconds: seconds of audio per batch, padding included, in place of `batch_size`; None: no limit.
         out_format: format of the files of transcripts, "jsonl" or "parquet".
+        cutting: where long recordings are cut.
         load_decoder: loads the model of workers that only decode; None: `load`.
     """
 
@@ -52,7 +55,16 @@ class Job:
     batch_size: int = 8
     batch_seconds: float | None = None
     out_format: str = "jsonl"
+    cutting: Cutting = field(default_factory=Cutting)
     load_decoder: Callable[[], Loaded] | None = None
+
+
+class Part(NamedTuple):
+    """The place of a segment in its recording."""
+
+    recording: Item
+    spans: Sequence[tuple[float, float]]  # start and end of all segments, seconds
+    fault: str  # why the recording cannot be read to its end
 
 
 class Item(NamedTuple):
@@ -60,7 +72,8 @@ class Item(NamedTuple):
 
     position: int  # from 0
     row: dict[str, Any]  # of the manifest
-    utterance: Utterance
+    utterance: Utterance  # for a segment, with its file and duration
+    part: Part | None = None  # None: a whole recording
 
 
 class Batch(NamedTuple):
@@ -115,7 +128,7 @@ class Transcriber:
             yield from (Batch([item], item.utterance.fault) for item in read if item.utterance.fault)
             ready = [item for item in read if not item.utterance.fault]
             for items in batches(ready, self.job.batch_size, self.job.batch_seconds):
-                yield from encoded(self.model, items)
+                yield from encoded_cut(self.model, items, self.job.cutting, self.job.batch_size)
 
     def decode(self, partition: Partition, batches: Iterable[Batch], work: float = 0.0) -> Totals:
         """Decode the batches of a partition; write its rows in their order, and its marker.
@@ -127,9 +140,9 @@ class Transcriber:
         totals = Totals(partition.number, partition.shard)
         written: dict[int, dict[str, Any]] = {}  # by position in the partition
         shard = self.job.shards[partition.shard]
-        for batch in batches:
-            for item, row in self._rows(batch, totals):
-                written[item.position] = {**row, "manifest": shard, "line": item.row["line"]}
+        for item, transcript in whole(pair for batch in batches for pair in self._timed(batch, totals)):
+            row = row_of(item.utterance, transcript, totals)
+            written[item.position] = {**row, "manifest": shard, "line": item.row["line"]}
         rows = [written[position] for position in sorted(written)]
         totals.work = round(time.perf_counter() - started, 3)
         name = self.folder.partition_file(partition, self.job.out_format)
@@ -137,17 +150,16 @@ class Transcriber:
         self.folder.write_json(self.folder.marker_file(partition), vars(totals))
         return totals
 
-    def _rows(self, batch: Batch, totals: Totals) -> Iterator[tuple[Item, dict[str, Any]]]:
-        """The rows of a batch's utterances."""
+    def _timed(self, batch: Batch, totals: Totals) -> Iterator[tuple[Item, Transcript | str]]:
+        """The transcripts or error messages of a batch; its time is added to `totals`."""
         started = time.perf_counter() - batch.work
         found = self._decoded(batch)
         if not isinstance(batch.outputs, str):
-            durations = {item.utterance.name: item.utterance.duration for item in batch.items}
-            pace = (time.perf_counter() - started) / max(sum(durations.values()), 1e-9)
-            slowest = [*totals.slowest, (round(pace, 4), max(durations, key=lambda name: durations[name]))]
+            utterances = [item.utterance for item in batch.items]
+            pace = (time.perf_counter() - started) / max(sum(each.duration for each in utterances), 1e-9)
+            slowest = [*totals.slowest, (round(pace, 4), max(utterances, key=lambda each: each.duration).name)]
             totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
-        for item, transcript in zip(batch.items, found, strict=True):
-            yield item, row_of(item.utterance, transcript, totals)
+        yield from zip(batch.items, found, strict=True)
 
     def _decoded(self, batch: Batch) -> list[Transcript | str]:
         """Transcripts or error messages of a batch. If the batch fails, each utterance is decoded alone."""
@@ -163,6 +175,49 @@ class Transcriber:
                 return [_named(items[0], one_line(error))]
         alone = ({name: rows[n : n + 1] for name, rows in outputs.items()} for n in range(len(items)))
         return [found for item, own in zip(items, alone, strict=True) for found in self._decoded(Batch([item], own))]
+
+
+def encoded_cut(model: Model, items: list[Item], cutting: Cutting, batch_size: int) -> Iterator[Batch]:
+    """Run the encoder on a batch, and on the segments of recordings that are longer than the maximum."""
+    is_long = [item.utterance.duration > cutting.max_segment_seconds for item in items]
+    short = [item for item, long in zip(items, is_long, strict=True) if not long]
+    if short:
+        yield from encoded(model, short)
+    for item in (item for item, long in zip(items, is_long, strict=True) if long):
+        try:
+            plan = find_cuts(model, item.utterance.path, cutting, batch_size)
+        except Exception as error:
+            if _is_fatal(error):
+                raise
+            yield Batch([item], _named(item, one_line(error)))
+            continue
+        spans = plan.spans(model.frame_seconds)
+        if not spans:
+            yield Batch([item], _named(item, f"cannot be read as audio: {plan.fault}"))
+        number = 0
+        for files in segment_files(model, item.utterance.path, plan, batch_size):
+            segments = []
+            for file in files:
+                start, end = spans[number]
+                own = replace(item.utterance, path=file, duration=end - start)
+                segments.append(Item(item.position, item.row, own, Part(item, spans, plan.fault)))
+                number += 1
+            yield from encoded(model, segments)
+
+
+def whole(found: Iterable[tuple[Item, Transcript | str]]) -> Iterator[tuple[Item, Transcript | str]]:
+    """Recordings with their transcripts; segments, which come in order, are joined."""
+    parts: list[Transcript | str] = []
+    for item, transcript in found:
+        if item.part is None:
+            yield item, transcript
+            continue
+        parts.append(transcript)
+        if len(parts) == len(item.part.spans):
+            recording = item.part.recording
+            joint = joined(item.part.spans, parts, item.part.fault)
+            yield recording, replace(joint, error=_named(recording, joint.error)) if joint.error else joint
+            parts = []
 
 
 def encoded(model: Model, items: list[Item]) -> list[Batch]:

@@ -14,4 +14,6 @@ requests       LM, phrases and weights per utterance
 streaming/     search in NeMo's streaming
 restore        models from .nemo files or by name
 model          a model and its heads, for the command line
+cutting, long_audio
+               recordings of any length: cuts at pauses, and segments decoded and joined
 """

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +41,16 @@ Outputs = dict[str, Tensor]
 logger = logging.getLogger("nemo_gpu_decoding")
 
 
+class Segment(NamedTuple):
+    """The part of a long recording between two cuts, with its transcript. Times are in seconds."""
+
+    start: float
+    end: float
+    text: str = ""
+    score: float | None = None
+    n_best: tuple[tuple[str, float], ...] = ()
+
+
 @dataclass(frozen=True)
 class Transcript:
     """The result of a strategy for one utterance."""
@@ -49,7 +60,8 @@ class Transcript:
     words: tuple[Word, ...] = ()  # with timestamps
     n_best: tuple[tuple[str, float], ...] = ()  # (text, score), best first, for n-best lists
     lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
-    error: str = ""  # why the encoder's output could not be decoded, with an empty text; "": decoded
+    error: str = ""  # why the audio, or a part of a long recording, could not be decoded; "": decoded
+    segments: tuple[Segment, ...] = ()  # of a long recording
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,22 @@ class Model:
                 f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
             )
         return self.heads[name]
+
+    @property
+    def current_head(self) -> Head:
+        """The head that decodes."""
+        return self.head(self.model.cur_decoder if self.is_hybrid else self.default_head)
+
+    @contextmanager
+    def using(self, section: Mapping[Any, Any]) -> Iterator[Head]:
+        """The current head with another `decoding` section; its section is restored at the end."""
+        head = self.current_head
+        before = head.config
+        head.use(OmegaConf.create(dict(section)))
+        try:
+            yield head
+        finally:
+            head.use(before)
 
     @property
     def frame_seconds(self) -> float:
@@ -264,6 +292,17 @@ class Head(ABC):
     def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
         """Run the encoder and NeMo's greedy decoding once per file; later searches need no encoder."""
 
+    @property
+    def config(self) -> DictConfig:
+        """A copy of NeMo's `decoding` section of this head."""
+        config = self.model.model.cfg
+        of_head = config.aux_ctc if self.model.is_hybrid and self.name == "ctc" else config
+        return copy.deepcopy(of_head.decoding)
+
+    @abstractmethod
+    def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
+        """First frame, end frame and id of each token of a hypothesis of `greedy_batch`."""
+
     def use(self, config: DictConfig) -> None:
         """Switch to the strategy of `config`, NeMo's `decoding` section."""
         which = {"decoder_type": self.name} if self.model.is_hybrid else {}
@@ -313,6 +352,13 @@ class CTCHead(Head):
                 log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
                 yield Encoded(np.ascontiguousarray(log_probs), hypothesis.text)
 
+    def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
+        best = hypothesis.y_sequence.argmax(-1).cpu().numpy()
+        edges = np.flatnonzero(np.diff(best)) + 1  # between runs of a token
+        runs = zip([0, *edges.tolist()], [*edges.tolist(), len(best)], strict=True)
+        blank = hypothesis.y_sequence.shape[-1] - 1
+        return [(begin, end, int(best[begin])) for begin, end in runs if begin < end and best[begin] != blank]
+
 
 class TransducerHead(Head):
     """The RNN-T or TDT head; a search reads the encoder's output."""
@@ -330,6 +376,10 @@ class TransducerHead(Head):
             lengths = outputs["encoded_len"].tolist()
             for row, length, found in zip(rows, lengths, self.model.hypotheses(outputs), strict=True):
                 yield Encoded(row[:length].copy(), found.text)
+
+    def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
+        pairs = zip(hypothesis.timestamp, hypothesis.y_sequence, strict=True)
+        return [(int(frame), int(frame) + 1, int(token)) for frame, token in pairs]
 
     def networks(self) -> TransducerNetworks:
         """Prediction network and joint in the form of the search."""

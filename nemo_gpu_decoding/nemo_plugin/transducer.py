@@ -133,7 +133,7 @@ class TransducerInfer(FusedInfer):
         paths: list[Any] = list(nbest)
         return [
             from_path(
-                path, nbest.num_frames, TransducerHypothesis, dec_state=state,
+                path, nbest, TransducerHypothesis, dec_state=state,
                 token_duration=None if path.durations is None else path.durations.tolist(),
                 error=str(state.error or ""),
             )

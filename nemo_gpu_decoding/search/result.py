@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.aliases import Aliases
+
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
@@ -130,10 +132,21 @@ class NBest(Sequence[P]):
     # Partial results: number of tokens at the beginning of the best hypothesis that will not change any more, because
     # all live hypotheses share them (alternatives in a lattice may differ). It never decreases in a stream.
     committed: int | None = None
+    aliases: Aliases | None = None  # of the utterance's phrases; `texts` replaces them
 
     @property
     def best(self) -> P:
         return self.paths[0]
+
+    def texts(self, text_of: Callable[[Any], str]) -> list[str]:
+        """The text of each path, with aliases of phrases replaced.
+
+        Args:
+            text_of: the text of a path: `lambda path: vocabulary.text(path.tokens)`, in word graphs
+                `lambda path: path.text`.
+        """
+        texts = map(text_of, self.paths)
+        return list(texts if self.aliases is None else map(self.aliases.written, texts))
 
     def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
         """The n best hypotheses with different texts; fewer if there are fewer texts.
@@ -144,7 +157,8 @@ class NBest(Sequence[P]):
             return self if len(self.paths) == 1 else replace(self, paths=self.paths[:1])
         found: dict[str, P] = {}
         for path in self.paths:
-            found.setdefault(text_of(path), path)
+            text = text_of(path)
+            found.setdefault(text if self.aliases is None else self.aliases.written(text), path)
             if len(found) == n:
                 break
         return replace(self, paths=tuple(found.values()))

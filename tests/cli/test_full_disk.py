@@ -67,7 +67,7 @@ def test_transcribe_that_dies_keeps_the_older_file(transcribed, tmp_path):
 
 def test_transcribe_on_a_full_disk(transcribed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "fsync", disk_is_full)
-    assert transcribed(lambda: iter([SimpleNamespace(text="new")])) == 2
+    assert transcribed(lambda: iter([SimpleNamespace(text="new", error="")])) == 2
     assert f"No space left on device: '{tmp_path / 'hyps.jsonl'}'" in capsys.readouterr().err
     assert (tmp_path / "hyps.jsonl").read_text() == "old\n"
 
@@ -75,7 +75,7 @@ def test_transcribe_on_a_full_disk(transcribed, tmp_path, monkeypatch, capsys):
 def test_transcribe_leaves_compiling_out_of_its_speed(transcribed, tmp_path, monkeypatch, capsys):
     def compiles():
         monkeypatch.setattr(progress, "seconds", progress.seconds + 50.0)
-        yield SimpleNamespace(text="new")
+        yield SimpleNamespace(text="new", error="")
 
     # 50 s of compiling that took no time: the clock of the work has gone back
     monkeypatch.setattr(transcribe, "report", lambda *a: print(f"worked {a[1]:.0f} s"))

@@ -1,0 +1,68 @@
+"""Subtitles of a transcript: lines of words with their times, in the formats SubRip, WebVTT, TSV and text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.live.recognizer import Word
+
+FORMATS = ("srt", "vtt", "tsv", "txt")
+MAX_CHARACTERS = 42  # of a line, usual for subtitles
+MAX_SECONDS = 7.0
+
+
+def subtitles(words: Sequence[Word], file_format: str, min_pause: float) -> str:
+    """The content of a file of subtitles.
+
+    Args:
+        words: of the transcript, in order.
+        file_format: one of `FORMATS`; the times of tsv are milliseconds.
+        min_pause: a pause of so many seconds, or longer, ends a line.
+    """
+    shown = []
+    for number, line in enumerate(lines(words, min_pause), 1):
+        text = " ".join(word.word for word in line)
+        start, end = line[0].start, line[-1].end
+        if file_format == "srt":
+            shown.append(f"{number}\n{_time(start, ',')} --> {_time(end, ',')}\n{text}\n")
+        elif file_format == "vtt":
+            escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+            shown.append(f"{_time(start, '.')} --> {_time(end, '.')}\n{escaped}\n")
+        elif file_format == "tsv":
+            shown.append(f"{round(start * 1000)}\t{round(end * 1000)}\t{text}")
+        else:
+            shown.append(text)
+    header = {"vtt": ["WEBVTT\n"], "tsv": ["start\tend\ttext"]}.get(file_format, [])
+    return "".join(f"{each}\n" for each in [*header, *shown])
+
+
+def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
+    """The words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses."""
+    begin = 0
+    for n in range(1, len(words) + 1):
+        if n == len(words) or words[n].start - words[n - 1].end >= min_pause:
+            yield from _fitting(words[begin:n])
+            begin = n
+
+
+def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
+    """Words in lines that are short enough."""
+    characters = sum(len(word.word) + 1 for word in words) - 1
+    is_short = characters <= MAX_CHARACTERS and words[-1].end - words[0].start <= MAX_SECONDS
+    if is_short or len(words) == 1:
+        yield words
+        return
+    middle = len(words) / 2
+    # of equal pauses the one in the middle
+    n = max(range(1, len(words)), key=lambda n: (words[n].start - words[n - 1].end, -abs(n - middle)))
+    yield from _fitting(words[:n])
+    yield from _fitting(words[n:])
+
+
+def _time(seconds: float, mark: str) -> str:
+    """HH:MM:SS,mmm, with `mark` before the milliseconds."""
+    milliseconds = round(seconds * 1000)
+    rest, milliseconds = divmod(milliseconds, 1000)
+    return f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}{mark}{milliseconds:03}"

@@ -1,0 +1,236 @@
+"""Recordings of any length: cut at pauses between words, decoded in batches of segments, joined again.
+
+The first pass runs the encoder and NeMo's greedy decoding on windows with context at both ends. It gives the frames of
+every word. Cuts are between words, so that segments need no overlap. The second pass decodes the segments with the
+model's strategy. Both passes read the file in order, and hold a batch of windows or segments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
+from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_cuts
+from nemo_gpu_decoding.nemo_plugin.model import Model, Segment, Transcript
+
+if TYPE_CHECKING:
+    from nemo.collections.asr.models import ASRModel
+
+_CONTEXT = 2.0  # seconds of audio on both sides of a window
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+
+class Plan(NamedTuple):
+    """The cuts of a recording."""
+
+    frames: list[int]  # encoder frames at which segments begin, and that of the end
+    seconds: float  # that can be read
+    fault: str = ""  # why the recording cannot be read to its end
+
+    def spans(self, frame_seconds: float) -> list[tuple[float, float]]:
+        """Start and end of each segment in seconds."""
+        times = [round(min(frame * frame_seconds, self.seconds), 3) for frame in self.frames]
+        return list(pairwise(times))
+
+
+def transcribe_long(
+    model: ASRModel | Model,
+    file: str | Path,
+    *,
+    segment_seconds: float = 30.0,
+    max_segment_seconds: float = 60.0,
+    min_pause: float = 0.3,
+    timestamps: bool = False,
+    batch_size: int = 8,
+) -> Transcript:
+    """Transcribe a recording of any length with the model's current strategy.
+
+    Args:
+        model: of NeMo.
+        segment_seconds: target length of a segment, >= 2.
+        max_segment_seconds: maximum length of a segment, >= segment_seconds.
+        min_pause: minimum time between two words for a cut, > 0.
+        timestamps: fill `words` of the result, with times in the whole recording.
+        batch_size: segments per batch.
+
+    Returns:
+        The transcript with its `segments`. If the end of the file cannot be read, `error` is the reason.
+
+    Raises:
+        ValueError: the file cannot be read as audio, or an option is out of range.
+    """
+    cutting = Cutting(segment_seconds, max_segment_seconds, min_pause)
+    loaded = model if isinstance(model, Model) else Model(model)
+    plan = find_cuts(loaded, file, cutting, batch_size)
+    if len(plan.frames) < 2:
+        raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
+    found: list[Transcript] = []
+    section = loaded.current_head.config
+    with loaded.using({**section, "compute_timestamps": True}) if timestamps else nullcontext():
+        for paths in segment_files(loaded, file, plan, batch_size):
+            for outputs in loaded.encode(paths, batch_size):
+                found += loaded.decode(outputs)
+    return joined(plan.spans(loaded.frame_seconds), found, plan.fault)
+
+
+def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int) -> Plan:
+    """The cuts of a recording at pauses between words of a greedy pass.
+
+    Where no pause of `min_pause` is within the maximum length, the cut is at the longest pause, with a warning.
+    """
+    with MonoReader(file, model.channel_selector) as reader:
+        position = positions(model, reader.rate)
+        core, context = (round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
+        windows = _Windows(reader, position, core, context)
+        tokens: list[tuple[int, int, int]] = []
+        loudness: list[np.ndarray] = []
+        bar = tqdm(
+            total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
+        )
+        with bar, model.using({"strategy": "greedy_batch"}) as head, TemporaryDirectory() as folder:
+            for batch in _grouped(windows, batch_size):
+                paths = [
+                    _write(Path(folder) / f"{n}.wav", window.samples, reader.rate) for n, window in enumerate(batch)
+                ]
+                (outputs,) = model.encode(paths, len(paths))
+                for window, hypothesis in zip(batch, model.hypotheses(outputs), strict=True):
+                    first = window.begin - window.before
+                    for start, end, token in head.greedy_tokens(hypothesis):
+                        if window.begin <= first + start < window.end:
+                            tokens.append((first + start, first + end, token))
+                    loudness.append(window.loudness(position))
+                    bar.update(len(loudness[-1]) * model.frame_seconds)
+            words = head.vocabulary().words([token for _, _, token in tokens])
+    spans = np.array([(tokens[w.first_token][0], tokens[w.end_token - 1][1]) for w in words]).reshape(-1, 2)
+    levels = np.concatenate(loudness) if loudness else np.zeros(0)
+    frames, doubtful = choose_cuts(spans, levels, cutting, model.frame_seconds)
+    if doubtful:
+        times = ", ".join(clock(frame * model.frame_seconds) for frame in doubtful[:5])
+        more = "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
+        logger.warning(
+            "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, cutting.min_pause, times, more
+        )
+    return Plan(frames, windows.seconds, windows.fault)
+
+
+class _Window(NamedTuple):
+    """A window of the first pass with its context."""
+
+    begin: int  # first frame without context
+    end: int
+    before: int  # frames of context before `begin`
+    samples: np.ndarray  # context included
+
+    def loudness(self, position: Callable[[int], int]) -> np.ndarray:
+        """Root mean square of each frame without context; a last frame may be partial."""
+        first = position(self.begin - self.before)
+        edges = [position(frame) - first for frame in range(self.begin, self.end + 1)]
+        end = min(edges[-1], len(self.samples))
+        edges = [*(edge for edge in edges if edge < end), end]
+        squares = np.square(self.samples, dtype=np.float64)
+        return np.sqrt(np.add.reduceat(squares[:end], edges[:-1]) / np.diff(edges))
+
+
+class _Windows:
+    """Windows of a recording in order, [core] frames each, with up to [context] frames on both sides."""
+
+    def __init__(self, reader: MonoReader, position: Callable[[int], int], core: int, context: int) -> None:
+        self.reader, self.position, self.core, self.context = reader, position, core, context
+        self.seconds = 0.0  # that have been read
+        self.fault = ""  # why the recording cannot be read to its end
+
+    def __iter__(self) -> Iterator[_Window]:
+        at, begin, kept = self.position, 0, np.zeros(0, np.float32)
+        while True:
+            first = max(begin - self.context, 0)
+            missing = at(begin + self.core + self.context) - at(first) - len(kept)
+            more = np.zeros(0, np.float32)
+            if not self.fault:
+                more, self.fault = self.reader.read_readable(missing)
+            kept = np.concatenate([kept, more])
+            self.seconds += len(more) / self.reader.rate
+            if at(first) + len(kept) <= at(begin):
+                return
+            yield _Window(begin, begin + self.core, begin - first, kept)
+            begin += self.core
+            kept = kept[at(max(begin - self.context, 0)) - at(first) :]
+
+
+def segment_files(model: Model, file: str | Path, plan: Plan, batch_size: int) -> Iterator[list[Path]]:
+    """Files with the segments of a recording, in batches; they exist until the next batch."""
+    with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
+        position = positions(model, reader.rate)
+        for batch in _grouped(pairwise(plan.frames), batch_size):
+            read = (reader.read_readable(position(end) - position(begin))[0] for begin, end in batch)
+            yield [_write(Path(folder) / f"{n}.wav", samples, reader.rate) for n, samples in enumerate(read)]
+
+
+def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | str], fault: str = "") -> Transcript:
+    """The transcript of a recording from those of its segments; an error of a segment is named with its time.
+
+    Args:
+        spans: start and end of each segment, seconds.
+        found: transcript or error message of each segment.
+        fault: why the recording cannot be read to its end.
+    """
+    segments, words, errors = [], [], []
+    for (start, end), each in zip(spans, found, strict=True):
+        error = each if isinstance(each, str) else each.error
+        if isinstance(each, str) or error:
+            errors.append(f"{error} (segment {clock(start)} - {clock(end)})")
+            segments.append(Segment(start, end))
+            continue
+        segments.append(Segment(start, end, each.text, each.score, each.n_best))
+        words += [
+            word._replace(start=round(word.start + start, 3), end=round(word.end + start, 3)) for word in each.words
+        ]
+    if fault:
+        errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
+    scores = [segment.score for segment in segments if segment.score is not None]
+    return Transcript(
+        text=" ".join(segment.text for segment in segments if segment.text),
+        score=round(sum(scores), 4) if scores else None,
+        words=tuple(words),
+        error="; ".join(errors),
+        segments=tuple(segments),
+    )
+
+
+def positions(model: Model, rate: int) -> Callable[[int], int]:
+    """The first sample of a frame."""
+    return lambda frame: round(frame * model.frame_seconds * rate)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03.450."""
+    milliseconds = round(seconds * 1000)
+    return f"{milliseconds // 3600000}:{milliseconds // 60000 % 60:02}:{milliseconds / 1000 % 60:06.3f}"
+
+
+def _write(path: Path, samples: np.ndarray, rate: int) -> Path:
+    """Write samples, followed by zeros if they are shorter than NeMo's minimum."""
+    with open_wav(path, rate) as sink:
+        sink.write(np.pad(samples, (0, max(0, round(SHORTEST * rate) - len(samples)))))
+    return path
+
+
+def _grouped(items: Any, size: int) -> Iterator[list[Any]]:
+    """Lists of up to `size` items."""
+    group = []
+    for item in items:
+        group.append(item)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group

@@ -1,0 +1,108 @@
+"""`transcribe` of long recordings: cut, with subtitles, alone and in partitions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.cli.options import parse_options
+from nemo_gpu_decoding.cli.transcribe import TranscribeOptions
+from tests.cli.test_transcribe import rows_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.nemo]
+pytest.importorskip("nemo.collections.asr")
+soundfile = pytest.importorskip("soundfile")
+
+
+@pytest.fixture
+def talk(assets, tmp_path):
+    """Six utterances with pauses of a second."""
+    lines = (assets / "speech" / "test.json").read_text().splitlines()[:6]
+    names = [json.loads(line)["audio_filepath"] for line in lines]
+    parts = [soundfile.read(assets / "speech" / name, dtype="float32")[0] for name in names]
+    file = tmp_path / "talk.flac"
+    soundfile.write(file, np.concatenate([np.pad(part, (0, 16000)) for part in parts]), 16000)
+    return file
+
+
+CUT = ["segment_seconds=6", "max_segment_seconds=12"]
+
+
+def test_a_long_file_gets_segments_and_subtitles(assets, manifest, talk, tmp_path, capsys):
+    short = rows_of(manifest)[0]["audio_filepath"]
+    model, out = f"model={assets}/models/self_ctc.nemo", tmp_path / "out" / "talk.json"
+    out.parent.mkdir()
+    arguments = ["transcribe", model, f"audio=[{talk},{short}]", f"out={out}", "subtitles=srt,vtt,tsv,txt"]
+    assert main([*arguments, *CUT]) == 0
+    long, brief = rows_of(out)
+    assert "segments" not in brief
+    assert brief["pred_text"] == "page two of the contract mentions teresa and carla graham"
+    assert capsys.readouterr().out.splitlines() == [long["pred_text"], brief["pred_text"]]
+    texts = [segment["text"] for segment in long["segments"]]
+    assert len(texts) > 2
+    assert " ".join(filter(None, texts)) == long["pred_text"] == " ".join(word["word"] for word in long["words"])
+    starts = [word["start"] for word in long["words"]]
+    assert starts == sorted(starts)
+    assert starts[-1] > 15
+    assert long["segments"][-1]["end"] == long["duration"] == pytest.approx(soundfile.info(talk).duration, abs=1e-3)
+    for name in ("talk", "test_000"):
+        assert all((out.parent / f"{name}.{each}").read_text() for each in ("srt", "vtt", "tsv", "txt"))
+    assert " ".join((out.parent / "talk.txt").read_text().split()) == long["pred_text"]
+    assert (out.parent / "talk.vtt").read_text().startswith("WEBVTT\n\n00:00:0")
+
+
+def test_partitions_cut_as_one_file_does(assets, talk, tmp_path):
+    model = f"model={assets}/models/self_ctc.nemo"
+    for out in (f"{tmp_path}/one.json", f"{tmp_path}/parts/"):
+        assert main(["transcribe", model, f"audio={talk}", f"out={out}", "n_best=2", "timestamps=true", *CUT]) == 0
+    (one,) = rows_of(tmp_path / "one.json")
+    (part,) = rows_of(tmp_path / "parts" / "part-00000.jsonl")
+    assert part["segments"] == one["segments"]
+    assert part["words"] == one["words"]
+    assert len(part["segments"][0]["n_best"]) == 2
+
+
+@pytest.mark.parametrize("out", ["talk.json", "parts/"])
+def test_a_damaged_end_is_an_error_with_the_text_before_it(out, assets, talk, tmp_path, capsys):
+    talk.write_bytes(talk.read_bytes()[: talk.stat().st_size * 2 // 3])
+    arguments = ["transcribe", f"model={assets}/models/self_ctc.nemo", f"audio={talk}", f"out={tmp_path}/{out}", *CUT]
+    assert main(arguments) == (0 if out == "parts/" else 1)
+    (row,) = rows_of(tmp_path / out if out != "parts/" else tmp_path / "parts" / "part-00000.jsonl")
+    assert row["error"].startswith(f"{talk}: cannot be read after 0:00:")
+    assert row["pred_text"].startswith("page two")
+    if out != "parts/":
+        assert row["error"] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["segment_seconds=0"], "segment_seconds is 0.0, expected a finite number > 0"),
+        (["segment_seconds=90"], "max_segment_seconds is 60.0, expected a number >= segment_seconds, 90.0"),
+        (["min_pause=-1"], "min_pause is -1.0"),
+        (["subtitles=ass"], "subtitles is 'ass', expected one of srt, vtt, tsv, txt"),
+        (["subtitles=srt", "out=parts/"], "subtitles=srt needs a file as out"),
+    ],
+)
+def test_values_out_of_range(arguments, problem, capsys):
+    assert main(["transcribe", "model=m.nemo", "audio=x.wav", *arguments]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_two_recordings_of_one_name_have_no_subtitles(talk, tmp_path, capsys):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / talk.name).write_bytes(talk.read_bytes())
+    arguments = ["transcribe", "model=m.nemo", f"audio=[{talk},{tmp_path}/b/{talk.name}]", "subtitles=srt"]
+    assert main(arguments) == 2
+    assert "two recordings have one name" in capsys.readouterr().err
+
+
+def test_subtitles_imply_timestamps():
+    from nemo_gpu_decoding.cli.transcribe import build_decoding
+
+    options = parse_options(TranscribeOptions, ["model=m", "subtitles=srt"])
+    assert options.subtitles == ["srt"]
+    assert build_decoding(options).compute_timestamps is True

@@ -1,0 +1,146 @@
+"""Where long recordings are cut, and subtitles: without a model."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.cli.subtitles import MAX_CHARACTERS, lines, subtitles
+from nemo_gpu_decoding.live.recognizer import Word
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_cuts
+
+STEP = 0.08
+
+
+def random_words(rng, total, pauses):
+    """First and end frames of words with pauses of `pauses` frames between them."""
+    words, at = [], int(rng.integers(0, 20))
+    while at < total - 10:
+        words.append((at, at + int(rng.integers(1, 10))))
+        at = words[-1][1] + int(rng.integers(*pauses))
+    return np.array(words)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cuts_are_between_words_and_segments_are_not_too_long(seed):
+    rng = np.random.default_rng(seed)
+    words, total = random_words(rng, 20000, (0, 12)), 20000
+    cutting = Cutting(10, 20, 0.3)
+    cuts, doubtful = choose_cuts(words, rng.random(total), cutting, STEP)
+    assert cuts[0] == 0
+    assert cuts[-1] == total
+    lengths = np.diff(cuts) * STEP
+    assert lengths.max() <= 20
+    assert lengths[:-1].min() >= 1
+    assert abs(np.median(lengths) - 10) < 1
+    assert not doubtful
+    for cut in cuts[1:-1]:
+        before = max(end for _, end in words if end <= cut)
+        after = min(start for start, _ in words if start >= cut)
+        assert (after - before) * STEP >= 0.3
+        assert not any(start < cut < end for start, end in words)
+
+
+def test_the_longest_pause_near_the_target_is_taken_at_its_quietest_place():
+    words = np.array([(n, n + 4) for n in (*range(0, 100, 8), *range(120, 400, 8))])  # a pause of 1.3 s at frame 100
+    loudness = np.ones(400)
+    loudness[112:114] = 0.1
+    cuts, doubtful = choose_cuts(words, loudness, Cutting(10, 20, 0.3), STEP)
+    assert cuts[1] == 113
+    assert not doubtful
+
+
+def test_silence_has_no_words_to_lose():
+    total = 45000  # an hour
+    cuts, doubtful = choose_cuts(np.zeros((0, 2), int), np.zeros(total), Cutting(), STEP)
+    assert np.diff(cuts).max() * STEP <= 60
+    assert not doubtful
+
+
+def test_without_pauses_the_longest_gap_is_taken_and_reported():
+    words = np.array([(n, n + 4) for n in range(0, 2000, 4)])
+    words[100:, 0] += 1  # one frame between all later words
+    words[100, 0] += 1  # two before this one, at frame 402
+    cuts, doubtful = choose_cuts(words, np.ones(2000), Cutting(30, 60, 0.3), STEP)
+    assert 400 <= cuts[1] <= 402
+    assert doubtful == cuts[1:-1]
+    assert np.diff(cuts).max() * STEP <= 60
+
+
+def test_one_word_that_fills_the_range_is_cut_at_its_quietest_frame():
+    loudness = np.ones(1000)
+    loudness[300] = 0.0
+    cuts, doubtful = choose_cuts(np.array([(0, 1000)]), loudness, Cutting(30, 60, 0.3), STEP)
+    assert cuts[1] in (300, 301)
+    assert doubtful == [cuts[1]]
+
+
+def test_an_empty_recording_has_no_segment():
+    assert choose_cuts(np.zeros((0, 2), int), np.zeros(0), Cutting(), STEP) == ([0], [])
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ((1, 60, 0.3), "segment_seconds is 1, expected a number >= 2"),
+        ((30, 20, 0.3), "max_segment_seconds is 20, expected a number >= segment_seconds, 30"),
+        ((30, 60, 0), "min_pause is 0, expected a finite number > 0"),
+    ],
+)
+def test_values_out_of_range(values, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        Cutting(*values)
+
+
+# ----------------------------------------------------------------------------------------------- subtitles
+def spoken(texts, pauses):
+    """Words of 0.4 s, with a pause after each."""
+    words, at = [], 3599.0
+    for text, pause in zip(texts, pauses, strict=True):
+        words.append(Word(text, round(at, 3), round(at + 0.4, 3)))
+        at += 0.4 + pause
+    return words
+
+
+def seconds_of(time):
+    hours, minutes, seconds = re.split(":", time.replace(",", "."))
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def parsed(content, file_format):
+    """(start, end, text) of each line of a file of subtitles."""
+    if file_format == "tsv":
+        rows = [row.split("\t") for row in content.splitlines()[1:]]
+        return [(int(start) / 1000, int(end) / 1000, text) for start, end, text in rows]
+    times = r"(\d\d:\d\d:\d\d[,.]\d{3}) --> (\d\d:\d\d:\d\d[,.]\d{3})\n(.*)\n\n"
+    return [(seconds_of(a), seconds_of(b), text) for a, b, text in re.findall(times, content)]
+
+
+def test_lines_end_at_pauses():
+    words = spoken(["a"] * 5 + ["b"] * 5, [0.1] * 4 + [0.5] + [0.1] * 5)
+    assert [" ".join(w.word for w in line) for line in lines(words, 0.3)] == ["a a a a a", "b b b b b"]
+
+
+@pytest.mark.parametrize("file_format", ["srt", "vtt", "tsv"])
+def test_subtitles_parse_again(file_format):
+    rng = np.random.default_rng(0)
+    words = spoken([f"w<{n}>&" for n in range(200)], rng.choice([0.04, 0.08, 0.16, 0.9], 200).tolist())
+    found = parsed(subtitles(words, file_format, 0.3), file_format)
+    texts = [text for _, _, text in found]
+    if file_format == "vtt":
+        texts = [text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for text in texts]
+    assert " ".join(texts) == " ".join(word.word for word in words)
+    assert max(map(len, texts)) <= MAX_CHARACTERS
+    by_line = list(lines(words, 0.3))
+    expected = [(line[0].start, line[-1].end) for line in by_line]
+    assert np.allclose([each[:2] for each in found], expected, atol=1e-3)
+    assert all(a[1] <= b[0] for a, b in pairwise(found))
+
+
+def test_text_without_times_and_transcripts_without_words():
+    assert subtitles(spoken(["a", "b"], [1, 1]), "txt", 0.3) == "a\nb\n"
+    assert subtitles([], "vtt", 0.3) == "WEBVTT\n\n"
+    assert subtitles([], "srt", 0.3) == ""

@@ -1,0 +1,243 @@
+"""Long recordings: segments joined again, on the shipped models and speech."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from contextlib import contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.metrics import word_errors
+from tests.assets import ASSETS
+
+pytestmark = [pytest.mark.slow, pytest.mark.nemo]
+pytest.importorskip("nemo.collections.asr")
+soundfile = pytest.importorskip("soundfile")
+RATE = 16000
+
+
+def joined_speech(folder, count=10, suffix="flac"):
+    """A file of shipped utterances with pauses of 0.1-3 s and noise, and the seconds of each utterance."""
+    rng = np.random.default_rng(0)
+    parts, spans, at = [], [], 0
+    for line in (ASSETS / "speech" / "test.json").read_text().splitlines()[:count]:
+        samples, _ = soundfile.read(ASSETS / "speech" / json.loads(line)["audio_filepath"], dtype="float32")
+        pause = int(rng.uniform(0.1, 3) * RATE)
+        spans.append((at / RATE, (at + len(samples)) / RATE))
+        parts += [samples, np.zeros(pause, np.float32)]
+        at += len(samples) + pause
+    samples = np.concatenate(parts)
+    samples += 1e-4 * rng.standard_normal(len(samples)).astype(np.float32)
+    file = folder / f"joined.{suffix}"
+    soundfile.write(file, samples, RATE)
+    return file, spans
+
+
+def load(name, head, strategy, timestamps=True):
+    from omegaconf import OmegaConf
+
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    model = Model.load(str(ASSETS / "models" / f"{name}.nemo"), device="cpu")
+    decoding = {"strategy": strategy, "compute_timestamps": timestamps, "beam": {"beam_size": 4}}
+    model.head(head).use(OmegaConf.create(decoding))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "strategy"),
+    [
+        ("self_ctc", "ctc", "flexctc_beam"),
+        ("self_hybrid_rnnt", "rnnt", "alsd_pp"),
+        ("self_hybrid_tdt", "rnnt", "alsd_pp"),
+        ("self_hybrid_tdt", "ctc", "flexctc_beam"),
+    ],
+)
+def test_a_recording_is_its_segments(name, head, strategy, tmp_path):
+    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+
+    file, _ = joined_speech(tmp_path)
+    model = load(name, head, strategy)
+    found = transcribe_long(model, file, segment_seconds=8, max_segment_seconds=16, batch_size=3)
+    samples, _ = soundfile.read(file, dtype="float32")
+    assert model.current_head.name == head
+    assert model.current_head.config.strategy == strategy
+    assert len(found.segments) > 3
+    assert found.segments[0].start == 0
+    assert found.segments[-1].end == pytest.approx(len(samples) / RATE, abs=1e-3)
+    alone, words = [], []
+    for n, segment in enumerate(found.segments):
+        assert segment.end - segment.start <= 16
+        assert n == 0 or segment.start == found.segments[n - 1].end  # neither overlap nor holes
+        own = tmp_path / f"{n}.wav"
+        soundfile.write(own, samples[round(segment.start * RATE) : round(segment.end * RATE)], RATE, subtype="FLOAT")
+        (outputs,) = model.encode([own], 1)
+        (transcript,) = model.decode(outputs)
+        alone.append(transcript.text)
+        words += [(word.word, word.start + segment.start, word.end + segment.start) for word in transcript.words]
+    # batches differ, and so sums of floats: a beam may take the other one of two equal words
+    assert word_errors([" ".join(alone)], [found.text]).wer < 0.02
+    assert [word.word for word in found.words] == found.text.split()
+    if len(words) == len(found.words):
+        times = np.array([(word.start, word.end) for word in found.words])
+        assert np.abs(times - np.array([times for _, *times in words])).max() <= 0.08 + 1e-6
+    assert all(a.start <= b.start for a, b in pairwise(found.words))
+
+
+def test_cuts_avoid_the_utterances(tmp_path):
+    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+
+    file, spans = joined_speech(tmp_path, 20)
+    model = load("self_ctc", "ctc", "greedy_batch", timestamps=False)
+    found = transcribe_long(model, file, segment_seconds=20, max_segment_seconds=40, timestamps=True)
+    assert len(found.words) > 100
+    assert not model.current_head.config.compute_timestamps  # as before
+    cuts = [segment.start for segment in found.segments[1:]]
+    assert len(cuts) >= 3
+    assert not [cut for cut in cuts for start, end in spans if start < cut < end]
+
+
+def test_a_damaged_end_costs_the_words_after_it(tmp_path):
+    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+
+    file, _ = joined_speech(tmp_path)
+    model = load("self_ctc", "ctc", "greedy_batch")
+    options = {"segment_seconds": 8, "max_segment_seconds": 16}
+    whole = transcribe_long(model, file, **options)
+    assert not whole.error
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) * 2 // 3])
+    found = transcribe_long(model, file, **options)
+    assert "cannot be read after 0:00:" in found.error
+    assert 0 < len(found.segments) < len(whole.segments)
+    assert [s.text for s in found.segments[:2]] == [s.text for s in whole.segments[:2]]
+    file.write_bytes(data[:2000])
+    with pytest.raises(ValueError, match="cannot be read as audio"):
+        transcribe_long(model, file, **options)
+
+
+def test_noise_without_pauses_is_reported_with_its_file_and_time(tmp_path, caplog):
+    from nemo_gpu_decoding.nemo_plugin import long_audio
+
+    file = tmp_path / "noise.wav"
+    soundfile.write(file, 0.1 * np.random.default_rng(0).standard_normal(40 * RATE), RATE)
+    model = load("self_ctc", "ctc", "greedy_batch")
+    with caplog.at_level("WARNING", logger="nemo_gpu_decoding"):
+        found = long_audio.transcribe_long(model, file, segment_seconds=5, max_segment_seconds=10, min_pause=9)
+    assert max(segment.end - segment.start for segment in found.segments) <= 10
+    assert f"{file}: no pause of 9 s at 0:00:0" in caplog.text
+
+
+class SilentModel:
+    """A model that hears nothing."""
+
+    frame_seconds = 0.08
+    channel_selector = None
+
+    def encode(self, files, batch_size):
+        yield list(files)
+
+    def hypotheses(self, outputs):
+        return [None] * len(outputs)
+
+    @contextmanager
+    def using(self, section):
+        vocabulary = SimpleNamespace(words=lambda ids: [])
+        yield SimpleNamespace(greedy_tokens=lambda hypothesis: [], vocabulary=lambda: vocabulary)
+
+
+class ExactModel(SilentModel):
+    """A model that hears word n as a constant sample of n / 4096; nothing of it depends on the context."""
+
+    def __init__(self):
+        from nemo_gpu_decoding.vocabulary import WordSpan
+
+        vocabulary = SimpleNamespace(words=lambda ids: [WordSpan(str(i), n, n + 1) for n, i in enumerate(ids)])
+        self.head = SimpleNamespace(greedy_tokens=self.tokens, vocabulary=lambda: vocabulary)
+
+    @contextmanager
+    def using(self, section):
+        yield self.head
+
+    def hypotheses(self, outputs):
+        return outputs
+
+    @staticmethod
+    def words(path):
+        """First sample, end sample and number of each word, and the rate."""
+        samples, rate = soundfile.read(path, dtype="float32")
+        numbers = np.rint(samples * 4096).astype(int)
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        runs = pairwise(edges)
+        return [(begin, end, int(numbers[begin])) for begin, end in runs if begin < end and numbers[begin]], rate
+
+    def tokens(self, path):
+        words, rate = self.words(path)
+        step = rate * self.frame_seconds
+        return [(int(begin / step), int(np.ceil(end / step)), number) for begin, end, number in words]
+
+    def decode(self, outputs):
+        from nemo_gpu_decoding.live.recognizer import Word
+        from nemo_gpu_decoding.nemo_plugin.model import Transcript
+
+        for path in outputs:
+            words, rate = self.words(path)
+            found = tuple(Word(str(number), begin / rate, end / rate) for begin, end, number in words)
+            yield Transcript(" ".join(word.word for word in found), -1.0, found)
+
+
+def test_no_word_is_lost_or_doubled_at_a_thousand_cuts(tmp_path):
+    """Two hours: words of 0.1-0.8 s, pauses of 0.1-3 s. Words that a cut or a window halves would be found twice."""
+    from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
+    from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, joined, segment_files
+
+    rng, rate = np.random.default_rng(0), 1000
+    parts, expected, at = [], [], 0
+    for number in range(1, 3601):
+        length, pause = int(rng.integers(100, 800)), int(rng.integers(100, 3000))
+        parts += [np.full(length, number / 4096, np.float32), np.zeros(pause, np.float32)]
+        expected.append((str(number), at / rate, (at + length) / rate))
+        at += length + pause
+    file = tmp_path / "hours.wav"
+    soundfile.write(file, np.concatenate(parts), rate, subtype="FLOAT")
+    model = ExactModel()
+    plan = find_cuts(model, file, Cutting(6, 12, 0.3), 8)
+    found = [each for files in segment_files(model, file, plan, 8) for each in model.decode(files)]
+    whole = joined(plan.spans(model.frame_seconds), found)
+    assert len(whole.segments) > 1000
+    assert whole.text == " ".join(word for word, *_ in expected)
+    assert [word.word for word in whole.words] == [word for word, *_ in expected]
+    times = [(word.start, word.end) for word in whole.words]
+    assert np.abs(np.array(times) - [own for _, *own in expected]).max() <= 1e-3
+
+
+def peak_of(file):
+    """The plan of a file, and the peak of memory of both passes in bytes."""
+    from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
+    from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, segment_files
+
+    model = SilentModel()
+    tracemalloc.start()
+    plan = find_cuts(model, file, Cutting(), 2)
+    for files in segment_files(model, file, plan, 2):
+        assert all(soundfile.info(path).duration <= 60 for path in files)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return plan, peak
+
+
+def test_memory_does_not_grow_with_the_recording(tmp_path):
+    peaks = []
+    for minutes in (5, 60):
+        file = tmp_path / f"{minutes}.wav"
+        soundfile.write(file, np.zeros(minutes * 60 * 8000, np.int16), 8000)
+        plan, peak = peak_of(file)
+        assert plan.seconds == minutes * 60
+        assert plan.frames[-1] == minutes * 750
+        peaks.append(peak)
+    frames = 60 * 750
+    assert peaks[1] < peaks[0] + 64 * frames  # a few numbers per frame, of which a sample array would need 640
