@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError, check_number, checked_options, did_you_mean
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, joined
 from nemo_gpu_decoding.fusion.density_ratio import density_ratio
 
@@ -36,6 +37,7 @@ class Fusion:
     boosting_weight: float = 1.0  # >= 0; 0 switches boosting off
     source_lm: BackoffAutomaton | None = None  # over tokens, of the network's training text: subtracted from `lm`
     source_lm_weight: float | None = None  # of natural logs, >= 0; 0 switches the source LM off
+    allowed: AllowedTokens | None = None  # None: all tokens may be written; not for word graphs
     lm_pool: Mapping[str, BackoffAutomaton] = field(default_factory=dict, hash=False)  # LMs for `Request.lm`, by name
     lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # by name, > 0; others: lm_weight
 
@@ -109,6 +111,7 @@ class Request:
     boosting: BackoffAutomaton | None = None
     boosting_weight: float | None = None
     lm_weight: float | None = None
+    allowed: AllowedTokens | None = None  # see `allowed_tokens`
     lm: str | None = None
 
     def __post_init__(self) -> None:

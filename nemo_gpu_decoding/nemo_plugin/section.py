@@ -12,7 +12,8 @@ takes a dict or DictConfig with any keys: `{"strategy": "flexctc_beam", "beam": 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -36,6 +37,15 @@ S = TypeVar("S", bound=SearchConfig)
 K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30, "max_active_states": 10000}
 
 
+class AllowedOptions(NamedTuple):
+    """The tokens that may be written, see `allowed_tokens`; all of them without scripts, tokens and text."""
+
+    scripts: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    text: Path | None = None  # a file of sentences
+    price: float = math.inf  # of others, also for the requests' own scripts
+
+
 @dataclass(frozen=True)
 class FusionOptions:
     """Paths and weights of token-level LMs and phrases, before loading."""
@@ -47,6 +57,7 @@ class FusionOptions:
     boosting_weight: float
     source_lm_path: Path | None = None
     source_lm_weight: float = 0.0
+    allowed: AllowedOptions = field(default_factory=AllowedOptions)
     lm_pool: Mapping[str, Path] = field(default_factory=dict, hash=False)  # LMs that requests name
     lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # of some of them
 
@@ -268,7 +279,7 @@ class Values:
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
         sources = source, self._source_weight(lm is not None or bool(pool), weight)
         encoding = self.choice("lm_encoding", ENCODINGS)
-        return FusionOptions(lm, weight, encoding, *self.boosting(), *sources, pool, pool_weights)
+        return FusionOptions(lm, weight, encoding, *self.boosting(), *sources, self._allowed(), pool, pool_weights)
 
     def _lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
         """The files of the LMs that requests name, and the weights of those that have their own."""
@@ -281,6 +292,23 @@ class Values:
             key = error.field.replace("lm_pool_weights", "lm_pool_alpha")
             raise error.named(f"{self.section}.{key}") from None
         return pool, pool_weights
+
+    def _allowed(self) -> AllowedOptions:
+        """Scripts, tokens or a text of the tokens that may be written, and the price of others."""
+        price = self.entries["allowed_price"]
+        if price != math.inf:
+            price = self.weight("allowed_price")
+        return AllowedOptions(
+            self._texts("allowed_scripts"), self._texts("allowed_tokens"), self.file("allowed_text"), price
+        )
+
+    def _texts(self, key: str) -> tuple[str, ...]:
+        """A text or a list of texts; () if it is not set."""
+        values = self.entries[key] or ()
+        texts = (values,) if isinstance(values, str) else values
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise self.error(key, "a list of texts")
+        return tuple(texts)
 
     def _source_weight(self, has_lm: bool, lm_weight: float) -> float:
         """The weight of the source LM, which needs an LM from which it is subtracted."""

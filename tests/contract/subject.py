@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.result import NBest
 from tests.random_models import random_boosting, random_lm, random_log_probs
@@ -210,6 +211,24 @@ class LMPool:
     def requested_fusion(self):
         fusion, request = self.fusion(), self.request()
         return Fusion(fusion.lm_pool["third"], 0.7, request.boosting, request.boosting_weight)
+
+
+class Locked:
+    """With a price for some tokens; a request forbids others."""
+
+    allowed = AllowedTokens(tuple(v % 3 < 2 for v in range(VOCAB)), 1.5)
+
+    def fusion(self):
+        return replace(super().fusion(), allowed=self.allowed)
+
+    def bare(self, variant, **options):
+        return self.with_fusion(variant, Fusion(allowed=self.allowed), **options)
+
+    def request(self):
+        return replace(super().request(), allowed=AllowedTokens(tuple(v % 2 > 0 for v in range(VOCAB))))
+
+    def requested_fusion(self):
+        return replace(super().requested_fusion(), allowed=self.request().allowed)
 
 
 class WordGraph(LogProbs):
