@@ -381,8 +381,7 @@ def _transcripts(
         for begin in range(0, len(utterances), options.batch_size):
             batch = utterances[begin : begin + options.batch_size]
             read = [with_known_lm(loaded.model, Item(n, {}, each)) for n, each in enumerate(batch)]
-            faults = ((n, item.utterance.fault) for n, item in enumerate(read))
-            found: dict[int, Transcript | str] = {n: fault for n, fault in faults if fault}
+            found: dict[int, Transcript | str] = {i.position: i.utterance.fault for i in read if i.utterance.fault}
             items = [item for item in read if not item.utterance.fault]
             found |= {item.position: transcript for item, transcript in whole(parts(items))}
             yield from (found[n] for n in range(len(batch)))

@@ -220,7 +220,7 @@ class Model:
         with utterance_requests(self.model, requests, lms=lms or None) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
         for found in map(_as_list, hypotheses):
-            yield self._transcript(found if second is None else _rescored(found, second))
+            yield self._transcript(found if second is None else second.reordered(found))
 
     def check_lm(self, name: str) -> None:
         """Raise a ValueError unless `lms` of `decode` may hold this name."""
@@ -396,17 +396,3 @@ def _as_list(result: Any) -> list[Any]:
         return list(result)
     n_best = getattr(result, "n_best_hypotheses", None)
     return list(n_best) if n_best else [result]
-
-
-def _rescored(hypotheses: Sequence[Hypothesis], second: Rescoring) -> list[Hypothesis]:
-    """The hypotheses with their new scores, best first."""
-    parts = [getattr(hypothesis, "score_parts", None) for hypothesis in hypotheses]
-    if second.lm_share != 1 and None in parts:
-        raise ValueError(
-            f"rescore_lm_share is {second.lm_share}, expected 1 with a strategy whose scores are not known by parts"
-        )
-    lm_scores = [0.0 if known is None else known.lm for known in parts]
-    changes = second.changes([hypothesis.text for hypothesis in hypotheses], lm_scores)
-    for hypothesis, change in zip(hypotheses, changes, strict=True):
-        hypothesis.score = float(hypothesis.score) + change
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
