@@ -17,7 +17,7 @@ AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
 RESULT_KEYS = (
     *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "seconds"),
-    *("n_best", "words", "segments"),
+    *("n_best", "words", "segments", "word_alternatives"),
     *("wer", "oracle_wer", "error", "manifest", "line"),
 )
 

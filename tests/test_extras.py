@@ -198,6 +198,7 @@ PRESETS = shlex.quote(str(ROOT / "assets" / "self"))
         ("tune model=m manifest=dev.json", ["nemo"]),
         ("tune model=m manifest=dev.json plot=a.png", ["nemo", "plot"]),
         (f"tune model=m manifest=dev.json strategy=paged_biglm lm={ARPA}", ["nemo", "kaldifst"]),
+        ("aliases model=m phrases=p manifest=dev.json out=b", ["nemo"]),
         ("serve model=m", ["nemo", "serve"]),
         (f"serve model=m strategy=cuda_wfst lm={ARPA}", ["nemo", "serve", "kaldifst"]),
         ("build-graph lm=a out=b model=m", ["nemo", "kaldifst"]),
@@ -226,6 +227,7 @@ def test_a_command_stops_before_it_works(command, extra, lacking, monkeypatch, c
     required = {
         "build-graph": ["lm=a", "out=b", "model=m"], "build-lm": ["text=a", "out=b"], "serve": ["model=m"],
         "transcribe": ["model=m"], "tune": ["model=m", "manifest=dev.json"],
+        "aliases": ["model=m", "out=b"],
     }  # fmt: skip
     assert main([command, *required[command]]) == 2
     install = install_command(extra if extra in MODULES else extra_of(extra))

@@ -10,7 +10,7 @@ import pytest
 from nemo_gpu_decoding.audio import check_channel_selector, num_channels, write_mono
 from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
-from nemo_gpu_decoding.nemo_plugin.model import Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.text_file import read_lines
 
 soundfile = pytest.importorskip("soundfile")

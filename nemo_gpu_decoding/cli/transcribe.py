@@ -29,7 +29,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.cluster.workers import Loaded
-    from nemo_gpu_decoding.nemo_plugin.model import Transcript
+    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",

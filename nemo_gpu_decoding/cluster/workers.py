@@ -21,7 +21,8 @@ from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, joined, segment_files
-from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs, Transcript
+from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
 SLOWEST = 3  # number of slowest files in a marker

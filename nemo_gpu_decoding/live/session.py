@@ -15,7 +15,7 @@ import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
 from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 from nemo_gpu_decoding.live.options import Limits
 from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, StepOutput, StreamOptions, Words
+from nemo_gpu_decoding.search.slots import as_json
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -306,15 +307,20 @@ class Session:
         message: dict[str, Any] = {"type": kind, "text": found.text}
         if kind == "partial":
             message["committed"] = found.committed
-        at = self._offset  # times are since the beginning of the client's audio
-        shifted = [word._replace(start=round(at + word.start, 3), end=round(at + word.end, 3)) for word in found.words]
-        message["words"] = [word._asdict() for word in shifted]
+        message["words"] = [word._asdict() for word in self._shifted(found.words)]
         message["audio_seconds"] = round(self.audio_seconds, 3)
         if self.start.n_best > 1:
             message["n_best"] = [alternative._asdict() for alternative in found.n_best]
+        if found.alternatives:
+            message["word_alternatives"] = as_json(self._shifted(found.alternatives))
         if found.is_joined:
             message["is_joined"] = True
         return message
+
+    def _shifted(self, spans: Sequence[Any]) -> list[Any]:
+        """Words or slots with times since the beginning of the client's audio."""
+        at = self._offset
+        return [span._replace(start=round(at + span.start, 3), end=round(at + span.end, 3)) for span in spans]
 
     def _arrival(self) -> float:
         """The time of arrival of the last decoded sample."""

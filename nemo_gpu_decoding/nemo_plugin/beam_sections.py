@@ -22,6 +22,7 @@ MORE = {
     **{"n_best": None, "lm_encoding": "auto", "source_lm_model": None, "source_lm_alpha": None},
     **{"lm_pool": None, "lm_pool_alpha": None},
     **{"allowed_scripts": None, "allowed_tokens": None, "allowed_text": None, "allowed_price": math.inf},
+    "confidence_map": None,  # of word confidence, as tune writes it
 }
 
 FLEXCTC = Section(
@@ -125,4 +126,6 @@ def _read_transducer(cfg: DictConfig, strategy: str) -> Values:
 
 def _options(beam: Values, search: Any) -> Options[Any]:
     n_best, return_best = beam.n_best(), beam.flag("return_best_hypothesis")
-    return Options(beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion())
+    return Options(
+        beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion(), beam.confidence_map()
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -24,7 +24,9 @@ from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.alternatives import word_alternatives
+from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -98,6 +100,10 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """The number of hypotheses of the search for n_best different texts: the whole beam, because different
         tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
+
+    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Slot, ...]] | None:
+        """Computes the word alternatives of an utterance; None if the search has one hypothesis."""
+        return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
 
     def text_of(self, path: Path) -> str:
         """The text of a hypothesis in NeMo's form."""

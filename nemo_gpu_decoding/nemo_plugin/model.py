@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,8 +22,10 @@ from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.requests import infer_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
+from nemo_gpu_decoding.search.slots import in_seconds
 from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -33,36 +35,11 @@ if TYPE_CHECKING:
 
     from nemo_gpu_decoding.search.rescoring import Rescoring
     from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-    from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 # output of NeMo's forward pass for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]
 
 logger = logging.getLogger("nemo_gpu_decoding")
-
-
-class Segment(NamedTuple):
-    """The part of a long recording between two cuts, with its transcript. Times are in seconds."""
-
-    start: float
-    end: float
-    text: str = ""
-    score: float | None = None
-    n_best: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """The result of a strategy for one utterance."""
-
-    text: str
-    score: float | None  # natural log, as the strategy defines it
-    words: tuple[Word, ...] = ()  # with timestamps
-    n_best: tuple[tuple[str, float], ...] = ()  # (text, score), best first, for n-best lists
-    lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
-    error: str = ""  # why the audio, or a part of a long recording, could not be decoded; "": decoded
-    segments: tuple[Segment, ...] = ()  # of a long recording
-    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
 
 
 @dataclass(frozen=True)
@@ -245,22 +222,25 @@ class Model:
 
     def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]
+        words = self._words(best)
+        slots = getattr(best, "word_alternatives", ()) if isinstance(best.timestamp, dict) else ()
         ranked = tuple((hypothesis.text, round(float(hypothesis.score), 4)) for hypothesis in hypotheses)
         return Transcript(
             text=best.text,
             score=ranked[0][1],
-            words=self._words(best),
+            words=words,
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
             outside_share=getattr(best, "outside_share", None),
             error=getattr(best, "error", ""),
+            alternatives=in_seconds(slots, words, self.frame_seconds),
         )
 
     def _words(self, hypothesis: Hypothesis) -> tuple[Word, ...]:
         stamps = hypothesis.timestamp
         if not isinstance(stamps, dict):
             return ()
-        spans = stamps.get("word", ())
+        spans = [span for span in stamps.get("word", ()) if span["word"]]  # NeMo has empty ones for bare word marks
         confidences = hypothesis.word_confidence
         # NeMo leaves the list empty without confidence
         if confidences is None or len(confidences) != len(spans):

@@ -24,6 +24,7 @@ from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConf
 from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gpu_decoding.calibration import ConfidenceMap, is_ascending
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_number, did_you_mean
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.fusion import check_lm_pool
@@ -74,6 +75,7 @@ class Options(Generic[S]):
     n_best: int  # hypotheses returned
     return_best: bool  # False: NeMo gets n-best lists
     fusion: FusionOptions
+    confidence_map: ConfidenceMap  # of word confidence; empty: none
 
 
 class NoEffect(NamedTuple):
@@ -270,6 +272,19 @@ class Values:
                 "set it to false for n-best lists"
             )
         return n_best
+
+    def confidence_map(self) -> ConfidenceMap:
+        """The map of word confidence; empty if it is not set."""
+        value = self.entries["confidence_map"]
+        if value is None:
+            return ()
+        try:
+            points = tuple((float(x), float(y)) for x, y in value)
+        except (TypeError, ValueError):
+            points = ()
+        if not points or not 0 <= min(min(points)) <= max(max(points)) <= 1 or not is_ascending(points):
+            raise self.error("confidence_map", "ascending pairs [confidence, probability] in 0 .. 1")
+        return points
 
     def fusion(self) -> FusionOptions:
         """LMs over tokens and phrases of a `beam` section."""

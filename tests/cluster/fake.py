@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from nemo_gpu_decoding.cluster.workers import Loaded
-from nemo_gpu_decoding.nemo_plugin.model import Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 SECONDS = 0.05  # of a batch
 

@@ -290,9 +290,20 @@ def test_keys_beside_the_section():
 
 def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    assert set(FLEXCTC.valid) == {*nemo, *LMS, *ALLOWED, "merge", "n_best", "backend", "threads", "lm_encoding"}
+    assert set(FLEXCTC.valid) == {
+        *nemo,
+        *LMS,
+        *ALLOWED,
+        "confidence_map",
+        "merge",
+        "n_best",
+        "backend",
+        "threads",
+        "lm_encoding",
+    }
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
+        "bpe_mode", "var_bpe_scoring_temp", "var_bpe_penalize_subsplits",
     }  # fmt: skip
 
 
@@ -448,7 +459,17 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    known = {*nemo, *section.undeclared, *LMS, *ALLOWED, "n_best", "backend", "threads", "lm_encoding"}
+    known = {
+        *nemo,
+        *section.undeclared,
+        *LMS,
+        *ALLOWED,
+        "confidence_map",
+        "n_best",
+        "backend",
+        "threads",
+        "lm_encoding",
+    }
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known
     for key, what in section.unused.items():

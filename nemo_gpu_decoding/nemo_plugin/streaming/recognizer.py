@@ -26,8 +26,10 @@ from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import recognizer as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
+from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.result import Path as SearchPath
+from nemo_gpu_decoding.search.slots import in_seconds
 
 N_BEST = 5  # of searches that have it anyway
 KINDS = ("auto", "buffered", "cache_aware")
@@ -205,6 +207,10 @@ class PipelineRecognizer:
             is_joined = not chunk.is_first and not text.startswith(separator)
             alternatives = self._alternatives(output.n_best, wanted) if wanted > 1 else ()
             final = live.Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
+            if alternatives:
+                slots = word_alternatives(output.n_best.paths, self._infer().vocabulary())
+                timed = in_seconds(slots, final.words, self.pipeline.model_stride_in_secs)
+                final = final._replace(alternatives=timed)
         error = getattr(output, "error", None)  # of pipelines that search
         if error is not None or chunk.is_last:
             return live.StepOutput(final=final, error=error and str(error))
