@@ -133,6 +133,7 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ({"text": "x"}, "line 2: has no audio_filepath"),
         ({"audio_filepath": "nowhere.wav"}, "line 2: there is no file"),
         ({"audio_filepath": "b.wav", "offset": 1.5}, "line 2: offset is 1.5"),
+        ({"audio_filepath": "b.wav", "lm": ["law"]}, r"line 2: lm is \['law'\], expected the name of an LM"),
     ],
 )
 def test_a_bad_line_of_a_manifest_is_named(folder, row, problem):

@@ -22,6 +22,7 @@ class StreamOptions(NamedTuple):
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # for models with a language option
     n_best: int = 1  # hypotheses of each transcript
+    lm: str | None = None  # name of an LM of the server; "none": no LM; None: the LM of the decoding config
 
 
 class Chunk(NamedTuple):

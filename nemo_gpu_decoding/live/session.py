@@ -43,10 +43,11 @@ class Start(NamedTuple):
     language: str | None = None
     partials: bool = True  # false: finals only
     n_best: int = 1  # hypotheses in each message
+    lm: str | None = None
 
     @property
     def options(self) -> StreamOptions:
-        return StreamOptions(self.phrases, self.boosting_weight, self.end_silence, self.language, self.n_best)
+        return StreamOptions(self.phrases, self.boosting_weight, self.end_silence, self.language, self.n_best, self.lm)
 
 
 def read_start(text: str, limits: Limits) -> Start:
@@ -85,8 +86,9 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
             raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
     if silence is not None and not (_is_number(silence) and -math.inf < silence <= MAX_END_SILENCE):
         raise FieldError("end_silence", silence, f"seconds, at most {MAX_END_SILENCE:g}; below 0: no silence")
-    if not isinstance(start.language, str | None):
-        raise FieldError("language", start.language, "a text")
+    for name in ("language", "lm"):
+        if not isinstance(getattr(start, name), str | None):
+            raise FieldError(name, getattr(start, name), "a text")
     return start._replace(phrases=tuple(map(as_phrase, start.phrases)))
 
 

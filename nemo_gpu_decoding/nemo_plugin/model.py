@@ -20,7 +20,7 @@ from torch import Tensor
 from nemo_gpu_decoding.audio import check_channel_selector, num_channels, unreadable, write_mono
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+from nemo_gpu_decoding.nemo_plugin.requests import infer_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.search.decoder import Decoder
@@ -174,23 +174,34 @@ class Model:
         return target
 
     def decode(
-        self, outputs: Outputs, *, second: Rescoring | None = None, phrases: Sequence[Sequence[str] | None] = ()
+        self,
+        outputs: Outputs,
+        *,
+        second: Rescoring | None = None,
+        phrases: Sequence[Sequence[str] | None] = (),
+        lms: Sequence[str | None] = (),
     ) -> Iterator[Transcript]:
         """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
 
         Args:
             second: rescores n-best lists.
             phrases: per utterance; None: those of the decoding config.
+            lms: names of LMs, per utterance; None: that of the decoding config.
 
         Raises:
             ValueError: the strategy's scores have no parts, which `second` needs; or the strategy does not support
-                phrases per utterance.
+                phrases or LMs per utterance.
         """
-        has_own = any(own is not None for own in phrases)
-        with utterance_requests(self.model, phrases) if has_own else nullcontext():
+        has_own = any(own is not None for own in (*phrases, *lms))
+        requests = phrases or [None] * len(lms)
+        with utterance_requests(self.model, requests, lms=lms or None) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
         for found in map(_as_list, hypotheses):
-            yield self._transcript(found if second is None else _rescored(found, second))
+            yield self._transcript(found if second is None else second.reordered(found))
+
+    def check_lm(self, name: str) -> None:
+        """Raise a ValueError unless `lms` of `decode` may hold this name."""
+        infer_of(self.model).check_lm(name)
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
         """A `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
@@ -365,17 +376,3 @@ def _as_list(result: Any) -> list[Any]:
         return list(result)
     n_best = getattr(result, "n_best_hypotheses", None)
     return list(n_best) if n_best else [result]
-
-
-def _rescored(hypotheses: Sequence[Hypothesis], second: Rescoring) -> list[Hypothesis]:
-    """The hypotheses with their new scores, best first."""
-    parts = [getattr(hypothesis, "score_parts", None) for hypothesis in hypotheses]
-    if second.lm_share != 1 and None in parts:
-        raise ValueError(
-            f"rescore_lm_share is {second.lm_share}, expected 1 with a strategy whose scores are not known by parts"
-        )
-    lm_scores = [0.0 if known is None else known.lm for known in parts]
-    changes = second.changes([hypothesis.text for hypothesis in hypotheses], lm_scores)
-    for hypothesis, change in zip(hypotheses, changes, strict=True):
-        hypothesis.score = float(hypothesis.score) + change
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)

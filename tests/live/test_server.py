@@ -55,6 +55,8 @@ class NumberReader:
     def prepare(self, wanted):
         if wanted.language not in (None, "en"):
             raise FieldError("language", wanted.language, "one of en")
+        if wanted.lm not in (None, "news"):
+            raise FieldError("lm", wanted.lm, "one of news")
         check_int("n_best", wanted.n_best, 1, self.max_n_best)
         return wanted
 

@@ -126,7 +126,8 @@ class PipelineRecognizer:
     def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int]:
         """NeMo's options of a stream, and its number of hypotheses; a ValueError names an invalid field.
 
-        Compiles the phrases of the stream, so that they are not compiled between the chunks of other streams.
+        Compiles the phrases of the stream, so that they are not compiled between the chunks of other streams. A stream
+        may name an LM of the decoding config's `lm_pool`.
         """
         from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 
@@ -253,21 +254,25 @@ class PipelineRecognizer:
         return ctc_search(model) or transducer_search(model)
 
     def _biasing(self, wanted: live.StreamOptions) -> Any:
-        """The stream's phrases in NeMo's form; None: those of the decoding config."""
-        if not wanted.phrases:
+        """The stream's phrases and LM in NeMo's form; None: those of the decoding config."""
+        if not wanted.phrases and wanted.lm is None:
             return None
         from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
+        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import StreamRequest
 
         infer = self._infer()
-        if infer is None:
+        if infer is None and wanted.phrases:
             raise FieldError("phrases", _texts(wanted), f"none: strategy {self.strategy} boosts no phrases")
-        from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
-
+        if infer is None:
+            raise FieldError("lm", wanted.lm, f"none: strategy {self.strategy} has no LMs that streams name")
+        infer.check_lm(wanted.lm)
+        if not wanted.phrases:
+            return StreamRequest(lm=wanted.lm)
         default = infer.options.fusion.boosting_weight
         weight = default if wanted.boosting_weight is None else wanted.boosting_weight
         if weight == 0:
             raise FieldError("boosting_weight", wanted.boosting_weight, "a number > 0: the server's is 0")
-        cfg = BiasingRequestItemConfig({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight)
+        cfg = StreamRequest({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight, lm=wanted.lm)
         try:
             biasing_request(infer, cfg)  # compiled and cached
         except ValueError as error:
