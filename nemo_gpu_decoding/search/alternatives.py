@@ -69,7 +69,7 @@ def word_alternatives(
     best = np.array([ids.get(word.text, -1) for word in texts[0]], np.int64)
     places = Places(times, np.zeros((2 * len(best) + 1, len(words), 3)))
     expected_errors(arcs, costs, num_states, best, np.zeros(len(best)), places)
-    return tuple(_slots(places.found, words, texts[0]))
+    return tuple(_slots(places.found, words, texts[0], [int(n) for n in best]))
 
 
 def _chains(
@@ -92,7 +92,7 @@ def _chains(
     return arcs, np.array(columns[3], np.float64), np.array(columns[4:], np.float64), last + 1
 
 
-def _slots(found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord]) -> list[Slot]:
+def _slots(found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Slot]:
     """The slots of the masses that `expected_errors` found."""
     slots = []
     for row, masses in enumerate(found):
@@ -100,7 +100,8 @@ def _slots(found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord]) -
         posteriors = masses[:, 0] / max(1.0, masses[:, 0].sum())
         posteriors[0] = max(0.0, 1 - posteriors.sum())
         order = np.argsort(-posteriors, kind="stable").tolist()
-        kept = [n for n in order if posteriors[n] >= LEAST_POSTERIOR]
+        own = 0 if index is None else ids[index]  # the transcript is always in the network
+        kept = [n for n in order if posteriors[n] >= LEAST_POSTERIOR or n == own]
         if index is None and kept == [0]:
             continue
         if index is not None:

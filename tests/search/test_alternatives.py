@@ -67,3 +67,12 @@ def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed):
             if slot.index is not None:
                 own = dict(slot.alternatives).get(rated.words[slot.index].text, 0.0)
                 assert own == pytest.approx(rated.words[slot.index].confidence, abs=2e-3)
+
+
+def test_the_transcript_is_in_the_network_where_others_insert_two_words():
+    others = [spoken("▁a ▁c ▁c ▁b", math.log(0.3)), spoken("▁a ▁c x ▁c ▁b", math.log(0.3))]
+    paths = [spoken("▁a ▁b", math.log(0.4)), *others]
+    slots = word_alternatives(paths, VOCABULARY)
+    (gap,) = [slot for slot in slots if slot.index is None]
+    assert "" in dict(gap.alternatives)
+    assert sum(option.confidence for option in gap.alternatives) == pytest.approx(1, abs=1e-3)
