@@ -15,6 +15,7 @@ from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, Work
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.slots import Slot
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
     from nemo_gpu_decoding.search.word_graph.result import Word
 
@@ -33,6 +34,13 @@ class BeamHypothesis(Hypothesis):
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
     aliases: Aliases | None = None  # of the phrases; replaced in text, words and segments
+    # computes `word_alternatives`; of the best hypothesis of an n-best list or lattice
+    find_alternatives: Callable[[], tuple[Slot, ...]] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def word_alternatives(self) -> tuple[Slot, ...]:
+        """The confusion network of the utterance, times in frames; empty without alternatives."""
+        return () if self.find_alternatives is None else self.find_alternatives()
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -20,11 +20,13 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
-from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.alternatives import word_alternatives
+from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -99,6 +101,10 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
+    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Slot, ...]] | None:
+        """Computes the word alternatives of an utterance; None if the search has one hypothesis."""
+        return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
+
     def text_of(self, path: Path) -> str:
         """The text of a hypothesis in NeMo's form."""
         if self._owner is None:
@@ -119,6 +125,13 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
         """The boosting tree of a request's own `boosting_tree` options."""
         return load_boosting_tree(config, self.vocabulary())
+
+    def check_lm(self, name: str | None) -> None:
+        """Raise a FieldError for the field `lm` unless a request may name this LM."""
+        try:
+            self.decoder().open(1, [Request(lm=name)])
+        except FieldError as error:
+            raise error.named("lm") from None
 
     def disable_cuda_graphs(self) -> bool:
         return False  # no change: this search has no CUDA graphs of its own
@@ -191,9 +204,11 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
     if options.source_lm_path is not None and options.source_lm_weight > 0:
         source = load(options.source_lm_path)
     boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
+    pool = load_lm_pool(options.lm_pool, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
     sources = source, options.source_lm_weight
     allowed = load_allowed(options.allowed, vocabulary)
-    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, allowed)
+    pools = pool, options.lm_pool_weights
+    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, allowed, *pools)
 
 
 def load_allowed(options: AllowedOptions, vocabulary: Vocabulary) -> AllowedTokens | None:
