@@ -86,10 +86,12 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """Fields of a row besides the text: score; outside_share, n_best and words if the options select them."""
+    """Fields of a row besides the text: score, and those that the options select."""
     details: dict[str, Any] = {"score": transcript.score}
     if transcript.outside_share is not None:
         details["outside_share"] = round(transcript.outside_share, 4)
+    if transcript.in_grammar is not None:
+        details["in_grammar"] = transcript.in_grammar
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
@@ -128,6 +130,7 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
     )
     columns = {
         **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number, "outside_share": number},
+        "in_grammar": pa.bool_(),
         **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
         "fields": text,

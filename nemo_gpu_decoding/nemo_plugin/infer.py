@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,10 +22,12 @@ from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.fusion.grammar import Grammar, build_grammar
+from nemo_gpu_decoding.fusion.jsgf import HEADER
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -99,7 +102,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
-    def text_of(self, path: Path) -> str:
+    def text_of(self, path: SearchPath) -> str:
         """The text of a hypothesis in NeMo's form."""
         if self._owner is None:
             return self.vocabulary().text(path.tokens.tolist())
@@ -192,8 +195,26 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
         source = load(options.source_lm_path)
     boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
     sources = source, options.source_lm_weight
-    allowed = load_allowed(options.allowed, vocabulary)
-    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, allowed)
+    rules = load_allowed(options.allowed, vocabulary), load_grammar(options, vocabulary)
+    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, *rules)
+
+
+def load_grammar(options: FusionOptions, vocabulary: Vocabulary) -> Grammar | None:
+    """The grammar of a config: of a file in JSGF, of a file with a sentence in each line, or of a list of sentences."""
+    source: Any = options.grammar
+    if source is None:
+        return None
+    if isinstance(source, Path):
+        lines = read_lines(source)
+        source = (
+            "\n".join(lines) if lines and lines[0].startswith(HEADER) else [line for line in lines if line.strip()]
+        )
+    try:
+        return build_grammar(source, vocabulary, options.grammar_price)
+    except FieldError as error:
+        raise error.named("beam.grammar_price" if error.field == "price" else "beam.grammar") from None
+    except ValueError as error:
+        raise ValueError(f"beam.grammar: {error}") from None
 
 
 def load_allowed(options: AllowedOptions, vocabulary: Vocabulary) -> AllowedTokens | None:

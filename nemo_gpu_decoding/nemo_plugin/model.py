@@ -63,6 +63,7 @@ class Transcript:
     error: str = ""  # why the audio, or a part of a long recording, could not be decoded; "": decoded
     segments: tuple[Segment, ...] = ()  # of a long recording
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
+    in_grammar: bool | None = None  # False: no sentence of the grammar fits; None: no grammar
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,7 @@ class Model:
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
             outside_share=getattr(best, "outside_share", None),
+            in_grammar=getattr(best, "in_grammar", None),
             error=getattr(best, "error", ""),
         )
 
