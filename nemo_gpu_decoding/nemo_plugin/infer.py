@@ -200,15 +200,14 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
 
 
 def load_grammar(options: FusionOptions, vocabulary: Vocabulary) -> Grammar | None:
-    """The grammar of a config: of a file in JSGF, of a file with a sentence in each line, or of a list of sentences."""
+    """The grammar of a config: a list of sentences, a file of sentences, one per line, or a file in JSGF."""
     source: Any = options.grammar
     if source is None:
         return None
     if isinstance(source, Path):
         lines = read_lines(source)
-        source = (
-            "\n".join(lines) if lines and lines[0].startswith(HEADER) else [line for line in lines if line.strip()]
-        )
+        is_jsgf = bool(lines) and lines[0].startswith(HEADER)
+        source = "\n".join(lines) if is_jsgf else [line for line in lines if line.strip()]
     try:
         return build_grammar(source, vocabulary, options.grammar_price)
     except FieldError as error:
