@@ -102,6 +102,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             topology=topology_number(config.topology),
             beam=np.float32(config.beam),
             max_active=config.max_active,
+            min_active=config.min_active,
             acoustic_scale=np.float32(config.acoustic_scale),
             keeps_links=config.keeps_links,
             lattice_beam=np.float32(config.lattice_beam),
