@@ -82,11 +82,15 @@ class BatchFusion:
             for tree, request in zip(trees, checked, strict=True)
         ]
         rules = tuple(Rules(own.allowed or fusion.allowed, own.grammar or fusion.grammar) for own in checked)
+        priced: dict[tuple[int, int, float], tuple[BackoffAutomaton | None, float]] = {}  # most utterances are alike
         for i, (allowed, grammar) in enumerate(rules):
             if grammar is not None:
                 trees[i], boosting_weights[i] = grammar.automaton, PRICE_WEIGHT
             if allowed is not None:
-                trees[i], boosting_weights[i] = allowed.applied(trees[i], boosting_weights[i])
+                key = id(allowed), id(trees[i]), boosting_weights[i]
+                if key not in priced:
+                    priced[key] = allowed.applied(trees[i], boosting_weights[i])
+                trees[i], boosting_weights[i] = priced[key]
         return _batch_of(
             fusion.token_lm or nothing,
             np.array(lm_weights, np.float32),

@@ -193,9 +193,11 @@ def by_rules(nbest: N, rules: Rules, blank_id: int) -> N:
             paths = (_without_tokens(nbest.best, blank_id),)
         nbest = replace(nbest, paths=paths, in_grammar=is_sentence[0], notes=nbest.notes if is_sentence[0] else ())
     if rules.allowed is not None:
-        shares = [rules.allowed.outside_share(path.tokens, blank_id) for path in paths]
-        pairs = zip(paths, shares, strict=True)
-        nbest = replace(nbest, paths=tuple(replace(path, outside_share=share) for path, share in pairs))
+        share_of = rules.allowed.outside_share
+        paths = tuple(
+            new_frozen(type(path), **vars(path) | {"outside_share": share_of(path.tokens, blank_id)}) for path in paths
+        )
+        nbest = new_frozen(type(nbest), **vars(nbest) | {"paths": paths})
     return nbest
 
 
