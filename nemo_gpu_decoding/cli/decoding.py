@@ -25,6 +25,7 @@ BEAM_KEYS = {
     "source_lm": "source_lm_model",
     "source_lm_weight": "source_lm_alpha",
     "allowed_scripts": "allowed_scripts",
+    "grammar": "grammar",
     "beam_beta": "beam_beta",
     "blank_lm_score_mode": "blank_lm_score_mode",
     "pruning_mode": "pruning_mode",
@@ -42,7 +43,7 @@ WORD_GRAPH_KEYS = {
     "boosting_weight": "boosting_tree_alpha",
 }
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
-FILES = ("lm", "source_lm", "large_lm", "phrases")
+FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
 PHRASE_KEYS = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of `boosting_tree`
 
@@ -127,6 +128,10 @@ class DecodingOptions(ModelOptions):
     # them, such as Latin or [Han,Hiragana,Katakana]. Digits and punctuation are always allowed. Other tokens are
     # forbidden, or cost decoding.beam.allowed_price.
     allowed_scripts: Any = None
+    # For flexctc_beam, alsd_pp and aes_pp: a text file with all sentences that an utterance may be, one per line, or a
+    # grammar in JSGF. Tokens outside cost decoding.beam.grammar_price. An utterance in which no sentence fits has an
+    # empty text, and in_grammar is false in its line of the output.
+    grammar: str | None = None
     # Any key of NeMo's decoding section, as decoding.KEY=VALUE; overrides all other options.
     decoding: dict[str, Any] = field(default_factory=dict)
 

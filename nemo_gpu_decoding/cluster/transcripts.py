@@ -91,6 +91,8 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
     details: dict[str, Any] = {"score": transcript.score}
     if transcript.outside_share is not None:
         details["outside_share"] = round(transcript.outside_share, 4)
+    if transcript.in_grammar is not None:
+        details["in_grammar"] = transcript.in_grammar
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
@@ -133,6 +135,7 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
     )
     columns = {
         **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number, "outside_share": number},
+        "in_grammar": pa.bool_(),
         **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
         "word_alternatives": pa.list_(slot),
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},

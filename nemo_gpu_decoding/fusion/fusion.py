@@ -11,6 +11,7 @@ from nemo_gpu_decoding.checks import FieldError, check_number, checked_options, 
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, joined
 from nemo_gpu_decoding.fusion.density_ratio import density_ratio
+from nemo_gpu_decoding.fusion.grammar import Grammar
 
 NO_LM = "none"  # the name by which a request switches the LM off
 
@@ -38,6 +39,7 @@ class Fusion:
     source_lm: BackoffAutomaton | None = None  # over tokens, of the network's training text: subtracted from `lm`
     source_lm_weight: float | None = None  # of natural logs, >= 0; 0 switches the source LM off
     allowed: AllowedTokens | None = None  # None: all tokens may be written; not for word graphs
+    grammar: Grammar | None = None  # of all utterances, instead of phrases; not for word graphs
     lm_pool: Mapping[str, BackoffAutomaton] = field(default_factory=dict, hash=False)  # LMs for `Request.lm`, by name
     lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # by name, > 0; others: lm_weight
 
@@ -45,6 +47,8 @@ class Fusion:
         check_number("lm_weight", self.lm_weight)
         check_number("boosting_weight", self.boosting_weight)
         check_lm_pool(self.lm_pool, self.lm_pool_weights)
+        if self.grammar is not None and self.boosting is not None:
+            raise FieldError("boosting", self.boosting.name, "None", "with a grammar, which has all sentences")
         if self.source_lm is None:
             if self.source_lm_weight:
                 note = f"with source_lm_weight {self.source_lm_weight}"
@@ -113,6 +117,7 @@ class Request:
     lm_weight: float | None = None
     allowed: AllowedTokens | None = None  # see `allowed_tokens`
     lm: str | None = None
+    grammar: Grammar | None = None  # see `build_grammar`; replaces the decoder's phrases
 
     def __post_init__(self) -> None:
         if self.lm_weight is not None:

@@ -232,7 +232,8 @@ async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batche
 
 def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload) -> Response:
     """The transcript in the format of a request; times are seconds since the beginning of the recording."""
-    segments, words = [], list[Word]()
+    segments: list[dict[str, Any]] = []
+    words: list[Word] = []
     text = ""
     for final in finals:
         own = [Word(**word) for word in final["words"]]

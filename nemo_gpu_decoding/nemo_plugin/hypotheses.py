@@ -32,6 +32,7 @@ class BeamHypothesis(Hypothesis):
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
+    in_grammar: bool | None = None  # False: no sentence of the grammar fits, and there are no tokens; None: no grammar
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
     aliases: Aliases | None = None  # of the phrases; replaced in text, words and segments
     # computes `word_alternatives`; of the best hypothesis of an n-best list or lattice
@@ -94,6 +95,7 @@ def from_path(path: Path, nbest: NBest, kind: type[H], **more: Any) -> H:
         token_repeats=path.repeats.tolist(),
         score_parts=path.parts,
         outside_share=path.outside_share,
+        in_grammar=nbest.in_grammar,
         aliases=nbest.aliases,
         **more,
     )

@@ -232,6 +232,7 @@ class Model:
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
             outside_share=getattr(best, "outside_share", None),
+            in_grammar=getattr(best, "in_grammar", None),
             error=getattr(best, "error", ""),
             alternatives=in_seconds(slots, words, self.frame_seconds),
         )

@@ -59,6 +59,8 @@ class FusionOptions:
     source_lm_path: Path | None = None
     source_lm_weight: float = 0.0
     allowed: AllowedOptions = field(default_factory=AllowedOptions)
+    grammar: Path | tuple[str, ...] | None = None  # a file, see `load_grammar`, or sentences
+    grammar_price: float = math.inf  # of tokens outside
     lm_pool: Mapping[str, Path] = field(default_factory=dict, hash=False)  # LMs that requests name
     lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # of some of them
 
@@ -294,7 +296,17 @@ class Values:
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
         sources = source, self._source_weight(lm is not None or bool(pool), weight)
         encoding = self.choice("lm_encoding", ENCODINGS)
-        return FusionOptions(lm, weight, encoding, *self.boosting(), *sources, self._allowed(), pool, pool_weights)
+        boosting, boosting_weight = self.boosting()
+        grammar = self.entries["grammar"]
+        if grammar is not None:
+            grammar = self.file("grammar") if isinstance(grammar, str) else self._texts("grammar")
+            if not boosting.is_empty and boosting_weight > 0:
+                raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
+        prices = [self._price(key) for key in ("allowed_price", "grammar_price")]
+        texts = self._texts("allowed_scripts"), self._texts("allowed_tokens"), self.file("allowed_text")
+        rules = AllowedOptions(*texts, prices[0]), grammar, prices[1]
+        fused = lm, weight, encoding, boosting, boosting_weight, *sources
+        return FusionOptions(*fused, *rules, pool, pool_weights)
 
     def _lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
         """The files of the LMs that requests name, and the weights of those that have their own."""
@@ -308,14 +320,9 @@ class Values:
             raise error.named(f"{self.section}.{key}") from None
         return pool, pool_weights
 
-    def _allowed(self) -> AllowedOptions:
-        """Scripts, tokens or a text of the tokens that may be written, and the price of others."""
-        price = self.entries["allowed_price"]
-        if price != math.inf:
-            price = self.weight("allowed_price")
-        return AllowedOptions(
-            self._texts("allowed_scripts"), self._texts("allowed_tokens"), self.file("allowed_text"), price
-        )
+    def _price(self, key: str) -> float:
+        """A number >= 0, or inf."""
+        return math.inf if self.entries[key] == math.inf else self.weight(key)
 
     def _texts(self, key: str) -> tuple[str, ...]:
         """A text or a list of texts; () if it is not set."""

@@ -34,4 +34,5 @@ class Transcript:
     error: str = ""  # why the audio, or a part of a long recording, could not be decoded; "": decoded
     segments: tuple[Segment, ...] = ()  # of a long recording
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
+    in_grammar: bool | None = None  # False: no sentence of the grammar fits; None: no grammar
     alternatives: tuple[Slot, ...] = ()  # with timestamps: the confusion network of n-best lists and lattices

@@ -26,7 +26,7 @@ from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 LMS = ("source_lm_model", "source_lm_alpha", "lm_pool", "lm_pool_alpha")
-ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price")
+ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price", "grammar", "grammar_price")
 
 
 # ---------------------------------------------------------------------------------- flexctc_beam
@@ -271,6 +271,37 @@ def test_allowed_tokens_and_their_price_arrive(tmp_path, strategy):
     ],
 )
 def test_wrong_allowed_tokens_are_named(beam, message):
+    with pytest.raises(ValueError, match=message):
+        load_fusion(any_options("alsd_pp", beam).fusion, 4, PIECES)
+
+
+def test_a_grammar_and_its_price_arrive(tmp_path):
+    sentences, rules = tmp_path / "s.txt", tmp_path / "s.gram"
+    sentences.write_text("the\n\nthe да\n")
+    rules.write_text("#JSGF V1.0;\npublic <s> = the [да];\n")
+    found = [
+        load_fusion(any_options("aes_pp", {"grammar": source, "grammar_price": 2}).fusion, 4, PIECES).grammar
+        for source in (["the", "the да"], str(sentences), str(rules))
+    ]
+    assert len({grammar.automaton.fingerprint for grammar in found}) == 1
+    assert [found[0].accepts(tokens, 9) for tokens in ([0], [0, 1], [1])] == [True, True, False]
+    assert load_fusion(any_options("aes_pp", {}).fusion, 4, PIECES).grammar is None
+
+
+@pytest.mark.parametrize(
+    ("beam", "message"),
+    [
+        ({"grammar": ["the x"]}, r"beam\.grammar: grammar: 'x' has the character"),
+        ({"grammar": ["the", ""]}, r"beam\.grammar is '', expected sentences"),
+        ({"grammar": ["the"], "grammar_price": 0}, r"beam\.grammar_price is 0"),
+        ({"grammar": 3}, r"beam\.grammar is 3"),
+        (
+            {"grammar": ["the"], "boosting_tree": {"key_phrases_list": ["the"]}, "boosting_tree_alpha": 1.0},
+            r"beam\.grammar is \['the'\], expected null with boosting_tree",
+        ),
+    ],
+)
+def test_wrong_grammars_are_named(beam, message):
     with pytest.raises(ValueError, match=message):
         load_fusion(any_options("alsd_pp", beam).fusion, 4, PIECES)
 
