@@ -210,7 +210,8 @@ def contexts_per_group(decoder: PagedBigLM, task: Task) -> dict[int, int]:
     for t in range(int(task.lengths.max())):
         sizes = [int(t < length) for length in task.lengths.tolist()]
         decoder.push(streams, task.inputs[:, t : t + 1], sizes)
-        for stream in [stream for stream, size in zip(streams.engine._streams, sizes, strict=True) if size]:
+        engine: Any = streams.engine
+        for stream in [stream for stream, size in zip(engine._streams, sizes, strict=True) if size]:
             groups, lms = stream.tokens["key"] >> 16, stream.tokens["lm"]
             found.update(Counter(group for group, _ in set(zip(groups.tolist(), lms.tolist(), strict=True))).values())
     return dict(sorted(found.items()))
