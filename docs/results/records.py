@@ -27,8 +27,8 @@ RUNS = {
     "alsd_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",
     "aes_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",
     "cuda_wfst": "peers=[kaldi_decoder] utterances=32 repeats=7 pair_seconds=10",
-    "paged_biglm": "peers=[large_lm,small_lm,let,eager,bounded_eager,eager_groups] "
-    "utterances=32 repeats=5 pair_seconds=6 group_sizes=[1,4,16]",
+    "paged_biglm": "peers=[large_lm,small_lm,let,two_pass,eager,bounded_eager,eager_groups] "
+    "utterances=32 graph_beams=[8,12,13,17,25] repeats=5 pair_seconds=2 group_sizes=[1,4,0]",
     "flexctc_beam-live": "strategy=flexctc_beam mode=live",
     "cuda_wfst-live": "strategy=cuda_wfst mode=live",
     "alsd_pp-live": "strategy=alsd_pp mode=live",
@@ -398,28 +398,31 @@ def _milliseconds(row: Record, text: str) -> str:
 
 def paged_biglm(record: Record, link: str) -> str:
     found = {(task_of(row), row["params"]["beam_size"], row["peer"]): row
-             for row in record["rows"] if not row.get("skipped") and not row["params"].get("group_size")}  # fmt: skip
-    names = ("large_lm", "lazy", "let", "bounded_eager", "eager")
-    shown = []
+             for row in record["rows"] if not row.get("skipped") and row["peer"] != "paged_biglm"}  # fmt: skip
+    names = ("large_lm", "lazy", "let", "two_pass", "bounded_eager", "eager")
+    shown, spread = [], []
     for task, beam in dict.fromkeys(key[:2] for key in found):
         rows = {peer: found[task, beam, peer] for peer in ("small_lm", *names) if peer != "lazy"}
         small = rows["small_lm"]
         sides = {name: (rows[name], "peer") if name in rows else (small, "ours") for name in names}
         times = [rows[name]["ratio"] / small["ratio"] if name in rows else 1 / small["ratio"] for name in names]
-        queries = [f"{row['work'][side]['look_ups']:,.1f}" for row, side in list(sides.values())[1:]]
-        same = [str(row["beside_large_lm"][side]["same"]) for row, side in list(sides.values())[1:]]
+        queries = [f"{row['work'][side]['look_ups']:,.1f}" for row, side in sides.values() if row["work"][side]]
+        others = [row["beside_large_lm"][side] for row, side in list(sides.values())[1:]]
+        same = [str(seen["same"]) + f" ({seen['worse']})" * (seen["worse"] > 0) for seen in others]
+        spread.append([TASKS[task], str(beam), *_spread(small["contexts_per_group"])])
         count = sum(small["beside_large_lm"]["ours"].values())
         shown.append([
             TASKS[task], str(beam), " / ".join(f"{time:.2f}" for time in times), " / ".join(queries),
             f"{' / '.join(same)} of {count}", both(small, "wer"),
         ])  # fmt: skip
-    header = ["task", "beam", "CPU seconds / those of the small LM alone: large LM's graph / lazy / let / eager in "
-              "bounds / eager", "large LM queried per frame: lazy / let / eager in bounds / eager", "texts as in the "
-              "large LM's graph: the same four", "WER %, small LM alone / lazy"]  # fmt: skip
-    limited = [row for row in record["rows"] if not row.get("skipped") and row["params"].get("group_size")]
+    header = ["task", "beam", "CPU seconds / those of the small LM alone: large LM's graph / lazy / let / two passes "
+              "/ eager in bounds / eager", "large LM queried per frame: lazy / let / eager in bounds / eager",
+              "texts as in the large LM's graph (others with worse scores): the five after it",
+              "WER %, small LM alone / lazy"]  # fmt: skip
+    limited = [row for row in record["rows"] if not row.get("skipped") and row["peer"] == "paged_biglm"]
     groups = table(
-        ["task", "beam", "`group_size`", "times as fast as without a limit", "texts as in the large LM's graph: "
-         "limited / not"],
+        ["task", "beam", "`group_size`", "times as fast as with 16", "texts as in the large LM's graph: "
+         "with this limit / with 16"],
         [[TASKS[task_of(row)], *(str(row["params"][name]) for name in ("beam_size", "group_size")),
           f"{row['ratio']:.2f}",
           " / ".join(str(row["beside_large_lm"][side]["same"]) for side in ("ours", "peer"))
@@ -428,8 +431,64 @@ def paged_biglm(record: Record, link: str) -> str:
     lms = {task_of(row): row["lms"] for row in found.values()}
     sizes = [f"{TASKS[t]}: {n['small'] / 1000:,.0f}k n-grams under {n['large'] / 1000:,.0f}k" for t, n in lms.items()]
     notes = [audio(record), f"LMs, {'; '.join(sizes)}", link, record["options"]["note"]]
-    between = "All rows are of searches without a limit (`group_size: 0`). The default, 16, changes no text here:\n\n"
-    return table(header, shown) + "\n\n" + between + groups + prose(f"({'; '.join(filter(None, notes))}.)")
+    contexts = table(["task", "beam", "LM contexts per group, mean", *(f"{name}, %" for name in _SPREAD)], spread)
+    return "\n\n".join((
+        table(header, shown),
+        "Lazy and let have the default `group_size`, 16; eager has no limit. Other limits with lazy (0: none):",
+        groups,
+        "LM contexts of a token group, a graph state at the end of a frame, with lazy. Columns are shares of the "
+        "groups:", contexts, "The claims of the paper of LET-Decoder, whose baseline is eager:", _let_claims(found),
+    )) + prose(f"({'; '.join(filter(None, notes))}.)")  # fmt: skip
+
+
+def _let_claims(found: Mapping[tuple[str, int, str], Record]) -> str:
+    """A table of the paper's claims, with ranges over the beams of each task."""
+
+    def span(values: Sequence[float], digits: int = 1) -> str:
+        return f"{min(values):.{digits}f}-{max(values):.{digits}f}"
+
+    columns = []
+    for task in dict.fromkeys(key[0] for key in found):
+        beams = [beam for own, beam, peer in found if (own, peer) == (task, "let")]
+        let, eager, bounded = (
+            [found[task, beam, name] for beam in beams] for name in ("let", "eager", "bounded_eager")
+        )
+        speeds = [span([theirs["ratio"] / own["ratio"] for theirs, own in zip(rows, let, strict=True)])
+                  for rows in (eager, bounded)]  # fmt: skip
+        lazy = [span([row["ratio"] for row in rows]) for rows in (eager, bounded)]
+        asked = [[row["work"]["peer"]["look_ups"] for row in rows] for rows in (let, eager, bounded)]
+        shares = [
+            span([100 * own / theirs for own, theirs in zip(asked[0], other, strict=True)]) for other in asked[1:]
+        ]
+        same = [row["beside_large_lm"] for row in let]
+        columns.append([
+            f"{speeds[0]} (lazy {lazy[0]}); in bounds {speeds[1]} (lazy {lazy[1]})",
+            f"{shares[0]} %; in bounds {shares[1]} %",
+            f"let {sum(seen['peer']['same'] for seen in same)}, lazy {sum(seen['ours']['same'] for seen in same)} of "
+            f"{sum(sum(seen['ours'].values()) for seen in same)} texts",
+        ])  # fmt: skip
+    claims = [
+        "1-3 times as fast as BigLM: let against eager", "a tenth of the compositions: LM queries of let / eager",
+        "accuracy of the large LM's graph: same text, all beams",
+    ]  # fmt: skip
+    tests = "`tests/search/word_graph/test_let.py`"
+    shown = [[claim, *cells] for claim, *cells in zip(claims, *columns, strict=True)]
+    shown.append(["exact lattices", *[f"link by link those of lazy ({tests})"] * len(columns)])
+    shown.append(["online", *[f"memory of an hour's stream stays flat ({tests})"] * len(columns)])
+    return table(["claim", *(TASKS[task] for task in dict.fromkeys(key[0] for key in found))], shown)
+
+
+_SPREAD = {"1": 1, "2": 2, "3-4": 4, "5-8": 8, "9-16": 16, "17 or more": 1 << 62}  # column: most contexts
+
+
+def _spread(counts: Mapping[str, int]) -> list[str]:
+    """The mean of a histogram, and shares of `_SPREAD` in percent; keys are strings, as JSON has no others."""
+    known, least, shares = {int(contexts): groups for contexts, groups in counts.items()}, 0, []
+    total = sum(known.values())
+    for most in _SPREAD.values():
+        shares.append(f"{100 * sum(n for c, n in known.items() if least < c <= most) / total:.1f}")
+        least = most
+    return [f"{sum(c * n for c, n in known.items()) / total:.2f}", *shares]
 
 
 def scale(record: Record, link: str) -> str:
