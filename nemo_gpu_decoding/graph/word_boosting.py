@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import islice, product
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, read_phrases, weight_of
+from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.unknown_words import Speller
@@ -82,7 +85,8 @@ def word_boosting(
             f"{name}: the graph has not all words of {', '.join(map(repr, lacking[:5]))}; "
             "wfst.added_words adds words to a graph that is built from wfst.arpa_lm_path"
         )
-    return build_word_boosting(worth, graph, missing=missing, name=name, speller=speller)
+    tree = build_word_boosting(worth, graph, missing=missing, name=name, speller=speller)
+    return replace(tree, ac_threshold=config.ac_threshold)
 
 
 def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
@@ -111,7 +115,7 @@ def build_word_boosting(
     missing: str = "error",
     name: str = "phrases",
     speller: Speller | None = None,
-) -> BackoffAutomaton:
+) -> BoostingTree:
     """The boosting automaton of words and phrases.
 
     Args:
@@ -132,7 +136,7 @@ def build_word_boosting(
     if speller is not None and graph.pieces is None:
         raise FieldError("speller", speller, "None", f"for a graph ({graph.name}) that is not one with_piece_labels")
     sequences: list[ScoredSequence] = []
-    left_out = []
+    texts, left_out = [], []
     for phrase, bonus in phrases.items():
         words = phrase.split()
         if not words:
@@ -146,6 +150,7 @@ def build_word_boosting(
             left_out.append(f"{phrase!r} ({unknown[0]!r})")
             continue
         sequences += _sequences(words, bonus, graph, speller)
+        texts += [phrase] * (len(sequences) - len(texts))
     if left_out and missing == "error":
         raise ValueError(f"{name}: the graph has not all words of {', '.join(left_out[:5])}")
     if left_out:
@@ -153,7 +158,13 @@ def build_word_boosting(
                        name, len(left_out), ", ".join(left_out[:5]))  # fmt: skip
     if not sequences:
         raise ValueError(f"{name} has no phrase that the graph could find")
-    return _without_dead_ends(build_context_graph(sequences, len(graph.words), name=name))
+    keys = [tuple(text.split()) for text in texts]
+    build = partial(_build, vocab_size=len(graph.words), name=name)
+    return BoostingTree.of(PhraseTable(sequences, keys, texts, build), 0.0)
+
+
+def _build(sequences: Sequence[ScoredSequence], vocab_size: int, name: str) -> BackoffAutomaton:
+    return _without_dead_ends(build_context_graph(sequences, vocab_size, name=name))
 
 
 def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:

@@ -86,6 +86,17 @@ class Path:
 P = TypeVar("P", bound=Path, covariant=True)
 
 
+class FoundPhrase(NamedTuple):
+    """A boosted phrase in a path."""
+
+    text: str  # as in the list of phrases
+    first_token: int
+    end_token: int  # one past its last token
+    start_frame: int
+    end_frame: int  # one past the last frame of its last token
+    probability: float  # geometric mean of the posteriors of its tokens, 0 .. 1
+
+
 class Work(NamedTuple):
     """Counters of paged_biglm over all frames of an utterance.
 
@@ -130,6 +141,7 @@ class NBest(Sequence[P]):
     # Partial results: number of tokens at the beginning of the best hypothesis that will not change any more, because
     # all live hypotheses share them (alternatives in a lattice may differ). It never decreases in a stream.
     committed: int | None = None
+    phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases of the best hypothesis
 
     @property
     def best(self) -> P:
