@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
-from nemo_gpu_decoding.search.result import Path, ScoreParts, Work
+from nemo_gpu_decoding.search.result import FoundPhrase, Path, ScoreParts, Work
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
@@ -29,6 +29,7 @@ class BeamHypothesis(Hypothesis):
     token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
+    phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases, with their probabilities; of the best hypothesis only
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
 
     @property

@@ -135,7 +135,7 @@ class TransducerInfer(FusedInfer):
             from_path(
                 path, nbest.num_frames, TransducerHypothesis, dec_state=state,
                 token_duration=None if path.durations is None else path.durations.tolist(),
-                error=str(state.error or ""),
+                error=str(state.error or ""), phrases=nbest.phrases_of(path),
             )
             for path in paths
         ]  # fmt: skip

@@ -85,7 +85,8 @@ class WordGraphInfer(CTCInfer):
     def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
         assert isinstance(path, WordPath)
         words = tuple(self._without_space(word, path) for word in path.words)
-        return from_path(path, nbest.num_frames, WordHypothesis, words=words, lattice=nbest.lattice, work=nbest.work)
+        own = {"words": words, "lattice": nbest.lattice, "work": nbest.work, "phrases": nbest.phrases_of(path)}
+        return from_path(path, nbest.num_frames, WordHypothesis, **own)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
         labels = np.full(num_frames, self.blank_id, np.int64)

@@ -141,11 +141,17 @@ class NBest(Sequence[P]):
     # Partial results: number of tokens at the beginning of the best hypothesis that will not change any more, because
     # all live hypotheses share them (alternatives in a lattice may differ). It never decreases in a stream.
     committed: int | None = None
-    phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases of the best hypothesis
+    # Boosted phrases of the best hypothesis. Partial results have them where phrases have an `ac_threshold`; never for
+    # trees that NeMo made.
+    phrases: tuple[FoundPhrase, ...] = ()
 
     @property
     def best(self) -> P:
         return self.paths[0]
+
+    def phrases_of(self, path: Path) -> tuple[FoundPhrase, ...]:
+        """The boosted phrases of a path; () for paths other than the best."""
+        return self.phrases if path is self.best else ()
 
     def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
         """The n best hypotheses with different texts; fewer if there are fewer texts.
