@@ -13,6 +13,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "cluster": ("ray", "pyarrow"),
     "plot": ("matplotlib",),
     "hf": ("huggingface_hub",),
+    "onnx": ("onnxruntime", "onnx"),
     "demo": ("rich",),
 }
 

@@ -31,7 +31,8 @@ class Utterance:
     path: Path
     duration: float  # seconds
     text: str | None = None
-    phrases: tuple[str, ...] | None = None  # to boost in this utterance only; None: those of the decoding config
+    # to boost in this utterance only: texts, or objects with phrase and more; None: those of the decoding config
+    phrases: tuple[Any, ...] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of its manifest row, for output
     fault: str = ""  # why its audio cannot be decoded
 
@@ -120,8 +121,17 @@ def check_row(row: Any, where: str) -> None:
     if row.get("offset"):
         raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
     phrases = row.get("phrases")
-    if phrases is not None and not (isinstance(phrases, list) and all(isinstance(p, str) for p in phrases)):
-        raise ValueError(f"{where}: phrases is {phrases!r}, expected a list of texts")
+    if phrases is not None and not (isinstance(phrases, list) and all(map(_is_phrase, phrases))):
+        raise ValueError(
+            f"{where}: phrases is {phrases!r}, expected a list of texts, or of objects with phrase, and optionally "
+            "weight, lang and aliases"
+        )
+
+
+def _is_phrase(item: Any) -> bool:
+    if isinstance(item, dict):
+        return isinstance(item.get("phrase"), str) and item.keys() <= {"phrase", "weight", "lang", "aliases"}
+    return isinstance(item, str)
 
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +145,7 @@ def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "fields": own_fields(row)}
 
 
-def phrases_of(row: Mapping[str, Any]) -> tuple[str, ...] | None:
+def phrases_of(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """The phrases of a manifest's row; [] for no phrases, None for those of the decoding config."""
     return None if row.get("phrases") is None else tuple(row["phrases"])
 

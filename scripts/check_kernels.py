@@ -30,7 +30,7 @@ from nemo_gpu_decoding.cuda.compile import Architecture, architecture, compiler_
 from nemo_gpu_decoding.cuda.sources import kernel_files, printed_header, read_source
 from nemo_gpu_decoding.report import format_table
 
-ARCHITECTURES = (75, 80, 90, 100, 120)
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 _VARIANT = re.compile(r"^//[ \t]*variants:(.*)$", re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(\S+)'")
@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", help="relative to the package; all kernels if none is named")
     parser.add_argument("--arch", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--keep", action="store_true", help="compile for this machine's GPU, into the cache")
+    parser.add_argument("--nvrtc", metavar="12.4", help="fail unless this version of NVRTC compiles")
     parser.add_argument("--headers", type=Path, metavar="FOLDER", help="write printed headers there")
     options = parser.parse_args(arguments)
     if options.headers is not None:
@@ -69,8 +70,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (ImportError, RuntimeError) as error:  # the loader's errors are RuntimeErrors
         print(f"NVRTC can't be loaded: {install_advice()}\n{error}")
         return 1
+    version = ".".join(map(str, nvrtc.version()))
+    if options.nvrtc not in (None, version):
+        print(f"NVRTC is {version}, expected {options.nvrtc}")
+        return 1
     for arch in sorted(set(options.arch) - set(known)):
-        print(f"not checked: NVRTC {'.'.join(map(str, nvrtc.version()))} does not know sm_{arch}")
+        print(f"not checked: NVRTC {version} does not know sm_{arch}")
     files = options.files or kernel_files()
     if not known or not files:
         print("nothing to check")

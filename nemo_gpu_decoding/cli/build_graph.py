@@ -16,7 +16,7 @@ from omegaconf import MISSING
 from tqdm import tqdm
 
 from nemo_gpu_decoding.checks import check_number
-from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
+from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.text_file import read_lines
@@ -101,19 +101,23 @@ def run(options: BuildGraphOptions) -> int:
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
     oov = writable_file("oov", options.oov) if options.oov else None
     lexicon_file = existing_file("lexicon", options.lexicon) if options.lexicon else None
-    phrases = load_phrase_file("added_words", options.added_words)
-    added = list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
+    words_file = existing_file("added_words", options.added_words) if options.added_words else None
 
+    from nemo_gpu_decoding.fusion.boosting import BoostingConfig, can_spell
+    from nemo_gpu_decoding.fusion.phrases import read_phrases, spelled_phrases
     from nemo_gpu_decoding.graph.build import listed_words, spell_words
     from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
     from nemo_gpu_decoding.graph.store import save_graph
+    from nemo_gpu_decoding.graph.word_boosting import words_of
 
     began = time.perf_counter()
+    phrases = read_phrases(words_file) if words_file else []
     listed = listed_words(lm)  # raises an error for files that are no LM, before a model is loaded
     if options.tokenizer is None:
         vocabulary = vocabulary_of_model(str(options.model), options.source_lang, verbose=options.verbose)
     else:
         vocabulary = vocabulary_of_file(options.tokenizer)
+    added = words_of(spelled_phrases(phrases, lambda phrase: can_spell(phrase, vocabulary, BoostingConfig())))
     if lexicon_file is None:
         track = partial(tqdm, unit="word", desc="spelling", disable=None, file=sys.stderr)
         lexicon = spell_words(lm, vocabulary, options.segmentations, added, track)

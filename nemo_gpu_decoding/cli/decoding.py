@@ -86,7 +86,8 @@ class ModelOptions:
     # a graph, set wfst.small_lm_path (in a preset, or decoding.wfst.small_lm_path of `transcribe`) to the ARPA file
     # from which the graph was built.
     large_lm: str | None = None
-    # Text file of phrases to boost, one per line; `tune` reports their precision, recall and F-score.
+    # Text file of phrases to boost, one per line, optionally followed by a weight and by aliases, each after a tab:
+    # spellings that are written as the phrase. `tune` reports precision, recall and F-score of the phrases.
     phrases: str | None = None
     # Utterances per batch of the encoder.
     batch_size: int = 8
@@ -254,7 +255,7 @@ def load_phrase_file(option: str, path: str | None) -> list[str]:
     """Phrases with weights >= 0 of the list file that an option names; [] if `path` is None."""
     if path is None:
         return []
-    from nemo_gpu_decoding.fusion.boosting import read_phrases, weight_of  # what the decoder itself reads them with
+    from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with
 
     return [phrase.text for phrase in read_phrases(existing_file(option, path)) if weight_of(phrase) >= 0]
 

@@ -68,8 +68,8 @@ class DevSet:
         oracles: tuple[str, ...] = ()
         if any(len(nbest) > 1 or nbest.lattice is not None for nbest in results):
             pairs = zip(self.references, results, strict=True)
-            oracles = tuple(oracle_text(text, map(text_of, nbest), nbest.lattice) for text, nbest in pairs)
-        return Decoded(tuple(text_of(nbest.best) for nbest in results), seconds, oracles)
+            oracles = tuple(oracle_text(text, nbest.texts(text_of), nbest.lattice) for text, nbest in pairs)
+        return Decoded(tuple(nbest.texts(text_of)[0] for nbest in results), seconds, oracles)
 
     def score(self, texts: Sequence[str], phrases: Sequence[str], oracles: Sequence[str] = ()) -> Score:
         return Score(

@@ -41,6 +41,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.aliases import Aliases
 
 # Weights are natural log. One state, one cache line; one arc is read whole once it is found.
 STATE = np.dtype(
@@ -93,6 +94,7 @@ class BackoffAutomaton:
     vocab_size: int
     start_state: int  # where an utterance begins
     name: str = "automaton"  # for messages: the file or list it was made from
+    aliases: Aliases | None = None  # of boosted phrases, which results replace
 
     @classmethod
     def from_columns(

@@ -12,6 +12,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import as_records
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
+from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import inlined
@@ -83,6 +84,10 @@ class BatchFusion:
         for row, number in zip(rows, own.tree_of, strict=True):
             trees[row] = own.trees[number]
         return _batch_of(self.lm, lm_weights, trees, boosting_weights)
+
+    def aliases_of(self, utterance: int) -> Aliases | None:
+        """The aliases of an utterance's phrases."""
+        return self.trees[self.tree_of[utterance]].aliases if self.boosting_weights[utterance] else None
 
     def moved_states(self, after: BatchFusion) -> np.ndarray:
         """Offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.

@@ -9,13 +9,10 @@ with those of "ann", unless `whole_words` is False or `refund` is "nemo".
 
 from __future__ import annotations
 
-import logging
-import math
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from os import PathLike, fspath
+from os import fspath
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +20,24 @@ import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_number, checked_options
+from nemo_gpu_decoding.fusion.aliases import is_word_character
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.fusion.phrases import (
+    Phrase,
+    aliases_of,
+    as_phrase,
+    read_phrases,
+    spelled_phrases,
+    weight_of,
+    without_repetitions,
+)
 from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
-
-logger = logging.getLogger("nemo_gpu_decoding")
 
 REFUNDS = ("full", "nemo")
 _SHOWN = 3  # phrases at fault listed in messages
-# prefixes of the Unicode names of their characters
-_SCRIPTS_WITHOUT_SPACES = (
-    "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Phrase:
-    """A phrase to boost or, with a negative weight, to penalise.
-
-    A partial match of a phrase gets part of its bonus. Only a complete match gets a penalty.
-
-    Raises:
-        ValueError: the weight is not finite.
-    """
-
-    text: str
-    weight: float | None = None  # multiplies the phrase's bonus; None = 1, < 0: a penalty
-    lang: str | None = None  # for aggregate tokenizers; None = the config's source_lang
-
-    def __post_init__(self) -> None:
-        if self.weight is not None and not math.isfinite(self.weight):
-            raise FieldError(f"weight of phrase {self.text!r}", self.weight, "a finite number")
 
 
 @checked_options
@@ -70,11 +51,11 @@ class BoostingConfig:
 
     # A boosting tree that NeMo made. Phrases have one source: this one, `key_phrases_file`, or the two lists.
     model_path: str | None = None
-    # A text file of phrases: one per line, optionally with a tab and its weight.
+    # A text file of phrases: one per line, optionally followed by its weight and its aliases, each after a tab.
     key_phrases_file: str | None = None
     # A list of phrases; it adds to `key_phrase_items_list`.
     key_phrases_list: Sequence[str | Phrase] | None = None
-    # A list of items: Phrase, or anything with phrase, lang and, if need be, weight.
+    # A list of items: Phrase, or anything with phrase, lang and, if need be, weight and aliases.
     key_phrase_items_list: Sequence[Any] | None = None
     # Bonus of the first token of a phrase, >= 0.
     context_score: float = 1.0
@@ -225,43 +206,8 @@ def build_boosting_tree(
     return _build_cached(_freeze(phrases) or (), vocabulary, config, "phrase list")
 
 
-def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
-    """Read a phrase file: one phrase per line, optionally followed by a tab and its weight. UTF-8.
-
-    Blank lines and duplicates are skipped with one warning.
-
-    Raises:
-        ValueError: a weight is no finite number, or the file is not UTF-8; names file and line.
-    """
-    phrases = []
-    for number, line in enumerate(read_lines(path), 1):
-        text, _, weight = line.partition("\t")
-        try:
-            phrases.append(Phrase(text.strip(), float(weight) if weight.strip() else None))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}, expected 'phrase<tab>weight'") from error
-    return _without_repetitions(phrases, str(path))
-
-
 def _freeze(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    return None if items is None else tuple(item if isinstance(item, str) else _phrase(item) for item in items)
-
-
-def _phrase(item: Any) -> Phrase:
-    """A Phrase from a Phrase, NeMo's PhraseItem, or a mapping with the same keys."""
-    if isinstance(item, Phrase):
-        return item
-    if isinstance(item, str):
-        return Phrase(item)
-    if isinstance(item, Mapping):
-        values = dict(item)
-    else:
-        values = {key: getattr(item, key) for key in ("phrase", "lang", "weight") if hasattr(item, key)}
-    text = values.pop("phrase", None)
-    unknown = set(values) - {"lang", "weight"}
-    if not isinstance(text, str) or unknown:
-        raise FieldError("phrase item", item, "the keys phrase, lang and weight")
-    return Phrase(text, **values)
+    return None if items is None else tuple(item if isinstance(item, str) else as_phrase(item) for item in items)
 
 
 def _load_file(path: str, vocabulary: Vocabulary, config: BoostingConfig) -> BackoffAutomaton:
@@ -278,16 +224,17 @@ def _build_cached(
 
 
 def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str) -> BackoffAutomaton:
-    kept = _without_repetitions([_phrase(phrase) for phrase in phrases], name)
+    kept = without_repetitions([as_phrase(phrase) for phrase in phrases], name)
+    aliases = aliases_of(kept, name, config.ignore_case)
     space = vocabulary.space if config.checks_word_boundary else None
     sequences: list[ScoredSequence] = []
     texts, faults = [], []
-    for phrase in kept:
+    for phrase in spelled_phrases(kept, lambda phrase: can_spell(phrase, vocabulary, config)):
         try:
             sequences += _sequences(phrase, vocabulary, config, space)
         except ValueError as error:
             faults.append(str(error))
-        texts += [phrase.text] * (len(sequences) - len(texts))
+        texts += [aliases.written(phrase.text) if aliases else phrase.text] * (len(sequences) - len(texts))
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise ValueError(f"{name}: {'; '.join(faults[:_SHOWN])}{more}")
@@ -304,7 +251,17 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
         name=name,
     )
     keys = [tuple(map(int, sequence.tokens)) for sequence in sequences]
-    return BoostingTree.of(PhraseTable(sequences, keys, texts, build, is_continuation, space), config.ac_threshold)
+    table = PhraseTable(sequences, keys, texts, build, is_continuation, space)
+    return replace(BoostingTree.of(table, config.ac_threshold), aliases=aliases)
+
+
+def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> bool:
+    """Whether the vocabulary has all characters of a phrase."""
+    try:
+        vocabulary.segmentations(phrase.text, 1, config.ignore_case, phrase.lang or config.source_lang)
+    except ValueError:
+        return False
+    return True
 
 
 def _sequences(
@@ -342,29 +299,6 @@ def _context_score(phrase: Phrase, config: BoostingConfig) -> float:
     return per_character or config.context_score
 
 
-def _without_repetitions(phrases: list[Phrase], name: str) -> list[Phrase]:
-    """Normalise white space, drop blank and duplicate phrases with one warning; raise if none are left."""
-    kept: dict[tuple[str, str | None], Phrase] = {}
-    blank = duplicate = 0
-    for phrase in phrases:
-        text = " ".join(phrase.text.split())
-        key = (text, phrase.lang)
-        blank += not text
-        duplicate += key in kept
-        if text and (key not in kept or weight_of(kept[key]) < weight_of(phrase)):
-            kept[key] = Phrase(text, phrase.weight, phrase.lang)
-    if blank or duplicate:
-        logger.warning("%s: skipped %d blank and %d duplicate phrases", name, blank, duplicate)
-    if not kept:
-        raise ValueError(f"{name} has no phrases, expected at least one")
-    return list(kept.values())
-
-
-def weight_of(phrase: Phrase) -> float:
-    """The factor of the phrase's bonus; default 1."""
-    return 1.0 if phrase.weight is None else phrase.weight
-
-
 def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
     """Which pieces continue the word before them. [V] bool
 
@@ -383,11 +317,3 @@ def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
     return np.array(
         [piece.startswith(mark) and is_word_character(piece[len(mark) : len(mark) + 1]) for piece in pieces], bool
     )
-
-
-def is_word_character(character: str) -> bool:
-    """Whether this is a letter, digit or accent of a script with spaces between words; False for ""."""
-    if not character or unicodedata.category(character)[0] not in "LNM":
-        return False
-    name = unicodedata.name(unicodedata.normalize("NFKC", character)[0], "")
-    return not name.startswith(_SCRIPTS_WITHOUT_SPACES)

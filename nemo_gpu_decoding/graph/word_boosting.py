@@ -14,14 +14,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
+from typing import Any
 
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, read_phrases, weight_of
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
+from nemo_gpu_decoding.fusion.phrases import (
+    Phrase,
+    aliases_of,
+    as_phrase,
+    read_phrases,
+    spelled_phrases,
+    weight_of,
+)  # fmt: skip
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.unknown_words import Speller
 from nemo_gpu_decoding.vocabulary import letter_cases
@@ -41,9 +50,9 @@ def configured_phrases(config: BoostingConfig) -> list[Phrase]:
     return read_phrases(config.key_phrases_file)
 
 
-def as_phrases(items: Sequence[str | Phrase]) -> list[Phrase]:
-    """Convert texts to phrases."""
-    return [item if isinstance(item, Phrase) else Phrase(item) for item in items]
+def as_phrases(items: Sequence[Any]) -> list[Phrase]:
+    """Convert texts and items to phrases."""
+    return [as_phrase(item) for item in items]
 
 
 def words_of(phrases: Sequence[Phrase]) -> list[str]:
@@ -71,8 +80,9 @@ def word_boosting(
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
         speller: of words that the graph lacks, see `build_word_boosting`.
     """
+    aliases = aliases_of(phrases, name, config.ignore_case)
     bonuses: dict[str, float] = {}
-    for phrase in phrases:
+    for phrase in spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, speller)):
         for text in _spellings(phrase.text, config, graph):
             bonus = _bonus(phrase, config)
             bonuses[text] = max(bonus, bonuses.get(text, bonus))
@@ -86,7 +96,20 @@ def word_boosting(
             "wfst.added_words adds words to a graph that is built from wfst.arpa_lm_path"
         )
     tree = build_word_boosting(worth, graph, missing=missing, name=name, speller=speller)
-    return replace(tree, ac_threshold=config.ac_threshold)
+    table = tree.table
+    if aliases is not None and table is not None:
+        table = table._replace(texts=list(map(aliases.written, table.texts)))
+    return replace(tree, aliases=aliases, table=table, ac_threshold=config.ac_threshold)
+
+
+def _is_known(phrase: Phrase, config: BoostingConfig, graph: WordGraph, speller: Speller | None) -> bool:
+    """Whether the graph has all words of a phrase, or the speller can spell them."""
+    if any(set(text.split()) <= graph.word_ids.keys() for text in _spellings(phrase.text, config, graph)):
+        return True
+    try:
+        return speller is not None and all(speller.vocabulary.tokenize(word) for word in phrase.text.split())
+    except ValueError:
+        return False
 
 
 def _bonus(phrase: Phrase, config: BoostingConfig) -> float:

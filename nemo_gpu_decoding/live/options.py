@@ -56,7 +56,7 @@ class Limits:
     max_streams: int = 64
     # Maximum size of a message, in bytes.
     max_message_bytes: int = 1_000_000
-    # Maximum number of phrases per stream. Together they may have 50 times as many characters.
+    # Maximum number of phrases and aliases per stream. Together they may have 50 times as many characters.
     max_phrases: int = 1000
     # Maximum boosting_weight of a stream, natural log.
     max_boosting_weight: float = 100.0

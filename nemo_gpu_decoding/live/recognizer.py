@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.phrases import Phrase
+
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
 
@@ -14,7 +16,7 @@ MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of
 class StreamOptions(NamedTuple):
     """Options of a client for its stream; None: the server's values."""
 
-    phrases: tuple[str, ...] = ()  # replace the server's phrases; empty: the server's
+    phrases: tuple[str | Phrase, ...] = ()  # replace the server's phrases; empty: the server's
     boosting_weight: float | None = None  # of these phrases, natural log
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # for models with a language option

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
+from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 from nemo_gpu_decoding.live.options import Limits
 from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, StepOutput, StreamOptions, Words
 
@@ -35,7 +36,7 @@ class Start(NamedTuple):
     """The first message of a client."""
 
     sample_rate: int = 16000  # hertz
-    phrases: tuple[str, ...] = ()
+    phrases: tuple[str | Phrase, ...] = ()
     boosting_weight: float | None = None
     end_silence: float | None = None
     language: str | None = None
@@ -76,7 +77,7 @@ def read_start(text: str, limits: Limits) -> Start:
         raise FieldError("end_silence", silence, f"seconds, at most {MAX_END_SILENCE:g}; below 0: no silence")
     if not isinstance(start.language, str | None):
         raise FieldError("language", start.language, "a text")
-    return start._replace(phrases=tuple(start.phrases))
+    return start._replace(phrases=tuple(map(as_phrase, start.phrases)))
 
 
 def read_json(text: str) -> Any:
@@ -103,16 +104,31 @@ def _is_number(value: Any) -> bool:
 def _check_phrases(phrases: Any, limits: Limits) -> None:
     if not isinstance(phrases, list | tuple):
         raise FieldError("phrases", _short(phrases), "a list of texts")
-    if len(phrases) > limits.max_phrases:
-        raise FieldError("phrases", f"a list of {len(phrases)}", f"at most {limits.max_phrases} phrases")
+    texts: list[str] = []
     for number, phrase in enumerate(phrases):
-        if not isinstance(phrase, str) or not phrase.strip() or len(phrase) > PHRASE_CHARACTERS:
-            raise FieldError(f"phrases[{number}]", _short(phrase), f"a text of 1 .. {PHRASE_CHARACTERS} characters")
-        if any("\ud800" <= character <= "\udfff" for character in phrase):
-            raise FieldError(f"phrases[{number}]", _short(phrase), "a text without lone surrogates")
-    total, most = sum(map(len, phrases)), MEAN_PHRASE_CHARACTERS * limits.max_phrases
+        for text in _texts_of(number, phrase):
+            if not isinstance(text, str) or not text.strip() or len(text) > PHRASE_CHARACTERS:
+                raise FieldError(f"phrases[{number}]", _short(text), f"a text of 1 .. {PHRASE_CHARACTERS} characters")
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise FieldError(f"phrases[{number}]", _short(text), "a text without lone surrogates")
+            texts.append(text)
+    if len(texts) > limits.max_phrases:
+        raise FieldError("phrases", f"a list of {len(texts)}", f"at most {limits.max_phrases} phrases and aliases")
+    total, most = sum(map(len, texts)), MEAN_PHRASE_CHARACTERS * limits.max_phrases
     if total > most:
         raise FieldError("phrases", f"{total} characters", f"at most {most} in all phrases together")
+
+
+def _texts_of(number: int, phrase: Any) -> list[Any]:
+    """A phrase and its aliases, not checked yet."""
+    if not isinstance(phrase, dict):
+        return [phrase]
+    aliases = phrase.get("aliases")
+    if phrase.keys() - {"phrase", "aliases"} or not isinstance(aliases, list | None):
+        raise FieldError(
+            f"phrases[{number}]", _short(phrase), "a text, or an object with phrase and a list of aliases"
+        )
+    return [phrase.get("phrase"), *(aliases or ())]
 
 
 class Resampler:

@@ -28,13 +28,61 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import (
 from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
 
 
+def write_aliases(hypothesis: BeamHypothesis) -> None:
+    """Replace the aliases of phrases in the words and segments of NeMo's timestamps.
+
+    An alias with several words and a phrase with another number of words gives one entry.
+    """
+    aliases, stamps = hypothesis.aliases, hypothesis.timestamp
+    if aliases is None or not isinstance(stamps, dict):
+        return
+    if "word" in stamps:
+        words = stamps["word"]
+        stamps["word"] = [
+            {**words[first], "word": text, "end_offset": words[end - 1]["end_offset"]}
+            for first, end, text in aliases.words([word["word"] for word in words])
+        ]
+    for segment in stamps.get("segment", ()):
+        segment["segment"] = aliases.written(segment["segment"])
+
+
+def written_text(hypothesis: Any, text: str) -> str:
+    """A text of a hypothesis with the aliases of phrases replaced."""
+    aliases = getattr(hypothesis, "aliases", None)
+    return text if aliases is None else aliases.written(text)
+
+
+def _with_aliases(base: Any) -> type:
+    """A decoding class of NeMo in which several words that are written as one have one confidence: that of the words,
+    by `confidence_cfg.aggregation`."""
+
+    class WithAliases(base):
+        def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
+            aliases = getattr(hypothesis, "aliases", None)
+            if aliases is None:
+                return super()._aggregate_token_confidence(hypothesis)
+            ids, written = hypothesis.y_sequence.tolist(), hypothesis.text
+            if isinstance(written, tuple):  # of CTC: NeMo reads the tokens there
+                text = self.decode_ids_to_str(ids)
+            else:
+                text = hypothesis.text = self.decode_tokens_to_str_with_strip_punctuation(ids)
+            found = super()._aggregate_token_confidence(hypothesis)
+            hypothesis.text = written
+            return [
+                found[first] if end == first + 1 else self._aggregate_confidence(found[first:end])
+                for first, end, _ in aliases.words(text.split())
+            ]
+
+    return WithAliases
+
+
 @cache
 def adapted(cls: Any, family: str, section: str = "beam") -> type:
     """The subclass of a decoding class of NeMo or of a user; cached.
 
     `family` and `section` are those of a `StrategySpec`.
     """
-    subclass = {"ctc": _adapted_ctc, "rnnt": _adapted_rnnt}[family](cls)
+    subclass = {"ctc": _adapted_ctc, "rnnt": _adapted_rnnt}[family](_with_aliases(cls))
     if section == "wfst":
         subclass = _adapted_to_words(subclass)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
@@ -54,7 +102,8 @@ def _adapted_ctc(base: Any) -> type:
                     lengths = np.diff(hypothesis.token_frames, prepend=0).tolist()
                     hypothesis.text = (ids, lengths, hypothesis.token_repeats)
                 else:
-                    hypothesis.text = self.decode_tokens_to_str_with_strip_punctuation(ids)
+                    text = self.decode_tokens_to_str_with_strip_punctuation(ids)
+                    hypothesis.text = written_text(hypothesis, text)
             return hypotheses_list
 
         def compute_ctc_timestamps(self, hypothesis: BeamHypothesis, timestamp_type: str = "all") -> Any:
@@ -64,7 +113,10 @@ def _adapted_ctc(base: Any) -> type:
                 if self.preserve_token_confidence:
                     self.compute_confidence([hypothesis])
                 hypothesis.text = hypothesis.text[:2]
-            return super().compute_ctc_timestamps(hypothesis, timestamp_type)
+            hypothesis = super().compute_ctc_timestamps(hypothesis, timestamp_type)
+            hypothesis.text = written_text(hypothesis, hypothesis.text)
+            write_aliases(hypothesis)
+            return hypothesis
 
         def ctc_decoder_predictions_tensor(self, *args: Any, **kwargs: Any) -> list:
             results = super().ctc_decoder_predictions_tensor(*args, **kwargs)
@@ -77,6 +129,16 @@ def _adapted_ctc(base: Any) -> type:
 def _adapted_rnnt(base: Any) -> type:
     class Adapted(base):
         """A transducer decoding class that supports n-best lists with times and confidence."""
+
+        def decode_hypothesis(self, hypotheses_list: list[Any]) -> list:
+            for hypothesis in super().decode_hypothesis(hypotheses_list):
+                hypothesis.text = written_text(hypothesis, hypothesis.text)
+            return hypotheses_list
+
+        def compute_rnnt_timestamps(self, hypothesis: Any, timestamp_type: str = "all") -> Any:
+            hypothesis = super().compute_rnnt_timestamps(hypothesis, timestamp_type)
+            write_aliases(hypothesis)
+            return hypothesis
 
         def rnnt_decoder_predictions_tensor(
             self,
@@ -178,7 +240,15 @@ def _adapted_to_words(base: Any) -> type:
             ]
 
         def _written(self, hypothesis: WordHypothesis | WordPath) -> list[Word]:
-            return written_words(hypothesis.words, self.supported_punctuation or ())
+            words = written_words(hypothesis.words, self.supported_punctuation or ())
+            aliases = getattr(hypothesis, "aliases", None)
+            if aliases is None:
+                return words
+            return [
+                words[first]._replace(text=text, end_frame=last.end_frame, end_token=last.end_token)
+                for first, end, text in aliases.words([word.text for word in words])
+                for last in [words[end - 1]]
+            ]
 
         def text_of(self, hypothesis: WordHypothesis | WordPath) -> str:
             return self.word_seperator.join(word.text for word in self._written(hypothesis))

@@ -173,7 +173,7 @@ class FlexCTCInfer(CTCInfer):
         return FlexCTCBeam(self.blank_id, self.blank_id, search, fusion)
 
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
-        return from_path(path, nbest.num_frames, BeamHypothesis, phrases=nbest.phrases_of(path))
+        return from_path(path, nbest, BeamHypothesis)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
         assert path.alignment is not None  # the options of the search enable it

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
-from nemo_gpu_decoding.search.result import FoundPhrase, Path, ScoreParts, Work
+from nemo_gpu_decoding.fusion.aliases import Aliases
+from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, ScoreParts, Work
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
@@ -31,6 +32,7 @@ class BeamHypothesis(Hypothesis):
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
     phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases, with their probabilities; of the best hypothesis only
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
+    aliases: Aliases | None = None  # of the phrases; replaced in text, words and segments
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:
@@ -72,17 +74,19 @@ class TransducerHypothesis(BeamHypothesis):
 H = TypeVar("H", bound=BeamHypothesis)
 
 
-def from_path(path: Path, num_frames: int, kind: type[H], **more: Any) -> H:
-    """Convert a hypothesis of a search; `more` are additional fields of its `kind`."""
+def from_path(path: Path, nbest: NBest, kind: type[H], **more: Any) -> H:
+    """Convert a hypothesis of an n-best list; `more` are additional fields of its `kind`."""
     frames = path.frames.tolist()
     return kind(
         score=float(path.score),
         y_sequence=torch.from_numpy(path.tokens.astype(np.int64)),
         timestamp=list(frames),
-        length=num_frames,
+        length=nbest.num_frames,
         token_frames=frames,
         token_repeats=path.repeats.tolist(),
         score_parts=path.parts,
+        aliases=nbest.aliases,
+        phrases=nbest.phrases_of(path),
         **more,
     )
 

@@ -133,9 +133,9 @@ class TransducerInfer(FusedInfer):
         paths: list[Any] = list(nbest)
         return [
             from_path(
-                path, nbest.num_frames, TransducerHypothesis, dec_state=state,
+                path, nbest, TransducerHypothesis, dec_state=state,
                 token_duration=None if path.durations is None else path.durations.tolist(),
-                error=str(state.error or ""), phrases=nbest.phrases_of(path),
+                error=str(state.error or ""),
             )
             for path in paths
         ]  # fmt: skip

@@ -11,8 +11,9 @@ import numpy as np
 
 from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, can_spell
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.fusion.phrases import Phrase, spelled_phrases
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.load import in_language, load_word_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
@@ -54,7 +55,7 @@ class WordGraphInfer(CTCInfer):
         fused, vocabulary = self.options.fusion, self.vocabulary()
         phrases = configured_phrases(fused.boosting) if fused.has_phrases else []
         graph, topology = load_word_graph(
-            self.options.graph, vocabulary, self.blank_id, words_of(phrases), fused.boosting.ignore_case
+            self.options.graph, vocabulary, self.blank_id, self._boosted_words(phrases), fused.boosting.ignore_case
         )
         costs = self.options.graph.open_vocabulary
         if costs is not None and self.finds_new_words:
@@ -69,6 +70,14 @@ class WordGraphInfer(CTCInfer):
             fusion=Fusion(None, fused.lm_weight, boosting, fused.boosting_weight),
             pieces=vocabulary.pieces,
         )
+
+    def _boosted_words(self, phrases: Sequence[Phrase]) -> list[str]:
+        """The words of phrases and aliases, for a graph that is built."""
+        options, config = self.options.graph, self.options.fusion.boosting
+        if options.ready_made is not None or not phrases:
+            return []
+        vocabulary = in_language(self.vocabulary(), options.source_lang)
+        return words_of(spelled_phrases(phrases, lambda phrase: can_spell(phrase, vocabulary, config)))
 
     def _search(self, graph: WordGraph, **others: Any) -> CudaWFST:
         return CudaWFST(graph, self.blank_id, self.blank_id, **others)
@@ -85,8 +94,7 @@ class WordGraphInfer(CTCInfer):
     def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
         assert isinstance(path, WordPath)
         words = tuple(self._without_space(word, path) for word in path.words)
-        own = {"words": words, "lattice": nbest.lattice, "work": nbest.work, "phrases": nbest.phrases_of(path)}
-        return from_path(path, nbest.num_frames, WordHypothesis, **own)
+        return from_path(path, nbest, WordHypothesis, words=words, lattice=nbest.lattice, work=nbest.work)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
         labels = np.full(num_frames, self.blank_id, np.int64)

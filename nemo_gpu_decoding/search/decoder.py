@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -335,7 +336,11 @@ class Decoder(ABC, Generic[C, R]):
         if len(rows) == 0:
             return []
         engine = streams.engine or self._cpu_engine(streams)  # nothing was pushed: all engines give the same result
-        return self._results(streams, engine, rows, n_best, final=final)
+        results = self._results(streams, engine, rows, n_best, final=final)
+        aliases = [streams.fusion.aliases_of(row) for row in rows]
+        if not any(aliases):
+            return results
+        return [replace(nbest, aliases=own) for nbest, own in zip(results, aliases, strict=True)]
 
 
 def _check_open(streams: Streams) -> None:

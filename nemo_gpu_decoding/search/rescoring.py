@@ -60,7 +60,7 @@ def rescored(
     check_number("lm_share", lm_share)
     check_number("word_bonus", word_bonus, negative=True)
     nbests = list(nbests)
-    texts = [[text_of(path) for path in nbest] for nbest in nbests]
+    texts = [nbest.texts(text_of) for nbest in nbests]
     log_probs = _scores(scorer, list(dict.fromkeys(text for row in texts for text in row)))
     lists = []
     for nbest, row in zip(nbests, texts, strict=True):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.aliases import Aliases
+
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
@@ -89,7 +91,7 @@ P = TypeVar("P", bound=Path, covariant=True)
 class FoundPhrase(NamedTuple):
     """A boosted phrase in a path."""
 
-    text: str  # as in the list of phrases
+    text: str  # as in the list of phrases, also where an alias of it was found
     first_token: int
     end_token: int  # one past its last token
     start_frame: int
@@ -144,6 +146,7 @@ class NBest(Sequence[P]):
     # Boosted phrases of the best hypothesis. Partial results have them where phrases have an `ac_threshold`; never for
     # trees that NeMo made.
     phrases: tuple[FoundPhrase, ...] = ()
+    aliases: Aliases | None = None  # of the utterance's phrases; `texts` replaces them
 
     @property
     def best(self) -> P:
@@ -152,6 +155,16 @@ class NBest(Sequence[P]):
     def phrases_of(self, path: Path) -> tuple[FoundPhrase, ...]:
         """The boosted phrases of a path; () for paths other than the best."""
         return self.phrases if path is self.best else ()
+
+    def texts(self, text_of: Callable[[Any], str]) -> list[str]:
+        """The text of each path, with aliases of phrases replaced.
+
+        Args:
+            text_of: the text of a path: `lambda path: vocabulary.text(path.tokens)`, in word graphs
+                `lambda path: path.text`.
+        """
+        texts = map(text_of, self.paths)
+        return list(texts if self.aliases is None else map(self.aliases.written, texts))
 
     def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
         """The n best hypotheses with different texts; fewer if there are fewer texts.
@@ -162,7 +175,8 @@ class NBest(Sequence[P]):
             return self if len(self.paths) == 1 else replace(self, paths=self.paths[:1])
         found: dict[str, P] = {}
         for path in self.paths:
-            found.setdefault(text_of(path), path)
+            text = text_of(path)
+            found.setdefault(text if self.aliases is None else self.aliases.written(text), path)
             if len(found) == n:
                 break
         return replace(self, paths=tuple(found.values()))

@@ -15,6 +15,7 @@ import pickle
 import re
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cuda.launch import use_runtime
+from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.decoder import Decoder
@@ -436,6 +438,30 @@ def test_requests_are_kept_by_streams(subject, decoder, inputs):
         decoder.push(streams, chunk, sizes)
     whole = decoder.decode(inputs, LENGTHS, requests)
     assert all_facts(decoder.close(streams)) == all_facts(whole)
+
+
+def test_aliases_belong_to_their_utterance_and_change_texts_only(subject, decoder, inputs):
+    request = subject.request()
+    plain = decoder.decode(inputs, LENGTHS, [request] * BATCH)
+
+    def text_of(path):
+        return " ".join(map(str, subject.text(path)))
+
+    (heard,) = plain[0].texts(text_of)[:1]
+    aliases = Aliases({heard: "it"})
+    wanted = replace(request, boosting=replace(request.boosting, aliases=aliases))
+    requests = [wanted if b == 0 else request for b in range(BATCH)]
+    found = decoder.decode(inputs, LENGTHS, requests)
+    assert all_facts(found) == all_facts(plain)
+    assert [nbest.aliases for nbest in found] == [aliases, *[None] * (BATCH - 1)]
+    assert found[0].texts(text_of)[0] == "it" != plain[0].texts(text_of)[0]
+    assert len(set(found[0].distinct(text_of, BATCH).texts(text_of))) == len(found[0].distinct(text_of, BATCH))
+    streams = decoder.open(BATCH, requests)
+    decoder.push(streams, inputs, LENGTHS)
+    assert decoder.partial(streams)[0].aliases is aliases
+    assert decoder.close(streams)[0].texts(text_of)[0] == "it"
+    off = [replace(wanted, boosting_weight=0.0)] * BATCH
+    assert decoder.decode(inputs, LENGTHS, off)[0].aliases is None
 
 
 # ------------------------------------------------------------------ edges

@@ -347,7 +347,7 @@ def test_one_source_of_phrases(options, message):
         ({"final_eos_score": 2.0}, "final_eos_score is 2.0, which has no effect"),
         ({"bpe_alpha": 0.1}, "bpe_alpha is 0.1, which has no effect"),
         ({"num_of_transcriptions": 9}, "num_of_transcriptions is 9, .* use_bpe_dropout is False"),
-        ({"key_phrase_items_list": [{"text": "abc"}]}, "expected the keys phrase, lang and weight"),
+        ({"key_phrase_items_list": [{"text": "abc"}]}, "expected the keys phrase, lang, weight and aliases"),
     ],
 )
 def test_options_that_mean_nothing(options, message):

@@ -16,7 +16,7 @@ from nemo.collections.asr.metrics.wer import word_error_rate
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 
-from nemo_gpu_decoding import Request, cache, register, unregister, utterance_requests
+from nemo_gpu_decoding import Phrase, Request, cache, register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin import infer
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from tests.nemo_plugin.usage import CONFIDENCE, EVERY_CASE, GREEDY, predicted, texts, transcribed, write_manifest
@@ -226,6 +226,33 @@ def test_each_utterance_gets_its_own_phrases(case, files, batch_size):
     assert boosted[1:] == plain[1:]
     with utterance_requests(case.model, [None, ["graam"], *[None] * 4], boosting_weight=weight):
         assert case.texts(files, batch_size=batch_size)[0] == plain[0]
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
+def test_aliases_are_written_as_their_phrase(case, files):
+    top = {"confidence_cfg": {**CONFIDENCE, "aggregation": "min"}}
+    (plain,) = transcribed(case.model, case.cfg(top, **case.phrases("carla graam")), files[:1], timestamps=True)
+    item = {"phrase": "K\u20ac-9", "lang": "en", "aliases": ["carla graam"]}
+    options = {**case.phrases(), "boosting_tree": {"key_phrase_items_list": [item]}}
+    (found,) = transcribed(case.model, case.cfg(top, **options), files[:1], timestamps=True)
+    assert plain.text.endswith(" carla graam")
+    assert found.text == plain.text.replace("carla graam", "K\u20ac-9")
+    assert (found.score, found.y_sequence.tolist()) == (plain.score, plain.y_sequence.tolist())
+    *before, carla, graam = plain.timestamp["word"]
+    ends = {key: graam[key] for key in ("end_offset", "end")}
+    assert found.timestamp["word"] == [*before, {**carla, **ends, "word": "K\u20ac-9"}]
+    assert found.timestamp["segment"][-1]["segment"].endswith("K\u20ac-9")
+    confidence = list(plain.word_confidence)
+    assert list(found.word_confidence) == [*confidence[:-2], min(confidence[-2:])]
+    (n_best,) = transcribed(case.model, case.cfg(**options, **case.several), files[:1])
+    assert n_best[0].text == found.text
+    assert len({hypothesis.text for hypothesis in n_best}) == len(n_best)
+    case.use(**case.added("graam"))
+    phrase = Phrase("K\u20ac-9", aliases=("carla graam",))
+    with utterance_requests(case.model, [[phrase], None], boosting_weight=case.phrase_weight):
+        own, other = case.texts(files[:2])
+    assert own == found.text
+    assert "K\u20ac" not in other
 
 
 def test_lm_weights_per_utterance(case, files):

@@ -124,6 +124,11 @@ def test_unknown_architectures_are_named_and_nothing_to_check_fails(check_kernel
     assert "nothing to check" in out
 
 
+def test_another_version_of_the_compiler_fails(check_kernels, capsys):
+    assert check_kernels.main(["--nvrtc", "1.0"]) == 1
+    assert capsys.readouterr().out == f"NVRTC is {'.'.join(map(str, nvrtc.version()))}, expected 1.0\n"
+
+
 def test_a_missing_compiler_fails_with_advice(check_kernels, monkeypatch, capsys):
     def missing():
         raise RuntimeError("no libnvrtc.so")

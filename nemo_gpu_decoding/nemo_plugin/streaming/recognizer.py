@@ -21,6 +21,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
+from nemo_gpu_decoding.fusion.phrases import as_phrase
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import recognizer as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
@@ -67,10 +68,11 @@ class PipelineRecognizer:
 
     def __init__(self, pipeline: Any, strategy: str, model: str) -> None:
         from nemo_gpu_decoding.nemo_plugin.streaming.rollback import all_or_nothing
-        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript
+        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript, written_segments
 
         self.pipeline, self.strategy, self.model = pipeline, strategy, model
         self._transcript, self._all_or_nothing = partial(transcript, pipeline), partial(all_or_nothing, pipeline)
+        self._written_segments = written_segments
         self.sample_rate = int(pipeline.sample_rate)
         self.is_cache_aware = hasattr(pipeline, "context_manager")
         seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
@@ -206,7 +208,11 @@ class PipelineRecognizer:
         if error is not None or chunk.is_last:
             return live.StepOutput(final=final, error=error and str(error))
         state = self.pipeline.get_state(chunk.stream)
-        words, _ = self.pipeline.bpe_decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
+        decoder = self.pipeline.bpe_decoder
+        words, _ = decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
+        aliases = getattr(state, "aliases", None)
+        if aliases is not None:
+            words = self._written_segments(words, aliases, decoder)
         committed = getattr(output, "committed_transcript", None)
         if committed is None:  # greedy tokens stay
             committed = self._transcript(state.tokens)
@@ -228,7 +234,10 @@ class PipelineRecognizer:
             return self._transcript(path.tokens.tolist()).strip()
 
         found = nbest.distinct(text_of, n)
-        return tuple(live.Alternative(text_of(path), round(float(path.score), 4)) for path in found)
+        texts = found.texts(text_of)
+        return tuple(
+            live.Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, found, strict=True)
+        )
 
     def _infer(self) -> Any:
         """The search of the model; None for NeMo's strategies."""
@@ -245,7 +254,7 @@ class PipelineRecognizer:
 
         infer = self._infer()
         if infer is None:
-            raise FieldError("phrases", list(wanted.phrases), f"none: strategy {self.strategy} boosts no phrases")
+            raise FieldError("phrases", _texts(wanted), f"none: strategy {self.strategy} boosts no phrases")
         from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
 
         default = infer.options.fusion.boosting_weight
@@ -256,7 +265,7 @@ class PipelineRecognizer:
         try:
             biasing_request(infer, cfg)  # compiled and cached
         except ValueError as error:
-            raise FieldError("phrases", list(wanted.phrases), "phrases that can be boosted", f"({error})") from error
+            raise FieldError("phrases", _texts(wanted), "phrases that can be boosted", f"({error})") from error
         return cfg
 
 
@@ -331,6 +340,10 @@ def _pipeline_config(
             "log_level": logging.ERROR,
         }
     )  # fmt: skip
+
+
+def _texts(wanted: live.StreamOptions) -> list[str]:
+    return [as_phrase(phrase).text for phrase in wanted.phrases]
 
 
 def _words(segments: Sequence[Any] | None) -> tuple[live.Word, ...]:

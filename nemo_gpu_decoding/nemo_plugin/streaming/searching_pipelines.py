@@ -16,6 +16,7 @@ from nemo.utils import logging
 from torch import Tensor
 
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.live.endpointing import StreamProgress, find_endpoint, progress_of
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
@@ -34,13 +35,15 @@ def in_slots(base: Any) -> type:
     a ValueError that names the stream; else it is None. Later outputs of the stream are empty.
 
     Outputs also have `committed_transcript`, the beginning of `partial_transcript` that does not change, and `n_best`,
-    the `NBest` of the utterance that ended in this step, or None.
+    the `NBest` of the utterance that ended in this step, or None. Aliases of phrases are replaced in all of them but
+    `current_step_transcript`. Words that may become an alias are not committed.
     """
 
     class InSlots(base):
         def create_state(self, options: Any) -> Any:
             state = super().create_state(options)
             state.slot = state.error = None
+            state.aliases = self.aliases_of(state.options)
             state.committed = 0  # number of first tokens that do not change; None: unknown
             if self.rules is not None:
                 state.options.stop_history_eou = -1
@@ -50,6 +53,8 @@ def in_slots(base: Any) -> type:
             state = self.get_state(stream_id)
             if state is not None and state.slot is not None:
                 self.slots.abandon([state.slot])
+            if state is not None:
+                self.gone[stream_id] = state
             super().delete_state(stream_id)
 
         def reset_session(self) -> None:
@@ -57,6 +62,15 @@ def in_slots(base: Any) -> type:
             self.slots = Slots(self.decoder(), first=min(int(self.batch_size), MOST_AT_FIRST))
             self.errors: dict[int, ValueError] = {}  # of this step, by stream
             self.ended: dict[int, NBest] = {}  # utterances that ended in this step, by stream
+            self.gone: dict[int, Any] = {}  # states of streams that ended in this step
+
+        def aliases_of(self, options: Any) -> Aliases | None:
+            """The aliases of a stream's phrases."""
+            request = biasing_request(self.infer, getattr(options, "biasing_cfg", None))
+            fusion = self.slots.decoder.fusion
+            tree = request.boosting if request else fusion.boosting
+            weight = request.boosting_weight if request else fusion.boosting_weight
+            return tree.aliases if tree is not None and weight else None
 
         def decoder(self) -> Any:
             """The search of the model, with `streaming.n_best` hypotheses per utterance."""
@@ -70,7 +84,7 @@ def in_slots(base: Any) -> type:
                 raise error.named(f"streaming.{error.field}") from None
 
         def transcribe_step(self, requests: list[Any]) -> list[Any]:
-            self.errors, self.ended = {}, {}
+            self.errors, self.ended, self.gone = {}, {}, {}
             outputs = super().transcribe_step(requests)
             states = [self.get_state(output.stream_id) for output in outputs]
             self.find_committed([state for state in states if state is not None])
@@ -80,6 +94,9 @@ def in_slots(base: Any) -> type:
                 output.n_best = ended and ended.distinct(self.infer.text_of, self.n_best)
                 known = [] if state is None else state.tokens[: state.committed or 0]
                 output.committed_transcript = transcript(self, known).rstrip()
+                aliases = (self.gone[output.stream_id] if state is None else state).aliases
+                if aliases is not None:
+                    write_aliases(output, aliases, self.bpe_decoder)
             return outputs
 
         def find_committed(self, states: list[Any]) -> None:
@@ -100,6 +117,26 @@ def in_slots(base: Any) -> type:
             logging.error(str(state.error))
 
     return InSlots
+
+
+def write_aliases(output: Any, aliases: Aliases, bpe_decoder: Any) -> None:
+    """Replace the aliases of phrases in an output of a pipeline."""
+    output.final_transcript = aliases.written(output.final_transcript)
+    output.partial_transcript = aliases.written(output.partial_transcript)
+    output.committed_transcript = aliases.committed(output.committed_transcript)
+    output.final_segments = written_segments(output.final_segments or [], aliases, bpe_decoder)
+
+
+def written_segments(segments: list[Any], aliases: Aliases, bpe_decoder: Any) -> list[Any]:
+    """NeMo's segments (words) with the aliases of phrases replaced."""
+    found = []
+    for first, end, text in aliases.words([segment.text for segment in segments]):
+        segment = segments[first].copy()
+        segment.text, segment.end = text, segments[end - 1].end
+        if end > first + 1:
+            segment.conf = bpe_decoder.confidence_aggregator([each.conf for each in segments[first:end]])
+        found.append(segment)
+    return found
 
 
 def transcript(pipeline: Any, tokens: list[int]) -> str:

@@ -13,6 +13,7 @@ pytest.importorskip("nemo.collections.asr.inference")
 import soundfile
 import torch
 
+from nemo_gpu_decoding import Phrase
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.options import parse_options
@@ -126,6 +127,30 @@ def test_phrases_of_a_stream(shared, speech):
     (_, plain, _), (_, boosted, _) = streamed(shared, [speech[0], speech[0]], wanted)
     assert "zebra" in boosted
     assert "zebra" not in plain
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [f"model={CTC}"],
+        [f"model={CTC}", "strategy=cuda_wfst", WORD_LM],
+        [f"model={HYBRID}", "strategy=alsd_pp"],
+        [f"model={CAUSAL}"],
+        [f"model={CAUSAL}", "strategy=aes_pp"],
+    ],
+)
+def test_aliases_in_streams(arguments, speech):
+    """Words of an alias are not committed before they are complete; `streamed` checks what is committed."""
+    own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
+    phrases = [("of the",), (Phrase("K\u20ac-9", aliases=("of the",)),)]
+    wanted = [StreamOptions(phrases=each, boosting_weight=1.0) for each in phrases]
+    (_, plain, heard), (partials, text, words) = streamed(own, [speech[0], speech[0]], wanted, commits=True)
+    assert " of the " in plain
+    assert text == plain.replace("of the", "K\u20ac-9")
+    assert any("K\u20ac-9" in partial for partial in partials)
+    (at,) = [n for n, word in enumerate(words) if word.word == "K\u20ac-9"]
+    assert (words[at].start, words[at].end) == (heard[at].start, heard[at + 1].end)
+    assert words[:at] == heard[:at]
 
 
 @pytest.mark.parametrize("arguments", [[], [f"model={CAUSAL}", "strategy=alsd_pp"], ["strategy=cuda_wfst", WORD_LM]])

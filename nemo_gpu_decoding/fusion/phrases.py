@@ -1,0 +1,146 @@
+"""Phrases to boost, their files and their aliases."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.aliases import Aliases
+from nemo_gpu_decoding.text_file import read_lines
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A phrase to boost or, with a negative weight, to penalise.
+
+    A partial match of a phrase gets part of its bonus. Only a complete match gets a penalty.
+
+    Raises:
+        ValueError: the weight is not finite, or aliases are no list of texts.
+    """
+
+    text: str
+    weight: float | None = None  # multiplies the phrase's bonus; None = 1, < 0: a penalty
+    lang: str | None = None  # for aggregate tokenizers; None = the config's source_lang
+    aliases: tuple[str, ...] = ()  # spellings with the same weight that results show as `text`
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not math.isfinite(self.weight):
+            raise FieldError(f"weight of phrase {self.text!r}", self.weight, "a finite number")
+        aliases = None if isinstance(self.aliases, str) else tuple(self.aliases or ())
+        if aliases is None or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
+            raise FieldError(f"aliases of phrase {self.text!r}", self.aliases, "a list of texts that are not blank")
+        object.__setattr__(self, "aliases", aliases)
+
+
+def as_phrase(item: Any) -> Phrase:
+    """A Phrase from a Phrase, a text, NeMo's PhraseItem, or a mapping with the same keys."""
+    if isinstance(item, Phrase):
+        return item
+    if isinstance(item, str):
+        return Phrase(item)
+    names = ("lang", "weight", "aliases")
+    if isinstance(item, Mapping):
+        values = dict(item)
+    else:
+        values = {key: getattr(item, key) for key in ("phrase", *names) if hasattr(item, key)}
+    text = values.pop("phrase", None)
+    if not isinstance(text, str) or set(values) - set(names):
+        raise FieldError("phrase item", item, "the keys phrase, lang, weight and aliases")
+    return Phrase(text, **values)
+
+
+def weight_of(phrase: Phrase) -> float:
+    """The factor of the phrase's bonus; default 1."""
+    return 1.0 if phrase.weight is None else phrase.weight
+
+
+def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
+    """Read a phrase file. UTF-8.
+
+    A line is a phrase, optionally followed by its weight and its aliases, each after a tab. The weight may be blank.
+    Blank lines and duplicates are skipped with one warning.
+
+    Raises:
+        ValueError: a weight is no finite number, or the file is not UTF-8; names file and line.
+    """
+    phrases = []
+    for number, line in enumerate(read_lines(path), 1):
+        text, weight, *aliases = (part.strip() for part in f"{line}\t".split("\t"))
+        try:
+            phrases.append(Phrase(text, float(weight) if weight else None, None, tuple(filter(None, aliases))))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}: {error}, expected 'phrase<tab>weight' and, after more tabs, aliases"
+            ) from error
+    return without_repetitions(phrases, str(path))
+
+
+def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
+    """Normalise white space, drop blank and duplicate phrases with one warning; raise if none are left.
+
+    Duplicates keep the largest weight and all aliases.
+    """
+    kept: dict[tuple[str, str | None], Phrase] = {}
+    blank = duplicate = 0
+    for phrase in phrases:
+        text = " ".join(phrase.text.split())
+        blank += not text
+        if not text:
+            continue
+        own = replace(phrase, text=text, aliases=tuple(" ".join(alias.split()) for alias in phrase.aliases))
+        other = kept.get((text, phrase.lang))
+        duplicate += other is not None
+        if other is not None:
+            heavier = other if weight_of(other) >= weight_of(own) else own
+            own = replace(heavier, aliases=tuple(dict.fromkeys(other.aliases + own.aliases)))
+        kept[text, phrase.lang] = own
+    if blank or duplicate:
+        logger.warning("%s: skipped %d blank and %d duplicate phrases", name, blank, duplicate)
+    if not kept:
+        raise ValueError(f"{name} has no phrases, expected at least one")
+    return list(kept.values())
+
+
+def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], bool]) -> list[Phrase]:
+    """All texts that a search can find: the phrases and, with the same weight, their aliases.
+
+    A phrase that cannot be spelled is left out if it has aliases: it is a written form only.
+    """
+    found: dict[tuple[str, str | None], Phrase] = {}
+    for phrase in phrases:
+        own = replace(phrase, aliases=())
+        texts = [own] if not phrase.aliases or can_spell(own) else []
+        for each in [*texts, *(replace(own, text=alias) for alias in phrase.aliases)]:
+            found.setdefault((each.text, each.lang), each)
+    return list(found.values())
+
+
+def aliases_of(phrases: Iterable[Phrase], name: str, ignore_case: bool) -> Aliases | None:
+    """What results show for the aliases of phrases; None without aliases.
+
+    Raises:
+        ValueError: an alias belongs to two phrases, or is a phrase of its own.
+    """
+
+    def form(text: str) -> str:
+        return text.lower() if ignore_case else text
+
+    spaced = [(" ".join(phrase.text.split()), phrase.aliases) for phrase in phrases]
+    owners = {form(text): text for text, _ in spaced}
+    table: dict[str, str] = {}
+    for text, aliases in spaced:
+        for alias in (" ".join(each.split()) for each in aliases):
+            owner = owners.setdefault(form(alias), text)
+            if form(owner) != form(text):
+                what = "a phrase itself" if form(owner) == form(alias) else f"an alias of {owner!r}"
+                raise ValueError(f"{name}: the alias {alias!r} of {text!r} is {what}, expected one phrase per alias")
+            table[alias] = text
+    return Aliases(table, ignore_case) if table else None

@@ -1,0 +1,218 @@
+"""ONNX exports of the shipped checkpoints, decoded as NeMo's own networks are."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus, FlexCTCBeam, FlexCTCConfig
+from nemo_gpu_decoding.compat.features import log_mel
+from nemo_gpu_decoding.compat.onnx import OnnxCTC, OnnxTransducer
+from nemo_gpu_decoding.metrics import word_errors
+from tests.assets import ASSETS
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("nemo")
+pytestmark = [pytest.mark.slow, pytest.mark.nemo]
+
+DURATIONS = {"rnnt": (), "tdt": (0, 1, 2, 3, 4)}
+LAYOUTS = "nemo", "sherpa", "int8"
+
+
+@pytest.fixture(scope="module")
+def speech():
+    """(samples, text) of the 100 shipped utterances."""
+    import soundfile
+
+    manifests = [(ASSETS / "speech" / f"{part}.json").read_text(encoding="utf-8") for part in ("dev", "test")]
+    rows = [json.loads(line) for manifest in manifests for line in manifest.splitlines()]
+    files = [ASSETS / "speech" / row["audio_filepath"] for row in rows]
+    return [(soundfile.read(file, dtype="float32")[0], row["text"]) for file, row in zip(files, rows, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def features(speech):
+    return [log_mel(samples) for samples, _ in speech]
+
+
+class Exported:
+    """A checkpoint, and its exports as NeMo and as the scripts of sherpa-onnx write them."""
+
+    def __init__(self, kind, folder):
+        from nemo.collections.asr.models import ASRModel
+
+        self.kind, self.folder = kind, folder
+        self.model = ASRModel.restore_from(str(ASSETS / "models" / f"self_hybrid_{kind}.nemo"), map_location="cpu")
+        self.model.eval()
+        self._nemo(folder / "nemo")
+        self._sherpa(folder / "sherpa", folder / "int8")
+
+    def _nemo(self, folder):
+        folder.mkdir()
+        self._tokens(folder / "vocab.txt")
+        self.model.export(str(folder / "model.onnx"))
+
+    def _sherpa(self, folder, quantized):
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        folder.mkdir()
+        quantized.mkdir()
+        self._tokens(folder / "tokens.txt")
+        shutil.copy(folder / "tokens.txt", quantized)
+        parts = {"encoder": self.model.encoder, "decoder": self.model.decoder, "joiner": self.model.joint}
+        for name, part in parts.items():
+            part.export(str(folder / f"{name}.onnx"))
+            weight_type = QuantType.QUInt8 if name == "encoder" else QuantType.QInt8
+            quantize_dynamic(folder / f"{name}.onnx", quantized / f"{name}.int8.onnx", weight_type=weight_type)
+
+    def ctc(self, folder):
+        self.model.set_export_config({"decoder_type": "ctc"})
+        folder.mkdir()
+        self._tokens(folder / "tokens.txt")
+        self.model.export(str(folder / "model.onnx"))
+        return folder
+
+    def _tokens(self, path):
+        lines = [f"{piece} {i}\n" for i, piece in enumerate([*self.model.joint.vocabulary, "<blk>"])]
+        path.write_text("".join(lines), encoding="utf-8")
+
+    def encoded(self, features):
+        with torch.inference_mode():
+            return [self.model.encoder(audio_signal=one[None], length=torch.tensor([one.shape[1]]))[0][0].T
+                    for one in features]  # fmt: skip
+
+    def networks(self):
+        from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+
+        return networks_of(self.model.decoder, self.model.joint, DURATIONS[self.kind])
+
+
+@pytest.fixture(scope="module", params=DURATIONS)
+def exported(request, tmp_path_factory):
+    return Exported(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def found(exported, features, speech):
+    """Tokens of 100 utterances by NeMo's networks."""
+    encoded = exported.encoded(features)
+    return {
+        "alsd": tokens(ALSDPlusPlus(exported.networks(), ALSDConfig(beam_size=4, backend="cpu")).decode(encoded)),
+        "aes": tokens(AESPlusPlus(exported.networks(), AESConfig(beam_size=4, backend="cpu")).decode(encoded)),
+    }
+
+
+def tokens(results):
+    return [nbest.best.tokens.tolist() for nbest in results]
+
+
+def test_features_are_those_of_nemo(exported, speech):
+    for samples, _ in speech[:5]:
+        with torch.inference_mode():
+            expected, lengths = exported.model.preprocessor(
+                input_signal=torch.from_numpy(samples)[None], length=torch.tensor([len(samples)])
+            )
+        torch.testing.assert_close(log_mel(samples), expected[0, :, : int(lengths[0])], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_no_hypothesis_differs(exported, features, found, layout):
+    networks = OnnxTransducer(exported.folder / layout)
+    encoded = networks.encode(features)
+    assert networks.durations == DURATIONS[exported.kind]
+    assert tokens(ALSDPlusPlus(networks, ALSDConfig(beam_size=4)).decode(encoded)) == found["alsd"]
+    assert tokens(AESPlusPlus(networks, AESConfig(beam_size=4)).decode(encoded)) == found["aes"]
+
+
+def test_int8_is_nearly_as_good(exported, features, found, speech):
+    networks = OnnxTransducer(exported.folder / "int8")
+    results = ALSDPlusPlus(networks, ALSDConfig(beam_size=4)).decode(networks.encode(features))
+    rates = [
+        word_errors([text for _, text in speech], [networks.vocabulary.text(one) for one in hypotheses]).wer
+        for hypotheses in (tokens(results), found["alsd"])
+    ]
+    assert rates[0] <= rates[1] + 0.02
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_depends_on_itself_alone(exported, layout):
+    networks = OnnxTransducer(exported.folder / layout)
+    generator = torch.Generator().manual_seed(1)
+    frames, (_, state) = torch.randn(11, networks.encoder_size, generator=generator), networks.start()
+    before = tuple(torch.randn(11, *part.shape[1:], generator=generator) for part in state)
+    labels = torch.arange(11)
+
+    def run(rows):
+        predictions, after = networks.predict(labels[rows], tuple(part[rows] for part in before))
+        logits = networks.join(networks.project_encoder(frames[rows]), predictions)
+        return [logits, predictions, *after]
+
+    together = run(slice(None))
+    for i in range(11):
+        assert all(torch.equal(one[0], all_[i]) for one, all_ in zip(run(slice(i, i + 1)), together, strict=True))
+
+
+def test_results_do_not_depend_on_the_batch_nor_on_a_copy(exported, features):
+    networks = OnnxTransducer(exported.folder / "sherpa")
+    encoded = networks.encode(features[:5])
+    decoder = ALSDPlusPlus(networks, ALSDConfig(beam_size=4))
+    together = decoder.decode(encoded)
+    for decoder_ in (decoder, copy.deepcopy(decoder)):
+        alone = [decoder_.decode(one)[0] for one in encoded]
+        assert [nbest.best.score for nbest in alone] == [nbest.best.score for nbest in together]
+
+
+def test_a_ctc_export(exported, features, tmp_path):
+    if exported.kind == "tdt":
+        pytest.skip("the heads are alike")
+    model = OnnxCTC(exported.ctc(tmp_path / "ctc"))
+    with torch.inference_mode():
+        encoded = [one.T[None] for one in exported.encoded(features[:20])]
+        expected = [exported.model.ctc_decoder(encoder_output=one)[0] for one in encoded]
+    log_probs = model.log_probs(features[:20])
+    for ours, theirs in zip(log_probs, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+    size = len(model.vocabulary)
+    decoder = FlexCTCBeam(size, size, FlexCTCConfig(beam_size=8))
+    assert tokens(decoder.decode(log_probs)) == tokens(decoder.decode(expected))
+
+
+def test_durations_and_quantization_can_be_named(exported, tmp_path):
+    shutil.copytree(exported.folder / "sherpa", tmp_path, dirs_exist_ok=True)
+    for file in (exported.folder / "int8").glob("*.onnx"):
+        shutil.copy(file, tmp_path)
+    assert not OnnxTransducer(tmp_path)._joint.is_alone
+    assert OnnxTransducer(tmp_path, quantization="int8")._joint.is_alone
+    if exported.kind == "tdt":
+        assert OnnxTransducer(tmp_path, durations=[1, 2, 4, 8, 16]).durations == (1, 2, 4, 8, 16)
+        with pytest.raises(ValueError, match="networks give 134 columns, expected 130"):
+            ALSDPlusPlus(OnnxTransducer(tmp_path, durations=[1]))
+
+
+def test_missing_parts_are_named(exported, tmp_path):
+    source = exported.folder / "sherpa"
+    with pytest.raises(FileNotFoundError, match=r"has no tokens.txt or vocab.txt; its files: \[\]"):
+        OnnxTransducer(tmp_path / "none")
+    shutil.copy(source / "tokens.txt", tmp_path)
+    shutil.copy(source / "encoder.onnx", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"has no file such as decoder\.onnx"):
+        OnnxTransducer(tmp_path)
+    shutil.copy(source / "encoder.onnx", tmp_path / "my-encoder.onnx")
+    with pytest.raises(ValueError, match=r"has encoder\.onnx, my-encoder\.onnx, expected one"):
+        OnnxTransducer(tmp_path)
+    (tmp_path / "tokens.txt").write_text("a 0\nb 1\n")
+    with pytest.raises(ValueError, match=r"tokens.txt ends with \['b 1'\], expected the blank"):
+        OnnxTransducer(tmp_path)
+
+
+def test_bad_features_and_samples_are_named(exported):
+    networks = OnnxTransducer(exported.folder / "nemo")
+    with pytest.raises(ValueError, match=r"features has shape \(1, 80, 40\), expected \[features, frames\]"):
+        networks.encode([np.zeros((1, 80, 40), np.float32)])
+    with pytest.raises(ValueError, match=r"samples has shape \(2, 1600\), expected \[n\] of one channel"):
+        log_mel(np.zeros((2, 1600)))

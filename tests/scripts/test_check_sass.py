@@ -1,0 +1,95 @@
+"""The script that reads machine code: what it counts, and what it refuses."""
+
+import pytest
+
+from nemo_gpu_decoding.cuda.sources import read_source
+from scripts import check_sass
+from tests.cuda.fakes import needs_nvrtc
+
+LISTING = """	.section	.nv.info,"",@"SHT_CUDA_INFO"
+	//----- nvinfo : EIATTR_REGCOUNT
+	.align		4
+        /*0000*/ 	.byte	0x04, 0x2f
+        /*0002*/ 	.short	(.L_18 - .L_17)
+	.align		4
+.L_17:
+        /*0004*/ 	.word	index@(expand)
+        /*0008*/ 	.word	0x0000004a
+	.section	.nv.info.expand,"",@"SHT_CUDA_INFO"
+	//----- nvinfo : EIATTR_MAX_THREADS
+	.align		4
+        /*0190*/ 	.byte	0x04, 0x05
+        /*0192*/ 	.short	(.L_42 - .L_41)
+.L_41:
+        /*0194*/ 	.word	0x00000100
+        /*0198*/ 	.word	0x00000001
+	.section	.text.expand,"ax",@progbits
+        .global         expand
+        .type           expand,@function
+expand:
+.text.expand:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR8][R10.64] ;
+        /*0020*/              @P1  LDG.E R20, desc[UR8][R10.64] ;
+        /*0030*/                   LD.E.64 R16, desc[UR8][R10.64+0x8] ;
+        /*0040*/                   LD.E.STRONG.SYS R16, desc[UR8][R10.64+0x8] ;
+        /*0050*/                   DFMA R8, R10, R12, R14 ;
+        /*0060*/                   STL [R1], R2 ;
+        /*0070*/                   CALL.ABS.NOINC R2 ;
+        /*0080*/                   NOP ;
+	.type		lost,@function
+	.type		cudaGraphSetConditional,@function
+"""
+LOCAL = """
+extern "C" __global__ void __launch_bounds__(256) uses(float* x, int n) {
+  float kept[256];
+  for (int i = 0; i < n; ++i) kept[(i * n) & 255] = x[i];
+  x[n] = kept[n & 255] + kept[(n * 7) & 255];
+}
+"""
+GOOD = """
+extern "C" __global__ void __launch_bounds__(256) good(const float4* x, float4* y) { y[threadIdx.x] = x[threadIdx.x]; }
+"""
+
+
+def test_what_a_listing_holds_is_counted():
+    (kernel,) = check_sass.counted(LISTING)
+    assert (kernel.name, kernel.registers, kernel.threads) == ("expand", 74, 256)
+    assert (kernel.instructions, kernel.doubles, kernel.strong, kernel.local, kernel.generic) == (8, 1, 1, 1, 2)
+    assert dict(kernel.widths) == {128: 1, 32: 2, 64: 1}
+    assert check_sass.unknown_functions(LISTING) == {"lost"}
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "arch", "blocks", "waves"),
+    [
+        (74, 256, 90, 3, 2),  # 80 registers of 256 threads: 20,480 of 65,536
+        (64, 256, 90, 4, 1),  # 512 blocks on 132 multiprocessors
+        (32, 256, 75, 4, 4),  # 1,024 threads per multiprocessor, 40 multiprocessors
+        (128, 512, 90, 1, 4),
+    ],
+)
+def test_blocks_and_waves(registers, threads, arch, blocks, waves):
+    kernel = check_sass.Kernel("expand", registers, threads)
+    processor = check_sass.PROCESSORS[arch]
+    assert (kernel.blocks(processor), kernel.waves(processor)) == (blocks, waves)
+
+
+@needs_nvrtc
+def test_local_memory_fails(tmp_path, monkeypatch, capsys):
+    (tmp_path / "good.cu").write_text(GOOD)
+    monkeypatch.setattr(check_sass, "read_source", lambda name: read_source(name, tmp_path))
+    monkeypatch.setattr(check_sass, "variants", lambda name: [{}])
+    assert check_sass.main(["good.cu", "--arch", "80"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("no local memory, no unknown function\n")
+    assert "0/0/1" in out
+    (tmp_path / "local.cu").write_text(LOCAL)
+    assert check_sass.main(["good.cu", "local.cu", "--arch", "80"]) == 1
+    assert "local.cu : uses on sm_80 has" in capsys.readouterr().out
+
+
+def test_a_missing_disassembler_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(check_sass, "nvdisasm", lambda: None)
+    assert check_sass.main([]) == 1
+    assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().out
