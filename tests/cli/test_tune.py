@@ -369,7 +369,7 @@ def test_the_ways_of_paying_phrases_are_tried_with_the_best_weights():
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "cuda_wfst"])
 def test_thresholds_are_tried_last_with_the_best_weight_and_larger_ones(strategy):
-    limited = options("boosting_weight=[0,5,10,20]", "false_phrases_per_hour=1")
+    limited = options("boosting_weight=[0,5,10,20]", "false_phrases_per_hour=1", "phrases=names.txt")
     points, (*_, heard) = stages(limited, strategy, most_bonus=1.0)
     best = points[0]._replace(boosting_weight=10.0)
     tried = heard(best)
