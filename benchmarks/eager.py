@@ -89,7 +89,8 @@ def _expand_or_bisect(row, state, search, lm, work):
 def _expand(row, state, search, lm, work):
     """All candidates that stay below the cutoff, as far as there is capacity for their keys."""
     now = work.frame[0]
-    frame.begin_frame(LARGEST, state.counters[0].tokens, search, work)
+    now.beam = search.params.beam
+    frame.begin_frame(LARGEST, state.counters[0].tokens, work)
     frame.offer_blanks_and_repeats(row, state, search, lm, work)
     if now.status == DONE and not labels.choose_labels(row, search, work):
         now.status = keys.BAD_FRAME

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
     from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
     from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
     from nemo_gpu_decoding.fusion.fusion import Fusion, Request
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {  # module -> its public names
+    "fusion.allowed": "AllowedTokens allowed_tokens",
     "fusion.automaton": "BackoffAutomaton",
     "fusion.boosting": "BoostingConfig Phrase build_boosting_tree",
     "fusion.fusion": "Fusion Request",

@@ -16,7 +16,8 @@ from nemo_gpu_decoding.text_file import read_lines
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
 RESULT_KEYS = (
-    *("audio_filepath", "duration", "text", "pred_text", "score", "seconds", "n_best", "words", "segments"),
+    *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "seconds"),
+    *("n_best", "words", "segments"),
     *("wer", "oracle_wer", "error", "manifest", "line"),
 )
 

@@ -35,6 +35,7 @@ GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their secti
 PATH_KEYS = (
     "beam.ngram_lm_model",
     "beam.source_lm_model",
+    "beam.allowed_text",
     "beam.boosting_tree.key_phrases_file",
     "beam.boosting_tree.model_path",
     "wfst.arpa_lm_path",

@@ -23,6 +23,7 @@ BEAM_KEYS = {
     "lm_weight": "ngram_lm_alpha",
     "source_lm": "source_lm_model",
     "source_lm_weight": "source_lm_alpha",
+    "allowed_scripts": "allowed_scripts",
     "beam_beta": "beam_beta",
     "blank_lm_score_mode": "blank_lm_score_mode",
     "pruning_mode": "pruning_mode",
@@ -119,6 +120,10 @@ class DecodingOptions(ModelOptions):
     # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. An error
     # without phrases.
     boosting_weight: float | None = None
+    # For multilingual models with flexctc_beam, alsd_pp and aes_pp: the scripts that may be written, as Unicode names
+    # them, such as Latin or [Han,Hiragana,Katakana]. Digits and punctuation are always allowed. Other tokens are
+    # forbidden, or cost decoding.beam.allowed_price.
+    allowed_scripts: Any = None
     # Any key of NeMo's decoding section, as decoding.KEY=VALUE; overrides all other options.
     decoding: dict[str, Any] = field(default_factory=dict)
 

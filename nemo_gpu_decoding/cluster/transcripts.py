@@ -86,8 +86,10 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """Fields of a row besides the text: score, and n_best and words if the options select them."""
+    """Fields of a row besides the text: score; outside_share, n_best and words if the options select them."""
     details: dict[str, Any] = {"score": transcript.score}
+    if transcript.outside_share is not None:
+        details["outside_share"] = round(transcript.outside_share, 4)
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
@@ -125,7 +127,7 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
         [("start", number), ("end", number), ("text", text), ("score", number), ("n_best", pa.list_(n_best))]
     )
     columns = {
-        **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number},
+        **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number, "outside_share": number},
         **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
         "fields": text,

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -148,6 +148,16 @@ class BackoffAutomaton:
             weight, state = self.advance(state, int(label))
             total += weight
         return total + (float(self.arrays.states["final_weight"][state]) if final else 0.0)
+
+    def with_costs(self, costs: np.ndarray) -> BackoffAutomaton:
+        """The automaton in which each label costs more in every state; costs [V] may be inf.
+
+        A look-up ends at exactly one arc with the label, so only arcs change.
+        """
+        states, arcs = self.arrays.states.copy(), self.arrays.arcs.copy()
+        arcs["weight"] -= costs[arcs["label"]].astype(np.float32)
+        _add_bounds(states, arcs)
+        return replace(self, arrays=AutomatonArrays(states, arcs))
 
 
 def empty_automaton(vocab_size: int) -> BackoffAutomaton:

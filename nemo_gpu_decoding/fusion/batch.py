@@ -13,6 +13,7 @@ import torch
 from nemo_gpu_decoding.cuda.launch import as_records
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.aliases import Aliases
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import inlined
@@ -36,6 +37,8 @@ class FusionLabels(NamedTuple):
     hint: str = " (vocab_size)"
     lm_in_graph: bool = False  # the graph holds an LM that `Fusion.lm_weight` scales
     max_states: int = 1 << 31  # of an automaton
+    blank_id: int = 1 << 31  # column of the blank; a token above it has its column minus 1 as label
+    unlocked: str = ""  # why tokens cannot be forbidden; "": they can
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class BatchFusion:
     trees: tuple[BackoffAutomaton, ...]  # boosting trees, each once; at least one
     tree_of: np.ndarray  # [n] number of each utterance's tree
     boosting_weights: np.ndarray  # [n] float32; 0: no boosting
+    allowed: tuple[AllowedTokens | None, ...]  # [n], for results; their prices are in the trees
 
     def __len__(self) -> int:
         return len(self.lm_weights)
@@ -69,11 +73,16 @@ class BatchFusion:
             _weight(tree, fusion.boosting_weight, request.boosting_weight)
             for tree, request in zip(trees, checked, strict=True)
         ]
+        allowed = tuple(request.allowed or fusion.allowed for request in checked)
+        for i, own in enumerate(allowed):
+            if own is not None:
+                trees[i], boosting_weights[i] = own.applied(trees[i], boosting_weights[i])
         return _batch_of(
             fusion.token_lm or nothing,
             np.array(lm_weights, np.float32),
             [tree or nothing for tree in trees],
             np.array(boosting_weights, np.float32),
+            allowed,
         )
 
     def replaced(self, rows: Sequence[int], own: BatchFusion) -> BatchFusion:
@@ -83,7 +92,8 @@ class BatchFusion:
         trees = [self.trees[number] for number in self.tree_of]
         for row, number in zip(rows, own.tree_of, strict=True):
             trees[row] = own.trees[number]
-        return _batch_of(self.lm, lm_weights, trees, boosting_weights)
+        allowed = dict(enumerate(self.allowed)) | dict(zip(rows, own.allowed, strict=True))
+        return _batch_of(self.lm, lm_weights, trees, boosting_weights, tuple(allowed.values()))
 
     def aliases_of(self, utterance: int) -> Aliases | None:
         """The aliases of an utterance's phrases."""
@@ -118,6 +128,7 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     _check_automaton("fusion.source_lm", fusion.source_lm, labels)
     _check_automaton("fusion.lm", fusion.token_lm, labels)
     _check_automaton("fusion.boosting", fusion.boosting, labels)
+    _check_allowed("fusion.allowed", fusion.allowed, labels)
 
 
 def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: FusionLabels) -> None:
@@ -134,6 +145,15 @@ def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: Fusi
         )
 
 
+def _check_allowed(name: str, allowed: AllowedTokens | None, labels: FusionLabels) -> None:
+    if allowed is None:
+        return
+    if labels.unlocked:
+        raise ValueError(f"{name} is given, expected None: {labels.unlocked}")
+    if len(allowed.is_allowed) != labels.size:
+        raise ValueError(f"{name} is for {len(allowed.is_allowed)} tokens, expected {labels.size}{labels.hint}")
+
+
 def _checked_requests(
     requests: Sequence[Request | None] | None, fusion: Fusion, n: int, labels: FusionLabels
 ) -> list[Request]:
@@ -147,6 +167,7 @@ def _checked_requests(
         if not isinstance(request, Request):
             raise ValueError(f"requests[{i}] is a {type(request).__name__}, expected a Request or None")
         _check_automaton(f"requests[{i}].boosting", request.boosting, labels)
+        _check_allowed(f"requests[{i}].allowed", request.allowed, labels)
         if request.lm_weight is not None and not (fusion.lm or labels.lm_in_graph):
             raise ValueError(f"requests[{i}].lm_weight is {request.lm_weight}, but the decoder has no LM")
         if request.boosting_weight is not None and not (request.boosting or fusion.boosting):
@@ -158,14 +179,18 @@ def _checked_requests(
 
 
 def _batch_of(
-    lm: BackoffAutomaton, lm_weights: np.ndarray, trees: list[BackoffAutomaton], boosting_weights: np.ndarray
+    lm: BackoffAutomaton,
+    lm_weights: np.ndarray,
+    trees: list[BackoffAutomaton],
+    boosting_weights: np.ndarray,
+    allowed: tuple[AllowedTokens | None, ...],
 ) -> BatchFusion:
     """The fusion of utterances from the LM, and the weights and tree of each; unused trees are dropped."""
     used = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight]
     number_of = {tree: number for number, tree in enumerate(dict.fromkeys(used or trees[:1] or [lm]))}
     # an utterance without a tree has weight 0, so that any will do
     tree_of = np.array([number_of.get(tree, 0) for tree in trees], np.int64)
-    return BatchFusion(lm, lm_weights, tuple(number_of), tree_of, boosting_weights)
+    return BatchFusion(lm, lm_weights, tuple(number_of), tree_of, boosting_weights, allowed)
 
 
 _nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploaded once

@@ -7,6 +7,7 @@ from functools import cached_property, partial
 
 from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError, check_number, checked_options
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.density_ratio import density_ratio
 
@@ -29,6 +30,7 @@ class Fusion:
     boosting_weight: float = 1.0  # >= 0; 0 switches boosting off
     source_lm: BackoffAutomaton | None = None  # over tokens, of the network's training text: subtracted from `lm`
     source_lm_weight: float | None = None  # of natural logs, >= 0; 0 switches the source LM off
+    allowed: AllowedTokens | None = None  # None: all tokens may be written; not for word graphs
 
     def __post_init__(self) -> None:
         check_number("lm_weight", self.lm_weight)
@@ -69,6 +71,7 @@ class Request:
     boosting: BackoffAutomaton | None = None
     boosting_weight: float | None = None
     lm_weight: float | None = None
+    allowed: AllowedTokens | None = None  # see `allowed_tokens`
 
     def __post_init__(self) -> None:
         if self.lm_weight is not None:

@@ -1,11 +1,12 @@
 """Read NeMo's `beam` section for flexctc_beam, alsd_pp and aes_pp.
 
 For CTC the keys are those of NeMo's `beam_batch`, for transducers those of its `malsd_batch` and `maes_batch`.
-`source_lm_model` and `source_lm_alpha` (density ratio) are keys of this package.
+`source_lm_model` and `source_lm_alpha` (density ratio) and `allowed_*` (language lock) are keys of this package.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,10 @@ from nemo_gpu_decoding.nemo_plugin.section import NoEffect, Options, Section, Va
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig, TransducerConfig
 
-MORE = {"n_best": None, "lm_encoding": "auto", "source_lm_model": None, "source_lm_alpha": None}
+MORE = {
+    **{"n_best": None, "lm_encoding": "auto", "source_lm_model": None, "source_lm_alpha": None},
+    **{"allowed_scripts": None, "allowed_tokens": None, "allowed_text": None, "allowed_price": math.inf},
+}
 
 FLEXCTC = Section(
     "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE, hidden=("alignments",),

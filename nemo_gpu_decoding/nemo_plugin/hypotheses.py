@@ -31,6 +31,7 @@ class BeamHypothesis(Hypothesis):
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
     phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases, with their probabilities; of the best hypothesis only
+    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
     aliases: Aliases | None = None  # of the phrases; replaced in text, words and segments
 
@@ -85,6 +86,7 @@ def from_path(path: Path, nbest: NBest, kind: type[H], **more: Any) -> H:
         token_frames=frames,
         token_repeats=path.repeats.tolist(),
         score_parts=path.parts,
+        outside_share=path.outside_share,
         aliases=nbest.aliases,
         phrases=nbest.phrases_of(path),
         **more,

@@ -16,13 +16,16 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 from nemo.utils import logging
 from omegaconf import DictConfig
 
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
-from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, Options
+from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
@@ -188,4 +191,19 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
     if options.source_lm_path is not None and options.source_lm_weight > 0:
         source = load(options.source_lm_path)
     boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
-    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, source, options.source_lm_weight)
+    sources = source, options.source_lm_weight
+    allowed = load_allowed(options.allowed, vocabulary)
+    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, allowed)
+
+
+def load_allowed(options: AllowedOptions, vocabulary: Vocabulary) -> AllowedTokens | None:
+    """The allowed tokens of a config; None: all."""
+    if not (options.scripts or options.tokens or options.text):
+        return None
+    texts = read_lines(options.text) if options.text else []
+    try:
+        return allowed_tokens(
+            vocabulary, scripts=options.scripts, tokens=options.tokens, texts=texts, price=options.price
+        )
+    except FieldError as error:
+        raise error.named(f"beam.allowed_{error.field}") from None

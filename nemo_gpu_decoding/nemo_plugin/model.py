@@ -62,6 +62,7 @@ class Transcript:
     lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
     error: str = ""  # why the audio, or a part of a long recording, could not be decoded; "": decoded
     segments: tuple[Segment, ...] = ()  # of a long recording
+    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,7 @@ class Model:
             words=self._words(best),
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
+            outside_share=getattr(best, "outside_share", None),
             error=getattr(best, "error", ""),
         )
 

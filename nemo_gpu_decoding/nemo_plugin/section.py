@@ -12,7 +12,8 @@ takes a dict or DictConfig with any keys: `{"strategy": "flexctc_beam", "beam": 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -35,6 +36,15 @@ S = TypeVar("S", bound=SearchConfig)
 K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30, "max_active_states": 10000}
 
 
+class AllowedOptions(NamedTuple):
+    """The tokens that may be written, see `allowed_tokens`; all of them without scripts, tokens and text."""
+
+    scripts: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    text: Path | None = None  # a file of sentences
+    price: float = math.inf  # of others, also for the requests' own scripts
+
+
 @dataclass(frozen=True)
 class FusionOptions:
     """Paths and weights of token-level LMs and phrases, before loading."""
@@ -46,6 +56,7 @@ class FusionOptions:
     boosting_weight: float
     source_lm_path: Path | None = None
     source_lm_weight: float = 0.0
+    allowed: AllowedOptions = field(default_factory=AllowedOptions)
 
     @property
     def has_phrases(self) -> bool:
@@ -255,7 +266,25 @@ class Values:
         lm, source = self.file("ngram_lm_model"), self.file("source_lm_model")
         weight = self._weight_of("ngram_lm_model", "ngram_lm_alpha", lm is not None)
         sources = source, self._source_weight(lm is not None, weight)
-        return FusionOptions(lm, weight, self.choice("lm_encoding", ENCODINGS), *self.boosting(), *sources)
+        encoding = self.choice("lm_encoding", ENCODINGS)
+        return FusionOptions(lm, weight, encoding, *self.boosting(), *sources, self._allowed())
+
+    def _allowed(self) -> AllowedOptions:
+        """Scripts, tokens or a text of the tokens that may be written, and the price of others."""
+        price = self.entries["allowed_price"]
+        if price != math.inf:
+            price = self.weight("allowed_price")
+        return AllowedOptions(
+            self._texts("allowed_scripts"), self._texts("allowed_tokens"), self.file("allowed_text"), price
+        )
+
+    def _texts(self, key: str) -> tuple[str, ...]:
+        """A text or a list of texts; () if it is not set."""
+        values = self.entries[key] or ()
+        texts = (values,) if isinstance(values, str) else values
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise self.error(key, "a list of texts")
+        return tuple(texts)
 
     def _source_weight(self, has_lm: bool, lm_weight: float) -> float:
         """The weight of the source LM, which needs an LM from which it is subtracted."""

@@ -60,6 +60,7 @@ COUNTERPARTS = {  # options of other decoders in NeMo's section -> the keys here
     "k2_decoding_cfg.search_beam": "beam_width",
     "k2_decoding_cfg.output_beam": "lattice_beam",
     "k2_decoding_cfg.max_active_states": "max_active",
+    "k2_decoding_cfg.min_active_states": "min_active",
 }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from nemo_gpu_decoding.fusion.aliases import Aliases
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.fusion.allowed import AllowedTokens
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 
@@ -34,7 +35,7 @@ class ScoreParts:
 
     acoustic: float
     lm: float = 0.0  # lm_weight * log P_LM - source_lm_weight * log P_source, final weights included
-    boosting: float = 0.0  # boosting_weight * bonus
+    boosting: float = 0.0  # boosting_weight * bonus, less the prices of tokens that are not allowed
     insertion: float = 0.0  # beam_beta * number of tokens
     second_pass: float = 0.0  # of `rescored` n-best lists
 
@@ -56,6 +57,7 @@ class Path:
     # transducers only
     alignment_frames: np.ndarray | None = None  # [m] int32, frame of every label in `alignment`
     durations: np.ndarray | None = None  # [n] int32, frames moved on with each token (TDT)
+    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -189,3 +191,13 @@ class NBest(Sequence[P]):
 
     def __iter__(self) -> Iterator[P]:
         return iter(self.paths)
+
+
+N = TypeVar("N", bound=NBest[Any])
+
+
+def with_outside_share(nbest: N, allowed: AllowedTokens, blank_id: int) -> N:
+    """The hypotheses with their `outside_share`."""
+    shares = [allowed.outside_share(path.tokens, blank_id) for path in nbest]
+    paths = [replace(path, outside_share=share) for path, share in zip(nbest, shares, strict=True)]
+    return replace(nbest, paths=tuple(paths))

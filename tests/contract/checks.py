@@ -839,8 +839,12 @@ def test_parts_are_what_the_automata_say(subject, decoder, inputs, requested):
             if says.source_lm:
                 lm -= says.source_lm_weight * says.source_lm.score(path.tokens, final=subject.lm_scores_the_end)
             assert path.parts.lm == pytest.approx(lm, abs=1e-3)
-            boosting = says.boosting.score(path.tokens)
-            assert path.parts.boosting == pytest.approx(says.boosting_weight * boosting, abs=1e-3)
+            boosting = says.boosting_weight * says.boosting.score(path.tokens)
+            if says.allowed:
+                outside = sum(not says.allowed.is_allowed[token] for token in path.tokens)
+                assert path.outside_share * len(path) == pytest.approx(outside)
+                boosting -= says.allowed.price * outside if outside else 0.0
+            assert path.parts.boosting == pytest.approx(boosting, abs=1e-3)
 
 
 @of(TokenFusion)
@@ -859,7 +863,9 @@ def test_requests_are_as_good_as_a_decoder_made_so(subject, variant, decoder, in
 @of(TokenFusion)
 def test_weight_zero_means_absent(subject, variant, decoder, inputs):
     own, bare = subject.fusion(), all_facts(subject.bare(variant).decode(inputs, LENGTHS))
-    off = subject.with_fusion(variant, Fusion(own.lm, 0.0, own.boosting, 0.0))
+    off = subject.with_fusion(
+        variant, dataclasses.replace(own, lm_weight=0.0, boosting_weight=0.0, source_lm=None, source_lm_weight=None)
+    )
     assert all_facts(off.decode(inputs, LENGTHS)) == bare
     requests = [Request(lm_weight=0.0, boosting_weight=0.0)] * BATCH
     assert all_facts(decoder.decode(inputs, LENGTHS, requests)) == bare

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
@@ -204,6 +205,24 @@ class DensityRatio:
 
     def source(self):
         return random_lm(VOCAB, seed=4, order=2)
+
+
+class Locked:
+    """With a price for some tokens; a request forbids others."""
+
+    allowed = AllowedTokens(tuple(v % 3 < 2 for v in range(VOCAB)), 1.5)
+
+    def fusion(self):
+        return replace(super().fusion(), allowed=self.allowed)
+
+    def bare(self, variant, **options):
+        return self.with_fusion(variant, Fusion(allowed=self.allowed), **options)
+
+    def request(self):
+        return replace(super().request(), allowed=AllowedTokens(tuple(v % 2 > 0 for v in range(VOCAB))))
+
+    def requested_fusion(self):
+        return replace(super().requested_fusion(), allowed=self.request().allowed)
 
 
 class WordGraph(LogProbs):

@@ -15,7 +15,7 @@ from nemo_gpu_decoding import (
     build_word_boosting,
 )
 from nemo_gpu_decoding.search.word_graph.decoder import MOST_PARTIAL
-from tests.contract.subject import VOCAB, DensityRatio, LogProbs, Subject, TokenFusion, WordGraph
+from tests.contract.subject import VOCAB, DensityRatio, Locked, LogProbs, Subject, TokenFusion, WordGraph
 from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_frames
 
 SEARCH = "nemo_gpu_decoding.search"
@@ -110,6 +110,21 @@ class TransducerDensityRatio(DensityRatio, Transducer):
     variants = ("tdt",)
 
 
+class FlexCTCLocked(Locked, FlexCTC):
+    variants = ("max",)
+
+
+class TransducerLocked(Locked, Transducer):
+    variants = ("tdt",)
+
+    def make(self, networks, fusion=None, **options):
+        return super().make(networks, fusion, pruning_mode="late", **options)
+
+
+class AESLocked(TransducerLocked, AES):
+    pass
+
+
 class CudaWFSTSubject(WordGraph):
     width = 6
 
@@ -195,9 +210,12 @@ class LetLattices(DifferenceAutomaton):
 TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("flexctc_beam", FlexCTC, ("cpu", "cuda")),
     ("flexctc_beam density ratio", FlexCTCDensityRatio, ("cpu", "cuda")),
+    ("flexctc_beam allowed tokens", FlexCTCLocked, ("cpu", "cuda")),
     ("alsd_pp", Transducer, ("cpu", "cuda")),
     ("alsd_pp density ratio", TransducerDensityRatio, ("cpu", "cuda")),
+    ("alsd_pp allowed tokens", TransducerLocked, ("cpu", "cuda")),
     ("aes_pp", AES, ("cpu", "cuda")),
+    ("aes_pp allowed tokens", AESLocked, ("cpu", "cuda")),
     ("cuda_wfst", CudaWFSTSubject, ("cpu", "cuda")),
     ("cuda_wfst lattices", Lattices, ("cpu", "cuda")),
     ("paged_biglm", PagedBigLMSubject, ("cpu", "cuda")),

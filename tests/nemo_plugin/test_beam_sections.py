@@ -16,14 +16,17 @@ from nemo.collections.asr.parts.utils.batched_beam_decoding_utils import BlankLM
 from nemo.utils import logging as nemo_logging
 from omegaconf import OmegaConf
 
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.nemo_plugin import section
 from nemo_gpu_decoding.nemo_plugin.beam_sections import FLEXCTC, TRANSDUCERS, read_aes, read_alsd, read_flexctc
 from nemo_gpu_decoding.nemo_plugin.infer import load_fusion
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
+from nemo_gpu_decoding.vocabulary import Vocabulary
 
 SOURCE = ("source_lm_model", "source_lm_alpha")
+ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price")
 
 
 # ---------------------------------------------------------------------------------- flexctc_beam
@@ -209,6 +212,36 @@ def test_a_source_lm_of_another_tokenizer_is_named(assets):
         load_fusion(fusion, 20, None)
 
 
+PIECES = Vocabulary(("▁the", "▁да", "7", "é"), "bpe")
+
+
+@pytest.mark.parametrize("strategy", SOURCED)
+def test_allowed_tokens_and_their_price_arrive(tmp_path, strategy):
+    text = tmp_path / "text.txt"
+    text.write_text("да\n\n")
+    beam = {"allowed_scripts": "Latin", "allowed_tokens": ["▁да"], "allowed_price": 2}
+    found = load_fusion(any_options(strategy, beam).fusion, 4, PIECES)
+    assert found.allowed == AllowedTokens((True,) * 4, 2)
+    found = load_fusion(any_options(strategy, {"allowed_text": str(text)}).fusion, 4, PIECES)
+    assert found.allowed == AllowedTokens((False, True, True, False))
+    assert load_fusion(any_options(strategy, {"allowed_price": 2}).fusion, 4, PIECES).allowed is None
+
+
+@pytest.mark.parametrize(
+    ("beam", "message"),
+    [
+        ({"allowed_scripts": [3]}, r"beam\.allowed_scripts is \[3\], expected a list of texts"),
+        ({"allowed_scripts": ["Latn"]}, r"beam\.allowed_scripts is 'Latn', expected scripts .* CYRILLIC, LATIN"),
+        ({"allowed_tokens": ["x"]}, r"beam\.allowed_tokens is 'x', expected pieces"),
+        ({"allowed_price": -1}, r"beam\.allowed_price is -1"),
+        ({"allowed_price": None}, r"beam\.allowed_price is None"),
+    ],
+)
+def test_wrong_allowed_tokens_are_named(beam, message):
+    with pytest.raises(ValueError, match=message):
+        load_fusion(any_options("alsd_pp", beam).fusion, 4, PIECES)
+
+
 def test_keys_beside_the_section():
     """All of NeMo's are fine, and count; ours are sent into the section."""
     structured = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))
@@ -224,7 +257,7 @@ def test_keys_beside_the_section():
 
 def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    assert set(FLEXCTC.valid) == {*nemo, *SOURCE, "merge", "n_best", "backend", "threads", "lm_encoding"}
+    assert set(FLEXCTC.valid) == {*nemo, *SOURCE, *ALLOWED, "merge", "n_best", "backend", "threads", "lm_encoding"}
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
     }  # fmt: skip
@@ -382,7 +415,7 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    known = {*nemo, *section.undeclared, *SOURCE, "n_best", "backend", "threads", "lm_encoding"}
+    known = {*nemo, *section.undeclared, *SOURCE, *ALLOWED, "n_best", "backend", "threads", "lm_encoding"}
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known
     for key, what in section.unused.items():

@@ -46,7 +46,10 @@ def ranking(log_probs, blank_id, *, add, fusion=None, beam_beta=0.0):
             score -= fusion.source_lm_weight * fusion.source_lm.score(labels)
         if fusion.boosting is not None and fusion.boosting_weight > 0:
             score += fusion.boosting_weight * fusion.boosting.score(labels)
-        scored.append((score, text))
+        if fusion.allowed is not None:
+            score -= sum(fusion.allowed.price for label in labels if not fusion.allowed.is_allowed[label])
+        if score > -math.inf:
+            scored.append((score, text))
     return sorted(scored, key=lambda entry: (-entry[0], entry[1]))
 
 

@@ -80,7 +80,8 @@ class Scorer:
             if automaton is not None and weight != 0:
                 whole = automaton.score((*text, label), final=False)
                 score += weight * (whole - automaton.score(text, final=False))
-        return score
+        allowed = self.fusion.allowed
+        return score if allowed is None or allowed.is_allowed[label] else score - allowed.price
 
     def advance(self, label, duration):
         """Frames that a label with a duration moves on."""

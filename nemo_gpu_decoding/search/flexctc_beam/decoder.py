@@ -56,7 +56,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
             raise FieldError("vocab_size", vocab_size, "at least 1")
         if not 0 <= blank_id <= vocab_size:
             raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
-        super().__init__(config or FlexCTCConfig(), fusion, FusionLabels(vocab_size))
+        super().__init__(config or FlexCTCConfig(), fusion, FusionLabels(vocab_size, blank_id=blank_id))
         self.vocab_size, self.blank_id = vocab_size, blank_id
         self._params = SearchParams(
             blank_id=blank_id,

@@ -34,6 +34,13 @@ from nemo_gpu_decoding.search.transducer.trace_back import add_scores, path_fiel
 C = TypeVar("C", bound=TransducerConfig)
 
 
+def _why_unlocked(config: TransducerConfig) -> str:
+    if config.pruning_mode == "late":
+        return ""
+    # if the joint's best labels are all forbidden, no hypothesis is left
+    return f"pruning_mode '{config.pruning_mode}' drops labels before their prices are known; set it to 'late'"
+
+
 class TransducerDecoder(Decoder[C, NBest]):
     """A batched beam search over a transducer's networks. Inputs are the encoder's output [B, T, D].
 
@@ -49,8 +56,8 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     def __init__(self, networks: TransducerNetworks, config: C | None = None, fusion: Fusion | None = None) -> None:
         self.networks = checked_networks(networks)
-        super().__init__(config or self.config_type(), fusion, FusionLabels(networks.vocab_size))
-        config = self.config
+        config = config or self.config_type()
+        super().__init__(config, fusion, FusionLabels(networks.vocab_size, unlocked=_why_unlocked(config)))
         # an RNN-T is a TDT model with the duration 0 only, see `beam.py`
         durations = np.array(networks.durations or (0,), np.int32)
         zeros = np.flatnonzero(durations == 0)

@@ -25,11 +25,11 @@ def least_total(cost, arc_cost, acoustic_cost, search):
 
 
 @linked
-def lower_cutoff(total, frame, search):
+def lower_cutoff(total, frame):
     """Take a candidate's cost into account: the cutoff is the lowest cost plus the beam."""
     if total < frame.best:
         frame.best = total
-        frame.cutoff = total + search.params.beam
+        frame.cutoff = total + frame.beam
 
 
 @linked
@@ -37,7 +37,7 @@ def offer(total, key, context, origin, search, lm, work):
     """Append a candidate to the list unless it is above the cutoff. The list must have capacity for it."""
     frame = work.frame[0]
     if total <= frame.cutoff:
-        lower_cutoff(total, frame, search)
+        lower_cutoff(total, frame)
         candidate = work.candidates[np.uintp(frame.candidates)]
         candidate.key, candidate.cost, candidate.source = key, total, origin.source
         candidate.arc, candidate.epsilon = origin.arc, origin.epsilon

@@ -36,6 +36,10 @@ class WFSTConfig(SearchConfig):
     # Approximate maximum of hypotheses per frame, >= 1. A histogram of costs has 256 bins of beam / 256. The best
     # bins survive as long as they have at most max_active hypotheses together; the first bin always survives.
     max_active: int = 10000
+    # Minimum of hypotheses per frame, 0 .. max_active (Kaldi's min_active, k2's min_active_states). If fewer are
+    # within the beam, the search widens the beam of the frame by a quarter, repeatedly, up to 16 times the beam. Of a
+    # wider beam only the cheapest bins survive that min_active hypotheses need.
+    min_active: int = 0
     # Factor of the log-probs, > 0 (Kaldi's acoustic scale).
     acoustic_scale: float = 1.0
     # The lattice contains the paths that cost at most this much more than the best path, > 0.
@@ -52,6 +56,7 @@ class WFSTConfig(SearchConfig):
         for name in ("beam", "acoustic_scale", "lattice_beam"):
             check_number(name, getattr(self, name), above_zero=True)
         check_int("max_active", self.max_active, 1, MAX_ACTIVE_LIMIT)
+        check_int("min_active", self.min_active, 0, self.max_active)
         check_choice("posteriors", self.posteriors, POSTERIORS)
 
     @property

@@ -95,6 +95,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             hint=": build it with build_word_boosting for this graph",
             lm_in_graph=True,
             max_states=records.MAX_BOOST_STATES,
+            unlocked="a word graph writes its own words only; build it from the words that may be written",
         )
         super().__init__(config, fusion, labels)
         self._nothing = empty_automaton(len(graph.words))
@@ -103,6 +104,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             topology=topology_number(config.topology),
             beam=np.float32(config.beam),
             max_active=config.max_active,
+            min_active=config.min_active,
             acoustic_scale=np.float32(config.acoustic_scale),
             keeps_links=config.keeps_links,
             lattice_beam=np.float32(config.lattice_beam),

@@ -10,7 +10,8 @@ four steps:
 2. Epsilon closure: tokens in one graph state form a group. A token also joins the groups of the states that its
    closure arcs lead to (`token_groups.py`).
 3. Each group expands the arcs of its state. Candidates with equal keys recombine: the cheapest one stays.
-4. Tokens that cost more than best + beam are pruned, then all but about max_active (`prune.py`).
+4. Tokens that cost more than best + beam are pruned, then all but about max_active (`prune.py`). If fewer than
+   min_active are within the beam, the search repeats the frame with a wider one.
 
 Lower bounds of costs skip most of the work in steps 2 and 3. Posteriors are peaked, so that in most frames only a
 few labels can stay within the beam. In a large state (any word may begin there) binary search finds their arcs.
@@ -34,7 +35,7 @@ from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys, labels, token_groups
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts
-from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune
+from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune, widen_beam
 
 SMALL_STATE = 8  # the search tries all arcs of a state with at most this many
 FEWEST_SLOTS = 256  # the smallest part of a hash table that is in use
@@ -57,7 +58,10 @@ def advance(log_probs, begin, end, state, search, lm, work):
         if work.frame[0].status == keys.BACK_POINTERS_FULL:  # the frame is expanded; only pruning is left to do
             status = work.frame[0].status = keys.DONE
         else:
-            status = _expand_or_bisect(log_probs[t], state, search, lm, work)
+            work.frame[0].beam, is_narrow = search.params.beam, True
+            while is_narrow:
+                status = _expand_or_bisect(log_probs[t], state, search, lm, work)
+                is_narrow = status == keys.DONE and widen_beam(search.params, work)
         if status == keys.DONE:
             status = prune(log_probs[t], state, search, work)
         if status != keys.DONE:
@@ -114,7 +118,7 @@ def _expand(best, row, state, search, lm, work):
     Sets frame.status. `best` is the cost of the best candidate if it is known, else LARGEST.
     """
     frame = work.frame[0]
-    begin_frame(best, state.counters[0].tokens, search, work)
+    begin_frame(best, state.counters[0].tokens, work)
     offer_blanks_and_repeats(row, state, search, lm, work)
     if frame.status == keys.DONE and not labels.choose_labels(row, search, work):
         frame.status = keys.BAD_FRAME
@@ -122,7 +126,7 @@ def _expand(best, row, state, search, lm, work):
         if lm is None:
             if frame.labels > 0:
                 _, _, _, _, least = labels.likeliest_step(row, state, search, lm, work)
-                candidates.lower_cutoff(least, frame, search)
+                candidates.lower_cutoff(least, frame)
         else:
             contexts.begin_frame(work)
             if frame.labels > 0:
@@ -142,12 +146,12 @@ def _expand(best, row, state, search, lm, work):
 
 
 @linked
-def begin_frame(best, tokens, search, work):
+def begin_frame(best, tokens, work):
     """Empty the tables. The part of a hash table in use has four slots or more for each token of the last frame."""
     frame = work.frame[0]
     frame.status, frame.full = keys.DONE, False
     frame.tokens = frame.candidates = frame.links = frame.groups = frame.group_tokens = 0
-    frame.best, frame.cutoff = best, (best + search.params.beam if best < LARGEST else LARGEST)
+    frame.best, frame.cutoff = best, (best + frame.beam if best < LARGEST else LARGEST)
     slots: Any = FEWEST_SLOTS
     while slots < 4 * tokens:
         slots *= 2

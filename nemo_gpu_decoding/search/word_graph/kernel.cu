@@ -139,13 +139,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
   RowReader rows(first, columns, args.lengths[b] - now.begin, buffers, args.row_bytes);
   while (now.status == DONE && rows.any()) {
     const Row row = rows.next();
+    work.search.beam = args.params.beam;
+    do {
 #if COMPOSE
-    now.status = expand_or_bisect(row, columns, now, shared, work);
+      now.status = expand_or_bisect(row, columns, now, shared, work);
 #else
-    now.status = expand_or_bisect(row, columns, now, work);
+      now.status = expand_or_bisect(row, columns, now, work);
 #endif
+    } while (now.status == DONE && widen_beam(args.params.beam, work));
     if (now.status == DONE && KEEPS_LINKS && !has_capacity_for_links(now, work)) now.status = LINKS_FULL;
-    if (now.status == DONE && !prune(row, now, work)) now.status = BACK_POINTERS_FULL;
+    const bool is_widened = work.search.beam > args.params.beam;
+    if (now.status == DONE && !prune(row, is_widened, now, work)) now.status = BACK_POINTERS_FULL;
     if (now.status == DONE) {
 #if COMPOSE
       if (thread() == 0) add_work(shared.counters, shared.work);

@@ -61,6 +61,8 @@ enum Move { BLANK_MOVE = -2, REPEAT_MOVE = -1, NEW_TOKEN = 0 };  // the first tw
 enum Status { DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL };
 constexpr int NONE = -1;
 constexpr int BINS = 256;  // of the histogram of costs
+constexpr float WIDENING = 1.25f;  // factor of the beam if fewer than min_active tokens are within it
+constexpr float WIDEST = 16.0f;  // the beam of a frame is widened while it is narrower than this times the beam
 
 // A number with the order of candidates: by cost, then by the hash of the key.
 constexpr int64 ANY_RANK = 0x7fffffffffffffffll;

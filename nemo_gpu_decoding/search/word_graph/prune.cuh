@@ -18,10 +18,24 @@ struct CostBins {
   }
 };
 
-// The last bin that survives: the cheapest bins that have at most max_active tokens together. Call with all
-// threads after a barrier; ends with one.
-inline int last_bin(const CostBins& bins, int count, Workspace& work) {
-  if (count <= work.search.max_active) return BINS - 1;
+// Whether fewer than min_active next tokens are within the beam of the frame; if so, a wider one is set. `beam` is
+// that of the options. Call with all threads after a barrier.
+inline bool widen_beam(float beam, Workspace& work) {
+  if (work.search.min_active == 0 || work.search.beam >= WIDEST * beam) return false;
+  const float most = work.best() + work.search.beam;
+  int within = 0;
+  for (int e = thread(); e < work.next_tokens.size(); e += threads()) {
+    within += work.next_tokens.entries[e].cost <= most;
+  }
+  if (block_reduce(within, Sum(), (int*)work.scratch) >= work.search.min_active) return false;
+  work.search.beam *= WIDENING;
+  return true;
+}
+
+// The last bin that survives: the cheapest bins that have at most max_active tokens together, and in a widened beam
+// no more than min_active tokens need. Call with all threads after a barrier; ends with one.
+inline int last_bin(const CostBins& bins, int count, bool is_widened, Workspace& work) {
+  if (count <= work.search.max_active && !is_widened) return BINS - 1;
   for (int i = thread(); i < BINS; i += threads()) work.histogram[i] = 0;
   __syncthreads();
   for (int e = thread(); e < count; e += threads()) {
@@ -33,6 +47,7 @@ inline int last_bin(const CostBins& bins, int count, Workspace& work) {
     int last = 0;
     int64 total = work.histogram[0];
     while (last < BINS - 1 && total + work.histogram[last + 1] <= work.search.max_active) {
+      if (is_widened && total >= work.search.min_active) break;
       total += work.histogram[++last];
     }
     work.counters->last_bin = last;
@@ -117,12 +132,12 @@ inline void keep_links(const Row& row, const CostBins& bins, StreamCounters& now
 
 // Step 4: the surviving tokens become `current`. False, and nothing changes, if the back-pointers may not fit.
 // Call with all threads after a barrier; ends with one.
-inline bool prune(const Row& row, StreamCounters& now, Workspace& work) {
+inline bool prune(const Row& row, bool is_widened, StreamCounters& now, Workspace& work) {
   Table& next_tokens = work.next_tokens;
   Counters& counters = *work.counters;
   const int count = next_tokens.size();
   const CostBins bins{work.best(), work.search.beam, (float)BINS / work.search.beam};
-  const int last = last_bin(bins, count, work);
+  const int last = last_bin(bins, count, is_widened, work);
   uint64 sums = 0;  // upper half: tokens within the beam; lower half: surviving tokens
   for (int e = thread(); e < count; e += threads()) {
     const float cost = next_tokens.entries[e].cost;
@@ -153,7 +168,7 @@ inline bool prune(const Row& row, StreamCounters& now, Workspace& work) {
   if (KEEPS_LINKS) keep_links(row, bins, now, work);
   now.tokens = kept;
   now.back_pointers = counters.num_back_pointers;
-  now.limited += kept < within || work.last_rank != ANY_RANK;
+  now.limited += (kept < within && !is_widened) || work.last_rank != ANY_RANK;
   now.cost += bins.best;
   now.frames++;
   now.half ^= 1;

@@ -11,6 +11,8 @@ from nemo_gpu_decoding.search.word_graph.candidates import cost_of
 
 BINS = 256  # of the histogram of costs
 UNKNOWN = np.float32(-1)  # a posterior that is not computed yet
+WIDENING = np.float32(1.25)  # factor of the beam if fewer than min_active tokens are within it
+WIDEST = np.float32(16)  # the beam of a frame is widened while it is narrower than this times the beam
 
 
 @linked
@@ -42,19 +44,33 @@ def prune(row, state, search, work):
 
 
 @linked
+def widen_beam(params, work):
+    """Whether fewer than min_active next tokens are within the beam of the frame; if so, a wider one is set."""
+    frame, within = work.frame[0], 0
+    if params.min_active == 0 or frame.beam >= WIDEST * params.beam:
+        return False
+    for i in range(frame.tokens):
+        within += work.next_tokens[np.uintp(i)].cost <= frame.best + frame.beam
+    if within >= params.min_active:
+        return False
+    frame.beam *= WIDENING
+    return True
+
+
+@linked
 def choose_tokens(tokens, frame, params, work):
     """Choose the tokens within the beam, about max_active at most; their order stays.
 
     A histogram of the costs has 256 bins of beam / 256. The cheapest bins survive as long as they have at most
-    max_active tokens together; the first bin always survives. work.renumbered gets the index of each token in the
-    next frame, or NONE.
+    max_active tokens together; the first bin always survives. Of a beam that was widened for min_active, no more bins
+    survive than have min_active tokens. work.renumbered gets the index of each token in the next frame, or NONE.
 
     Returns:
         the number of tokens chosen, and whether max_active excluded any.
     """
-    count, best, beam = frame.tokens, frame.best, params.beam
+    count, best, beam, is_widened = frame.tokens, frame.best, frame.beam, frame.beam > params.beam
     last, scale = BINS - 1, np.float32(BINS) / beam
-    if count > params.max_active:
+    if count > params.max_active or is_widened:
         histogram, last = work.histogram, 0
         histogram[:] = 0
         for i in range(count):
@@ -62,6 +78,8 @@ def choose_tokens(tokens, frame, params, work):
                 histogram[_bin(tokens[i].cost, best, scale)] += 1
         total = histogram[0]
         while last < BINS - 1 and total + histogram[last + 1] <= params.max_active:
+            if is_widened and total >= params.min_active:
+                break
             last += 1
             total += histogram[last]
     kept, within = 0, 0
@@ -72,7 +90,7 @@ def choose_tokens(tokens, frame, params, work):
             if _bin(tokens[i].cost, best, scale) <= last:
                 work.renumbered[i] = kept
                 kept += 1
-    return kept, kept < within
+    return kept, kept < within and not is_widened
 
 
 @linked

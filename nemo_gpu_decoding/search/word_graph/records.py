@@ -35,6 +35,7 @@ class SearchParams(NamedTuple):
     topology: int  # see `graph/topology.py`
     beam: np.float32
     max_active: int
+    min_active: int
     acoustic_scale: np.float32
     keeps_links: bool
     lattice_beam: np.float32
@@ -146,6 +147,7 @@ FRAME_FIELDS = [
     ("labels", np.int64),
     ("links", np.int64),  # of this frame; they follow those of the stream
     ("best", np.float32),  # cost of the best candidate so far
+    ("beam", np.float32),  # of this frame; `min_active` may widen it
     ("cutoff", np.float32),  # best + beam; candidates above it are dropped
     ("last_rank", np.int64),  # candidates with a higher rank are dropped, see `rank_of`
     ("full", np.bool_),  # the keys exceed the capacity; further keys were refused

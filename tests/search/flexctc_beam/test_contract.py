@@ -3,4 +3,4 @@
 from tests.contract.checks import *
 from tests.contract.subjects import rows
 
-TABLE = rows("cpu", "flexctc_beam", "flexctc_beam density ratio")
+TABLE = rows("cpu", "flexctc_beam", "flexctc_beam density ratio", "flexctc_beam allowed tokens")

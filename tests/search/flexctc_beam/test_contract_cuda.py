@@ -6,4 +6,4 @@ from tests.contract.checks import *
 from tests.contract.subjects import rows
 
 pytestmark = pytest.mark.slow
-TABLE = rows("cuda", "flexctc_beam", "flexctc_beam density ratio")
+TABLE = rows("cuda", "flexctc_beam", "flexctc_beam density ratio", "flexctc_beam allowed tokens")

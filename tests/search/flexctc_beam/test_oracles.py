@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import new_back_pointers, new_traces, trace_back
@@ -26,6 +29,7 @@ problems = st.fixed_dictionaries(
         "lm_weight": st.sampled_from([0.0, 0.5, 1.0]),
         "boosting_weight": st.sampled_from([0.0, 0.8]),
         "source_lm_weight": st.sampled_from([0.0, 0.4, 1.5]),
+        "price": st.sampled_from([None, 0.6, float("inf")]),
     }
 )
 
@@ -33,10 +37,12 @@ problems = st.fixed_dictionaries(
 def fusion_of(problem):
     vocab_size, seed = problem["vocab_size"], problem["seed"]
     source = random_lm(vocab_size, seed=seed + 1, order=2) if problem["lm_weight"] else None
+    is_allowed = (True, False, True)[:vocab_size]
+    allowed = None if problem["price"] is None else AllowedTokens(is_allowed, problem["price"])
     return Fusion(
         random_lm(vocab_size, seed=seed), problem["lm_weight"],
         random_boosting(vocab_size, seed=seed, phrases=2), problem["boosting_weight"],
-        source, problem["source_lm_weight"] if source else None,
+        source, problem["source_lm_weight"] if source else None, allowed,
     )  # fmt: skip
 
 
@@ -76,6 +82,26 @@ def test_a_beam_never_beats_the_truth(problem, beam_size):
     config = FlexCTCConfig(beam_size=beam_size, beam_beta=problem["beam_beta"])
     path = FlexCTCBeam(vocab_size, vocab_size, config, fusion).decode(log_probs, [frames])[0].best
     assert path.score <= best + 1e-4
+
+
+@pytest.mark.parametrize("merge", ["max", "sum", "prefix"])
+@pytest.mark.parametrize("beam_size", [1, 3, 8])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_forbidden_token_is_one_with_probability_0(merge, beam_size, fused):
+    """To the bit, for narrow beams, too."""
+    tokens, blank_id = 9, 4
+    log_probs = random_log_probs(4, 20, tokens + 1, seed=beam_size)
+    is_allowed = (True, True, False, True, True, False, True, False, True)
+    columns = [label + (label >= blank_id) for label in range(tokens) if not is_allowed[label]]
+    masked = log_probs.clone()
+    masked[:, :, columns] = -torch.inf
+    own = Fusion(random_lm(tokens, seed=1), 0.5, random_boosting(tokens, seed=2), 0.8) if fused else Fusion()
+    config = FlexCTCConfig(beam_size=beam_size, n_best=beam_size, merge=merge)
+    found = FlexCTCBeam(tokens, blank_id, config, replace(own, allowed=AllowedTokens(is_allowed)))
+    expected = FlexCTCBeam(tokens, blank_id, config, own).decode(masked)
+    for nbest, same in zip(found.decode(log_probs), expected, strict=True):
+        assert [path.outside_share for path in nbest] == [0.0] * len(nbest)
+        assert [(path.tokens.tolist(), path.score) for path in nbest] == [(p.tokens.tolist(), p.score) for p in same]
 
 
 # ---------- Narrow beams against the search that scores everything: bounds change nothing, to the bit

@@ -3,4 +3,4 @@
 from tests.contract.checks import *
 from tests.contract.subjects import rows
 
-TABLE = rows("cpu", "alsd_pp", "alsd_pp density ratio", "aes_pp")
+TABLE = rows("cpu", "alsd_pp", "alsd_pp density ratio", "alsd_pp allowed tokens", "aes_pp", "aes_pp allowed tokens")

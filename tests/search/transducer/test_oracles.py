@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.jit import compiled
@@ -29,11 +31,19 @@ def fusion_of(vocab_size, what, seed=1):
     lm = random_lm(vocab_size, seed=seed) if what in ("lm", "all") else None
     boosting = random_boosting(vocab_size, seed=seed + 1) if what in ("boosting", "all") else None
     source = random_lm(vocab_size, seed=seed + 2, order=2) if what == "all" else None
-    return Fusion(lm, 0.5, boosting, 0.7, source, 0.3 if source else None)
+    price = {"priced": 0.8, "forbidden": np.inf, "all": 0.8}.get(what)
+    is_allowed = tuple(v % 3 > 0 for v in range(vocab_size))
+    allowed = AllowedTokens(is_allowed, price) if price else None
+    return Fusion(lm, 0.5, boosting, 0.7, source, 0.3 if source else None, allowed)
+
+
+def late_only(pruning, fusion):
+    """Without allowed tokens if labels are pruned early."""
+    return fusion if pruning == "late" else replace(fusion, allowed=None)
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("what", ["nothing", "lm", "all"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "priced", "forbidden", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
     """Every text with its probability summed over all alignments."""
@@ -48,13 +58,13 @@ def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("pruning", ["late", "early"])
-@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "all"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "forbidden", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_alsd_is_that_of_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)
     for seed, beam_size, max_symbols in ((0, 1, 10), (1, 3, 2), (2, 5, 1), (3, 8, 4)):
         frames = random_frames(1, 9, seed=seed)
-        fusion = fusion_of(9, what, seed=seed)
+        fusion = late_only(pruning, fusion_of(9, what, seed=seed))
         expected = alsd(
             Scorer(networks, frames[0], fusion, weighted_blank=weighted),
             beam_size=beam_size, max_symbols=max_symbols, early=pruning == "early",
@@ -98,6 +108,32 @@ def test_blank_scoring_keeps_words():
     assert counts["no_score"] < counts["lm_weighted_full"] <= 1.5 * plain
 
 
+@pytest.mark.parametrize("blank_mode", BLANK_MODES.values())
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_a_lock_that_changes_no_text_changes_no_score(strategy, blank_mode):
+    """It counts as no bonus in the score of the blank: to the bit."""
+    make, config = STRATEGIES[strategy]
+    networks, frames = TableNetworks(9, (0, 1, 2), seed=3), random_frames(4, 20, seed=5)
+    for fusion in (Fusion(), fusion_of(9, "lm")):
+        options = config(beam_size=1, pruning_mode="late", blank_lm_score_mode=blank_mode)
+        plain = [nbest.best for nbest in make(networks, options, fusion).decode(frames, [20] * 4)]
+        written = set(np.concatenate([path.tokens for path in plain]).tolist())
+        assert 0 < len(written) < 9
+        allowed = AllowedTokens(tuple(v in written for v in range(9)))
+        locked = make(networks, options, replace(fusion, allowed=allowed)).decode(frames, [20] * 4)
+        for path, nbest in zip(plain, locked, strict=True):
+            assert (nbest.best.tokens.tolist(), nbest.best.score) == (path.tokens.tolist(), path.score)
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_early_pruning_is_refused_with_allowed_tokens(strategy):
+    make, config = STRATEGIES[strategy]
+    with pytest.raises(
+        ValueError, match=r"fusion\.allowed is given, expected None: pruning_mode 'early' drops labels"
+    ):
+        make(TableNetworks(2), config(pruning_mode="early"), fusion_of(2, "priced"))
+
+
 # ------------------------------------------------------------------------------------- aes_pp
 AES_CEILING = 1 - 1e-6
 # beam_size, maes_num_steps, maes_expansion_beta, maes_expansion_gamma
@@ -106,13 +142,13 @@ LIMITS = [(1, 2, 2, 2.3), (3, 1, 0, 2.3), (5, 2, 2, 2.3), (4, 3, 1, 6.0), (6, 2,
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("pruning", ["late", "early"])
-@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "all"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "forbidden", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_aes_is_that_of_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)
     for seed, (beam_size, steps, beta, gamma) in enumerate(LIMITS):
         frames = random_frames(1, 9, seed=seed)
-        fusion = fusion_of(9, what, seed=seed)
+        fusion = late_only(pruning, fusion_of(9, what, seed=seed))
         expected = aes(
             Scorer(networks, frames[0], fusion, weighted_blank=weighted, ceiling=AES_CEILING),
             beam_size=beam_size, num_steps=steps, beta=beta, gamma=gamma, early=pruning == "early",

@@ -46,6 +46,8 @@ def test_back_pointers_are_compacted_in_long_streams():
         ),
         (WFSTConfig, {"topology": "tiny"}, "topology is 'tiny', expected one of compact, normal, minimal, graph"),
         (WFSTConfig, {"max_active": 0}, "max_active is 0"),
+        (WFSTConfig, {"min_active": -1}, "min_active is -1"),
+        (WFSTConfig, {"max_active": 7, "min_active": 8}, r"min_active is 8, expected an integer 0 \.\. 7"),
         (WFSTConfig, {"acoustic_scale": 0.0}, "acoustic_scale is 0.0"),
         (WFSTConfig, {"lattice_beam": -2.0}, "lattice_beam is -2.0"),
         (WFSTConfig, {"n_best": 0}, "n_best is 0"),

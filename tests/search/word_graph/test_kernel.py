@@ -126,6 +126,16 @@ def test_max_active(max_active):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(("min_active", "lattice"), [(40, False), (40, True), (200, False)])
+def test_min_active(min_active, lattice):
+    for seed in range(2):
+        graph, log_probs = random_graph(seed, columns=12, coarse=seed == 1), log_probs_of(seed, 2, 10, 12, 0.7)
+        options = {"vocab_size": 11, "blank_id": 11, "beam": 1.0, "min_active": min_active}
+        found = assert_equal(graph, log_probs, [10, 8], **options, lattice=lattice)
+        narrow = on_cpu(graph, **{**options, "min_active": 0}).decode(log_probs, [10, 8])
+        assert [nbest.best.score for nbest in found] != [nbest.best.score for nbest in narrow]
+
+
 @pytest.mark.parametrize("capacity", [4, 16, 60])
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("topology", ["compact", "normal"])
@@ -283,6 +293,18 @@ def test_max_active_paged(max_active):
         graph, lms, inputs_of(2, sharpness=0.7), [FRAMES, 6], max_active=max_active, beam=12.0
     )
     assert sum(limited for ((limited, _),) in limits) > 0
+
+
+@checked
+@pytest.mark.parametrize(("min_active", "coarse"), [(12, False), (150, True)])
+def test_min_active_paged(min_active, coarse):
+    graph, lms = case(2, coarse=coarse)
+    options = {"max_active": 200, "beam": 1.0}
+    one, two = (
+        assert_equal_paged(graph, lms, inputs_of(2, sharpness=0.7), [FRAMES, 6], min_active=least, **options)
+        for least in (min_active, 0)
+    )
+    assert len(one[0][0]) > len(two[0][0])
 
 
 @checked

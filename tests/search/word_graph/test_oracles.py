@@ -92,6 +92,40 @@ def test_max_active_narrows_the_search():
     assert [n.best.score for n in few] < [n.best.score for n in wide]
 
 
+@pytest.mark.parametrize(
+    ("options", "beam"), [({}, 0.5), ({"composition": "lazy"}, 0.5), ({"composition": "let"}, 1.0)]
+)
+def test_min_active_keeps_tokens_outside_the_beam(options, beam):
+    """All tokens if there are fewer; the results are then those of a wide beam."""
+    log_probs = random_log_probs(2, 30, len(PIECES) + 1, seed=8, sharpness=0.5)
+
+    def decoder(**more):
+        if options:
+            return make_paged(random_lm(1), random_lm(20, keep=0.8), **options, **more)
+        return make(toy_graph(1), **more)
+
+    def counts(**more):
+        own = decoder(**more)
+        streams, found = own.open(2), []
+        for t in range(30):
+            own.push(streams, log_probs[:, t : t + 1], [1, 1])
+            states = streams.engine.results([0, 1], 1, final=False)
+            found.append([int(state.counters["tokens"][0]) for state in states])
+        return np.array(found), [nbest.best.score for nbest in own.close(streams)]
+
+    narrow, scores = counts(beam=beam)
+    wider, better = counts(beam=beam, min_active=12)
+    wide, best = counts(beam=60.0)
+    assert narrow.min() < 12 < wide[2:].min()
+    assert (wider[2:] >= 12).all()
+    assert wider.mean() < 0.7 * wide.mean()
+    assert sum(scores) <= sum(better)
+    same, own = counts(beam=8.0, min_active=50000)
+    if options.get("composition") != "let":  # there the LM contexts of a group stay within the beam
+        assert own == best
+    assert (same <= wide).all()
+
+
 @pytest.mark.parametrize("paged", [False, True])
 def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch, paged):
     log_probs, options = (

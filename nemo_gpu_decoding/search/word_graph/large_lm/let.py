@@ -40,7 +40,7 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
     tighten_cutoff,
 )
 from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, expand, has_room, new_node
-from nemo_gpu_decoding.search.word_graph.prune import choose_tokens
+from nemo_gpu_decoding.search.word_graph.prune import choose_tokens, widen_beam
 
 EXPANSION_INTERVAL = 256  # frames between two expansions of all nodes
 
@@ -64,7 +64,10 @@ def advance(log_probs, begin, end, state, search, lm, work):
         elif state.counters[0].frames % EXPANSION_INTERVAL == 0:
             status = _expand_nodes(state, search, lm, work)
         if status == keys.DONE:
-            status = _expand(log_probs[t], state, search, lm, work)
+            work.frame[0].beam, is_narrow = search.params.beam, True
+            while status == keys.DONE and is_narrow:
+                status = _expand(log_probs[t], state, search, lm, work)
+                is_narrow = widen_beam(search.params, work)
         if status == keys.DONE:
             status = _prune(log_probs[t], state, search, work)
         if status != keys.DONE:
@@ -94,7 +97,7 @@ def _expand(row, state, search, lm, work):
     for label in range(len(row)):
         work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
     frame.last_rank = keys.ANY_RANK
-    begin_frame(LARGEST, state.counters[0].tokens, search, work)
+    begin_frame(LARGEST, state.counters[0].tokens, work)
     contexts.begin_frame(work)
     if search.params.topology != GRAPH:
         status = _offer_blanks_and_repeats(row, state, search, work)

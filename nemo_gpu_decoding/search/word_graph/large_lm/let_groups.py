@@ -84,7 +84,7 @@ def tighten_cutoff(row, state, search, lm, work):
     if last_epsilon != keys.NONE:
         olabel = graph.epsilons[last_epsilon].olabel
     if olabel == 0 and graph.arcs[last_arc].olabel == 0:
-        lower_cutoff(least, work.frame[0], search)
+        lower_cutoff(least, work.frame[0])
         return keys.DONE
     status, node, difference = best_after_words(token, last_epsilon, last_arc, state, (search, lm), work)
     if status == keys.DONE:

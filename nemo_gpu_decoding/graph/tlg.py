@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import os
 import tempfile
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from nemo_gpu_decoding.extras import require
-from nemo_gpu_decoding.graph.csr import WordGraph, arc_sources
-from nemo_gpu_decoding.graph.openfst import Fst, write_fst
+from nemo_gpu_decoding.graph.csr import EPSILON_WORD, WordGraph, arc_sources
+from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.topology import COMPACT, MINIMAL, NORMAL, topology_number
 
 ROUNDING = 1e-5  # relative; costs are float32
+BLANK = "<blk>"  # as NeMo and k2 name it
+
+
+def save_tlg(graph: WordGraph, topology: str, pieces: Sequence[str], path: str | PathLike[str]) -> Fst:
+    """Write T o L o G as an OpenFst file with its symbol tables; returns what was written.
+
+    Args:
+        topology: compact, normal or minimal.
+        pieces: [V] text of each token of the model. Input label n is column n - 1; the blank is column V.
+    """
+    with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
+        composed = os.path.join(folder, "tlg.fst")
+        composed_graph(graph, topology, len(pieces)).write(composed)
+        fst = read_fst(composed)
+    inputs = dict(enumerate((EPSILON_WORD, *pieces, BLANK)))
+    fst = replace(fst, input_symbols=inputs, output_symbols=dict(enumerate(graph.words)))
+    write_fst(fst, path)
+    return fst
 
 
 def composed_graph(graph: WordGraph, topology: str, vocab_size: int) -> Any:
@@ -27,8 +47,8 @@ def composed_graph(graph: WordGraph, topology: str, vocab_size: int) -> Any:
 
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
         paths = [os.path.join(folder, name) for name in ("t.fst", "lg.fst")]
-        write_fst(topology_fst(topology, vocab_size), Path(paths[0]))
-        write_fst(as_transducer(graph), Path(paths[1]))
+        write_fst(topology_fst(topology, vocab_size), paths[0])
+        write_fst(as_transducer(graph), paths[1])
         left, right = (kaldifst.StdVectorFst.read(path) for path in paths)
     kaldifst.arcsort(left, sort_type="olabel")
     kaldifst.arcsort(right, sort_type="ilabel")

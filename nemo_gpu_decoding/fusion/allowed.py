@@ -1,0 +1,143 @@
+"""Allowed tokens: which tokens of a multilingual model may be written, as costs in the boosting automaton.
+
+A token that is not allowed has a price, or is forbidden. Every look-up ends at exactly one arc with the token's label.
+So the price is subtracted from the weights of these arcs, and the automaton keeps its states:
+
+    tree                 "a" +1   "b" -2   back-off +0.5        without phrases: one state, 0 for every token
+    price 3 for "b"      "a" +1   "b" -5   back-off +0.5        one state, 0 for "a" and -3 for "b"
+
+Without phrases the automaton has the weight `PRICE_WEIGHT`. The blank's score contains the weights of LM and boosting
+(eq. 3 in `search/transducer/scoring.py`), and a price is no bonus. 2^-60 is below the rounding of these float32 sums,
+so that the blank keeps its score to the bit. A product with a power of 2 is exact.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from nemo_gpu_decoding.cache import cached
+from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+PRICE_WEIGHT = 2.0**-60
+# First words in the names of letters: of scripts with other names, and of accents and apostrophes that scripts share
+_OTHER_NAMES = {"HAN": ("CJK", "IDEOGRAPHIC")}
+_SHARED = ("COMBINING", "MODIFIER")
+_INCOMPLETE = "\ufffd"  # shown for a part of a character's bytes
+
+
+@dataclass(frozen=True)
+class AllowedTokens:
+    """The tokens that may be written, and the price of others.
+
+    Raises:
+        FieldError: no token is allowed, or the price is negative.
+    """
+
+    is_allowed: tuple[bool, ...]  # [V]
+    price: float = math.inf  # of each other token, natural log, >= 0; inf: it is forbidden; 0: it is only counted
+
+    def __post_init__(self) -> None:
+        if self.price != math.inf:
+            check_number("price", self.price)
+        if not any(self.is_allowed):
+            raise FieldError("is_allowed", "all False", "at least one token that may be written")
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether a token costs anything."""
+        return self.price > 0 and not all(self.is_allowed)
+
+    def outside_share(self, tokens: Sequence[int], blank_id: int) -> float:
+        """The share of tokens that are not allowed, 0 .. 1; 0 for no tokens.
+
+        Args:
+            tokens: columns of the log-probs.
+            blank_id: column of the blank.
+        """
+        labels = np.asarray(tokens, np.int64)
+        outside = ~np.array(self.is_allowed)[labels - (labels > blank_id)]
+        return float(outside.mean()) if len(labels) else 0.0
+
+    def applied(self, tree: BackoffAutomaton | None, weight: float) -> tuple[BackoffAutomaton | None, float]:
+        """A boosting automaton with the prices in it, and its weight. None or a weight of 0: without phrases."""
+        if not self.has_effect:
+            return tree, weight
+        if tree is None or weight == 0:
+            tree, weight = None, PRICE_WEIGHT
+        own = tree and (tree.fingerprint, repr(tree.aliases), getattr(tree, "ac_threshold", 0.0))
+        key = ("allowed tokens", own, self, weight)
+        return cached(key, partial(self._applied, tree, weight)), weight
+
+    def _applied(self, tree: BackoffAutomaton | None, weight: float) -> BackoffAutomaton:
+        costs = np.where(self.is_allowed, 0.0, self.price / weight)
+        return (tree or empty_automaton(len(costs))).with_costs(costs)
+
+
+def allowed_tokens(
+    vocabulary: Vocabulary,
+    *,
+    scripts: Sequence[str] = (),
+    tokens: Iterable[str] = (),
+    texts: Iterable[str] = (),
+    price: float = math.inf,
+) -> AllowedTokens:
+    """The tokens of some scripts, of a list and of some texts.
+
+    Tokens without letters (digits, punctuation, word marks) are always allowed. A token that is a part of a character,
+    such as a byte, is allowed only if it is listed.
+
+    Args:
+        vocabulary: the model's tokens.
+        scripts: names in Unicode: Latin, Cyrillic, Greek, Han, Hiragana, Katakana, Hangul, Arabic, ... A token is
+            allowed if each of its letters belongs to one of them.
+        tokens: pieces as in the vocabulary, such as "▁the".
+        texts: sentences; the tokens with which the tokenizer spells them are allowed.
+        price: of each other token, natural log, >= 0; inf: it is forbidden.
+
+    Raises:
+        FieldError: no letter of the vocabulary belongs to a script, or a token is not in the vocabulary.
+    """
+    letters = [list(_scripts_of(vocabulary.text([i]))) for i in range(len(vocabulary))]
+    names = _checked_names(scripts, frozenset().union(*itertools.chain(*letters)))
+    is_allowed = [all(own & names for own in of_token) for of_token in letters]
+    numbers = {piece: i for i, piece in enumerate(vocabulary.pieces)}
+    for token in tokens:
+        if token not in numbers:
+            raise FieldError("tokens", token, "pieces of the vocabulary, with their word marks")
+        is_allowed[numbers[token]] = True
+    for text in texts:
+        for i in vocabulary.tokenize(text) if text.strip() else ():
+            is_allowed[i] = True
+    return AllowedTokens(tuple(is_allowed), price)
+
+
+def _scripts_of(text: str) -> Iterator[frozenset[str]]:
+    """The scripts of each letter and mark of a text, without those that all scripts share."""
+    for character in text:
+        if character == _INCOMPLETE:
+            yield frozenset()
+        elif unicodedata.category(character)[0] in "LM":
+            # NFKC: a fullwidth letter is a letter of its script. KATAKANA-HIRAGANA: of both
+            name = unicodedata.name(unicodedata.normalize("NFKC", character)[0], "")
+            if not name.startswith(_SHARED):
+                yield frozenset(name.partition(" ")[0].split("-"))
+
+
+def _checked_names(scripts: Sequence[str], found: frozenset[str]) -> frozenset[str]:
+    """The first words in the names of the letters of these scripts; `found`: those of the vocabulary."""
+    names: frozenset[str] = frozenset()
+    for script in scripts:
+        own = frozenset(_OTHER_NAMES.get(str(script).upper(), (str(script).upper(),)))
+        if not own & found:
+            raise FieldError("scripts", script, f"scripts of the vocabulary's letters: {', '.join(sorted(found))}")
+        names |= own
+    return names

@@ -1,0 +1,119 @@
+"""Allowed tokens: which tokens belong to a script, and what prices do to automata."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, allowed_tokens
+from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from tests.random_models import random_boosting
+
+PIECES = ("▁the", "▁", "é", "▁да", "ко", "7", ".", "aб", "ゴ", "ー", "漢", "々", "́", "ª", "№", "<unk>", "Ａ", "<0xD0>")
+VOCABULARY = Vocabulary(PIECES, "bpe")
+SHARED = {"▁", "7", ".", "́", "№", "<unk>"}
+V = 6
+
+
+@pytest.mark.parametrize(
+    ("scripts", "expected"),
+    [
+        (["Latin"], {"▁the", "é", "ª", "Ａ"}),
+        (["cyrillic"], {"▁да", "ко"}),
+        (["Latin", "Cyrillic"], {"▁the", "é", "ª", "Ａ", "▁да", "ко", "aб"}),
+        (["Han"], {"漢", "々"}),
+        (["Katakana"], {"ゴ", "ー"}),
+        ([], set()),
+    ],
+)
+def test_tokens_of_scripts(scripts, expected):
+    found = allowed_tokens(VOCABULARY, scripts=scripts)
+    assert {piece for piece, own in zip(PIECES, found.is_allowed, strict=True) if own} == expected | SHARED
+
+
+def test_tokens_and_texts_are_added():
+    vocabulary = Vocabulary(("▁", "a", "b", "▁ab", "д", "а", "1"), "bpe")
+    found = allowed_tokens(vocabulary, tokens=["a"], texts=["да", " "], price=2.5)
+    assert found == AllowedTokens((True, True, False, False, True, True, True), 2.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scripts": ["Latn"]}, "scripts is 'Latn', expected scripts of the vocabulary's letters: .*CYRILLIC.*LATIN"),
+        ({"scripts": ["Small"]}, "scripts is 'Small'"),
+        ({"tokens": ["the"]}, "tokens is 'the', expected pieces of the vocabulary"),
+        ({"price": -1.0}, "price is -1.0"),
+        ({"price": math.nan}, "price is nan"),
+    ],
+)
+def test_what_is_unknown_is_named(given, message):
+    with pytest.raises(FieldError, match=message):
+        allowed_tokens(VOCABULARY, **given)
+
+
+def test_no_token_at_all_is_an_error():
+    with pytest.raises(FieldError, match="at least one token"):
+        AllowedTokens((False, False))
+
+
+@pytest.mark.parametrize("price", [0.7, 3.0, math.inf])
+@pytest.mark.parametrize("weight", [0.0, 0.4, 3.0])
+def test_a_path_costs_the_prices_of_its_tokens(price, weight):
+    """And as much as before for the rest, in every state; the bounds hold."""
+    rng = np.random.default_rng(0)
+    tree = random_boosting(V, seed=3)
+    allowed = AllowedTokens((True, False, True, True, False, True), price)
+    found, own = allowed.applied(tree, weight)
+    assert own == (weight or PRICE_WEIGHT)
+    for tokens in rng.integers(0, V, (50, 6)).tolist():
+        before = weight * tree.score(tokens)
+        cost = sum(price for token in tokens if not allowed.is_allowed[token])
+        assert own * found.score(tokens) == pytest.approx(before - cost, abs=1e-4)
+    for number, state in enumerate(found.arrays.states):
+        weights = [found.advance(number, label)[0] for label in range(V)]
+        assert state["upper_bound"] >= max(weights)
+
+
+def test_without_effect_nothing_changes():
+    tree = random_boosting(V, seed=3)
+    for allowed in (AllowedTokens((True,) * V), AllowedTokens((True, False) * 3, 0.0)):
+        assert allowed.applied(tree, 0.5) == (tree, 0.5)
+        assert allowed.applied(None, 0.5) == (None, 0.5)
+
+
+def test_the_weight_of_prices_alone_is_lost_in_the_sum_of_weights():
+    for lm_weight in (0.0, 1e-6, 0.3):
+        one = np.float32(1.0) + (np.float32(lm_weight) + np.float32(PRICE_WEIGHT))
+        assert one == np.float32(1.0) + np.float32(lm_weight)
+
+
+def test_share_of_tokens_outside():
+    allowed = AllowedTokens((True, False, False))
+    assert allowed.outside_share([], 3) == 0.0
+    assert allowed.outside_share([0, 1, 2, 0], 3) == 0.5
+    assert allowed.outside_share([1, 2, 3, 1], 0) == 0.5  # the blank is the first column
+
+
+def test_equal_requests_share_a_tree():
+    allowed = AllowedTokens((True, False) * 3)
+    requests = [None, Request(allowed=allowed), Request(allowed=AllowedTokens((True, False) * 3))]
+    batch = BatchFusion.resolve(Fusion(boosting=random_boosting(V, seed=1)), 3, requests, FusionLabels(V))
+    assert len(batch.trees) == 2
+    assert batch.tree_of.tolist() == [0, 1, 1]
+    assert batch.allowed == (None, allowed, allowed)
+
+
+def test_a_lock_for_other_tokens_or_another_search_is_named():
+    fusion = Fusion(allowed=AllowedTokens((True, False)))
+    with pytest.raises(ValueError, match=r"fusion.allowed is for 2 tokens, expected 3 \(vocab_size\)"):
+        check_fusion(fusion, FusionLabels(3))
+    with pytest.raises(ValueError, match=r"fusion\.allowed is given, expected None: it is late"):
+        check_fusion(fusion, FusionLabels(2, unlocked="it is late"))
+    with pytest.raises(ValueError, match=r"requests\[0\].allowed is for 2 tokens"):
+        BatchFusion.resolve(Fusion(), 1, [Request(allowed=fusion.allowed)], FusionLabels(3))
