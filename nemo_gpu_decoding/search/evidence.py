@@ -117,10 +117,11 @@ def as_committed(streams: Streams, rows: Sequence[int], results: list[R], units_
         nbest, units = results[i], units_of(results[i].best)
         found = found_phrases(nbest.best, tree, units)
         unsure = [phrase.first_token for phrase in found if phrase.probability < tree.ac_threshold]
-        shared = sum(end <= (nbest.committed or 0) for end in units.end_tokens)  # units
-        sure = shared - tree.longest + 1
-        committed = min([units.first_tokens[sure] if sure > 0 else 0, *unsure]) if nbest.committed else 0
-        shown[row] = max(shown[row], committed)
-        results[i] = replace(nbest, committed=shown[row], phrases=tuple(found))
+        if nbest.committed is not None:
+            shared = sum(end <= nbest.committed for end in units.end_tokens)
+            sure = shared - max(tree.longest, 1) + 1  # units
+            shown[row] = max(shown[row], min([units.end_tokens[sure - 1] if sure > 0 else 0, *unsure]))
+            nbest = replace(nbest, committed=shown[row])
+        results[i] = replace(nbest, phrases=tuple(found))
     streams.shown = shown
     return results
