@@ -797,9 +797,6 @@ def test_phrases_that_are_not_heard_are_withdrawn(subject, decoder, inputs):
         assert nbest.best.parts.boosting <= request.boosting_weight * heard + 1e-3
         if all(phrase.probability >= limit for phrase in paid.phrases):
             assert facts(nbest) == facts(paid)
-        else:
-            earned = sum(bonuses[phrase.text] for phrase in paid.phrases)
-            assert paid.best.parts.boosting == pytest.approx(request.boosting_weight * earned, abs=1e-3)
     alone = [decoder.decode(inputs[b, :length], requests=[limited])[0] for b, length in enumerate(LENGTHS)]
     assert all_facts(alone) == all_facts(results)
 
@@ -816,7 +813,7 @@ def test_phrases_of_streams_are_withdrawn_until_they_are_committed(subject, deco
     for chunk, sizes in subject.random_chunks(inputs, np.random.default_rng(1)):
         decoder.push(silent, chunk, sizes)
         for b, nbest in enumerate(decoder.partial(silent)):
-            sure = nbest.best.tokens[: nbest.committed].tolist()
+            sure = nbest.best.tokens[: nbest.committed or 0].tolist()
             assert sure[: len(committed[b])] == committed[b]
             committed[b] = sure
     assert all_facts(decoder.close(streams)) == all_facts(expected)
