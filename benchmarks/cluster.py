@@ -29,7 +29,8 @@ from nemo_gpu_decoding.cluster.folder import Folder, Plan, open_run
 from nemo_gpu_decoding.cluster.run import Workers, transcribe_corpus
 from nemo_gpu_decoding.cluster.transcripts import Totals
 from nemo_gpu_decoding.cluster.workers import Job, Loaded
-from nemo_gpu_decoding.nemo_plugin.model import Outputs, Transcript
+from nemo_gpu_decoding.nemo_plugin.model import Outputs
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 RUNS = {
     "no Ray, 1 process": Workers(),

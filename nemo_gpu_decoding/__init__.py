@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
     from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
     from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+    from nemo_gpu_decoding.fusion.grammar import Grammar, build_grammar
     from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
     from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
     from nemo_gpu_decoding.graph.store import load_graph
@@ -48,6 +49,7 @@ _NAMES = {  # module -> its public names
     "fusion.automaton": "BackoffAutomaton",
     "fusion.boosting": "BoostingConfig Phrase build_boosting_tree",
     "fusion.fusion": "Fusion Request",
+    "fusion.grammar": "Grammar build_grammar",
     "fusion.ngram": "load_ngram_lm",
     "graph.build": "build_graph load_fst_graph",
     "graph.store": "load_graph",

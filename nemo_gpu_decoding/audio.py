@@ -123,6 +123,11 @@ class MonoReader:
         block = self._file.read(count, dtype="float32", always_2d=True)
         return block.mean(axis=1) if self._channel is None else block[:, self._channel]
 
+    def skip(self, count: int) -> None:
+        """Read over `count` samples, or to the end of the file."""
+        while count > 0 and len(block := self.read(min(count, _BLOCK))):
+            count -= len(block)
+
     def read_readable(self, count: int) -> tuple[np.ndarray, str]:
         """As `read`, of a file whose end may be damaged: the samples before the damage, and its reason or ""."""
         blocks, fault = [np.zeros(0, np.float32)], ""

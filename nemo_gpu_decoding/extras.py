@@ -9,7 +9,7 @@ from importlib.util import find_spec
 MODULES: dict[str, tuple[str, ...]] = {
     "nemo": ("nemo", "soundfile", "hydra", "lhotse", "webdataset", "fsspec", "sentencepiece", "transformers"),
     "wfst": ("kaldifst", "sentencepiece"),
-    "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "soxr"),
+    "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "soxr", "python_multipart"),
     "cluster": ("ray", "pyarrow"),
     "plot": ("matplotlib",),
     "hf": ("huggingface_hub",),

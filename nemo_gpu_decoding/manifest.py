@@ -16,12 +16,12 @@ from nemo_gpu_decoding.text_file import read_lines
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
 RESULT_KEYS = (
-    *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "seconds"),
-    *("n_best", "words", "segments"),
+    *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "in_grammar", "seconds"),
+    *("n_best", "words", "segments", "word_alternatives"),
     *("wer", "oracle_wer", "error", "manifest", "line"),
 )
 
-_READ = ("audio_filepath", "duration", "text", "phrases", "shard_id")
+_READ = ("audio_filepath", "duration", "text", "phrases", "lm", "shard_id")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Utterance:
     text: str | None = None
     # to boost in this utterance only: texts, or objects with phrase and more; None: those of the decoding config
     phrases: tuple[Any, ...] | None = None
+    lm: str | None = None  # name of its LM in the pool of the decoding config; None: the LM of the config
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of its manifest row, for output
     fault: str = ""  # why its audio cannot be decoded
 
@@ -65,7 +66,7 @@ def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utter
         seconds = checked_seconds(path, name)
     except ValueError as error:
         fault = str(error)
-    return Utterance(name, path, seconds, row.get("text"), phrases_of(row), own_fields(row), fault)
+    return Utterance(name, path, seconds, row.get("text"), phrases_of(row), row.get("lm"), own_fields(row), fault)
 
 
 def find_audio(audio: Any) -> list[Path]:
@@ -119,6 +120,8 @@ def check_row(row: Any, where: str) -> None:
         raise ValueError(f"{where}: has no audio_filepath")
     if not isinstance(row.get("text"), (str, type(None))):
         raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
+    if not isinstance(row.get("lm"), (str, type(None))):
+        raise ValueError(f"{where}: lm is {row['lm']!r}, expected the name of an LM")
     if row.get("offset"):
         raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
     phrases = row.get("phrases")

@@ -82,7 +82,7 @@ def load_preset(name: str) -> DictConfig:
         raise ValueError(f"preset={name} is not valid YAML: {error}") from error
     if not isinstance(config, DictConfig) or not config or "strategy" not in config:
         raise ValueError(f"preset={name}: expected a mapping with the key `strategy`")
-    for key in PATH_KEYS:
+    for key in _path_keys(config):
         try:
             value = OmegaConf.select(config, key)
         except OmegaConfBaseException as error:
@@ -97,13 +97,19 @@ def load_preset(name: str) -> DictConfig:
 def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
     """Write a preset for `load_preset`; nearby paths in it become relative."""
     config = OmegaConf.create(dict(config))
-    for key in PATH_KEYS:
+    for key in _path_keys(config):
         value = OmegaConf.select(config, key)
         if value:
             OmegaConf.update(config, key, _relative(Path(value).resolve(), file.resolve().parent))
     header = "".join(f"# {line}\n" for line in comment.splitlines())
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, header + OmegaConf.to_yaml(config))
+
+
+def _path_keys(config: Any) -> list[str]:
+    """The keys of paths in a config."""
+    pool = OmegaConf.select(config, "beam.lm_pool", throw_on_resolution_failure=False)
+    return [*PATH_KEYS, *(f"beam.lm_pool[{name}]" for name in (pool if isinstance(pool, DictConfig) else ()))]
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -176,6 +176,10 @@ class Vocabulary:
             return text[len(CONTINUATION) :] if _continues(text) else WORD_START + text
         return text
 
+    def surfaces(self) -> Iterator[tuple[int, str]]:
+        """Number and text of each piece that is text, with '▁' for the space before a word (' ' in "char")."""
+        return ((i, self._shown(i)) for i, piece in enumerate(self.pieces) if piece and not _is_control(piece))
+
     def starts_word(self, i: int) -> bool:
         """Whether a word begins with token i."""
         piece = self.pieces[i]
@@ -323,9 +327,8 @@ class Vocabulary:
     def _surfaces(self) -> dict[str, int]:
         """The id of the piece for each text, with '▁' before words; the first of equal pieces."""
         surfaces: dict[str, int] = {}
-        for i, piece in enumerate(self.pieces):
-            if piece and not _is_control(piece):
-                surfaces.setdefault(self._shown(i), i)
+        for i, shown in self.surfaces():
+            surfaces.setdefault(shown, i)
         return surfaces
 
     @cached_property

@@ -22,12 +22,13 @@ PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 # module -> distribution, where their names differ
 DISTRIBUTIONS = {
     "cuda": "cuda-python", "flashlight": "flashlight-text", "hydra": "hydra-core", "nemo": "nemo_toolkit",
-    "huggingface_hub": "huggingface-hub", "kaldi_decoder": "kaldi-decoder", "yaml": "pyyaml",
+    "huggingface_hub": "huggingface-hub", "kaldi_decoder": "kaldi-decoder", "python_multipart": "python-multipart",
+    "yaml": "pyyaml",
 }  # fmt: skip
 # where extras may be imported with the file: other files import these in functions only
 FILES_OF_EXTRAS = {
     f"{PACKAGE}.nemo_plugin": "nemo", f"{PACKAGE}.cluster": "nemo", f"{PACKAGE}.live.metrics": "serve",
-    f"{PACKAGE}.live.server": "serve", "hydra_plugins": "nemo",
+    f"{PACKAGE}.live.server": "serve", f"{PACKAGE}.live.transcriptions": "serve", "hydra_plugins": "nemo",
 }  # fmt: skip
 # imported where other software brings it: NeMo Curator calls `curator`; the peers of benchmarks are optional
 BROUGHT_BY_OTHERS = {"nemo_curator", "pyctcdecode", "riva", "tests"}
@@ -198,6 +199,7 @@ PRESETS = shlex.quote(str(ROOT / "assets" / "self"))
         ("tune model=m manifest=dev.json", ["nemo"]),
         ("tune model=m manifest=dev.json plot=a.png", ["nemo", "plot"]),
         (f"tune model=m manifest=dev.json strategy=paged_biglm lm={ARPA}", ["nemo", "kaldifst"]),
+        ("aliases model=m phrases=p manifest=dev.json out=b", ["nemo"]),
         ("serve model=m", ["nemo", "serve"]),
         (f"serve model=m strategy=cuda_wfst lm={ARPA}", ["nemo", "serve", "kaldifst"]),
         ("build-graph lm=a out=b model=m", ["nemo", "kaldifst"]),
@@ -226,6 +228,7 @@ def test_a_command_stops_before_it_works(command, extra, lacking, monkeypatch, c
     required = {
         "build-graph": ["lm=a", "out=b", "model=m"], "build-lm": ["text=a", "out=b"], "serve": ["model=m"],
         "transcribe": ["model=m"], "tune": ["model=m", "manifest=dev.json"],
+        "aliases": ["model=m", "out=b"],
     }  # fmt: skip
     assert main([command, *required[command]]) == 2
     install = install_command(extra if extra in MODULES else extra_of(extra))

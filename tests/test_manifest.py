@@ -10,7 +10,7 @@ import pytest
 from nemo_gpu_decoding.audio import check_channel_selector, num_channels, write_mono
 from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
-from nemo_gpu_decoding.nemo_plugin.model import Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.text_file import read_lines
 
 soundfile = pytest.importorskip("soundfile")
@@ -133,6 +133,7 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ({"text": "x"}, "line 2: has no audio_filepath"),
         ({"audio_filepath": "nowhere.wav"}, "line 2: there is no file"),
         ({"audio_filepath": "b.wav", "offset": 1.5}, "line 2: offset is 1.5"),
+        ({"audio_filepath": "b.wav", "lm": ["law"]}, r"line 2: lm is \['law'\], expected the name of an LM"),
     ],
 )
 def test_a_bad_line_of_a_manifest_is_named(folder, row, problem):

@@ -21,9 +21,11 @@ BEAM_KEYS = {
     "beam_size": "beam_size",
     "lm": "ngram_lm_model",
     "lm_weight": "ngram_lm_alpha",
+    "lms": "lm_pool",
     "source_lm": "source_lm_model",
     "source_lm_weight": "source_lm_alpha",
     "allowed_scripts": "allowed_scripts",
+    "grammar": "grammar",
     "beam_beta": "beam_beta",
     "blank_lm_score_mode": "blank_lm_score_mode",
     "pruning_mode": "pruning_mode",
@@ -43,8 +45,8 @@ WORD_GRAPH_KEYS = {
     "ac_threshold": "boosting_tree.ac_threshold",
 }
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
-FILES = ("lm", "source_lm", "large_lm", "phrases")
-LM_KEYS = ("ngram_lm_model", "kenlm_path", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
+FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
+LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
 PHRASE_KEYS = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of `boosting_tree`
 
 # strategy -> values that replace those of its shipped preset if there is an LM, phrases, or both
@@ -105,6 +107,10 @@ class ModelOptions:
 class DecodingOptions(ModelOptions):
     """Options of the commands that decode with one setting. null keeps the value of the preset, or of NeMo."""
 
+    # For flexctc_beam, alsd_pp and aes_pp: token-level LMs by name, lms.NAME=FILE. The field `lm` in a line of the
+    # manifest, or in the first message of a stream, names its LM; the option lm is the LM of the others. The weight is
+    # lm_weight, or decoding.beam.lm_pool_alpha.NAME.
+    lms: dict[str, Any] = field(default_factory=dict)
     # Hypotheses kept per frame, 1 .. 4096. A larger beam is slower, and seldom better beyond 16.
     beam_size: int | None = None
     # For word graphs: hypotheses whose cost exceeds the best one by more than this are dropped, natural log, > 0.
@@ -124,6 +130,10 @@ class DecodingOptions(ModelOptions):
     # them, such as Latin or [Han,Hiragana,Katakana]. Digits and punctuation are always allowed. Other tokens are
     # forbidden, or cost decoding.beam.allowed_price.
     allowed_scripts: Any = None
+    # For flexctc_beam, alsd_pp and aes_pp: a text file with all sentences that an utterance may be, one per line, or a
+    # grammar in JSGF. Tokens outside cost decoding.beam.grammar_price. An utterance in which no sentence fits has an
+    # empty text, and in_grammar is false in its line of the output.
+    grammar: str | None = None
     # Any key of NeMo's decoding section, as decoding.KEY=VALUE; overrides all other options.
     decoding: dict[str, Any] = field(default_factory=dict)
 
@@ -205,7 +215,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     keys = keys_of(config)
     for name in BEAM_KEYS | WORD_GRAPH_KEYS | LARGE_LM_KEYS:
         value = options.get(name)
-        if value is None:
+        if value is None or value == {}:
             continue
         if name not in keys:
             raise ValueError(
@@ -214,6 +224,8 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
             )
         if name in FILES:
             value = existing_file(name, str(value))
+        if name == "lms":
+            value = {lm: existing_file(f"lms.{lm}", str(file)) for lm, file in value.items()}
         if (section, name) == ("wfst", "lm"):
             _set_word_lm(config, value)
         else:
@@ -228,7 +240,7 @@ def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
     if strategy not in preset_names():
         return OmegaConf.create({})
     config = load_preset(strategy)
-    has_lm, has_phrases = bool(options.get("lm")), bool(options.get("phrases"))
+    has_lm, has_phrases = bool(options.get("lm") or options.get("lms")), bool(options.get("phrases"))
     given = {"lm": has_lm, "phrases": has_phrases, "both": has_lm and has_phrases}
     for what, values in SUITED.get(strategy, {}).items():
         if given[what]:

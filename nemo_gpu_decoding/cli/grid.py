@@ -181,5 +181,6 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
         source_lm=fusion.source_lm if point.lm_weight and point.source_lm_weight else None,
         source_lm_weight=point.source_lm_weight if point.lm_weight else None,
         allowed=fusion.allowed,
+        grammar=fusion.grammar,
     )
     return decoder.with_options(replace(decoder.config, **changes), fusion)

@@ -27,6 +27,7 @@ COMMANDS = {
     "transcribe": "audio files to text, with a beam, an LM and boosted phrases",
     "serve": "live streams to text: a WebSocket server with a page to try it on",
     "tune": "find LM, insertion and boosting weights on a dev manifest",
+    "aliases": "what a model hears for phrases, as aliases in a phrase file",
     "build-graph": "a word LM to the graph that cuda_wfst searches, with a report",
     "build-lm": "text to an n-gram LM over words, or over the tokens of a model",
     "prune-lm": "an n-gram LM to a small one that is part of it",

@@ -50,6 +50,7 @@ NEEDS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "transcribe": {"nemo": always, "kaldifst": builds_word_graph, "cluster": starts_ray},
     "serve": {"nemo": always, "serve": always, "kaldifst": builds_word_graph},
     "tune": {"nemo": always, "kaldifst": builds_word_graph, "plot": attrgetter("plot")},
+    "aliases": {"nemo": always, "kaldifst": builds_word_graph},
     "build-graph": {"nemo": attrgetter("model"), "kaldifst": always, "sentencepiece": has_sentencepiece_model},
     "build-lm": {"nemo": attrgetter("model"), "sentencepiece": has_sentencepiece_model},
 }

@@ -18,10 +18,11 @@ from tqdm import tqdm
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
-from nemo_gpu_decoding.cli import decoding, subtitles
+from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, row_of
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.extras import require
+from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -29,12 +30,13 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.cluster.workers import Loaded
-    from nemo_gpu_decoding.nemo_plugin.model import Transcript
+    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
     "model=model.nemo audio=recordings/ lm=lm.arpa lm_weight=0.5 phrases=names.txt out=hyps.jsonl",
     "model=model.nemo manifest=dev.json preset=best.yaml timestamps=true n_best=5 beam_size=16",
+    "model=model.nemo manifest=calls.json lms.news=news.arpa lms.law=law.arpa lm_weight=0.5",
     "model=hybrid.nemo audio=talk.wav strategy=alsd_pp lm=lm.arpa",
     "model=model.nemo audio=talk.wav strategy=cuda_wfst lm=words.arpa phrases=names.txt",
     "model=model.nemo audio=talk.wav strategy=paged_biglm lm=small.arpa large_lm=large.packed",
@@ -44,7 +46,7 @@ EXAMPLES = (
     "model=model.nemo manifest='corpus/*.jsonl.gz' out=transcripts/ workers=16 ray=auto",
     "model=model.nemo manifest=s3://corpus/dev.json out=s3://corpus/transcripts/ batch_seconds=120",
 )
-FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "rescore")
+FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "grammar", "rescore")  # and `lms`
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {
     *("audio", "manifest", "tarred_audio", "out", "partition_seconds"),
@@ -60,9 +62,9 @@ class TranscribeOptions(decoding.DecodingOptions):
     audio: Any = None
     # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines with `text`
     # are scored: word error rate per line in `out`, and the total at the end. A list `phrases` in a line replaces the
-    # option phrases for that utterance. With a folder as `out`, manifest may also be a list, a pattern, compressed
-    # files and URLs, such as s3://corpus/*.jsonl.gz, and cuts of a Lhotse Shar, cuts.*.jsonl.gz with recording.*.tar
-    # in the same folder.
+    # option phrases for that utterance, and `lm` is the name of its LM in lms (none: no LM). With a folder as `out`,
+    # manifest may also be a list, a pattern, compressed files and URLs, such as s3://corpus/*.jsonl.gz, and cuts of a
+    # Lhotse Shar, cuts.*.jsonl.gz with recording.*.tar in the same folder.
     manifest: Any = None
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.
@@ -285,6 +287,7 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
     for name in FILE_OPTIONS:
         if given[name] is not None:
             given[name] = content_of(str(given[name]))
+    given["lms"] = {name: content_of(str(file)) for name, file in options.lms.items()}
     return {**given, "out_format": options.format_of_parts, "version": __version__}
 
 
@@ -366,7 +369,7 @@ def _transcripts(
     loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
     """The transcript of each utterance, or its error message."""
-    from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole
+    from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole, with_known_lm
 
     seconds = sum(each.duration for each in utterances)
     with tqdm(total=seconds, unit="s", unit_scale=True, desc="transcribing", disable=None, file=sys.stderr) as bar:
@@ -378,8 +381,9 @@ def _transcripts(
 
         for begin in range(0, len(utterances), options.batch_size):
             batch = utterances[begin : begin + options.batch_size]
-            found: dict[int, Transcript | str] = {n: each.fault for n, each in enumerate(batch) if each.fault}
-            items = [Item(n, {}, each) for n, each in enumerate(batch) if not each.fault]
+            read = [with_known_lm(loaded.model, Item(n, {}, each)) for n, each in enumerate(batch)]
+            found: dict[int, Transcript | str] = {i.position: i.utterance.fault for i in read if i.utterance.fault}
+            items = [item for item in read if not item.utterance.fault]
             found |= {item.position: transcript for item, transcript in whole(parts(items))}
             yield from (found[n] for n in range(len(batch)))
 

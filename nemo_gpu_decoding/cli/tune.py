@@ -51,6 +51,7 @@ EXAMPLES = (
     "model=rnnt.nemo manifest=dev.json lm=lm.arpa source_lm=source.arpa out=best.yaml",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
+AGGREGATIONS = ("min", "mean", "prod")  # of NeMo's confidence_cfg
 STORES, OBJECTIVES = ("float32", "float16"), ("wer", "fscore")
 FALSE_PHRASE_COST = 2.0  # word errors
 
@@ -123,6 +124,9 @@ class TuneOptions(ModelOptions):
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.
     channel_selector: Any = None
+    # Aggregations of token confidence to words to try, min, mean or prod: fits a map of word confidence to the
+    # probability that the word is right, which `out` gets with the best aggregation. null: no map.
+    confidence: list[str] | None = None
     # Type of the stored encoder output: float32, or float16 for half the memory.
     store: str = "float32"
 
@@ -147,6 +151,7 @@ class TuneOptions(ModelOptions):
             check_number("false_phrases_per_hour", self.false_phrases_per_hour)
             if self.phrases is None:
                 raise ValueError(f"false_phrases_per_hour is {self.false_phrases_per_hour}, which needs phrases=FILE")
+        _check_names("confidence", self.confidence or [], AGGREGATIONS)
         for name, known in (("strategy", STRATEGIES), ("store", STORES), ("objective", OBJECTIVES)):
             if getattr(self, name) is not None:
                 check_choice(name, getattr(self, name), known)
@@ -204,8 +209,13 @@ def run(options: TuneOptions) -> int:
     best = trials[0].point
     print(f"best: {best}")
     print(f"tried: {tried_values([trial.point for trial in trials])}")
+    preset = decoding_config(strategy, options.preset, {**files, **best._asdict()})
+    if options.confidence:
+        from nemo_gpu_decoding.cli.confidence import with_confidence_map
+
+        preset, shown = with_confidence_map(head, preset, utterances, options.confidence, options.batch_size)
+        print(shown)
     if options.out:
-        preset = decoding_config(strategy, options.preset, {**files, **best._asdict()})
         write_preset(Path(options.out), preset, preset_comment(options, trials[0]))
         print(f"written to {options.out}; use it with  transcribe preset={options.out}")
     if plot is not None and options_of_panels(trials):

@@ -215,7 +215,7 @@ def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]
     return {
         **row,
         "text": " ".join(texts) if texts else None,
-        "phrases": custom.get("phrases"),
+        **{name: custom.get(name) for name in ("phrases", "lm")},
         "fields": own_fields(plain),
     }
 

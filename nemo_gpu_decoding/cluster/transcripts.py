@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
+from nemo_gpu_decoding.search.slots import as_json
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.nemo_plugin.model import Transcript
+    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 FORMATS = ("jsonl", "parquet")
 
@@ -86,14 +87,18 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """Fields of a row besides the text: score; outside_share, n_best and words if the options select them."""
+    """Fields of a row besides the text: the score, and those that the options select."""
     details: dict[str, Any] = {"score": transcript.score}
     if transcript.outside_share is not None:
         details["outside_share"] = round(transcript.outside_share, 4)
+    if transcript.in_grammar is not None:
+        details["in_grammar"] = transcript.in_grammar
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
         details["words"] = [word._asdict() for word in transcript.words]
+    if transcript.alternatives:
+        details["word_alternatives"] = as_json(transcript.alternatives)
     if transcript.segments:
         details["segments"] = [
             {**segment._asdict(), "n_best": [{"text": text, "score": score} for text, score in segment.n_best]}
@@ -123,12 +128,16 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
     text, number = pa.string(), pa.float64()
     n_best = pa.struct([("text", text), ("score", number)])
     word = pa.struct([("word", text), ("start", number), ("end", number), ("confidence", number)])
+    option = pa.struct([("word", text), ("confidence", number)])
+    slot = pa.struct([("index", pa.int64()), ("start", number), ("end", number), ("alternatives", pa.list_(option))])
     segment = pa.struct(
         [("start", number), ("end", number), ("text", text), ("score", number), ("n_best", pa.list_(n_best))]
     )
     columns = {
         **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number, "outside_share": number},
+        "in_grammar": pa.bool_(),
         **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
+        "word_alternatives": pa.list_(slot),
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
         "fields": text,
     }

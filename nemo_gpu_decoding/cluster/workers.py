@@ -21,7 +21,8 @@ from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, joined, segment_files
-from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs, Transcript
+from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
 SLOWEST = 3  # number of slowest files in a marker
@@ -124,7 +125,7 @@ class Transcriber:
         """The batches of a partition, longest utterances first. An unreadable utterance gets an error in its row."""
         lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
         with local_audio([json.loads(line) for line in lines]) as found:
-            read = [_opened(position, audio) for position, audio in enumerate(found)]
+            read = [with_known_lm(self.model, _opened(position, audio)) for position, audio in enumerate(found)]
             yield from (Batch([item], item.utterance.fault) for item in read if item.utterance.fault)
             ready = [item for item in read if not item.utterance.fault]
             for items in batches(ready, self.job.batch_size, self.job.batch_seconds):
@@ -241,10 +242,22 @@ def decoded(loaded: Loaded, batch: Batch) -> list[Transcript | str]:
     items, outputs, _ = batch
     if isinstance(outputs, str):
         return [outputs] * len(items)
-    phrases = [item.utterance.phrases for item in items]
-    found = loaded.model.decode(outputs, second=loaded.second, phrases=phrases)
+    phrases, lms = ([getattr(item.utterance, name) for item in items] for name in ("phrases", "lm"))
+    found = loaded.model.decode(outputs, second=loaded.second, phrases=phrases, lms=lms)
     pairs = zip(items, found, strict=True)
     return [_named(item, transcript.error) if transcript.error else transcript for item, transcript in pairs]
+
+
+def with_known_lm(model: Model, item: Item) -> Item:
+    """The item; its utterance has a `fault` if the decoding config has no LM of the name that it gives."""
+    utterance = item.utterance
+    if utterance.lm is None or utterance.fault:
+        return item
+    try:
+        model.check_lm(utterance.lm)
+    except ValueError as error:
+        return item._replace(utterance=replace(utterance, fault=_named(item, one_line(error))))
+    return item
 
 
 def _named(item: Item, fault: str) -> str:
@@ -261,7 +274,7 @@ def _is_fatal(error: Exception) -> bool:
 def _opened(position: int, audio: Audio) -> Item:
     """An utterance with the error of its audio, if there is one."""
     row, file = audio
-    read = {**row.get("fields", {}), "text": row.get("text"), "phrases": row.get("phrases")}
+    read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", "phrases", "lm")}}
     utterance = opened(row["audio_filepath"], Path(file), read)
     fault = file if isinstance(file, str) else utterance.fault
     if fault:

@@ -18,7 +18,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -63,9 +63,13 @@ class AllowedTokens:
             tokens: columns of the log-probs.
             blank_id: column of the blank.
         """
-        labels = np.asarray(tokens, np.int64)
-        outside = ~np.array(self.is_allowed)[labels - (labels > blank_id)]
-        return float(outside.mean()) if len(labels) else 0.0
+        labels = np.asarray(tokens)
+        labels = labels - (labels > blank_id)
+        return 1.0 - np.count_nonzero(self._mask[labels]) / len(labels) if len(labels) else 0.0
+
+    @cached_property
+    def _mask(self) -> np.ndarray:
+        return np.array(self.is_allowed)
 
     def applied(self, tree: BackoffAutomaton | None, weight: float) -> tuple[BackoffAutomaton | None, float]:
         """A boosting automaton with the prices in it, and its weight. None or a weight of 0: without phrases."""

@@ -55,6 +55,7 @@ STATE = np.dtype(
         ("backoff_bound", np.float32),  # no label without an arc here does; -inf for a root
     ]
 )
+MOST_JOINED = (1 << 31) - 1  # states or arcs of joined automata: their numbers are int32
 ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int32)])
 
 
@@ -190,6 +191,20 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
         state += automaton.num_states
         arc += automaton.num_arcs
     return AutomatonArrays(states, arcs), np.array(starts, np.int32)
+
+
+def joined(automata: Sequence[BackoffAutomaton]) -> tuple[BackoffAutomaton, list[int]]:
+    """Several automata over the same labels as one, and the start state of each in it.
+
+    Raises:
+        ValueError: they have too many states or arcs for int32 numbers.
+    """
+    for what, total in (("states", sum(a.num_states for a in automata)), ("arcs", sum(a.num_arcs for a in automata))):
+        if total > MOST_JOINED:
+            raise ValueError(f"{len(automata)} LMs have {total} {what} together, expected at most {MOST_JOINED}")
+    arrays, starts = concatenate(automata)
+    name = ", ".join(automaton.name for automaton in automata)
+    return BackoffAutomaton(arrays, automata[0].vocab_size, int(starts[0]), name), starts.tolist()
 
 
 def arcs_by_state(states: np.ndarray, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,12 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cuda.launch import as_records
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.aliases import Aliases
-from nemo_gpu_decoding.fusion.allowed import AllowedTokens
+from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate, empty_automaton
-from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.fusion import NO_LM, Fusion, Request
+from nemo_gpu_decoding.fusion.grammar import Grammar
 from nemo_gpu_decoding.jit import inlined
 
 # LM and boosting of an utterance; constant over its frames.
@@ -27,6 +29,13 @@ UTTERANCE = np.dtype(
         ("boosting_weight", np.float32),  # 0: no boosting
     ]
 )
+
+
+class Rules(NamedTuple):
+    """What an utterance may be, for results; the search reads it from the boosting automata."""
+
+    allowed: AllowedTokens | None = None
+    grammar: Grammar | None = None
 
 
 class FusionLabels(NamedTuple):
@@ -45,12 +54,13 @@ class FusionLabels(NamedTuple):
 class BatchFusion:
     """The fusion of n utterances, from their first frame to their last."""
 
-    lm: BackoffAutomaton
+    lm: BackoffAutomaton  # all LMs of the decoder
+    lm_starts: np.ndarray  # [n] int32, start state of each utterance's LM
     lm_weights: np.ndarray  # [n] float32; 0: no LM
     trees: tuple[BackoffAutomaton, ...]  # boosting trees, each once; at least one
     tree_of: np.ndarray  # [n] number of each utterance's tree
     boosting_weights: np.ndarray  # [n] float32; 0: no boosting
-    allowed: tuple[AllowedTokens | None, ...]  # [n], for results; their prices are in the trees
+    rules: tuple[Rules, ...]  # [n]
 
     def __len__(self) -> int:
         return len(self.lm_weights)
@@ -67,33 +77,43 @@ class BatchFusion:
         checked = _checked_requests(requests, fusion, n, labels)
         nothing = _nothing(labels.size)
         trees = [request.boosting or fusion.boosting for request in checked]
-        lm = fusion.token_lm or (nothing if labels.lm_in_graph else None)
-        lm_weights = [_weight(lm, fusion.lm_weight, request.lm_weight) for request in checked]
+        joined_lm, starts = fusion.token_lms
+        lm = joined_lm or nothing
+        lm_weights = [_lm_weight(fusion, request, labels) for request in checked]
         boosting_weights = [
             _weight(tree, fusion.boosting_weight, request.boosting_weight)
             for tree, request in zip(trees, checked, strict=True)
         ]
-        allowed = tuple(request.allowed or fusion.allowed for request in checked)
-        for i, own in enumerate(allowed):
-            if own is not None:
-                trees[i], boosting_weights[i] = own.applied(trees[i], boosting_weights[i])
+        rules = tuple(Rules(own.allowed or fusion.allowed, own.grammar or fusion.grammar) for own in checked)
+        priced: dict[tuple[int, int, float], tuple[BackoffAutomaton | None, float]] = {}  # most utterances are alike
+        for i, (allowed, grammar) in enumerate(rules):
+            if grammar is not None:
+                trees[i], boosting_weights[i] = grammar.automaton, PRICE_WEIGHT
+            if allowed is not None:
+                key = id(allowed), id(trees[i]), boosting_weights[i]
+                if key not in priced:
+                    priced[key] = allowed.applied(trees[i], boosting_weights[i])
+                trees[i], boosting_weights[i] = priced[key]
         return _batch_of(
-            fusion.token_lm or nothing,
+            lm,
+            np.array([starts.get(request.lm, lm.start_state) for request in checked], np.int32),
             np.array(lm_weights, np.float32),
             [tree or nothing for tree in trees],
             np.array(boosting_weights, np.float32),
-            allowed,
+            rules,
         )
 
     def replaced(self, rows: Sequence[int], own: BatchFusion) -> BatchFusion:
         """A copy in which utterance rows[i] has the fusion of utterance i of `own`."""
-        lm_weights, boosting_weights = self.lm_weights.copy(), self.boosting_weights.copy()
-        lm_weights[rows], boosting_weights[rows] = own.lm_weights, own.boosting_weights
+        lm_starts, lm_weights = self.lm_starts.copy(), self.lm_weights.copy()
+        lm_starts[rows], lm_weights[rows] = own.lm_starts, own.lm_weights
+        boosting_weights = self.boosting_weights.copy()
+        boosting_weights[rows] = own.boosting_weights
         trees = [self.trees[number] for number in self.tree_of]
         for row, number in zip(rows, own.tree_of, strict=True):
             trees[row] = own.trees[number]
-        allowed = dict(enumerate(self.allowed)) | dict(zip(rows, own.allowed, strict=True))
-        return _batch_of(self.lm, lm_weights, trees, boosting_weights, tuple(allowed.values()))
+        rules = dict(enumerate(self.rules)) | dict(zip(rows, own.rules, strict=True))
+        return _batch_of(self.lm, lm_starts, lm_weights, trees, boosting_weights, tuple(rules.values()))
 
     def aliases_of(self, utterance: int) -> Aliases | None:
         """The aliases of an utterance's phrases."""
@@ -111,7 +131,7 @@ class BatchFusion:
         """The arrays for compiled code."""
         boosting, starts = concatenate(self.trees)
         utterances = np.zeros(len(self), UTTERANCE)
-        utterances["lm_start"], utterances["boosting_start"] = self.lm.start_state, starts[self.tree_of]
+        utterances["lm_start"], utterances["boosting_start"] = self.lm_starts, starts[self.tree_of]
         utterances["lm_weight"], utterances["boosting_weight"] = self.lm_weights, self.boosting_weights
         return FusionArrays(self.lm.arrays, boosting, utterances)
 
@@ -124,11 +144,16 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     """
     if fusion.lm is not None and labels.lm_in_graph:
         raise ValueError(f"fusion.lm is {fusion.lm.name}, expected None: the LM of a word graph is in the graph")
+    if fusion.lm_pool and labels.lm_in_graph:
+        names = ", ".join(fusion.lm_pool)
+        raise ValueError(f"fusion.lm_pool has {names}, expected no LMs: the LM of a word graph is in the graph")
     _check_automaton("fusion.lm", fusion.lm, labels)
     _check_automaton("fusion.source_lm", fusion.source_lm, labels)
-    _check_automaton("fusion.lm", fusion.token_lm, labels)
+    for name, lm in fusion.lm_pool.items():
+        _check_automaton(f"fusion.lm_pool[{name}]", lm, labels)
+    _check_automaton("fusion.lm", fusion.token_lms[0], labels)
     _check_automaton("fusion.boosting", fusion.boosting, labels)
-    _check_allowed("fusion.allowed", fusion.allowed, labels)
+    _check_rules("fusion", fusion, labels)
 
 
 def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: FusionLabels) -> None:
@@ -145,13 +170,14 @@ def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: Fusi
         )
 
 
-def _check_allowed(name: str, allowed: AllowedTokens | None, labels: FusionLabels) -> None:
-    if allowed is None:
-        return
-    if labels.unlocked:
-        raise ValueError(f"{name} is given, expected None: {labels.unlocked}")
-    if len(allowed.is_allowed) != labels.size:
-        raise ValueError(f"{name} is for {len(allowed.is_allowed)} tokens, expected {labels.size}{labels.hint}")
+def _check_rules(name: str, own: Fusion | Request, labels: FusionLabels) -> None:
+    for field in ("allowed", "grammar"):
+        if labels.unlocked and getattr(own, field) is not None:
+            raise ValueError(f"{name}.{field} is given, expected None: {labels.unlocked}")
+    if own.allowed is not None and len(own.allowed.is_allowed) != labels.size:
+        tokens = len(own.allowed.is_allowed)
+        raise ValueError(f"{name}.allowed is for {tokens} tokens, expected {labels.size}{labels.hint}")
+    _check_automaton(f"{name}.grammar", own.grammar and own.grammar.automaton, labels)
 
 
 def _checked_requests(
@@ -167,8 +193,11 @@ def _checked_requests(
         if not isinstance(request, Request):
             raise ValueError(f"requests[{i}] is a {type(request).__name__}, expected a Request or None")
         _check_automaton(f"requests[{i}].boosting", request.boosting, labels)
-        _check_allowed(f"requests[{i}].allowed", request.allowed, labels)
-        if request.lm_weight is not None and not (fusion.lm or labels.lm_in_graph):
+        _check_rules(f"requests[{i}]", request, labels)
+        _check_lm_name(i, request.lm, fusion, labels)
+        if request.boosting is not None and (request.grammar or fusion.grammar):
+            raise ValueError(f"requests[{i}].boosting is given, expected None with a grammar, which has all sentences")
+        if request.lm_weight is not None and not (request.lm or fusion.lm or labels.lm_in_graph):
             raise ValueError(f"requests[{i}].lm_weight is {request.lm_weight}, but the decoder has no LM")
         if request.boosting_weight is not None and not (request.boosting or fusion.boosting):
             raise ValueError(
@@ -178,22 +207,40 @@ def _checked_requests(
     return [request or Request() for request in requests]
 
 
+def _check_lm_name(i: int, name: str | None, fusion: Fusion, labels: FusionLabels) -> None:
+    if name is not None and labels.lm_in_graph:
+        raise FieldError(f"requests[{i}].lm", name, "None: the LM of a word graph is in the graph")
+    try:
+        fusion.check_lm_name(name)
+    except FieldError as error:
+        raise error.named(f"requests[{i}].lm") from None
+
+
 def _batch_of(
     lm: BackoffAutomaton,
+    lm_starts: np.ndarray,
     lm_weights: np.ndarray,
     trees: list[BackoffAutomaton],
     boosting_weights: np.ndarray,
-    allowed: tuple[AllowedTokens | None, ...],
+    rules: tuple[Rules, ...],
 ) -> BatchFusion:
-    """The fusion of utterances from the LM, and the weights and tree of each; unused trees are dropped."""
+    """The fusion of utterances from all LMs, and the LM, tree and weights of each; unused trees are dropped."""
     used = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight]
     number_of = {tree: number for number, tree in enumerate(dict.fromkeys(used or trees[:1] or [lm]))}
     # an utterance without a tree has weight 0, so that any will do
     tree_of = np.array([number_of.get(tree, 0) for tree in trees], np.int64)
-    return BatchFusion(lm, lm_weights, tuple(number_of), tree_of, boosting_weights, allowed)
+    return BatchFusion(lm, lm_starts, lm_weights, tuple(number_of), tree_of, boosting_weights, rules)
 
 
 _nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploaded once
+
+
+def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
+    """The weight of an utterance's LM; 0: it has none."""
+    has_lm = request.lm != NO_LM and (request.lm or fusion.lm or labels.lm_in_graph)
+    if not has_lm:
+        return 0.0
+    return fusion.lm_weight_of(request.lm) if request.lm_weight is None else request.lm_weight
 
 
 def _weight(automaton: BackoffAutomaton | None, own: float, requested: float | None) -> float:

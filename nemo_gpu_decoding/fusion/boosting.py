@@ -37,6 +37,9 @@ from nemo_gpu_decoding.fusion.phrases import (
 from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
 
 REFUNDS = ("full", "nemo")
+POTENTIALS = "nemo_potentials"  # the weights of NeMo's development branch
+BPE_MODES = ("default", "bpe_dropout", "var_bpe", "case_insensitive")
+VAR_BPE_SEGMENTATIONS = 8  # of modes in which NeMo boosts every segmentation
 _SHOWN = 3  # phrases at fault listed in messages
 
 
@@ -55,7 +58,8 @@ class BoostingConfig:
     key_phrases_file: str | None = None
     # A list of phrases; it adds to `key_phrase_items_list`.
     key_phrases_list: Sequence[str | Phrase] | None = None
-    # A list of items: Phrase, or anything with phrase, lang and, if need be, weight and aliases.
+    # A list of items: Phrase, or anything with phrase, lang and, if need be, weight (or alpha)
+    # and aliases.
     key_phrase_items_list: Sequence[Any] | None = None
     # Bonus of the first token of a phrase, >= 0.
     context_score: float = 1.0
@@ -75,6 +79,13 @@ class BoostingConfig:
     uniform_weights: bool = False
     # Boost num_of_transcriptions segmentations of a phrase: the same as segmentations=5.
     use_bpe_dropout: bool = False
+    # Of NeMo's development branch. default; bpe_dropout: use_bpe_dropout; var_bpe: at least 8 segmentations;
+    # case_insensitive: at least 8 segmentations, with ignore_case.
+    bpe_mode: str = "default"
+    # Of NeMo's development branch; without effect here: all segmentations of a phrase are paid alike.
+    var_bpe_scoring_temp: float = 10.0
+    # Of NeMo's development branch; without effect here.
+    var_bpe_penalize_subsplits: bool = True
     # Number of these segmentations, including the tokenizer's own; enumerated, fewest pieces first.
     num_of_transcriptions: int = 5
     # Sampling parameter of NeMo's segmentations; without effect here, because all are enumerated.
@@ -84,7 +95,8 @@ class BoostingConfig:
     segmentations: int = 1
     # Boost the phrase as written, in lower case, in upper case and with capital initials.
     ignore_case: bool = False
-    # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit, all >= 0.
+    # full: bonuses of unfinished phrases are taken back exactly; nemo: the weights of NeMo 2.7 and 3.0 to the bit, all
+    # >= 0; nemo_potentials: those of NeMo's development branch.
     refund: str = "full"
     # False: each token counts for one phrase, and a phrase that begins inside a complete phrase and ends
     # after it earns no bonus. True: all phrases count, even where they overlap in the text. Use True for
@@ -115,7 +127,8 @@ class BoostingConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise FieldError(name, value, "at least 1")
-        check_choice("refund", self.refund, REFUNDS)
+        check_choice("refund", self.refund, (*REFUNDS, POTENTIALS))
+        check_choice("bpe_mode", self.bpe_mode, BPE_MODES)
         check_number("ac_threshold", self.ac_threshold)
         if self.ac_threshold > 1 or (self.ac_threshold and self.model_path):
             note = "with model_path, which names no phrases" if self.model_path else ""
@@ -129,15 +142,17 @@ class BoostingConfig:
         reasons = {
             "final_eos_score": "only attention decoders have an end-of-sentence token to boost",
             "bpe_alpha": "segmentations are enumerated, not sampled",
+            "var_bpe_scoring_temp": "all segmentations of a phrase are paid alike",
+            "var_bpe_penalize_subsplits": "all segmentations of a phrase are paid alike",
         }
-        if not self.use_bpe_dropout:
+        if not self.drops_pieces:
             reasons["num_of_transcriptions"] = "use_bpe_dropout is False; set it, or use segmentations"
         defaults = {f.name: f.default for f in fields(self)}
         for name, reason in reasons.items():
             if getattr(self, name) != defaults[name]:
                 note = f", which has no effect here: {reason}"
                 raise FieldError(name, getattr(self, name), f"{defaults[name]!r}", note)
-        if self.refund == "nemo" or self.model_path:
+        if self.refund != "full" or self.model_path:
             # None, and the value that describes NeMo's trees
             for name, nemo in (("whole_words", False), ("overlapping", True)):
                 if getattr(self, name) not in (None, nemo):
@@ -159,8 +174,19 @@ class BoostingConfig:
         return self.refund == "full" and self.whole_words is not False
 
     @property
+    def drops_pieces(self) -> bool:
+        """Whether `num_of_transcriptions` segmentations are boosted."""
+        return self.use_bpe_dropout or self.bpe_mode == "bpe_dropout"
+
+    @property
+    def is_case_ignored(self) -> bool:
+        return self.ignore_case or self.bpe_mode == "case_insensitive"
+
+    @property
     def sequences_per_spelling(self) -> int:
-        return max(self.segmentations, self.num_of_transcriptions if self.use_bpe_dropout else 1)
+        more = self.num_of_transcriptions if self.drops_pieces else 1
+        is_var = self.bpe_mode in ("var_bpe", "case_insensitive")
+        return max(self.segmentations, more, VAR_BPE_SEGMENTATIONS if is_var else 1)
 
 
 def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> BackoffAutomaton:
@@ -225,7 +251,7 @@ def _build_cached(
 
 def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str) -> BackoffAutomaton:
     kept = without_repetitions([as_phrase(phrase) for phrase in phrases], name)
-    aliases = aliases_of(kept, name, config.ignore_case)
+    aliases = aliases_of(kept, name, config.is_case_ignored)
     space = vocabulary.space if config.checks_word_boundary else None
     sequences: list[ScoredSequence] = []
     texts, faults = [], []
@@ -258,7 +284,7 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
 def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> bool:
     """Whether the vocabulary has all characters of a phrase."""
     try:
-        vocabulary.segmentations(phrase.text, 1, config.ignore_case, phrase.lang or config.source_lang)
+        vocabulary.segmentations(phrase.text, 1, config.is_case_ignored, phrase.lang or config.source_lang)
     except ValueError:
         return False
     return True
@@ -272,15 +298,16 @@ def _sequences(
     If the vocabulary has a `space` token, it comes first in a phrase that begins with a word.
     """
     weight = weight_of(phrase)
-    if weight < 0 and config.refund == "nemo":
-        raise FieldError(f"weight of phrase {phrase.text!r}", weight, "a number >= 0", "with refund 'nemo'")
+    if weight < 0 and config.refund != "full":
+        note = f"with refund '{config.refund}'"
+        raise FieldError(f"weight of phrase {phrase.text!r}", weight, "a number >= 0", note)
     context_score = _context_score(phrase, config)
     ends_in_word = is_word_character(phrase.text[-1])
     before = [] if space is None or not is_word_character(phrase.text[0]) else [space]
     sequences = []
     canonical_total = None
     for tokens in vocabulary.segmentations(
-        phrase.text, config.sequences_per_spelling, config.ignore_case, phrase.lang or config.source_lang
+        phrase.text, config.sequences_per_spelling, config.is_case_ignored, phrase.lang or config.source_lang
     ):
         scores = token_scores(len(tokens), context_score, config.depth_scaling, config.uniform_weights)
         total = float(scores.sum())
@@ -294,7 +321,7 @@ def _sequences(
 
 def _context_score(phrase: Phrase, config: BoostingConfig) -> float:
     per_character = config.score_per_phrase / len(phrase.text)
-    if config.refund == "nemo":
+    if config.refund != "full":
         per_character = round(per_character, 2)  # as NeMo: less than 0.005 becomes 0, the default score
     return per_character or config.context_score
 

@@ -54,11 +54,10 @@ no token is a continuation:
     Overlapping: "a b c x": c +3: 1 in advance, 2 for "b c"; x takes back 1          total 4
     If x continues a word: "a b x" loses the 2 of "a b" with x                       total 0
 
-NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014, after
-Icefall's context graph) differs: an utterance that ends inside a phrase keeps the advance; leaving a
-longer phrase takes back a completed prefix of it as well; leaving a completed phrase towards a suffix
-pays no advance there but takes one back later; and when two phrases share tokens, the second may
-raise a shared node without raising what hangs below it.
+NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014) differs: an utterance that
+ends inside a phrase keeps the advance; leaving a longer phrase takes back a completed prefix of it as well; leaving a
+completed phrase towards a suffix takes back an advance that it has not paid; a phrase that shares tokens with another
+may raise a node, but not those below it. "nemo_potentials": the same nodes; arcs are differences of nodes.
 """
 
 from __future__ import annotations
@@ -71,11 +70,9 @@ import numpy as np
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.refunds import with_refunds
 
-# Each distinct sum of refunds needs a state with arcs for up to half of the labels. If there are more
-# distinct bonuses, they are rounded to multiples of about 1/256 to 1/512 of their median.
+# Each distinct sum of refunds needs a state with arcs for up to half of the labels. Further bonuses are rounded.
 MAX_BONUSES = 64
-_ROUNDED_BITS = 8
-ROOT = 0
+_ROUNDED_BITS, ROOT = 8, 0
 
 
 class Trie:
@@ -217,14 +214,12 @@ def build_context_graph(
 
     Args:
         unk_score: weight of a token that neither continues nor begins a phrase.
-        refund: "full" or "nemo", see the module docstring.
+        refund: "full", "nemo" or "nemo_potentials", see the module docstring.
         overlapping: for "full" only, count all occurrences of phrases, even if they overlap.
-        uniform_weights: for "nemo" only, Icefall's weights: a complete phrase has its bonus twice
-            until the match ends.
-        is_continuation: for "full" only, [V] bool, whether a label continues the word before it; None:
-            phrases count wherever they occur.
-        label_before: the label before an utterance: a space, if sequences begin with a space to match
-            beginnings of words. It is outside of phrases.
+        uniform_weights: for NeMo's only, Icefall's: a complete phrase has its bonus twice until the match ends.
+        is_continuation: for "full" only, [V] bool, whether a label continues the word before it; None: phrases count
+            wherever they occur.
+        label_before: before an utterance: a space, if sequences begin with a space to match beginnings of words.
     """
     trie = Trie(vocab_size)
     paths = _add_paths(trie, sequences)
@@ -233,7 +228,7 @@ def build_context_graph(
     if refund == "full":
         weights = _full_refund(trie, links, sequences, paths, continuations, overlapping)
     else:
-        weights = _nemo_refund(trie, links, sequences, paths, uniform_weights)
+        weights = _nemo_refund(trie, links, sequences, paths, uniform_weights, refund == "nemo_potentials")
     weights.backoffs[ROOT] = unk_score
     start = ROOT
     if label_before is not None:
@@ -378,9 +373,14 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
 
 
 def _nemo_refund(
-    trie: Trie, links: np.ndarray, sequences: Sequence[ScoredSequence], paths: list[np.ndarray], uniform_weights: bool
+    trie: Trie,
+    links: np.ndarray,
+    sequences: Sequence[ScoredSequence],
+    paths: list[np.ndarray],
+    uniform: bool,
+    main: bool,  # the development branch's
 ) -> _NodeWeights:
-    """The weights of refund "nemo", including NeMo's errors; they depend on the order of the sequences."""
+    """NeMo's weights, including its errors; they depend on the order of the sequences."""
     token_score: list[float | None] = [None] * len(trie)
     node_score, is_end = np.zeros(len(trie)), np.zeros(len(trie), bool)
     for sequence, path in zip(sequences, paths, strict=True):
@@ -392,9 +392,9 @@ def _nemo_refund(
             total += own
             node_score[node] = total  # as in NeMo, nodes below keep their old sums
         is_end[path[-1]] = True
-    arcs = np.array([0.0, *token_score[1:]], np.float64)
-    keeps_bonus = is_end & (trie.depths == 1) if uniform_weights else is_end
-    if uniform_weights:
+    arcs = node_score - node_score[trie.parents] if main else np.array([0.0, *token_score[1:]], np.float64)
+    keeps_bonus = is_end & (trie.depths == 1) if uniform else is_end
+    if uniform:
         arcs += np.where(is_end & (trie.depths > 1), node_score, 0.0)
     backoffs = np.where(keeps_bonus, 0.0, node_score[links] - node_score)
     return _NodeWeights(arcs, links, backoffs, np.zeros(len(trie)), np.zeros(len(trie)))

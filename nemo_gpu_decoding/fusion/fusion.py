@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError, check_number, checked_options
+from nemo_gpu_decoding.checks import FieldError, check_number, checked_options, did_you_mean
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, joined
 from nemo_gpu_decoding.fusion.density_ratio import density_ratio
+from nemo_gpu_decoding.fusion.grammar import Grammar
+
+NO_LM = "none"  # the name by which a request switches the LM off
 
 
 @checked_options
@@ -20,8 +24,12 @@ class Fusion:
     The score of a token is log P_acoustic + lm_weight * log P_LM + boosting_weight * boost + beta. With a source LM
     it is lower by source_lm_weight * log P_source (density ratio, see density_ratio.py).
 
+    A request may name an LM of the pool, which replaces `lm` for its utterance. All LMs are one automaton with a start
+    state for each, so that the utterances of a batch may have different LMs. The source LM is subtracted from each.
+
     Raises:
-        ValueError: a weight is negative or not finite; a source LM has no weight, or no LM from which to subtract it.
+        ValueError: a weight is negative or not finite; a source LM has no weight, or no LM from which to subtract it;
+            an LM of the pool has an invalid name, or a weight belongs to none.
     """
 
     lm: BackoffAutomaton | None = None  # over tokens; None for word graphs, which hold their LM
@@ -31,10 +39,16 @@ class Fusion:
     source_lm: BackoffAutomaton | None = None  # over tokens, of the network's training text: subtracted from `lm`
     source_lm_weight: float | None = None  # of natural logs, >= 0; 0 switches the source LM off
     allowed: AllowedTokens | None = None  # None: all tokens may be written; not for word graphs
+    grammar: Grammar | None = None  # of all utterances, instead of phrases; not for word graphs
+    lm_pool: Mapping[str, BackoffAutomaton] = field(default_factory=dict, hash=False)  # LMs for `Request.lm`, by name
+    lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # by name, > 0; others: lm_weight
 
     def __post_init__(self) -> None:
         check_number("lm_weight", self.lm_weight)
         check_number("boosting_weight", self.boosting_weight)
+        check_lm_pool(self.lm_pool, self.lm_pool_weights)
+        if self.grammar is not None and self.boosting is not None:
+            raise FieldError("boosting", self.boosting.name, "None", "with a grammar, which has all sentences")
         if self.source_lm is None:
             if self.source_lm_weight:
                 note = f"with source_lm_weight {self.source_lm_weight}"
@@ -43,7 +57,7 @@ class Fusion:
         if self.source_lm_weight is None:
             raise FieldError("source_lm_weight", None, "the weight of source_lm, a number >= 0")
         check_number("source_lm_weight", self.source_lm_weight)
-        if self.lm is None:
+        if self.lm is None and not self.lm_pool:
             raise FieldError("lm", None, "the LM from which source_lm is subtracted")
         if self.source_lm_weight > 0 and self.lm_weight == 0:
             raise FieldError("lm_weight", self.lm_weight, "a number > 0", "with a source_lm")
@@ -51,12 +65,41 @@ class Fusion:
     @cached_property
     def token_lm(self) -> BackoffAutomaton | None:
         """What `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
-        lm, source = self.lm, self.source_lm
-        if lm is None or source is None or not self.source_lm_weight:
+        lm, source, ratio = self.lm, self.source_lm, self._ratio(self.lm_weight)
+        if lm is None or source is None or not ratio:
             return lm
-        ratio = self.source_lm_weight / self.lm_weight
         key = ("density ratio", lm.fingerprint, source.fingerprint, ratio)
         return cached(key, partial(density_ratio, lm, source, ratio))
+
+    @cached_property
+    def token_lms(self) -> tuple[BackoffAutomaton | None, dict[str | None, int]]:
+        """One automaton of all LMs, and the start state of each by its name in a request; None is that of `lm`."""
+        if not self.lm_pool:
+            return self.token_lm, {}
+        lms: dict[str | None, BackoffAutomaton] = {} if self.lm is None else {None: self.lm}
+        lms |= self.lm_pool
+        ratios = [self._ratio(self.lm_weight_of(name)) for name in lms]
+        source = None if self.source_lm is None else self.source_lm.fingerprint
+        key = ("lm pool", *(lm.fingerprint for lm in lms.values()), source, *ratios)
+        # one entry of the cache, which may have fewer places than there are LMs
+        automaton, starts = cached(key, partial(_joined, list(lms.values()), self.source_lm, ratios))
+        return automaton, dict(zip(lms, starts, strict=True))
+
+    def lm_weight_of(self, name: str | None) -> float:
+        """The weight of an LM of the pool; None: of `lm`."""
+        return self.lm_weight if name is None else self.lm_pool_weights.get(name, self.lm_weight)
+
+    def check_lm_name(self, name: str | None) -> None:
+        """Raise a FieldError for the field `lm` unless a request may have this name."""
+        if name is None or name == NO_LM or name in self.lm_pool:
+            return
+        names = ", ".join([*self.lm_pool, NO_LM])
+        pool = f"one of {names}" if self.lm_pool else f"{NO_LM}: the decoder has no lm_pool"
+        raise FieldError("lm", name, f"{pool}{did_you_mean(name, self.lm_pool)}")
+
+    def _ratio(self, lm_weight: float) -> float:
+        """The weight of the source LM relative to an LM's."""
+        return (self.source_lm_weight or 0.0) / lm_weight if lm_weight else 0.0
 
 
 @checked_options
@@ -64,17 +107,41 @@ class Fusion:
 class Request:
     """Fusion of one utterance where it differs from the decoder's; None keeps the decoder's.
 
-    `boosting` replaces the decoder's tree for this utterance (build it with `build_boosting_tree`). `lm_weight` scales
-    the weight of the decoder's source LM in proportion.
+    `boosting` replaces the decoder's tree for this utterance (build it with `build_boosting_tree`). `lm` is the name
+    of an LM in the decoder's `Fusion.lm_pool`, or "none" for no LM. `lm_weight` scales the weight of the decoder's
+    source LM in proportion.
     """
 
     boosting: BackoffAutomaton | None = None
     boosting_weight: float | None = None
     lm_weight: float | None = None
     allowed: AllowedTokens | None = None  # see `allowed_tokens`
+    lm: str | None = None
+    grammar: Grammar | None = None  # see `build_grammar`; replaces the decoder's phrases
 
     def __post_init__(self) -> None:
         if self.lm_weight is not None:
             check_number("lm_weight", self.lm_weight)
+            if self.lm == NO_LM and self.lm_weight > 0:
+                raise FieldError("lm_weight", self.lm_weight, "None or 0", f"with lm '{NO_LM}'")
         if self.boosting_weight is not None:
             check_number("boosting_weight", self.boosting_weight)
+
+
+def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> None:
+    """Raise a FieldError unless the names of the LMs are usable, and each weight is > 0 and belongs to an LM."""
+    for name in pool:
+        if not isinstance(name, str) or not name.strip() or name == NO_LM:
+            raise FieldError("lm_pool", name, f"names of LMs: texts that are not blank, and not '{NO_LM}'")
+    for name, weight in weights.items():
+        if name not in pool:
+            raise FieldError("lm_pool_weights", name, f"names of LMs in lm_pool: {', '.join(pool) or 'it is empty'}")
+        check_number(f"lm_pool_weights[{name}]", weight, above_zero=True)
+
+
+def _joined(
+    lms: list[BackoffAutomaton], source: BackoffAutomaton | None, ratios: list[float]
+) -> tuple[BackoffAutomaton, list[int]]:
+    """One automaton of all LMs, each minus `ratio` times the source LM, and the start state of each."""
+    pairs = zip(lms, ratios, strict=True)
+    return joined([density_ratio(lm, source, ratio) if source and ratio else lm for lm, ratio in pairs])

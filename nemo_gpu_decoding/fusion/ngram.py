@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -71,6 +71,19 @@ def load_ngram_lm(
     pieces = vocabulary.pieces if vocabulary else None
     key = ("ngram", file_key(path), vocab_size, pieces, encoding, normalize_unk)
     return cached(key, partial(_load, Path(path), vocab_size, pieces, encoding, normalize_unk))
+
+
+def load_lm_pool(
+    paths: Mapping[str, Path], vocab_size: int, *, vocabulary: Vocabulary | None = None, encoding: str = "auto"
+) -> dict[str, BackoffAutomaton]:
+    """Load named LMs as `load_ngram_lm` does. They are one entry of the cache, which may have fewer places."""
+    pieces = vocabulary.pieces if vocabulary else None
+    key = ("lm pool", tuple(paths), *map(file_key, paths.values()), vocab_size, pieces, encoding)
+
+    def load() -> dict[str, BackoffAutomaton]:
+        return {name: _load(path, vocab_size, pieces, encoding, True) for name, path in paths.items()}
+
+    return cached(key, load)
 
 
 def _load(

@@ -46,7 +46,7 @@ def as_phrase(item: Any) -> Phrase:
         return item
     if isinstance(item, str):
         return Phrase(item)
-    names = ("lang", "weight", "aliases")
+    names = ("lang", "weight", "alpha", "aliases")
     if isinstance(item, Mapping):
         values = dict(item)
     else:
@@ -54,6 +54,11 @@ def as_phrase(item: Any) -> Phrase:
     text = values.pop("phrase", None)
     if not isinstance(text, str) or set(values) - set(names):
         raise FieldError("phrase item", item, "the keys phrase, lang, weight and aliases")
+    alpha = values.pop("alpha", None)  # the weight in NeMo's development branch
+    if alpha is not None:
+        if values.get("weight") is not None:
+            raise FieldError("phrase item", item, "weight or alpha, not both")
+        values["weight"] = float(alpha)
     return Phrase(text, **values)
 
 

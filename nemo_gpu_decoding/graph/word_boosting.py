@@ -80,7 +80,7 @@ def word_boosting(
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
         speller: of words that the graph lacks, see `build_word_boosting`.
     """
-    aliases = aliases_of(phrases, name, config.ignore_case)
+    aliases = aliases_of(phrases, name, config.is_case_ignored)
     bonuses: dict[str, float] = {}
     for phrase in spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, speller)):
         for text in _spellings(phrase.text, config, graph):
@@ -125,7 +125,7 @@ def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
 def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
     """The phrase as written or, with `ignore_case`, in all letter cases that the graph has of its words."""
     forms = [[word] for word in text.split()]
-    if config.ignore_case:
+    if config.is_case_ignored:
         known = [[case for case in letter_cases(word) if case in graph.word_ids] for (word,) in forms]
         forms = [found or own for found, own in zip(known, forms, strict=True)]
     return [" ".join(words) for words in islice(product(*forms), _MOST_CASES)]

@@ -60,6 +60,10 @@ class Limits:
     max_phrases: int = 1000
     # Maximum boosting_weight of a stream, natural log.
     max_boosting_weight: float = 100.0
+    # Maximum size of a request with a recording, in bytes.
+    max_upload_bytes: int = 25_000_000
+    # Maximum length of a recording, in seconds.
+    max_upload_seconds: float = 7200.0
     # Seconds without a message after which the server ends a stream.
     idle_seconds: float = 30.0
     # Maximum length of an utterance, in seconds; a longer one is cut.

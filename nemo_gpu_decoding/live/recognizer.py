@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nemo_gpu_decoding.fusion.phrases import Phrase
+from nemo_gpu_decoding.search.slots import Slot
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
@@ -21,6 +22,7 @@ class StreamOptions(NamedTuple):
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # for models with a language option
     n_best: int = 1  # hypotheses of each transcript
+    lm: str | None = None  # name of an LM of the server; "none": no LM; None: the LM of the decoding config
 
 
 class Chunk(NamedTuple):
@@ -57,6 +59,7 @@ class Words(NamedTuple):
     is_joined: bool = False  # the text continues the last word of the previous transcript
     committed: str = ""  # of a partial transcript: the beginning of `text` that will not change
     n_best: tuple[Alternative, ...] = ()  # with n_best > 1: the hypotheses, best first, for the decoded audio
+    alternatives: tuple[Slot, ...] = ()  # of a final transcript with n_best > 1: the confusion network
 
 
 class StepOutput(NamedTuple):

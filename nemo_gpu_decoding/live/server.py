@@ -1,12 +1,13 @@
-"""The WebSocket server of live streams; `batcher.py` decodes them.
+"""The server of live streams and recordings; `batcher.py` decodes them.
 
     GET /          a page that transcribes the microphone or a file
     WS  /stream    one stream; see `session.py` for the messages
+    POST /v1/audio/transcriptions   a recording; see `transcriptions.py`
     GET /about     JSON: model, strategy, and the server's phrases
     GET /healthz   200, or 503 if the server accepts no streams
     GET /metrics   counters for Prometheus
 
-If the server has a token, /stream, /about and /metrics require it: "Authorization: Bearer TOKEN", or ?token=TOKEN for
+If the server has a token, all but / and /healthz require it: "Authorization: Bearer TOKEN", or ?token=TOKEN for
 browsers, which cannot set headers.
 """
 
@@ -35,6 +36,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.live import transcriptions
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
 from nemo_gpu_decoding.live.options import Address
 from nemo_gpu_decoding.live.session import SHOWN, Session, Start, read_json, read_start
@@ -44,7 +46,18 @@ logger = logging.getLogger("nemo_gpu_decoding")
 DONE, RESTART, REFUSED, FULL, FAILED = 1000, 1012, 1008, 1013, 1011  # codes of RFC 6455 and its registry
 # Outcomes of streams in the metrics: fields of errors among them, but no names chosen by clients.
 OUTCOMES = frozenset(
-    ("end", "restart", "disconnect", "send_seconds", "streams", "idle_seconds", "audio", "server", *Start._fields)
+    (
+        "end",
+        "restart",
+        "disconnect",
+        "send_seconds",
+        "streams",
+        "idle_seconds",
+        "audio",
+        "file",
+        "server",
+        *Start._fields,
+    )
 )
 MESSAGES = 4  # maximum number of unread messages per client
 TRIM_SECONDS = 10.0  # between two returns of free memory to the system
@@ -72,6 +85,7 @@ class LiveServer(uvicorn.Server):
             Route("/healthz", self._health),
             Route("/metrics", self._metrics),
             WebSocketRoute("/stream", self._stream),
+            Route("/v1/audio/transcriptions", self._recording, methods=["POST"]),
         ]
         limits = batcher.limits
         app = Starlette(routes=routes, lifespan=self._life)
@@ -145,6 +159,24 @@ class LiveServer(uvicorn.Server):
             return PlainTextResponse("token is missing or wrong\n", 401)
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self.batcher.metrics.registry), headers={"Content-Type": content_type})
+
+    async def _recording(self, request: Request) -> Response:
+        if not self._knows_token(request):
+            return transcriptions.failure(401, "token is missing or wrong")
+        if not _is_same_origin(request):
+            return transcriptions.failure(403, "pages of other servers are not let in")
+        if self.is_draining:
+            return transcriptions.failure(503, "the server stops")
+        task = asyncio.current_task()
+        assert task is not None
+        self.handlers.add(task)
+        outcome = "server"
+        try:
+            outcome, response = await transcriptions.answer(request, self.batcher)
+        finally:
+            self.handlers.discard(task)
+            self.batcher.metrics.streams.labels(_outcome(outcome)).inc()
+        return response
 
     def _knows_token(self, request: HTTPConnection) -> bool:
         if self.address.token is None:
@@ -344,8 +376,8 @@ def _outcome(field: str) -> str:
     return field if field in OUTCOMES else "message"
 
 
-def _is_same_origin(socket: WebSocket) -> bool:
-    """Whether the client is a program or the server's own page. Browsers let any page open WebSockets, and send its
-    origin."""
+def _is_same_origin(socket: HTTPConnection) -> bool:
+    """Whether the client is a program or the server's own page. Browsers let any page open WebSockets and send
+    forms, and send its origin."""
     origin = socket.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == socket.headers.get("host")

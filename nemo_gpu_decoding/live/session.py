@@ -15,7 +15,7 @@ import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
 from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 from nemo_gpu_decoding.live.options import Limits
 from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, StepOutput, StreamOptions, Words
+from nemo_gpu_decoding.search.slots import as_json
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -42,10 +43,11 @@ class Start(NamedTuple):
     language: str | None = None
     partials: bool = True  # false: finals only
     n_best: int = 1  # hypotheses in each message
+    lm: str | None = None
 
     @property
     def options(self) -> StreamOptions:
-        return StreamOptions(self.phrases, self.boosting_weight, self.end_silence, self.language, self.n_best)
+        return StreamOptions(self.phrases, self.boosting_weight, self.end_silence, self.language, self.n_best, self.lm)
 
 
 def read_start(text: str, limits: Limits) -> Start:
@@ -58,6 +60,15 @@ def read_start(text: str, limits: Limits) -> Start:
     if not isinstance(message, dict):
         raise FieldError("message", text[:SHOWN], "a JSON object")
     message.pop("type", None)
+    return checked_start(message, limits)
+
+
+def checked_start(message: dict[str, Any], limits: Limits) -> Start:
+    """The options of a client, with all values checked.
+
+    Raises:
+        FieldError: names the wrong key.
+    """
     given = {key: value if key == "phrases" else _short(value) for key, value in message.items()}
     for key in given:
         if key not in Start._fields:
@@ -75,8 +86,9 @@ def read_start(text: str, limits: Limits) -> Start:
             raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
     if silence is not None and not (_is_number(silence) and -math.inf < silence <= MAX_END_SILENCE):
         raise FieldError("end_silence", silence, f"seconds, at most {MAX_END_SILENCE:g}; below 0: no silence")
-    if not isinstance(start.language, str | None):
-        raise FieldError("language", start.language, "a text")
+    for name in ("language", "lm"):
+        if not isinstance(getattr(start, name), str | None):
+            raise FieldError(name, getattr(start, name), "a text")
     return start._replace(phrases=tuple(map(as_phrase, start.phrases)))
 
 
@@ -304,15 +316,20 @@ class Session:
         message: dict[str, Any] = {"type": kind, "text": found.text}
         if kind == "partial":
             message["committed"] = found.committed
-        at = self._offset  # times are since the beginning of the client's audio
-        shifted = [word._replace(start=round(at + word.start, 3), end=round(at + word.end, 3)) for word in found.words]
-        message["words"] = [word._asdict() for word in shifted]
+        message["words"] = [word._asdict() for word in self._shifted(found.words)]
         message["audio_seconds"] = round(self.audio_seconds, 3)
         if self.start.n_best > 1:
             message["n_best"] = [alternative._asdict() for alternative in found.n_best]
+        if found.alternatives:
+            message["word_alternatives"] = as_json(self._shifted(found.alternatives))
         if found.is_joined:
             message["is_joined"] = True
         return message
+
+    def _shifted(self, spans: Sequence[Any]) -> list[Any]:
+        """Words or slots with times since the beginning of the client's audio."""
+        at = self._offset
+        return [span._replace(start=round(at + span.start, 3), end=round(at + span.end, 3)) for span in spans]
 
     def _arrival(self) -> float:
         """The time of arrival of the last decoded sample."""

@@ -10,7 +10,7 @@ ctc, word_graph, transducer
 transducer_networks
                NeMo's prediction networks and joints in the form of the search
 hypotheses     results in NeMo's form
-requests       phrases and weights per utterance
+requests       LM, phrases and weights per utterance
 streaming/     search in NeMo's streaming
 restore        models from .nemo files or by name
 model          a model and its heads, for the command line

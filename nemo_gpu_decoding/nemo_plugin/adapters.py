@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from nemo.collections.asr.parts.utils.timestamp_utils import get_segment_offsets
 
+from nemo_gpu_decoding.calibration import calibrated
 from nemo_gpu_decoding.nemo_plugin.hypotheses import (
     BeamHypothesis,
     NBestList,
@@ -76,6 +77,18 @@ def _with_aliases(base: Any) -> type:
     return WithAliases
 
 
+def _calibrated(base: Any) -> type:
+    """A decoding class that maps word confidence to the probability that the word is right (`confidence_map`)."""
+
+    class Calibrated(base):
+        def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
+            found = super()._aggregate_token_confidence(hypothesis)
+            options = getattr(self.decoding, "options", None)
+            return calibrated(found, options.confidence_map) if options and options.confidence_map else found
+
+    return Calibrated
+
+
 @cache
 def adapted(cls: Any, family: str, section: str = "beam") -> type:
     """The subclass of a decoding class of NeMo or of a user; cached.
@@ -85,6 +98,7 @@ def adapted(cls: Any, family: str, section: str = "beam") -> type:
     subclass = {"ctc": _adapted_ctc, "rnnt": _adapted_rnnt}[family](_with_aliases(cls))
     if section == "wfst":
         subclass = _adapted_to_words(subclass)
+    subclass = _calibrated(subclass)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass
 

@@ -1,7 +1,8 @@
 """Read NeMo's `beam` section for flexctc_beam, alsd_pp and aes_pp.
 
 For CTC the keys are those of NeMo's `beam_batch`, for transducers those of its `malsd_batch` and `maes_batch`.
-`source_lm_model` and `source_lm_alpha` (density ratio) and `allowed_*` (language lock) are keys of this package.
+`source_lm_model` and `source_lm_alpha` (density ratio), `lm_pool` and `lm_pool_alpha` (LMs that requests name),
+`allowed_*` (language lock) and `grammar` are keys of this package.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig, Tr
 
 MORE = {
     **{"n_best": None, "lm_encoding": "auto", "source_lm_model": None, "source_lm_alpha": None},
+    **{"lm_pool": None, "lm_pool_alpha": None},
     **{"allowed_scripts": None, "allowed_tokens": None, "allowed_text": None, "allowed_price": math.inf},
+    **{"grammar": None, "grammar_price": math.inf},
+    "confidence_map": None,  # of word confidence, as tune writes it
 }
 
 FLEXCTC = Section(
@@ -123,4 +127,6 @@ def _read_transducer(cfg: DictConfig, strategy: str) -> Values:
 
 def _options(beam: Values, search: Any) -> Options[Any]:
     n_best, return_best = beam.n_best(), beam.flag("return_best_hypothesis")
-    return Options(beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion())
+    return Options(
+        beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion(), beam.confidence_map()
+    )

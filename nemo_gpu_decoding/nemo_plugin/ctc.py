@@ -126,6 +126,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
                 labels = torch.from_numpy(self._alignment(path, nbest.num_frames).astype(np.int64))
                 hypothesis.alignments = (log_probs.clone(), labels)
             hypotheses.append(hypothesis)
+        hypotheses[0].find_alternatives = self.alternatives(nbest)
         return hypotheses[0] if self.return_best_hypothesis else NBestHypotheses(hypotheses)
 
     def _collapse(self, labels: np.ndarray, lengths: list[int]) -> list[Hypothesis | NBestHypotheses]:

@@ -15,6 +15,7 @@ from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, ScoreParts, Work
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.slots import Slot
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
     from nemo_gpu_decoding.search.word_graph.result import Word
 
@@ -32,8 +33,16 @@ class BeamHypothesis(Hypothesis):
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
     phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases, with their probabilities; of the best hypothesis only
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
+    in_grammar: bool | None = None  # False: no sentence of the grammar fits, and there are no tokens; None: no grammar
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
     aliases: Aliases | None = None  # of the phrases; replaced in text, words and segments
+    # computes `word_alternatives`; of the best hypothesis of an n-best list or lattice
+    find_alternatives: Callable[[], tuple[Slot, ...]] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def word_alternatives(self) -> tuple[Slot, ...]:
+        """The confusion network of the utterance, times in frames; empty without alternatives."""
+        return () if self.find_alternatives is None else self.find_alternatives()
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:
@@ -87,6 +96,7 @@ def from_path(path: Path, nbest: NBest, kind: type[H], **more: Any) -> H:
         token_repeats=path.repeats.tolist(),
         score_parts=path.parts,
         outside_share=path.outside_share,
+        in_grammar=nbest.in_grammar,
         aliases=nbest.aliases,
         phrases=nbest.phrases_of(path),
         **more,

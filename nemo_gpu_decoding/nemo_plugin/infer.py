@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,11 +21,16 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
-from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.grammar import Grammar, build_grammar
+from nemo_gpu_decoding.fusion.jsgf import HEADER
+from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.alternatives import word_alternatives
+from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import Path as SearchPath
+from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -99,7 +105,11 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
-    def text_of(self, path: Path) -> str:
+    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Slot, ...]] | None:
+        """Computes the word alternatives of an utterance; None if the search has one hypothesis."""
+        return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
+
+    def text_of(self, path: SearchPath) -> str:
         """The text of a hypothesis in NeMo's form."""
         if self._owner is None:
             return self.vocabulary().text(path.tokens.tolist())
@@ -119,6 +129,13 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
         """The boosting tree of a request's own `boosting_tree` options."""
         return load_boosting_tree(config, self.vocabulary())
+
+    def check_lm(self, name: str | None) -> None:
+        """Raise a FieldError for the field `lm` unless a request may name this LM."""
+        try:
+            self.decoder().open(1, [Request(lm=name)])
+        except FieldError as error:
+            raise error.named("lm") from None
 
     def disable_cuda_graphs(self) -> bool:
         return False  # no change: this search has no CUDA graphs of its own
@@ -191,9 +208,28 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
     if options.source_lm_path is not None and options.source_lm_weight > 0:
         source = load(options.source_lm_path)
     boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
+    pool = load_lm_pool(options.lm_pool, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
     sources = source, options.source_lm_weight
-    allowed = load_allowed(options.allowed, vocabulary)
-    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, allowed)
+    rules = load_allowed(options.allowed, vocabulary), load_grammar(options, vocabulary)
+    pools = pool, options.lm_pool_weights
+    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, *rules, *pools)
+
+
+def load_grammar(options: FusionOptions, vocabulary: Vocabulary) -> Grammar | None:
+    """The grammar of a config: a list of sentences, a file of sentences, one per line, or a file in JSGF."""
+    source: Any = options.grammar
+    if source is None:
+        return None
+    if isinstance(source, Path):
+        lines = read_lines(source)
+        is_jsgf = bool(lines) and lines[0].startswith(HEADER)
+        source = "\n".join(lines) if is_jsgf else [line for line in lines if line.strip()]
+    try:
+        return build_grammar(source, vocabulary, options.grammar_price)
+    except FieldError as error:
+        raise error.named("beam.grammar_price" if error.field == "price" else "beam.grammar") from None
+    except ValueError as error:
+        raise ValueError(f"beam.grammar: {error}") from None
 
 
 def load_allowed(options: AllowedOptions, vocabulary: Vocabulary) -> AllowedTokens | None:

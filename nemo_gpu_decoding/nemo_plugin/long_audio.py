@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +18,10 @@ import numpy as np
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
-from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_cuts
-from nemo_gpu_decoding.nemo_plugin.model import Model, Segment, Transcript
+from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments
+from nemo_gpu_decoding.nemo_plugin.model import Model
+from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
+from nemo_gpu_decoding.search.slots import Slot
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
@@ -31,16 +32,16 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 
 class Plan(NamedTuple):
-    """The cuts of a recording."""
+    """The segments of a recording."""
 
-    frames: list[int]  # encoder frames at which segments begin, and that of the end
+    segments: list[tuple[int, int]]  # first and end encoder frame of each; silence is between them
     seconds: float  # that can be read
     fault: str = ""  # why the recording cannot be read to its end
 
     def spans(self, frame_seconds: float) -> list[tuple[float, float]]:
         """Start and end of each segment in seconds."""
-        times = [round(min(frame * frame_seconds, self.seconds), 3) for frame in self.frames]
-        return list(pairwise(times))
+        times = [[round(min(frame * frame_seconds, self.seconds), 3) for frame in own] for own in self.segments]
+        return [(start, end) for start, end in times]
 
 
 def transcribe_long(
@@ -72,7 +73,7 @@ def transcribe_long(
     cutting = Cutting(segment_seconds, max_segment_seconds, min_pause)
     loaded = model if isinstance(model, Model) else Model(model)
     plan = find_cuts(loaded, file, cutting, batch_size)
-    if len(plan.frames) < 2:
+    if not plan.segments:
         raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
     found: list[Transcript] = []
     section = loaded.current_head.config
@@ -113,14 +114,14 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
             words = head.vocabulary().words([token for _, _, token in tokens])
     spans = np.array([(tokens[w.first_token][0], tokens[w.end_token - 1][1]) for w in words]).reshape(-1, 2)
     levels = np.concatenate(loudness) if loudness else np.zeros(0)
-    frames, doubtful = choose_cuts(spans, levels, cutting, model.frame_seconds)
+    segments, doubtful = choose_segments(spans, levels, cutting, model.frame_seconds)
     if doubtful:
         times = ", ".join(clock(frame * model.frame_seconds) for frame in doubtful[:5])
         more = "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
         logger.warning(
             "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, cutting.min_pause, times, more
         )
-    return Plan(frames, windows.seconds, windows.fault)
+    return Plan(segments, windows.seconds, windows.fault)
 
 
 class _Window(NamedTuple):
@@ -169,9 +170,13 @@ class _Windows:
 def segment_files(model: Model, file: str | Path, plan: Plan, batch_size: int) -> Iterator[list[Path]]:
     """Files with the segments of a recording, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
-        position = positions(model, reader.rate)
-        for batch in _grouped(pairwise(plan.frames), batch_size):
-            read = (reader.read_readable(position(end) - position(begin))[0] for begin, end in batch)
+        position, at = positions(model, reader.rate), 0
+        for batch in _grouped(plan.segments, batch_size):
+            read = []
+            for begin, end in batch:
+                reader.skip(position(begin) - at)
+                at = position(end)
+                read.append(reader.read_readable(at - position(begin))[0])
             yield [_write(Path(folder) / f"{n}.wav", samples, reader.rate) for n, samples in enumerate(read)]
 
 
@@ -184,6 +189,7 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         fault: why the recording cannot be read to its end.
     """
     segments, words, errors = [], [], []
+    slots: list[Slot] = []
     for (start, end), each in zip(spans, found, strict=True):
         error = each if isinstance(each, str) else each.error
         if isinstance(each, str) or error:
@@ -191,9 +197,11 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
             segments.append(Segment(start, end))
             continue
         segments.append(Segment(start, end, each.text, each.score, each.n_best))
-        words += [
-            word._replace(start=round(word.start + start, 3), end=round(word.end + start, 3)) for word in each.words
+        slots += [
+            slot._replace(index=None if slot.index is None else slot.index + len(words), **_times(slot, start))
+            for slot in each.alternatives
         ]
+        words += [word._replace(**_times(word, start)) for word in each.words]
     if fault:
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
     scores = [segment.score for segment in segments if segment.score is not None]
@@ -203,7 +211,13 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         words=tuple(words),
         error="; ".join(errors),
         segments=tuple(segments),
+        alternatives=tuple(slots),
     )
+
+
+def _times(span: Any, offset: float) -> dict[str, float]:
+    """Start and end in the whole recording."""
+    return {"start": round(span.start + offset, 3), "end": round(span.end + offset, 3)}
 
 
 def positions(model: Model, rate: int) -> Callable[[int], int]:

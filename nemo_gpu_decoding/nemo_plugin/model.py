@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ from torch import Tensor
 from nemo_gpu_decoding.audio import check_channel_selector, num_channels, unreadable, write_mono
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+from nemo_gpu_decoding.nemo_plugin.requests import infer_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
+from nemo_gpu_decoding.search.slots import in_seconds
 from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -33,36 +35,11 @@ if TYPE_CHECKING:
 
     from nemo_gpu_decoding.search.rescoring import Rescoring
     from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-    from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 # output of NeMo's forward pass for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]
 
 logger = logging.getLogger("nemo_gpu_decoding")
-
-
-class Segment(NamedTuple):
-    """The part of a long recording between two cuts, with its transcript. Times are in seconds."""
-
-    start: float
-    end: float
-    text: str = ""
-    score: float | None = None
-    n_best: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """The result of a strategy for one utterance."""
-
-    text: str
-    score: float | None  # natural log, as the strategy defines it
-    words: tuple[Word, ...] = ()  # with timestamps
-    n_best: tuple[tuple[str, float], ...] = ()  # (text, score), best first, for n-best lists
-    lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
-    error: str = ""  # why the audio, or a part of a long recording, could not be decoded; "": decoded
-    segments: tuple[Segment, ...] = ()  # of a long recording
-    outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
 
 
 @dataclass(frozen=True)
@@ -197,23 +174,34 @@ class Model:
         return target
 
     def decode(
-        self, outputs: Outputs, *, second: Rescoring | None = None, phrases: Sequence[Sequence[str] | None] = ()
+        self,
+        outputs: Outputs,
+        *,
+        second: Rescoring | None = None,
+        phrases: Sequence[Sequence[str] | None] = (),
+        lms: Sequence[str | None] = (),
     ) -> Iterator[Transcript]:
         """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
 
         Args:
             second: rescores n-best lists.
             phrases: per utterance; None: those of the decoding config.
+            lms: names of LMs, per utterance; None: that of the decoding config.
 
         Raises:
             ValueError: the strategy's scores have no parts, which `second` needs; or the strategy does not support
-                phrases per utterance.
+                phrases or LMs per utterance.
         """
-        has_own = any(own is not None for own in phrases)
-        with utterance_requests(self.model, phrases) if has_own else nullcontext():
+        has_own = any(own is not None for own in (*phrases, *lms))
+        requests = phrases or [None] * len(lms)
+        with utterance_requests(self.model, requests, lms=lms or None) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
         for found in map(_as_list, hypotheses):
-            yield self._transcript(found if second is None else _rescored(found, second))
+            yield self._transcript(found if second is None else second.reordered(found))
+
+    def check_lm(self, name: str) -> None:
+        """Raise a ValueError unless `lms` of `decode` may hold this name."""
+        infer_of(self.model).check_lm(name)
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
         """A `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
@@ -234,22 +222,26 @@ class Model:
 
     def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]
+        words = self._words(best)
+        slots = getattr(best, "word_alternatives", ()) if isinstance(best.timestamp, dict) else ()
         ranked = tuple((hypothesis.text, round(float(hypothesis.score), 4)) for hypothesis in hypotheses)
         return Transcript(
             text=best.text,
             score=ranked[0][1],
-            words=self._words(best),
+            words=words,
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
             outside_share=getattr(best, "outside_share", None),
+            in_grammar=getattr(best, "in_grammar", None),
             error=getattr(best, "error", ""),
+            alternatives=in_seconds(slots, words, self.frame_seconds),
         )
 
     def _words(self, hypothesis: Hypothesis) -> tuple[Word, ...]:
         stamps = hypothesis.timestamp
         if not isinstance(stamps, dict):
             return ()
-        spans = stamps.get("word", ())
+        spans = [span for span in stamps.get("word", ()) if span["word"]]  # NeMo has empty ones for bare word marks
         confidences = hypothesis.word_confidence
         # NeMo leaves the list empty without confidence
         if confidences is None or len(confidences) != len(spans):
@@ -385,17 +377,3 @@ def _as_list(result: Any) -> list[Any]:
         return list(result)
     n_best = getattr(result, "n_best_hypotheses", None)
     return list(n_best) if n_best else [result]
-
-
-def _rescored(hypotheses: Sequence[Hypothesis], second: Rescoring) -> list[Hypothesis]:
-    """The hypotheses with their new scores, best first."""
-    parts = [getattr(hypothesis, "score_parts", None) for hypothesis in hypotheses]
-    if second.lm_share != 1 and None in parts:
-        raise ValueError(
-            f"rescore_lm_share is {second.lm_share}, expected 1 with a strategy whose scores are not known by parts"
-        )
-    lm_scores = [0.0 if known is None else known.lm for known in parts]
-    changes = second.changes([hypothesis.text for hypothesis in hypotheses], lm_scores)
-    for hypothesis, change in zip(hypotheses, changes, strict=True):
-        hypothesis.score = float(hypothesis.score) + change
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)

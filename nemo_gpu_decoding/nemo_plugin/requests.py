@@ -1,4 +1,4 @@
-"""Phrases and weights per utterance with NeMo's `transcribe`."""
+"""LM, phrases and weights per utterance with NeMo's `transcribe`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ Wanted = Request | Sequence["str | Phrase"] | None
 
 @contextlib.contextmanager
 def utterance_requests(
-    model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
+    model: ASRModel,
+    requests: Sequence[Wanted],
+    *,
+    boosting_weight: float | None = None,
+    lms: Sequence[str | None] | None = None,
 ) -> Iterator[None]:
     """Within this block, the model decodes its first utterance with the first request, and so on.
 
@@ -36,20 +40,18 @@ def utterance_requests(
         requests: one per utterance, in the order of decoding: a list of phrases, which replaces the phrases
             of the decoding config ([]: no phrases); a `Request`; or None for the decoding config.
         boosting_weight: weight of the lists of phrases; None: the config's `boosting_tree_alpha`.
+        lms: one per utterance, beside its phrases: the name of an LM in the config's `lm_pool`, "none" for no LM, or
+            None for the LM of the request or the config.
 
     Raises:
         ValueError: the model has another strategy, a list of phrases has no weight, or the number of
             utterances differs from that of requests.
     """
-    from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
-
-    infer = getattr(_decoding(model), "decoding", None)
-    if not isinstance(infer, FusedInfer):
-        raise ValueError(
-            f"the model decodes with strategy '{_decoding(model).cfg.strategy}', expected {' or '.join(STRATEGIES)} "
-            "(see change_decoding_strategy)"
-        )
+    infer = infer_of(model)
     queue = deque(_as_request(infer, wanted, boosting_weight) for wanted in requests)
+    if lms is not None:
+        pairs = zip(queue, lms, strict=True)
+        queue = deque(own if lm is None else replace(own or Request(), lm=lm) for own, lm in pairs)
     pending = _Pending(model, queue, total=len(queue))
     token = _pending.set(pending)
     try:
@@ -60,6 +62,19 @@ def utterance_requests(
     if pending.queue:
         used = pending.total - len(pending.queue)
         raise ValueError(f"requests has {pending.total} entries, but {used} utterances were decoded")
+
+
+def infer_of(model: ASRModel) -> FusedInfer:
+    """The decoder of a model's current strategy; a ValueError if it is one of NeMo's."""
+    from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
+
+    infer = getattr(_decoding(model), "decoding", None)
+    if not isinstance(infer, FusedInfer):
+        raise ValueError(
+            f"the model decodes with strategy '{_decoding(model).cfg.strategy}', expected {' or '.join(STRATEGIES)} "
+            "(see change_decoding_strategy)"
+        )
+    return infer
 
 
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
@@ -74,7 +89,7 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
 
 
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
-    """The phrases of a stream, from NeMo's `BiasingRequestItemConfig`; None without phrases.
+    """The phrases and LM of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
 
     Its options replace those of the decoding config's `boosting_tree`. Keys that NeMo lacks, such as
     `whole_words`, keep the values of the decoding config.
@@ -84,16 +99,19 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
     """
     if biasing is None or biasing.is_empty():
         return None
+    lm = getattr(biasing, "lm", None)
     try:
         config = replace(infer.options.fusion.boosting, **vars(biasing.boosting_model_cfg))
     except FieldError as error:
         raise error.named(f"biasing_cfg.boosting_model_cfg.{error.field}") from None
     if config.is_empty:
+        if lm is not None:
+            return Request(lm=lm)
         raise ValueError(
             "biasing_cfg holds a model that is compiled for NeMo's decoders (multi_model_id, cache_key), expected "
             "phrases in boosting_model_cfg"
         )
-    return Request(boosting=infer.boosting_of(config), boosting_weight=float(biasing.boosting_model_alpha))
+    return Request(infer.boosting_of(config), float(biasing.boosting_model_alpha), lm=lm)
 
 
 @dataclass

@@ -24,8 +24,10 @@ from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConf
 from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gpu_decoding.calibration import ConfidenceMap, is_ascending
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_number, did_you_mean
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
+from nemo_gpu_decoding.fusion.fusion import check_lm_pool
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
 from nemo_gpu_decoding.search.config import SearchConfig
 
@@ -57,6 +59,10 @@ class FusionOptions:
     source_lm_path: Path | None = None
     source_lm_weight: float = 0.0
     allowed: AllowedOptions = field(default_factory=AllowedOptions)
+    grammar: Path | tuple[str, ...] | None = None  # a file, see `load_grammar`, or sentences
+    grammar_price: float = math.inf  # of tokens outside
+    lm_pool: Mapping[str, Path] = field(default_factory=dict, hash=False)  # LMs that requests name
+    lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # of some of them
 
     @property
     def has_phrases(self) -> bool:
@@ -71,6 +77,7 @@ class Options(Generic[S]):
     n_best: int  # hypotheses returned
     return_best: bool  # False: NeMo gets n-best lists
     fusion: FusionOptions
+    confidence_map: ConfidenceMap  # of word confidence; empty: none
 
 
 class NoEffect(NamedTuple):
@@ -229,6 +236,13 @@ class Values:
             raise FileNotFoundError(f"{self.section}.{key} is '{value}', which is no file")
         return path
 
+    def mapping(self, key: str) -> Values:
+        """The entries of a key that holds a mapping; none if it is not set."""
+        value = self.entries[key]
+        if not isinstance(value, Mapping | None):
+            raise self.error(key, "a mapping from names to values")
+        return Values(f"{self.section}.{key}", value or {})
+
     def config(self, kind: Callable[..., T], renamed: Mapping[str, str] | None = None, **settled: Any) -> T:
         """A dataclass of options from the keys of its fields; the dataclass checks the values.
 
@@ -261,22 +275,54 @@ class Values:
             )
         return n_best
 
+    def confidence_map(self) -> ConfidenceMap:
+        """The map of word confidence; empty if it is not set."""
+        value = self.entries["confidence_map"]
+        if value is None:
+            return ()
+        try:
+            points = tuple((float(x), float(y)) for x, y in value)
+        except (TypeError, ValueError):
+            points = ()
+        if not points or not 0 <= min(min(points)) <= max(max(points)) <= 1 or not is_ascending(points):
+            raise self.error("confidence_map", "ascending pairs [confidence, probability] in 0 .. 1")
+        return points
+
     def fusion(self) -> FusionOptions:
         """LMs over tokens and phrases of a `beam` section."""
         lm, source = self.file("ngram_lm_model"), self.file("source_lm_model")
-        weight = self._weight_of("ngram_lm_model", "ngram_lm_alpha", lm is not None)
-        sources = source, self._source_weight(lm is not None, weight)
+        pool, pool_weights = self._lm_pool()
+        model = "lm_pool" if lm is None and pool else "ngram_lm_model"
+        weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
+        sources = source, self._source_weight(lm is not None or bool(pool), weight)
         encoding = self.choice("lm_encoding", ENCODINGS)
-        return FusionOptions(lm, weight, encoding, *self.boosting(), *sources, self._allowed())
+        boosting, boosting_weight = self.boosting()
+        grammar = self.entries["grammar"]
+        if grammar is not None:
+            grammar = self.file("grammar") if isinstance(grammar, str) else self._texts("grammar")
+            if not boosting.is_empty and boosting_weight > 0:
+                raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
+        prices = [self._price(key) for key in ("allowed_price", "grammar_price")]
+        texts = self._texts("allowed_scripts"), self._texts("allowed_tokens"), self.file("allowed_text")
+        rules = AllowedOptions(*texts, prices[0]), grammar, prices[1]
+        fused = lm, weight, encoding, boosting, boosting_weight, *sources
+        return FusionOptions(*fused, *rules, pool, pool_weights)
 
-    def _allowed(self) -> AllowedOptions:
-        """Scripts, tokens or a text of the tokens that may be written, and the price of others."""
-        price = self.entries["allowed_price"]
-        if price != math.inf:
-            price = self.weight("allowed_price")
-        return AllowedOptions(
-            self._texts("allowed_scripts"), self._texts("allowed_tokens"), self.file("allowed_text"), price
-        )
+    def _lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
+        """The files of the LMs that requests name, and the weights of those that have their own."""
+        files, weights = self.mapping("lm_pool"), self.mapping("lm_pool_alpha")
+        pool = {name: file for name in files.entries if (file := files.file(name)) is not None}
+        pool_weights = {name: weights.weight(name) for name in weights.entries}
+        try:
+            check_lm_pool(pool, pool_weights)
+        except FieldError as error:
+            key = error.field.replace("lm_pool_weights", "lm_pool_alpha")
+            raise error.named(f"{self.section}.{key}") from None
+        return pool, pool_weights
+
+    def _price(self, key: str) -> float:
+        """A number >= 0, or inf."""
+        return math.inf if self.entries[key] == math.inf else self.weight(key)
 
     def _texts(self, key: str) -> tuple[str, ...]:
         """A text or a list of texts; () if it is not set."""

@@ -79,11 +79,14 @@ class TransducerInfer(FusedInfer):
         aligned = self.needs_frames
         results = self._continuation.advance(self.decoder(), frames, lengths, states, requests, keep_history=aligned)
         warn_of_errors({b: str(state.error) for b, (_, state) in enumerate(results) if state.error})
+        alternatives = [self.alternatives(nbest) for nbest, _ in results]
         results = [(nbest.distinct(self.text_of, self.options.n_best), state) for nbest, state in results]
         for nbest, _ in results:
             for note in nbest.notes:
                 logging.warning(note)
         hypotheses = [self._hypotheses(nbest, state) for nbest, state in results]
+        for own, find in zip(hypotheses, alternatives, strict=True):
+            own[0].find_alternatives = find
         if aligned:
             self._add_steps(results, hypotheses)
         if self.return_best_hypothesis:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,9 @@ from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases
 from nemo_gpu_decoding.nemo_plugin import word_graph_sections
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
+from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_small_lm
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
@@ -55,7 +57,7 @@ class WordGraphInfer(CTCInfer):
         fused, vocabulary = self.options.fusion, self.vocabulary()
         phrases = configured_phrases(fused.boosting) if fused.has_phrases else []
         graph, topology = load_word_graph(
-            self.options.graph, vocabulary, self.blank_id, self._boosted_words(phrases), fused.boosting.ignore_case
+            self.options.graph, vocabulary, self.blank_id, self._boosted_words(phrases), fused.boosting.is_case_ignored
         )
         costs = self.options.graph.open_vocabulary
         if costs is not None and self.finds_new_words:
@@ -86,6 +88,14 @@ class WordGraphInfer(CTCInfer):
         if self.options.decoding_mode == "mbr":
             return [minimum_bayes_risk([path for path in nbest if isinstance(path, WordPath)])]
         return super().chosen(nbest)
+
+    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Slot, ...]] | None:
+        if self.options.decoding_mode == "mbr":
+            best = self.chosen(nbest)[0]
+            nbest = replace(nbest, paths=(best, *(path for path in nbest if path is not best)))
+        if nbest.lattice is None:
+            return super().alternatives(nbest)
+        return lambda: word_alternatives(nbest.paths, self.vocabulary(), nbest.lattice.determinized())
 
     def text_of(self, path: Path) -> str:
         assert isinstance(path, WordPath)

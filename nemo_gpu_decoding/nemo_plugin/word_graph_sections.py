@@ -43,6 +43,7 @@ MORE: dict[str, Any] = BUILD_KEYS | {
     # phrases, as in the `beam` section
     "boosting_tree": None,
     "boosting_tree_alpha": 1.0,
+    "confidence_map": None,  # of word confidence, as tune writes it
 }
 LARGE_LM: dict[str, Any] = {
     "large_lm_path": None,  # packed, or an ARPA file, which is packed in memory at each load
@@ -86,6 +87,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
         ("use_bpe_dropout", (False,), _SPELLINGS),
         ("num_of_transcriptions", (5,), _SPELLINGS),
         ("segmentations", (1,), _SPELLINGS),
+        ("bpe_mode", ("default", "case_insensitive"), _SPELLINGS),
         ("source_lang", ("en",), "see wfst.source_lang for the language of the graph's words"),
         ("refund", ("full",), "NeMo's refunds are made for tokens"),
         ("overlapping", (None, True), "it pays for every phrase that occurs, overlapping or not"),
@@ -168,6 +170,7 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
         "n_best": n_best,
         "return_best": wfst.flag("return_best_hypothesis"),
         "fusion": FusionOptions(None, wfst.weight("lm_weight"), "auto", boosting, weight),
+        "confidence_map": wfst.confidence_map(),
         "decoding_mode": mode,
         "graph": _graph_options(wfst),
     }

@@ -44,7 +44,7 @@ from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
-from nemo_gpu_decoding.search.result import NBest, with_outside_share
+from nemo_gpu_decoding.search.result import NBest, by_rules
 from nemo_gpu_decoding.search.streams import Streams
 
 C = TypeVar("C", bound=SearchConfig)
@@ -339,9 +339,9 @@ class Decoder(ABC, Generic[C, R]):
         results = self._results(streams, engine, rows, n_best, final=final)
         described = []
         for nbest, row in zip(results, rows, strict=True):
-            aliases, allowed = streams.fusion.aliases_of(row), streams.fusion.allowed[row]
+            aliases = streams.fusion.aliases_of(row)
             own = nbest if aliases is None else replace(nbest, aliases=aliases)
-            described.append(with_outside_share(own, allowed, self._labels.blank_id) if final and allowed else own)
+            described.append(by_rules(own, streams.fusion.rules[row], self._labels.blank_id) if final else own)
         return described
 
 

@@ -99,6 +99,19 @@ class Rescoring(NamedTuple):
             for text, lm_score in zip(texts, lm_scores, strict=True)
         ]
 
+    def reordered(self, hypotheses: Sequence[Any]) -> list[Any]:
+        """NeMo's hypotheses with their new scores, best first."""
+        parts = [getattr(hypothesis, "score_parts", None) for hypothesis in hypotheses]
+        if self.lm_share != 1 and None in parts:
+            raise ValueError(
+                f"rescore_lm_share is {self.lm_share}, expected 1 with a strategy whose scores are not known by parts"
+            )
+        lm_scores = [0.0 if known is None else known.lm for known in parts]
+        changes = self.changes([hypothesis.text for hypothesis in hypotheses], lm_scores)
+        for hypothesis, change in zip(hypotheses, changes, strict=True):
+            hypothesis.score = float(hypothesis.score) + change
+        return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+
 
 def load_scorer(name: str) -> TextScorer:
     """An n-gram LM over words (a file of `pack-lm`, or ARPA), or a causal LM (name or folder) of Hugging Face.

@@ -11,7 +11,7 @@ import numpy as np
 from nemo_gpu_decoding.fusion.aliases import Aliases
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.fusion.allowed import AllowedTokens
+    from nemo_gpu_decoding.fusion.batch import Rules
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 
@@ -142,6 +142,8 @@ class NBest(Sequence[P]):
     # end here; inf if none may end. Endpointing uses it.
     relative_cost: float | None = None
     work: Work | None = None  # of paged_biglm
+    # With a grammar, of an utterance that has ended: whether a sentence fits. If not, the only path has no tokens
+    in_grammar: bool | None = None
     # Partial results: number of tokens at the beginning of the best hypothesis that will not change any more, because
     # all live hypotheses share them (alternatives in a lattice may differ). It never decreases in a stream.
     committed: int | None = None
@@ -196,8 +198,32 @@ class NBest(Sequence[P]):
 N = TypeVar("N", bound=NBest[Any])
 
 
-def with_outside_share(nbest: N, allowed: AllowedTokens, blank_id: int) -> N:
-    """The hypotheses with their `outside_share`."""
-    shares = [allowed.outside_share(path.tokens, blank_id) for path in nbest]
-    paths = [replace(path, outside_share=share) for path, share in zip(nbest, shares, strict=True)]
-    return replace(nbest, paths=tuple(paths))
+def by_rules(nbest: N, rules: Rules, blank_id: int) -> N:
+    """The hypotheses of an utterance that has ended, with what its rules say about them.
+
+    With a grammar, those that are no sentence of it are dropped; if the best one is none, the result has no tokens.
+    """
+    paths: tuple[Any, ...] = nbest.paths
+    if rules.grammar is not None:
+        is_sentence = [rules.grammar.accepts(path.tokens, blank_id) for path in paths]
+        paths = tuple(path for path, own in zip(paths, is_sentence, strict=True) if own)
+        if not is_sentence[0]:
+            paths = (_without_tokens(nbest.best, blank_id),)
+        nbest = replace(nbest, paths=paths, in_grammar=is_sentence[0], notes=nbest.notes if is_sentence[0] else ())
+    if rules.allowed is not None:
+        share_of = rules.allowed.outside_share
+        paths = tuple(
+            new_frozen(type(path), **vars(path) | {"outside_share": share_of(path.tokens, blank_id)}) for path in paths
+        )
+        nbest = new_frozen(type(nbest), **vars(nbest) | {"paths": paths})
+    return nbest
+
+
+def _without_tokens(path: Path, blank_id: int) -> Path:
+    """The path as if all of its labels were blanks; its score is the same."""
+    alignment = None if path.alignment is None else np.full_like(path.alignment, blank_id)
+    kept = {name: getattr(path, name) for name in ("alignment_log_probs", "alignment_frames")}
+    parts = path.parts
+    if not np.isfinite(parts.boosting):  # transducers: an end that is forbidden
+        parts = ScoreParts(path.score - parts.lm, parts.lm)
+    return replace(path.after(len(path)), parts=parts, alignment=alignment, **kept)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -81,6 +83,24 @@ def test_a_source_lm_beside_the_lm(strategy, files, tmp_path):
         decoding_config(strategy, None, {**options, "source_lm_weight": None})
     with pytest.raises(ValueError, match=r"source_lm=.* has no effect with strategy cuda_wfst"):
         decoding_config("cuda_wfst", None, options)
+
+
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
+def test_named_lms(strategy, files, tmp_path):
+    paths = {name: str(tmp_path / f"{name}.arpa") for name in ("news", "en.law")}
+    for path in paths.values():
+        Path(path).touch()
+    config = decoding_config(strategy, None, {"lms": paths})
+    assert config.beam.lm_pool == paths
+    assert config.beam.beam_size == decoding_config(strategy, None, {"lm": files["lm"]}).beam.beam_size
+    write_preset(tmp_path / "pool.yaml", config, "")
+    assert "en.law: en.law.arpa" in (tmp_path / "pool.yaml").read_text()
+    assert load_preset(str(tmp_path / "pool.yaml")) == config
+    with pytest.raises(ValueError, match=r"lms.a=nowhere is no file here"):
+        decoding_config(strategy, None, {"lms": {"a": "nowhere"}})
+    with pytest.raises(ValueError, match=r"lms=.* has no effect with strategy cuda_wfst"):
+        decoding_config("cuda_wfst", None, {"lms": paths})
+    assert "lm_pool" not in decoding_config(strategy, None, {"lms": {}}).beam
 
 
 def test_a_word_graph_has_its_own_keys(files):

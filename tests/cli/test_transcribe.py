@@ -372,6 +372,25 @@ def test_phrases_of_a_manifest_are_those_of_its_utterances(model, assets, manife
     assert "zeppelin" not in plain[1]
 
 
+def test_lms_of_a_manifest_are_those_of_its_utterances(assets, manifest, tmp_path, capsys):
+    model, lm = f"model={assets}/models/self_ctc.nemo", f"{assets}/lm/tok3.arpa"
+    arguments = ["transcribe", model, f"manifest={manifest}", "beam_size=16", "beam_beta=1"]
+    found = []
+    for more in ([], [f"lm={lm}", "lm_weight=0.9"]):
+        assert main([*arguments, *more, f"out={tmp_path}/out.jsonl"]) == 0
+        found.append([(row["pred_text"], row["score"]) for row in rows_of(tmp_path / "out.jsonl")])
+    rows = rows_of(manifest)
+    rows[0]["lm"], rows[-1]["lm"] = "office", "law"
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    named = [f"lms.office={lm}", "decoding.beam.lm_pool_alpha.office=0.9", f"out={tmp_path}/out.jsonl"]
+    assert main([*arguments, *named]) == 1
+    out = rows_of(tmp_path / "out.jsonl")
+    assert (out[0]["pred_text"], out[0]["score"]) == found[1][0] != found[0][0]
+    assert [(row["pred_text"], row["score"]) for row in out[1:-1]] == found[0][1:-1]
+    assert "lm is 'law', expected one of office, none" in out[-1]["error"]
+    assert [row.get("lm") for row in out] == [row.get("lm") for row in rows]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

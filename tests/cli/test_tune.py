@@ -8,7 +8,9 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from omegaconf import OmegaConf
 
+from nemo_gpu_decoding.calibration import measure, right_words
 from nemo_gpu_decoding.cli import tune
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
 from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, finer, varied
@@ -527,3 +529,45 @@ def test_values_out_of_range_are_refused(point):
     decoder = make_paged(random_lm(1), random_lm(20, keep=0.8))
     with pytest.raises(ValueError, match=r"is -?\d\.\d, expected"):
         at_point(decoder, point)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "cuda_wfst"])
+def test_confidence_is_mapped_to_the_share_of_right_words(strategy, assets, tmp_path, capsys):
+    import json
+
+    pytest.importorskip("nemo.collections.asr")
+    model, dev, out = (
+        f"model={assets}/models/self_ctc.nemo",
+        f"manifest={assets}/speech/dev.json",
+        tmp_path / "best.yaml",
+    )
+    lm = [f"lm={assets}/lm/word3.arpa"] if strategy == "cuda_wfst" else []
+    given = ["lm_weight=0.6", *lm] if lm else ["beam_beta=0", "beam_size=4"]
+    arguments = ["tune", model, dev, f"strategy={strategy}", *given, "confidence=min,prod", f"out={out}"]
+    assert main(arguments) == 0
+    assert "mapped: ECE" in capsys.readouterr().out
+    preset = load_preset(str(out))
+    points = preset["wfst" if lm else "beam"].confidence_map
+    assert preset.confidence_cfg.aggregation in ("min", "prod")
+    assert main(["transcribe", model, dev, f"preset={out}", "timestamps=true", f"out={tmp_path}/hyps.jsonl"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "hyps.jsonl").read_text().splitlines()]
+    found, right = [], []
+    for row in rows:
+        oks = right_words(row["text"], [word["word"] for word in row["words"]])
+        pairs = [(word["confidence"], ok) for word, ok in zip(row["words"], oks, strict=True)]
+        found += [confidence for confidence, _ in pairs if confidence is not None]
+        right += [ok for confidence, ok in pairs if confidence is not None]
+    assert len(found) > 350
+    assert points[0][1] - 1e-4 <= min(found) < max(found) <= points[-1][1] + 1e-4
+    assert measure(found, right).ece < 0.08
+
+
+@pytest.mark.parametrize("points", ["[]", "[[0.5]]", "[[0.5,1],[0.4,1]]", "[[0.5,0.9],[0.6,0.8]]", "[[0,2]]", "3"])
+def test_a_map_of_confidence_ascends(points):
+    pytest.importorskip("nemo.collections.asr")
+    from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
+
+    cfg = OmegaConf.create(f"strategy: flexctc_beam\nbeam: {{beam_size: 4, confidence_map: {points}}}")
+    with pytest.raises(ValueError, match=r"beam\.confidence_map is .*, expected ascending pairs"):
+        read_flexctc(cfg)

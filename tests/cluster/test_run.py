@@ -203,6 +203,16 @@ def test_phrases_are_per_utterance(tmp_path, corpus):
         Run(tmp_path, corpus(5, "other.json", **{"2": {"phrases": "x"}}), out="other")
 
 
+def test_an_unknown_lm_fails_its_own_utterance_only(tmp_path, corpus):
+    run = Run(tmp_path, corpus(5, **{"1": {"lm": "news"}, "3": {"lm": "law"}}))
+    run.go()
+    rows = run.rows()
+    assert [row.get("pred_text") for row in rows][:3] == ["corpus_000", "corpus_001 news", "corpus_002"]
+    assert rows[3]["error"].endswith("lm is 'law', expected one of news, none")
+    assert [row["lm"] for row in (rows[1], rows[3])] == ["news", "law"]
+    assert "pred_text" in rows[4]
+
+
 def test_any_file_system(tmp_path, corpus):
     fs = fsspec.filesystem("memory")
     for line in (tmp_path / "x", tmp_path / "y"):

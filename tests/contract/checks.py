@@ -858,6 +858,50 @@ def test_requests_are_as_good_as_a_decoder_made_so(subject, variant, decoder, in
 
 
 @of(TokenFusion)
+def test_25_lms_in_a_batch_give_what_each_gives_alone(subject, variant):
+    names, base = [f"lm{i}" for i in range(25)], subject.fusion()
+    lms = [random_lm(VOCAB, seed=i, order=2 + i % 3) for i in range(25)]
+    weights = {name: 0.1 * (i + 1) for i, name in enumerate(names) if i % 2}
+    pooled = dataclasses.replace(base, lm_pool=dict(zip(names, lms, strict=True)), lm_pool_weights=weights)
+    inputs = subject.random_inputs(1, 7, seed=5).to(subject.device).expand(25, -1, -1)
+    lengths = [7 - i % 3 for i in range(25)]
+    decoder, requests = subject.with_fusion(variant, pooled), [Request(lm=name) for name in names]
+    found = all_facts(decoder.decode(inputs, lengths, requests))
+    for i, name in enumerate(names):
+        own = dataclasses.replace(
+            base, lm=lms[i], lm_weight=weights.get(name, base.lm_weight), lm_pool={}, lm_pool_weights={}
+        )
+        alone = subject.with_fusion(variant, own).decode(inputs[:1], [lengths[i]])
+        assert found[i] == facts(alone[0])
+    assert found == all_facts(decoder.decode(inputs, lengths, requests))
+    assert len({repr(each) for each in found}) > 20
+
+
+@of(TokenFusion)
+def test_requests_without_an_lm_and_with_another_weight(subject, variant, inputs):
+    base = subject.fusion()
+    pooled = dataclasses.replace(base, lm_pool={"a": random_lm(VOCAB, seed=20)}, lm_pool_weights={"a": 0.9})
+    requests = [Request(lm="none"), None, Request(lm="a", lm_weight=0.3), Request(lm_weight=0.0), None, None]
+    found = subject.with_fusion(variant, pooled).decode(inputs, LENGTHS, requests)
+    expected = subject.with_fusion(variant, base).decode(inputs, LENGTHS, [Request(lm_weight=0.0), *[None] * 5])
+    without = subject.with_fusion(variant, base).decode(inputs, LENGTHS, [Request(lm_weight=0.0)] * BATCH)
+    own = dataclasses.replace(base, lm=pooled.lm_pool["a"], lm_weight=0.9)
+    third = subject.with_fusion(variant, own).decode(inputs, LENGTHS, [Request(lm_weight=0.3)] * BATCH)
+    expected[2], expected[3] = third[2], without[3]
+    assert all_facts(found) == all_facts(expected)
+
+
+@of(TokenFusion)
+def test_unknown_lms_are_named(subject, variant, inputs):
+    pool = {name: random_lm(VOCAB, seed=seed) for seed, name in enumerate(("news", "law"))}
+    pooled = dataclasses.replace(subject.fusion(), lm_pool=pool, lm_pool_weights={})
+    for fusion, expected in ((pooled, "one of news, law, none (did you mean 'news'?)"), (Fusion(), "none: the dec")):
+        decoder = subject.with_fusion(variant, fusion)
+        with pytest.raises(ValueError, match=re.escape(f"requests[1].lm is 'newz', expected {expected}")):
+            decoder.open(2, [None, Request(lm="newz")])
+
+
+@of(TokenFusion)
 def test_weight_zero_means_absent(subject, variant, decoder, inputs):
     own, bare = subject.fusion(), all_facts(subject.bare(variant).decode(inputs, LENGTHS))
     off = subject.with_fusion(
@@ -1070,6 +1114,12 @@ def test_boosting_is_what_the_automaton_says(subject, decoder, inputs):
 def test_boosting_weight_zero_means_no_boosting(subject, decoder, inputs, expected):
     requests = [Request(boosting=subject.request().boosting, boosting_weight=0.0)] * BATCH
     assert all_facts(decoder.decode(inputs, LENGTHS, requests)) == expected
+
+
+@of(WordGraph)
+def test_lms_of_requests_are_refused(subject, decoder):
+    with pytest.raises(ValueError, match=r"requests\[0\].lm is 'news', expected None: .* is in the graph"):
+        decoder.open(1, [Request(lm="news")])
 
 
 @of(WordGraph)

@@ -207,6 +207,21 @@ class DensityRatio:
         return random_lm(VOCAB, seed=4, order=2)
 
 
+class LMPool:
+    """With LMs that requests name; one of them has a weight of its own."""
+
+    def fusion(self):
+        pool = {"other": random_lm(VOCAB, seed=5, order=2), "third": random_lm(VOCAB, seed=6)}
+        return replace(super().fusion(), lm_pool=pool, lm_pool_weights={"third": 0.7})
+
+    def request(self):
+        return replace(super().request(), lm="third", lm_weight=None)
+
+    def requested_fusion(self):
+        fusion, request = self.fusion(), self.request()
+        return Fusion(fusion.lm_pool["third"], 0.7, request.boosting, request.boosting_weight)
+
+
 class Locked:
     """With a price for some tokens; a request forbids others."""
 

@@ -15,7 +15,7 @@ from nemo_gpu_decoding import (
     build_word_boosting,
 )
 from nemo_gpu_decoding.search.word_graph.decoder import MOST_PARTIAL
-from tests.contract.subject import VOCAB, DensityRatio, Locked, LogProbs, Subject, TokenFusion, WordGraph
+from tests.contract.subject import VOCAB, DensityRatio, LMPool, Locked, LogProbs, Subject, TokenFusion, WordGraph
 from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_frames
 
 SEARCH = "nemo_gpu_decoding.search"
@@ -107,6 +107,14 @@ class FlexCTCDensityRatio(DensityRatio, FlexCTC):
 
 
 class TransducerDensityRatio(DensityRatio, Transducer):
+    variants = ("tdt",)
+
+
+class FlexCTCPool(LMPool, FlexCTC):
+    variants = ("max",)
+
+
+class TransducerPool(LMPool, Transducer):
     variants = ("tdt",)
 
 
@@ -210,10 +218,12 @@ class LetLattices(DifferenceAutomaton):
 TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("flexctc_beam", FlexCTC, ("cpu", "cuda")),
     ("flexctc_beam density ratio", FlexCTCDensityRatio, ("cpu", "cuda")),
+    ("flexctc_beam lm pool", FlexCTCPool, ("cpu", "cuda")),
     ("flexctc_beam allowed tokens", FlexCTCLocked, ("cpu", "cuda")),
     ("alsd_pp", Transducer, ("cpu", "cuda")),
     ("alsd_pp density ratio", TransducerDensityRatio, ("cpu", "cuda")),
     ("alsd_pp allowed tokens", TransducerLocked, ("cpu", "cuda")),
+    ("alsd_pp lm pool", TransducerPool, ("cpu", "cuda")),
     ("aes_pp", AES, ("cpu", "cuda")),
     ("aes_pp allowed tokens", AESLocked, ("cpu", "cuda")),
     ("cuda_wfst", CudaWFSTSubject, ("cpu", "cuda")),

@@ -106,7 +106,7 @@ def test_equal_requests_share_a_tree():
     batch = BatchFusion.resolve(Fusion(boosting=random_boosting(V, seed=1)), 3, requests, FusionLabels(V))
     assert len(batch.trees) == 2
     assert batch.tree_of.tolist() == [0, 1, 1]
-    assert batch.allowed == (None, allowed, allowed)
+    assert [rules.allowed for rules in batch.rules] == [None, allowed, allowed]
 
 
 def test_a_lock_for_other_tokens_or_another_search_is_named():

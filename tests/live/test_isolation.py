@@ -112,6 +112,8 @@ FIRST = {
     '{"end_silence": "long"}': ("end_silence", "end_silence is"),
     '{"language": "fr"}': ("language", "language is"),
     '{"language": 3}': ("language", "language is"),
+    '{"lm": 3}': ("lm", "lm is 3, expected a text"),
+    '{"lm": "law"}': ("lm", "lm is 'law', expected one of news"),
     '{"partials": 1}': ("partials", "partials is"),
     '{"n_best": 0}': ("n_best", "n_best is"),
     '{"n_best": 4}': ("n_best", "n_best is"),

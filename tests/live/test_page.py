@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from nemo_gpu_decoding.live.recognizer import Alternative, Words
+from nemo_gpu_decoding.search.slots import Option
 from tests.assets import ASSETS, CTC_MODEL
 
 pytest.importorskip("starlette")
@@ -84,6 +85,9 @@ def test_microphone_file_and_errors(tmp_path):
         spoken = page.locator("#transcript p:not([id]) span")
         expect(spoken.first).to_have_text("word")
         assert "confidence 0.50" in str(spoken.first.get_attribute("title"))
+        expect(page.locator("#choices")).to_be_hidden()
+        spoken.first.click()
+        expect(page.locator("#choices li")).to_have_text(["word (75 %)", "no word (25 %)"])
         assert page.locator("#partial").inner_text() == ""
         expect(page.locator("#alternatives li")).to_have_text(["word and more", "word and moor"])
 
@@ -116,7 +120,9 @@ def hide_numbers(step):
         if found is not None:
             words = tuple(word._replace(word="word") for word in found.words)
             n_best = (Alternative("word and more", -1.0), Alternative("word and moor", -2.0))[: len(found.n_best)]
-            shown[kind] = Words("word and more", words, committed="word and", n_best=n_best)
+            choices = Option("word", 0.75), Option("", 0.25)
+            slots = tuple(slot._replace(alternatives=choices) for slot in found.alternatives)
+            shown[kind] = Words("word and more", words, committed="word and", n_best=n_best, alternatives=slots)
     return step._replace(**shown)
 
 

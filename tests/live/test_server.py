@@ -35,6 +35,7 @@ from nemo_gpu_decoding.live.options import Address, Limits
 from nemo_gpu_decoding.live.recognizer import Alternative, StepOutput, Word, Words
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.live.session import Resampler, Session, Start
+from nemo_gpu_decoding.search.slots import Option, Slot
 
 RATE, CHUNK = 16000, 160
 BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the step, or give a long transcript
@@ -54,6 +55,8 @@ class NumberReader:
     def prepare(self, wanted):
         if wanted.language not in (None, "en"):
             raise FieldError("language", wanted.language, "one of en")
+        if wanted.lm not in (None, "news"):
+            raise FieldError("lm", wanted.lm, "one of news")
         check_int("n_best", wanted.n_best, 1, self.max_n_best)
         return wanted
 
@@ -83,7 +86,11 @@ class NumberReader:
             words = [*words, Word(text, n * seconds, (n + 1) * seconds, 0.5)]
         text, known = (" ".join(word.word for word in own) for own in (words, words[:-1]))
         n_best = [Alternative(f"{text}{'?' * n}", -float(n)) for n in range(chunk.options.n_best)]
-        found = Words(text, tuple(words), committed=known, n_best=tuple(n_best) if len(n_best) > 1 else ())
+        found = Words(text, tuple(words), committed=known)
+        if len(n_best) > 1:
+            choices = [Option(words[0].word, 0.75), Option("", 0.25)] if words else []
+            slots = [Slot(0, words[0].start, words[0].end, tuple(choices))] if words else []
+            found = found._replace(n_best=tuple(n_best), alternatives=tuple(slots))
         if chunk.is_last:
             return StepOutput(final=found if words else None)
         is_end = value == 0 and bool(words)
@@ -204,6 +211,9 @@ def test_what_is_committed_and_alternatives():
     assert [message["n_best"] for message in found if message["type"] == "final"] == [
         [{"text": text, "score": 0.0}, {"text": f"{text}?", "score": -1.0}] for text in ("1 2", "3 4")
     ]
+    (slot,) = next(message for message in found if message["type"] == "final")["word_alternatives"]
+    assert slot["alternatives"] == [{"word": "1", "confidence": 0.75}, {"word": "", "confidence": 0.25}]
+    assert (slot["index"], slot["start"], slot["end"]) == (0, 0.0, round(CHUNK / RATE, 3))
     assert all(len(message["n_best"]) == 2 for message in partials)
     assert not any("n_best" in message for message in plain)
     assert "committed" not in plain[-1]

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from tests.live.soak import STRATEGIES, SUBJECTS, Report, soak
+from tests.random_models import random_lm
 
 V = 6
 
@@ -116,6 +118,27 @@ def test_places_grow_and_empty_groups_are_dropped(decoder):
     slots.end(more[:2])
     assert (len(slots), slots.capacity) == (1, 4)
     assert [slots.begin().streams is more[2].streams for _ in range(3)] == [True] * 3
+
+
+def test_each_utterance_has_the_lm_that_it_names():
+    pool = {name: random_lm(V, seed=seed) for seed, name in enumerate(("a", "b", "c"))}
+    fusion = Fusion(random_lm(V, seed=9), 0.5, lm_pool=pool, lm_pool_weights={"b": 0.8})
+    decoder = FlexCTCBeam(V, V, FlexCTCConfig(beam_size=4), fusion)
+    slots, log_probs = Slots(decoder, first=2), utterance(3, 12)
+    requests = [Request(lm=name) for name in ("a", "b", "c", "none")] + [None]
+    expected = [decoder.decode(log_probs[None], [12], [request])[0] for request in requests]
+    running = {}
+    for turn in range(12):  # utterances begin one after the other, in slots of earlier ones
+        slot = slots.begin(requests[turn % 5])
+        running[slot] = turn % 5
+        slots.push({own: log_probs[:6] if own is slot else log_probs[6:] for own in running})
+        over = [own for own in running if own is not slot]
+        for own, result in zip(over, slots.end(over), strict=True):
+            assert same(result, expected[running.pop(own)])
+    with pytest.raises(ValueError, match=r"requests\[0\].lm is 'd', expected one of a, b, c, none"):
+        slots.begin(Request(lm="d"))
+    assert len(slots) == 1
+    assert len({each.best.score for each in expected}) == 5
 
 
 def test_what_cannot_be_read_costs_nobody_else_anything(decoder):

@@ -288,6 +288,34 @@ def test_lm_weights_per_utterance(case, files):
         assert [text for text, _ in without] == plain
 
 
+def test_an_lm_per_utterance(case, files):
+    if case.has_words:
+        case.use()
+        with (
+            pytest.raises(ValueError, match=r"requests\[0\].lm is 'news', expected None: the LM of a word graph"),
+            utterance_requests(case.model, [None] * 6, lms=["news"] * 6),
+        ):
+            case.texts(files)
+        return
+
+    def found(lms=None):
+        with utterance_requests(case.model, [None] * 6, lms=lms):
+            return [(hypothesis.text, hypothesis.score) for hypothesis in case.model.transcribe(files, verbose=False)]
+
+    without = {key: value for key, value in case.lm.items() if key != "ngram_lm_model"}
+    case.use(**without)
+    plain = found()
+    case.use(**case.lm)
+    fused = found()
+    case.use(**without, lm_pool={"news": case.lm["ngram_lm_model"]})
+    assert found() == plain
+    assert found(["news", "none", None, "news", "news", None]) == [
+        own[i] for i, own in enumerate((fused, plain, plain, fused, fused, plain))
+    ]
+    with pytest.raises(ValueError, match="lm is 'law', expected one of news, none"):
+        found(["law", *[None] * 5])
+
+
 # --------------------------------------------------------------------------------------- timestamps
 BLANK = 128
 

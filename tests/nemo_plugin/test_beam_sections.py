@@ -25,8 +25,8 @@ from nemo_gpu_decoding.nemo_plugin.section import FusionOptions
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
-SOURCE = ("source_lm_model", "source_lm_alpha")
-ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price")
+LMS = ("source_lm_model", "source_lm_alpha", "lm_pool", "lm_pool_alpha")
+ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price", "grammar", "grammar_price")
 
 
 # ---------------------------------------------------------------------------------- flexctc_beam
@@ -170,6 +170,39 @@ def any_options(strategy, beam):
 
 
 @pytest.mark.parametrize("strategy", SOURCED)
+def test_named_lms_and_their_weights_arrive(assets, strategy, warnings):
+    files = {"small": str(assets / "lm" / "tok3.arpa"), "large": str(assets / "lm" / "tok6.arpa")}
+    beam = {"ngram_lm_alpha": 0.6, "lm_pool": files, "lm_pool_alpha": {"large": 0.3}}
+    fusion = load_fusion(any_options(strategy, beam).fusion, 128, None)
+    assert [lm.name for lm in fusion.lm_pool.values()] == list(files.values())
+    assert [fusion.lm_weight_of(name) for name in files] == [0.6, 0.3]
+    again = load_fusion(any_options(strategy, beam).fusion, 128, None)
+    assert again.lm_pool["small"] is fusion.lm_pool["small"]
+    assert again.token_lms[0] is fusion.token_lms[0]
+    assert not warnings
+    own = any_options(strategy, {**beam, "ngram_lm_alpha": None, "lm_pool_alpha": {"large": 0.3, "small": 0.5}})
+    assert own.fusion.lm_pool_weights == {"large": 0.3, "small": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("beam", "message"),
+    [
+        ({"lm_pool": ["a.arpa"]}, r"beam.lm_pool is \['a.arpa'\], expected a mapping from names"),
+        ({"lm_pool": {"a": "nowhere"}}, "beam.lm_pool.a is 'nowhere', which is no file"),
+        ({"lm_pool": {"a": 3}}, "beam.lm_pool.a is 3, expected the path of a file"),
+        ({"lm_pool": {"none": __file__}}, "beam.lm_pool is 'none', expected names of LMs: .* not 'none'"),
+        ({"lm_pool_alpha": {"a": 0.3}}, "beam.lm_pool_alpha is 'a', expected names of LMs in lm_pool: it is empty"),
+        ({"lm_pool": {"a": __file__}, "lm_pool_alpha": {"a": 0}}, r"beam.lm_pool_alpha\[a\] is 0.0, expected .* > 0"),
+        ({"lm_pool": {"a": __file__}, "ngram_lm_alpha": None}, "ngram_lm_alpha is not set, .* weight of beam.lm_pool"),
+    ],
+)
+def test_wrong_named_lms_are_refused(beam, message):
+    for strategy in SOURCED:
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            any_options(strategy, beam)
+
+
+@pytest.mark.parametrize("strategy", SOURCED)
 def test_a_source_lm_and_its_weight_arrive(assets, strategy):
     lm, source = str(assets / "lm" / "tok6.arpa"), str(assets / "lm" / "tok3.arpa")
     beam = {"ngram_lm_model": lm, "ngram_lm_alpha": 0.6, "source_lm_model": source, "source_lm_alpha": 0.2}
@@ -242,6 +275,37 @@ def test_wrong_allowed_tokens_are_named(beam, message):
         load_fusion(any_options("alsd_pp", beam).fusion, 4, PIECES)
 
 
+def test_a_grammar_and_its_price_arrive(tmp_path):
+    sentences, rules = tmp_path / "s.txt", tmp_path / "s.gram"
+    sentences.write_text("the\n\nthe да\n")
+    rules.write_text("#JSGF V1.0;\npublic <s> = the [да];\n")
+    found = [
+        load_fusion(any_options("aes_pp", {"grammar": source, "grammar_price": 2}).fusion, 4, PIECES).grammar
+        for source in (["the", "the да"], str(sentences), str(rules))
+    ]
+    assert len({grammar.automaton.fingerprint for grammar in found}) == 1
+    assert [found[0].accepts(tokens, 9) for tokens in ([0], [0, 1], [1])] == [True, True, False]
+    assert load_fusion(any_options("aes_pp", {}).fusion, 4, PIECES).grammar is None
+
+
+@pytest.mark.parametrize(
+    ("beam", "message"),
+    [
+        ({"grammar": ["the x"]}, r"beam\.grammar: grammar: 'x' has the character"),
+        ({"grammar": ["the", ""]}, r"beam\.grammar is '', expected sentences"),
+        ({"grammar": ["the"], "grammar_price": 0}, r"beam\.grammar_price is 0"),
+        ({"grammar": 3}, r"beam\.grammar is 3"),
+        (
+            {"grammar": ["the"], "boosting_tree": {"key_phrases_list": ["the"]}, "boosting_tree_alpha": 1.0},
+            r"beam\.grammar is \['the'\], expected null with boosting_tree",
+        ),
+    ],
+)
+def test_wrong_grammars_are_named(beam, message):
+    with pytest.raises(ValueError, match=message):
+        load_fusion(any_options("alsd_pp", beam).fusion, 4, PIECES)
+
+
 def test_keys_beside_the_section():
     """All of NeMo's are fine, and count; ours are sent into the section."""
     structured = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))
@@ -257,9 +321,20 @@ def test_keys_beside_the_section():
 
 def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    assert set(FLEXCTC.valid) == {*nemo, *SOURCE, *ALLOWED, "merge", "n_best", "backend", "threads", "lm_encoding"}
+    assert set(FLEXCTC.valid) == {
+        *nemo,
+        *LMS,
+        *ALLOWED,
+        "confidence_map",
+        "merge",
+        "n_best",
+        "backend",
+        "threads",
+        "lm_encoding",
+    }
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
+        "bpe_mode", "var_bpe_scoring_temp", "var_bpe_penalize_subsplits",
     }  # fmt: skip
 
 
@@ -415,7 +490,17 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    known = {*nemo, *section.undeclared, *SOURCE, *ALLOWED, "n_best", "backend", "threads", "lm_encoding"}
+    known = {
+        *nemo,
+        *section.undeclared,
+        *LMS,
+        *ALLOWED,
+        "confidence_map",
+        "n_best",
+        "backend",
+        "threads",
+        "lm_encoding",
+    }
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known
     for key, what in section.unused.items():

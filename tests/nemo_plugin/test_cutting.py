@@ -8,11 +8,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.cli.subtitles import MAX_CHARACTERS, lines, subtitles
 from nemo_gpu_decoding.live.recognizer import Word
-from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_cuts
+from nemo_gpu_decoding.live.subtitles import MAX_CHARACTERS, lines, subtitles
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments
 
 STEP = 0.08
+
+
+def cuts_of(segments):
+    """The begins of adjacent segments, and the end of the last one."""
+    assert all(a[1] == b[0] for a, b in pairwise(segments))
+    return [begin for begin, _ in segments] + [segments[-1][1]]
 
 
 def random_words(rng, total, pauses):
@@ -29,7 +35,8 @@ def test_cuts_are_between_words_and_segments_are_not_too_long(seed):
     rng = np.random.default_rng(seed)
     words, total = random_words(rng, 20000, (0, 12)), 20000
     cutting = Cutting(10, 20, 0.3)
-    cuts, doubtful = choose_cuts(words, rng.random(total), cutting, STEP)
+    segments, doubtful = choose_segments(words, 0.5 + rng.random(total), cutting, STEP)  # no frame is silent
+    cuts = cuts_of(segments)
     assert cuts[0] == 0
     assert cuts[-1] == total
     lengths = np.diff(cuts) * STEP
@@ -48,23 +55,47 @@ def test_the_longest_pause_near_the_target_is_taken_at_its_quietest_place():
     words = np.array([(n, n + 4) for n in (*range(0, 100, 8), *range(120, 400, 8))])  # a pause of 1.3 s at frame 100
     loudness = np.ones(400)
     loudness[112:114] = 0.1
-    cuts, doubtful = choose_cuts(words, loudness, Cutting(10, 20, 0.3), STEP)
-    assert cuts[1] == 113
+    segments, doubtful = choose_segments(words, loudness, Cutting(10, 20, 0.3), STEP)
+    assert cuts_of(segments)[1] == 113
     assert not doubtful
 
 
-def test_silence_has_no_words_to_lose():
-    total = 45000  # an hour
-    cuts, doubtful = choose_cuts(np.zeros((0, 2), int), np.zeros(total), Cutting(), STEP)
-    assert np.diff(cuts).max() * STEP <= 60
+def test_an_hour_of_silence_is_a_segment_of_a_second():
+    total = 45000
+    assert choose_segments(np.zeros((0, 2), int), np.zeros(total), Cutting(), STEP) == ([(0, 12)], [])
+
+
+def test_noise_without_words_is_cut():
+    segments, doubtful = choose_segments(np.zeros((0, 2), int), np.ones(45000), Cutting(), STEP)
+    assert np.diff(cuts_of(segments)).max() * STEP <= 60
     assert not doubtful
+
+
+@pytest.mark.parametrize("level", [0.0, 0.01])
+def test_silence_is_between_segments(level):
+    """Words of 0.8 s with silence of 0.24, 0.4 and 1.2 s, in turn. A quiet voice in a silence is kept."""
+    words, at = [], 50
+    for n in range(60):
+        words.append((at, at + 10))
+        at += 10 + (3, 5, 15)[n % 3]
+    loudness = np.full(at + 50, level)
+    for begin, end in words:
+        loudness[begin:end] = 1.0
+    loudness[words[2][1] + 7] = 0.1 + level
+    segments, doubtful = choose_segments(np.array(words), loudness, Cutting(), STEP)
+    assert not doubtful
+    assert len(segments) == 19  # the silence with the voice is shorter than 0.6 s on both sides of it
+    assert segments[0] == (48, words[5][1] + 2)
+    assert segments[1] == (words[6][0] - 2, words[8][1] + 2)
+    assert segments[-1][1] == words[-1][1] + 2
 
 
 def test_without_pauses_the_longest_gap_is_taken_and_reported():
     words = np.array([(n, n + 4) for n in range(0, 2000, 4)])
     words[100:, 0] += 1  # one frame between all later words
     words[100, 0] += 1  # two before this one, at frame 402
-    cuts, doubtful = choose_cuts(words, np.ones(2000), Cutting(30, 60, 0.3), STEP)
+    segments, doubtful = choose_segments(words, np.ones(2000), Cutting(30, 60, 0.3), STEP)
+    cuts = cuts_of(segments)
     assert 400 <= cuts[1] <= 402
     assert doubtful == cuts[1:-1]
     assert np.diff(cuts).max() * STEP <= 60
@@ -73,13 +104,14 @@ def test_without_pauses_the_longest_gap_is_taken_and_reported():
 def test_one_word_that_fills_the_range_is_cut_at_its_quietest_frame():
     loudness = np.ones(1000)
     loudness[300] = 0.0
-    cuts, doubtful = choose_cuts(np.array([(0, 1000)]), loudness, Cutting(30, 60, 0.3), STEP)
+    segments, doubtful = choose_segments(np.array([(0, 1000)]), loudness, Cutting(30, 60, 0.3), STEP)
+    cuts = cuts_of(segments)
     assert cuts[1] in (300, 301)
     assert doubtful == [cuts[1]]
 
 
 def test_an_empty_recording_has_no_segment():
-    assert choose_cuts(np.zeros((0, 2), int), np.zeros(0), Cutting(), STEP) == ([0], [])
+    assert choose_segments(np.zeros((0, 2), int), np.zeros(0), Cutting(), STEP) == ([], [])
 
 
 @pytest.mark.parametrize(

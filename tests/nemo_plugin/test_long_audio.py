@@ -67,12 +67,11 @@ def test_a_recording_is_its_segments(name, head, strategy, tmp_path):
     assert model.current_head.name == head
     assert model.current_head.config.strategy == strategy
     assert len(found.segments) > 3
-    assert found.segments[0].start == 0
-    assert found.segments[-1].end == pytest.approx(len(samples) / RATE, abs=1e-3)
+    assert found.segments[-1].end <= len(samples) / RATE + 1e-3
     alone, words = [], []
     for n, segment in enumerate(found.segments):
         assert segment.end - segment.start <= 16
-        assert n == 0 or segment.start == found.segments[n - 1].end  # neither overlap nor holes
+        assert n == 0 or segment.start >= found.segments[n - 1].end
         own = tmp_path / f"{n}.wav"
         soundfile.write(own, samples[round(segment.start * RATE) : round(segment.end * RATE)], RATE, subtype="FLOAT")
         (outputs,) = model.encode([own], 1)
@@ -182,7 +181,7 @@ class ExactModel(SilentModel):
 
     def decode(self, outputs):
         from nemo_gpu_decoding.live.recognizer import Word
-        from nemo_gpu_decoding.nemo_plugin.model import Transcript
+        from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
         for path in outputs:
             words, rate = self.words(path)
@@ -234,10 +233,10 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
     peaks = []
     for minutes in (5, 60):
         file = tmp_path / f"{minutes}.wav"
-        soundfile.write(file, np.zeros(minutes * 60 * 8000, np.int16), 8000)
+        soundfile.write(file, np.full(minutes * 60 * 8000, 99, np.int16), 8000)
         plan, peak = peak_of(file)
         assert plan.seconds == minutes * 60
-        assert plan.frames[-1] == minutes * 750
+        assert plan.segments[-1][1] == minutes * 750
         peaks.append(peak)
     frames = 60 * 750
     assert peaks[1] < peaks[0] + 64 * frames  # a few numbers per frame, of which a sample array would need 640

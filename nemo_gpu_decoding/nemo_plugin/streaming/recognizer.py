@@ -26,8 +26,10 @@ from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import recognizer as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
+from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.result import Path as SearchPath
+from nemo_gpu_decoding.search.slots import in_seconds
 
 N_BEST = 5  # of searches that have it anyway
 KINDS = ("auto", "buffered", "cache_aware")
@@ -124,7 +126,8 @@ class PipelineRecognizer:
     def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int]:
         """NeMo's options of a stream, and its number of hypotheses; a ValueError names an invalid field.
 
-        Compiles the phrases of the stream, so that they are not compiled between the chunks of other streams.
+        Compiles the phrases of the stream, so that they are not compiled between the chunks of other streams. A stream
+        may name an LM of the decoding config's `lm_pool`.
         """
         from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 
@@ -204,6 +207,10 @@ class PipelineRecognizer:
             is_joined = not chunk.is_first and not text.startswith(separator)
             alternatives = self._alternatives(output.n_best, wanted) if wanted > 1 else ()
             final = live.Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
+            if alternatives:
+                slots = word_alternatives(output.n_best.paths, self._infer().vocabulary())
+                timed = in_seconds(slots, final.words, self.pipeline.model_stride_in_secs)
+                final = final._replace(alternatives=timed)
         error = getattr(output, "error", None)  # of pipelines that search
         if error is not None or chunk.is_last:
             return live.StepOutput(final=final, error=error and str(error))
@@ -247,21 +254,25 @@ class PipelineRecognizer:
         return ctc_search(model) or transducer_search(model)
 
     def _biasing(self, wanted: live.StreamOptions) -> Any:
-        """The stream's phrases in NeMo's form; None: those of the decoding config."""
-        if not wanted.phrases:
+        """The stream's phrases and LM in NeMo's form; None: those of the decoding config."""
+        if not wanted.phrases and wanted.lm is None:
             return None
         from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
+        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import StreamRequest
 
         infer = self._infer()
-        if infer is None:
+        if infer is None and wanted.phrases:
             raise FieldError("phrases", _texts(wanted), f"none: strategy {self.strategy} boosts no phrases")
-        from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
-
+        if infer is None:
+            raise FieldError("lm", wanted.lm, f"none: strategy {self.strategy} has no LMs that streams name")
+        infer.check_lm(wanted.lm)
+        if not wanted.phrases:
+            return StreamRequest(lm=wanted.lm)
         default = infer.options.fusion.boosting_weight
         weight = default if wanted.boosting_weight is None else wanted.boosting_weight
         if weight == 0:
             raise FieldError("boosting_weight", wanted.boosting_weight, "a number > 0: the server's is 0")
-        cfg = BiasingRequestItemConfig({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight)
+        cfg = StreamRequest({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight, lm=wanted.lm)
         try:
             biasing_request(infer, cfg)  # compiled and cached
         except ValueError as error:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from nemo.collections.asr.inference.utils.pipeline_utils import ids_to_text_without_stripping
+from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
 from nemo.utils import logging
 from torch import Tensor
 
@@ -23,6 +24,17 @@ from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
 from nemo_gpu_decoding.search.result import NBest, Path
 
 MOST_AT_FIRST = 64  # largest number of slots that a pipeline allocates at first
+
+
+@dataclass
+class StreamRequest(BiasingRequestItemConfig):
+    """The phrases of a stream and the name of its LM, for NeMo's `ASRRequestOptions.biasing_cfg`."""
+
+    lm: str | None = None  # in the decoding config's `lm_pool`; "none": no LM
+
+    def is_empty(self) -> bool:
+        return self.lm is None and super().is_empty()
+
 
 # Functions create these classes with one base each, because Python changes an object's class only between
 # equal memory layouts.

@@ -14,6 +14,7 @@
 // variants: LOGIT=float LOOP=1
 // variants: LOGIT=Half LOOP=1
 // variants: LOGIT=BFloat16 LOOP=1
+#define EXPAND_BLOCKS 2
 #include "search/transducer/expand.cuh"
 #include "search/transducer/pool.cuh"
 
@@ -29,7 +30,7 @@ inline float emitted_here(
 
 // The score of a hypothesis with the probability that its open prefixes, one token shorter, emit its last token
 // in this frame; the same in all threads. Call with all threads.
-inline float with_prefixes(const Expansion& expansion, const ExpandArgs& args, double* scratch) {
+inline float with_prefixes(const Expansion& expansion, const ExpandArgs& args, NormaliseScratch& scratch) {
   const SearchParams& params = args.params;
   const int64 first = (int64)expansion.b * params.beam_size;
   const Hypothesis* beam = args.beams + first;
@@ -39,8 +40,7 @@ inline float with_prefixes(const Expansion& expansion, const ExpandArgs& args, d
   for (int j = 0; j < expansion.counters.size && searches; j++) {
     if (!beam[j].open || beam[j].text_hash != own.prefix_hash) continue;
     Row row = Expansion::row_of(first + j, args);
-    normalise(row, scratch);  // if it is bad, its own block says so
-    if (row.normaliser.bad) continue;
+    if (!normalise(row, scratch.prefix, scratch.sums)) continue;  // its own block reports it
     gain = log_add(gain, emitted_here(row, beam[j], own, expansion.fusion, params));
   }
   return log_add(own.score, gain);
@@ -74,7 +74,7 @@ inline int list_extensions(Expansion& own, const ExpandArgs& args, Workspace& wo
     if (thread() == 0) own.extensions[0] = forced_blank(own, own.row[params.vocab_size], params);
     return 1;
   }
-  if (own.counters.expansions == 0) own.hypothesis.score = with_prefixes(own, args, work.scratch);
+  if (own.counters.expansions == 0) own.hypothesis.score = with_prefixes(own, args, *work.scratch);
   if (!params.late) return expand_early(own, params, work);
   int count = find_best(own.row, params, fused_scoring(own, params), work);
   return write_extensions(own, count_within_gamma(work.best, count), work);

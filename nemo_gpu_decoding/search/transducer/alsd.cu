@@ -13,6 +13,12 @@
 // variants: LOGIT=float LOOP=1
 // variants: LOGIT=Half LOOP=1
 // variants: LOGIT=BFloat16 LOOP=1
+// Four blocks per multiprocessor: 128 utterances with K = 4 are one wave of an H100. From sm_100 on that spills registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define EXPAND_BLOCKS 3
+#else
+#define EXPAND_BLOCKS 4
+#endif
 #include "search/transducer/expand.cuh"
 #include "search/transducer/merge.cuh"
 

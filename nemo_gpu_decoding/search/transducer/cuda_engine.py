@@ -38,6 +38,7 @@ from nemo_gpu_decoding.search.transducer.engine import Algorithm, StreamState, T
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, STREAM_COUNTERS, ListSizes, SearchParams
 
 MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each
+MOST_BYTES_WITH_LOG_PROBS = 56 * 1024  # of a block that stores log-probs: four blocks per multiprocessor of an H100
 KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
 
 
@@ -58,14 +59,16 @@ def why_not(params: SearchParams, most_shared: int) -> str | None:
 def list_sizes(params: SearchParams) -> ListSizes:
     """Lists of `expand` for M extensions per hypothesis of V + 1 labels."""
     labels = max(params.max_extensions, min(params.vocab_size + 1, MOST_LABELS))
-    return ListSizes(2 * params.max_extensions + records.EXPAND_THREADS, labels)
+    sizes = ListSizes(2 * params.max_extensions + records.EXPAND_THREADS, labels, params.vocab_size + 1)
+    return sizes if expand_bytes(sizes) <= MOST_BYTES_WITH_LOG_PROBS else sizes._replace(log_probs=0)
 
 
 def expand_bytes(sizes: ListSizes) -> int:
     """Dynamic shared memory of a block of `expand`; the order is that of `Workspace` in expand.cuh."""
-    scratch = 32 * 8
+    scratch = (32 + 2 * 4) * 8
     lists = sizes.items * 2 * (KEY_BYTES + records.FUSION_STATES.itemsize)
-    return scratch + records.LIST_COUNTERS.itemsize + lists + 4 * (records.EXPAND_THREADS + sizes.labels)
+    numbers = records.EXPAND_THREADS + sizes.labels + sizes.log_probs
+    return scratch + records.LIST_COUNTERS.itemsize + lists + 4 * numbers
 
 
 def merge_bytes(params: SearchParams) -> int:

@@ -57,7 +57,8 @@ class TransducerDecoder(Decoder[C, NBest]):
     def __init__(self, networks: TransducerNetworks, config: C | None = None, fusion: Fusion | None = None) -> None:
         self.networks = checked_networks(networks)
         config = config or self.config_type()
-        super().__init__(config, fusion, FusionLabels(networks.vocab_size, unlocked=_why_unlocked(config)))
+        size = networks.vocab_size
+        super().__init__(config, fusion, FusionLabels(size, blank_id=size, unlocked=_why_unlocked(config)))
         # an RNN-T is a TDT model with the duration 0 only, see `beam.py`
         durations = np.array(networks.durations or (0,), np.int32)
         zeros = np.flatnonzero(durations == 0)

@@ -153,6 +153,11 @@ class TransducerEngine(Engine):
         scores = np.zeros((len(numbers), n_best), np.float32)
         score_norm = self._algorithm.config.score_norm
         rank(numbers, state.beams, state.fusions, final, score_norm, order, scores)
+        unfinished = np.flatnonzero(order[:, 0] < 0)  # no sentence of a grammar ends here
+        if len(unfinished):
+            other_order, other_scores = order[unfinished], scores[unfinished]
+            rank(numbers[unfinished], state.beams, state.fusions, False, score_norm, other_order, other_scores)
+            order[unfinished], scores[unfinished] = other_order, other_scores
         return NBestArrays(order, scores, state, numbers, [self._committed[row] for row in rows])
 
     def commit(self, rows: Sequence[int]) -> None:

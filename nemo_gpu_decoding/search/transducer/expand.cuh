@@ -84,14 +84,15 @@ struct TopList {
 
 // The workspace of a block, in shared memory in the order of the fields.
 struct Workspace {
-  double* scratch;  // [32]
+  NormaliseScratch* scratch;
   TopList best;
   float* peaks;  // [threads] the best label of each thread
   int* labels;  // [sizes.labels]
+  float* log_probs;  // [sizes.log_probs] of the hypothesis
   ListSizes sizes;
 
   Workspace(uint8* shared, const ExpandArgs& args) : sizes(args.sizes) {
-    scratch = take<double>(shared, LANES);
+    scratch = take<NormaliseScratch>(shared, 1);
     best.counters = take<ListCounters>(shared, 1);
     best.keys = take<uint64>(shared, sizes.items);
     best.best_keys = take<uint64>(shared, sizes.items);
@@ -102,6 +103,7 @@ struct Workspace {
     best.gamma = args.params.gamma;
     peaks = take<float>(shared, threads());
     labels = take<int>(shared, sizes.labels);
+    log_probs = take<float>(shared, sizes.log_probs);
   }
 };
 
@@ -136,7 +138,7 @@ struct Expansion {
 // Whether the hypothesis is expanded; its row is normalised then. Otherwise write its result: nothing if the
 // utterance waits or the slot is empty, KEEP if it reads no frame. Call with all threads; ends with a barrier
 // if true.
-inline bool reads_row(Expansion& own, const ExpandArgs& args, double* scratch) {
+inline bool reads_row(Expansion& own, const ExpandArgs& args, Workspace& work) {
   int& count = args.counts[blockIdx.x];
   if (own.counters.activity != ACTIVE) return false;
   if (own.k >= own.counters.size) {
@@ -151,9 +153,12 @@ inline bool reads_row(Expansion& own, const ExpandArgs& args, double* scratch) {
     }
     return false;
   }
-  normalise(own.row, scratch);
-  if (own.row.normaliser.bad && thread() == 0) count = BAD_INPUT;
-  return !own.row.normaliser.bad;
+  if (!normalise(own.row, work.scratch->own, work.scratch->sums)) {
+    if (thread() == 0) count = BAD_INPUT;
+    return false;
+  }
+  if (work.sizes.log_probs) own.row.store(work.log_probs);
+  return true;
 }
 
 // The terms of the score by which the labels of a hypothesis are ranked; they depend on the mode.
@@ -327,12 +332,12 @@ inline void clear_prediction_row(const ExpandArgs& args, int row) {
 }
 
 // The extensions of hypothesis number blockIdx.x of B * K.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) expand(const ExpandArgs args) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, EXPAND_BLOCKS) expand(const ExpandArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
   if (thread() == 0) clear_prediction_row(args, blockIdx.x);
   Workspace work(smem, args);
   Expansion own(args);
-  if (!reads_row(own, args, work.scratch)) return;
+  if (!reads_row(own, args, work)) return;
   int count = list_extensions(own, args, work);
   if (thread() == 0) args.counts[blockIdx.x] = count;
 }

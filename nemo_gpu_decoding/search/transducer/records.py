@@ -136,6 +136,7 @@ class ListSizes(NamedTuple):
 
     items: int  # extensions, at least M + threads of the block
     labels: int  # columns that are scanned together, at least M
+    log_probs: int  # V + 1: log-probs of all labels are stored; 0: each read computes them from logits
 
 
 LIST_SIZES = dtype_of(ListSizes)

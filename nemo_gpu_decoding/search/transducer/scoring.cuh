@@ -76,7 +76,12 @@ inline float token_offset(
 struct Normaliser {
   double label_max, label_log_sum;
   double duration_max, duration_log_sum;
-  int bad;  // 1: NaN or +inf among the logits, or nothing is possible
+};
+
+// Shared memory of `normalise`.
+struct NormaliseScratch {
+  double sums[LANES];
+  Normaliser own, prefix;  // of the hypothesis, and of one of its prefixes
 };
 
 // The joint's logits for one hypothesis, read as log-probs: a softmax over labels, in TDT one over
@@ -87,7 +92,8 @@ struct Row {
   int num_labels;  // V + 1
   int num_durations;  // D
   bool timed;
-  Normaliser normaliser;
+  const Normaliser* normaliser = nullptr;  // in shared memory, see `normalise`
+  const float* log_probs = nullptr;  // [V + 1] in shared memory, if they are stored
 
   Row(const Logit* logits, double inverse_temperature, const SearchParams& params)
       : logits(logits),
@@ -101,14 +107,23 @@ struct Row {
   }
 
   float operator[](int label) const {
-    return (float)(logit(label) - normaliser.label_max - normaliser.label_log_sum);
+    if (log_probs) return log_probs[label];
+    return (float)(logit(label) - normaliser->label_max - normaliser->label_log_sum);
+  }
+
+  // Compute the log-probs of all labels once and read them from `into` [V + 1] from now on. Call with all threads;
+  // ends with a barrier.
+  void store(float* into) {
+    for (int v = thread(); v < num_labels; v += threads()) into[v] = (*this)[v];
+    log_probs = into;
+    __syncthreads();
   }
 
   // Log-probability of the d-th duration.
   float duration(int d) const {
     if (!timed) return 0.0f;
     double value = logit(num_labels + d);
-    return (float)(value - normaliser.duration_max - normaliser.duration_log_sum);
+    return (float)(value - normaliser->duration_max - normaliser->duration_log_sum);
   }
 
   // Index of the most probable duration, the first of equal ones.
@@ -156,13 +171,17 @@ inline bool normalise_part(
   return false;
 }
 
-// Fill row.normaliser, the same in all threads. scratch: shared, 32 doubles. Call with all threads.
-inline void normalise(Row& row, double* scratch) {
-  Normaliser& n = row.normaliser;
-  n.duration_max = n.duration_log_sum = 0.0;
-  n.bad = normalise_part(row, 0, row.num_labels, scratch, n.label_max, n.label_log_sum);
-  if (row.timed && !n.bad) {
+// Fill the row's normaliser; returns false if its logits are no logits or nothing is possible. normaliser: shared;
+// sums: shared, 32 doubles. Call with all threads; ends with a barrier if true.
+inline bool normalise(Row& row, Normaliser& normaliser, double* sums) {
+  Normaliser n{};
+  if (normalise_part(row, 0, row.num_labels, sums, n.label_max, n.label_log_sum)) return false;
+  if (row.timed) {
     int begin = row.num_labels, end = begin + row.num_durations;
-    n.bad = normalise_part(row, begin, end, scratch, n.duration_max, n.duration_log_sum);
+    if (normalise_part(row, begin, end, sums, n.duration_max, n.duration_log_sum)) return false;
   }
+  if (thread() == 0) normaliser = n;
+  row.normaliser = &normaliser;
+  __syncthreads();
+  return true;
 }

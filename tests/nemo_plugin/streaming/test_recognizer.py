@@ -130,6 +130,28 @@ def test_phrases_of_a_stream(shared, speech):
 
 
 @pytest.mark.parametrize(
+    "arguments", [[f"model={CTC}"], [f"model={HYBRID}", "strategy=alsd_pp"], [f"model={CAUSAL}", "strategy=alsd_pp"]]
+)
+def test_lms_of_streams(arguments, speech):
+    own = recognizer(*arguments, f"lms.office={SELF / 'lm' / 'tok3.arpa'}", "lm_weight=0.8")
+    phrases = {"phrases": ("zebra",), "boosting_weight": 30.0}
+    named = [
+        StreamOptions(),
+        StreamOptions(lm="office"),
+        StreamOptions(lm="none"),
+        StreamOptions(lm="office", **phrases),
+    ]
+    plain, office, none, both = (text for _, text, _ in streamed(own, [speech[0]] * 4, named))
+    assert plain == none
+    alone = recognizer(*arguments, LM, "lm_weight=0.8")
+    ((_, expected, _), (_, boosted, _)) = streamed(alone, [speech[0]] * 2, [StreamOptions(), StreamOptions(**phrases)])
+    assert (office, both) == (expected, boosted)
+    assert "zebra" in both
+    with pytest.raises(FieldError, match="lm is 'law', expected one of office, none"):
+        own.prepare(StreamOptions(lm="law"))
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         [f"model={CTC}"],
@@ -175,6 +197,9 @@ def test_alternatives_of_those_who_ask(arguments, shared, speech):
     assert partials > 1
     assert len(step.final.n_best) == 3
     assert step.final.n_best[0].text == step.final.text
+    slots = [slot for slot in step.final.alternatives if slot.index is not None]
+    assert [slot[:3] for slot in slots] == [(n, *word[1:3]) for n, word in enumerate(step.final.words)]
+    assert not other.final.alternatives
     assert own._n_best == {}
 
 
@@ -197,6 +222,10 @@ def test_what_a_stream_cannot_have(shared):
     with pytest.raises(FieldError, match=r"phrases is \['\u4f60'\] \(.*expected phrases that can be boosted"):
         shared.prepare(StreamOptions(phrases=("\u4f60",), boosting_weight=1.0))
     greedy = recognizer(f"model={CTC}", "strategy=greedy")
+    with pytest.raises(FieldError, match="lm is 'a', expected none: the decoder has no lm_pool"):
+        shared.prepare(StreamOptions(lm="a"))
+    with pytest.raises(FieldError, match="lm is 'a', expected none: strategy greedy has no LMs that streams name"):
+        greedy.prepare(StreamOptions(lm="a"))
     with pytest.raises(FieldError, match=r"phrases is \['a'\], expected none: strategy greedy boosts no phrases"):
         greedy.prepare(StreamOptions(phrases=("a",)))
 

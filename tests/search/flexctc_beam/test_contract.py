@@ -3,4 +3,6 @@
 from tests.contract.checks import *
 from tests.contract.subjects import rows
 
-TABLE = rows("cpu", "flexctc_beam", "flexctc_beam density ratio", "flexctc_beam allowed tokens")
+TABLE = rows(
+    "cpu", "flexctc_beam", "flexctc_beam density ratio", "flexctc_beam lm pool", "flexctc_beam allowed tokens"
+)

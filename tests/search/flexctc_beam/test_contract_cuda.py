@@ -6,4 +6,6 @@ from tests.contract.checks import *
 from tests.contract.subjects import rows
 
 pytestmark = pytest.mark.slow
-TABLE = rows("cuda", "flexctc_beam", "flexctc_beam density ratio", "flexctc_beam allowed tokens")
+TABLE = rows(
+    "cuda", "flexctc_beam", "flexctc_beam density ratio", "flexctc_beam lm pool", "flexctc_beam allowed tokens"
+)

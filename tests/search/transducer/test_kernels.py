@@ -95,6 +95,14 @@ def test_vocabulary_sizes(strategy, vocab_size):
     compare(strategy, networks, random_fusion(vocab_size), softmax_temperature=1.7)
 
 
+def test_log_probs_that_are_not_stored(strategy, monkeypatch):
+    params = SearchParams(*[0] * len(SearchParams._fields))._replace(vocab_size=V, max_extensions=4)
+    assert cuda_engine.list_sizes(params).log_probs == V + 1
+    monkeypatch.setattr(cuda_engine, "MOST_BYTES_WITH_LOG_PROBS", 0)
+    assert cuda_engine.list_sizes(params).log_probs == 0
+    compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V))
+
+
 def test_ties_are_broken_alike(strategy):
     networks = TableNetworks(V, (0, 1), seed=1, sharpness=0.0, blank_bias=0.0)
     for pruning in ("late", "early"):

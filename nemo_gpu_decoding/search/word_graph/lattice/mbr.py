@@ -15,12 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
+
+
+class Places(NamedTuple):
+    """Where the words of a lattice are aligned with a text of Q words."""
+
+    times: np.ndarray  # [2, A] float64, first and end frame of each arc
+    # [2 Q + 1, W, 3] float64, summed up: posterior of a word, and its product with the first and the end frame. Row
+    # 2 q + 1: words aligned with word q; row 2 q: words inserted before it. Empty: not counted
+    found: np.ndarray
+
+
+NO_PLACES = Places(np.zeros((2, 0)), np.zeros((0, 0, 3)))
 
 
 def posteriors(scores: Sequence[float]) -> np.ndarray:
@@ -80,7 +93,7 @@ def _rated(path: WordPath, lattice: WordLattice) -> WordPath:
     """Add to a path its risk and the confidence of its words over a lattice."""
     confidence = np.zeros(len(path.words))
     own = np.array([word.label for word in path.words], np.int64)
-    risk = expected_errors(lattice.arcs, lattice.costs, lattice.num_states, own, confidence)
+    risk = expected_errors(lattice.arcs, lattice.costs, lattice.num_states, own, confidence, NO_PLACES)
     values = np.minimum(confidence, 1.0).tolist()
     words = tuple(word._replace(confidence=value) for word, value in zip(path.words, values, strict=True))
     return replace(path, words=words, risk=float(risk))
@@ -123,7 +136,7 @@ def align(own, other, found):
 
 
 @compiled
-def expected_errors(arcs, costs, num_states, own, confidence):
+def expected_errors(arcs, costs, num_states, own, confidence, places):
     """Expected number of word errors between a text and the texts of a lattice.
 
     Args:
@@ -132,6 +145,7 @@ def expected_errors(arcs, costs, num_states, own, confidence):
         num_states: number of states of the lattice.
         own: [Q] int64, the words of the text.
         confidence: [Q] float64, filled: the posterior of each word in its place.
+        places: `found` is filled, unless it is empty.
     """
     size = len(own) + 1
     reached, shares = np.full(num_states, -np.inf), np.empty(len(arcs))
@@ -156,13 +170,25 @@ def expected_errors(arcs, costs, num_states, own, confidence):
                 here[q] += rest[q]
             elif q > 0 and row[q] == before[q - 1] + (word != own[q - 1]):
                 here[q - 1] += rest[q]
+                _count(places, 2 * q - 1, word, i, rest[q])
                 if word == own[q - 1]:
                     confidence[q - 1] += rest[q]
             elif q > 0 and row[q] == row[q - 1] + 1:
                 rest[q - 1] += rest[q]
             else:
                 here[q] += rest[q]
+                _count(places, 2 * q, word, i, rest[q])
     return errors[num_states - 1, size - 1]
+
+
+@compiled
+def _count(places, row, word, arc, mass):
+    """Add the word of an arc to a row of `places`."""
+    if len(places.found):
+        cell = places.found[row, word]
+        cell[0] += mass
+        cell[1] += mass * places.times[0, arc]
+        cell[2] += mass * places.times[1, arc]
 
 
 @compiled

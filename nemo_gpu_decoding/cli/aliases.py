@@ -1,0 +1,243 @@
+"""`nemo-gpu-decoding aliases`: what a model hears for phrases, as aliases in a phrase file."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from tqdm import tqdm
+
+from nemo_gpu_decoding.checks import check_int
+from nemo_gpu_decoding.cli import decoding
+from nemo_gpu_decoding.container import written_whole
+from nemo_gpu_decoding.metrics import PhraseWords
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.fusion.phrases import Phrase
+
+EXAMPLES = (
+    "model=model.nemo phrases=names.txt manifest=dev.json out=heard.txt",
+    "model=model.nemo phrases=names.txt command=./speak.sh texts=corpus.txt out=heard.txt",
+)
+PLACE = "PHRASE"  # in `sentences`
+CHARACTERS = 3  # least length of an alias
+PUNCTUATION = ".,;:!?\"'()"
+
+
+@dataclass
+class AliasesOptions(decoding.DecodingOptions):
+    """Options of `aliases`. The phrases are not boosted. null keeps the value of the preset, or of NeMo."""
+
+    # Phrase file to write: the phrases of `phrases`, with their weights and aliases, and the new aliases.
+    out: str = MISSING
+    # NeMo manifest of recordings in which the phrases are spoken, with their transcripts in `text`.
+    manifest: str | None = None
+    # Instead of manifest: a command of a speech synthesiser, or a list of commands with different voices, such as
+    # 'espeak-ng -v en-us -w {wav} {text}'. {wav} is the file to write, {text} the text to speak; without both the
+    # command gets them as its last arguments. It is run without a shell.
+    command: Any = None
+    # Sentences that the commands speak, with PHRASE in place of the phrase.
+    sentences: list[str] = field(default_factory=lambda: ["PHRASE"])
+    # Text file of ordinary sentences, such as the text of the LM. Words that occur in it are no alias. The transcripts
+    # and sentences always count.
+    texts: str | None = None
+    # Hypotheses of each recording that are looked at, >= 1.
+    n_best: int = 1
+    # Maximum number of new aliases of a phrase, those that are heard most often, >= 1.
+    most: int = 4
+    # Number of times that an alias has to be heard, >= 1.
+    min_count: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_best", "most", "min_count"):
+            check_int(name, getattr(self, name), 1, 1000)
+        for sentence in self.sentences:
+            if PLACE not in sentence:
+                raise ValueError(f"sentences holds {sentence!r}, expected texts with {PLACE}")
+        for command in self.commands:
+            if ("{wav}" in command) != ("{text}" in command):
+                raise ValueError(f"command is {command!r}, expected one with {{wav}} and {{text}}, or without both")
+
+    @property
+    def commands(self) -> list[str]:
+        if self.command is None:
+            return []
+        return [str(each) for each in (self.command if isinstance(self.command, list) else [self.command])]
+
+
+OPTIONS = AliasesOptions
+
+
+class Spoken(NamedTuple):
+    """A recording, and what is said in it."""
+
+    path: Path
+    text: str
+    phrases: tuple[str, ...]  # the phrases to look for
+
+
+def run(options: AliasesOptions) -> int:
+    """Write the phrase file; a line per phrase with its new aliases and their counts to stdout."""
+    from nemo_gpu_decoding.fusion.phrases import read_phrases
+
+    if options.phrases is None:
+        raise ValueError("phrases is not set, expected a phrase file")
+    if (options.manifest is None) == (options.command is None):
+        raise ValueError("give either manifest=FILE or command=COMMAND")
+    phrases = read_phrases(decoding.existing_file("phrases", options.phrases))
+    texts = decoding.existing_file("texts", options.texts) if options.texts else None
+    out = decoding.writable_file("out", options.out)
+    with TemporaryDirectory() as folder:
+        spoken = list(recordings(options, phrases, Path(folder)))
+        counts = heard_phrases(spoken, transcribed(options, [each.path for each in spoken]))
+    ordinary = [each.text for each in spoken] if options.manifest else list(options.sentences)
+    if texts is not None:
+        ordinary += Path(texts).read_text(encoding="utf-8").splitlines()
+    chosen = choose(phrases, counts, ordinary, options.most, options.min_count)
+    with written_whole(out) as path:
+        path.write_text("".join(f"{line_of(phrase)}\n" for phrase in chosen), encoding="utf-8")
+    for phrase, own in zip(phrases, chosen, strict=True):
+        new = own.aliases[len(phrase.aliases) :]
+        if new:
+            print(f"{phrase.text}: {', '.join(f'{alias} ({counts[phrase.text][alias]})' for alias in new)}")
+    return 0
+
+
+def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path) -> Iterator[Spoken]:
+    """The recordings of the manifest, or those that the commands make in `folder`."""
+    if options.manifest is not None:
+        from nemo_gpu_decoding.manifest import read_manifest, references_of
+
+        utterances = read_manifest(Path(decoding.existing_file("manifest", options.manifest)))
+        names = tuple(phrase.text for phrase in phrases)
+        for utterance, text in zip(utterances, references_of(utterances), strict=True):
+            yield Spoken(utterance.path, text, names)
+        return
+    wanted = [
+        (phrase.text, sentence.replace(PLACE, phrase.text), command)
+        for phrase in phrases
+        for sentence in options.sentences
+        for command in options.commands
+    ]
+    shown = tqdm(wanted, unit="wav", desc="speech", disable=None, file=sys.stderr)
+    for number, (phrase, text, command) in enumerate(shown):
+        wav = folder / f"{number}.wav"
+        speak(command, text, wav)
+        yield Spoken(wav, text, (phrase,))
+
+
+def speak(command: str, text: str, wav: Path) -> None:
+    """Run a command that turns a text into a WAV file; a ValueError if it makes none."""
+    command = command if "{wav}" in command else f"{command} {{wav}} {{text}}"
+    arguments = [part.replace("{text}", text).replace("{wav}", str(wav)) for part in shlex.split(command)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    if done.returncode or not wav.is_file():
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
+        raise ValueError(
+            f"command {shlex.join(arguments)} made no WAV file (exit status {done.returncode}): {last[0]}"
+        )
+
+
+def transcribed(options: AliasesOptions, paths: Sequence[Path]) -> Iterator[list[str]]:
+    """The texts of the hypotheses of each recording, best first, without boosting."""
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    model = Model.load(options.model, device=options.device, verbose=options.verbose)
+    config = build_decoding(options, model.default_head)
+    strategy = str(config.strategy)
+    model.head(STRATEGIES[strategy].family if strategy in STRATEGIES else model.default_head).use(config)
+    with tqdm(total=len(paths), unit="utt", desc="decoding", disable=None, file=sys.stderr) as shown:
+        for outputs in model.encode(paths, options.batch_size):
+            for transcript in model.decode(outputs):
+                shown.update()
+                yield [text for text, _ in transcript.n_best] or [transcript.text]
+
+
+def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
+    """NeMo's decoding section, without phrases."""
+    strategy = options.strategy
+    if strategy is None and options.preset is None:
+        strategy = decoding.DEFAULT_STRATEGY[default_head]
+    config = decoding.decoding_config(strategy, options.preset, {**vars(options), "phrases": None})
+    section = decoding.section_of(str(config.strategy))
+    config[section].pop("boosting_tree", None)
+    if options.n_best > 1:
+        OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
+        OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
+    merged: Any = OmegaConf.merge(config, options.decoding)
+    return merged
+
+
+def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> dict[str, Counter[str]]:
+    """How often each phrase is heard as which words."""
+    counts: dict[str, Counter[str]] = {}
+    wanted: dict[tuple[str, ...], PhraseWords] = {}
+    for each, found in zip(spoken, texts, strict=True):
+        own = wanted.setdefault(each.phrases, PhraseWords.of(each.phrases))
+        names = {tuple(phrase.casefold().split()): phrase for phrase in each.phrases}
+        reference = plain_words(each.text)
+        for start, words in own.found_in(reference):
+            counter = counts.setdefault(names[words], Counter())
+            counter.update({alias for text in found if (alias := heard(reference, text, start, start + len(words)))})
+    return counts
+
+
+def heard(reference: Sequence[str], text: str, begin: int, end: int) -> str:
+    """The words of a text that are aligned with reference words [begin, end).
+
+    "" if there are none, or if a neighbour is not recognised, so that it is not clear where they begin and end.
+    """
+    from kaldialign import align
+
+    pairs = align(list(reference), plain_words(text), "")
+    places = [n for n, (word, _) in enumerate(pairs) if word]
+    first, last = places[begin], places[end - 1] + 1
+    while first > 0 and not pairs[first - 1][0]:
+        first -= 1
+    while last < len(pairs) and not pairs[last][0]:
+        last += 1
+    sides = [pairs[n] for n in (first - 1, last) if 0 <= n < len(pairs)]
+    if any(said != found for said, found in sides):
+        return ""
+    return " ".join(word for _, word in pairs[first:last] if word)
+
+
+def plain_words(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation around them."""
+    return [word for part in text.lower().split() if (word := part.strip(PUNCTUATION))]
+
+
+def choose(
+    phrases: Sequence[Phrase], counts: Mapping[str, Counter[str]], ordinary: Iterable[str], most: int, min_count: int
+) -> list[Phrase]:
+    """The phrases with new aliases: those that are heard for one phrase only, and do not occur in ordinary texts."""
+    owners = Counter(alias for own in counts.values() for alias in own)
+    taken = {" ".join(plain_words(text)) for phrase in phrases for text in (phrase.text, *phrase.aliases)}
+    known = PhraseWords.of(owners)
+    common = {" ".join(words) for line in ordinary for _, words in known.found_in(plain_words(line))}
+    chosen = []
+    for phrase in phrases:
+        ranked = sorted(counts.get(phrase.text, Counter()).items(), key=lambda item: (-item[1], item[0]))
+        new = [
+            alias
+            for alias, count in ranked
+            if count >= min_count and owners[alias] == 1 and len(alias) >= CHARACTERS and alias not in taken | common
+        ]
+        chosen.append(replace(phrase, aliases=(*phrase.aliases, *new[:most])))
+    return chosen
+
+
+def line_of(phrase: Phrase) -> str:
+    """A line of a phrase file."""
+    weight = "" if phrase.weight is None else f"{phrase.weight:g}"
+    return "\t".join([phrase.text, weight, *phrase.aliases]).rstrip("\t")

@@ -1,0 +1,113 @@
+"""Word alternatives: the confusion network of an utterance, from an n-best list or from a lattice.
+
+The network has a slot for each word of the best path, and a slot between two words where other hypotheses insert one.
+Hypotheses are aligned to the best path with the fewest word errors, as in minimum Bayes risk decoding [Xu, Povey,
+Mangu & Zhu 2011]. The posteriors of a slot sum to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.slots import Option, Slot
+from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
+from nemo_gpu_decoding.search.word_graph.lattice.mbr import Places, expected_errors
+from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
+from nemo_gpu_decoding.search.word_graph.result import WordPath
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+LEAST_POSTERIOR = 1e-3  # of an alternative
+
+
+class TimedWord(NamedTuple):
+    """A word with its first frame and its end frame."""
+
+    text: str
+    start: int
+    end: int
+
+
+def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
+    """The words of a path."""
+    if isinstance(path, WordPath):
+        return [TimedWord(word.text, word.start_frame, word.end_frame) for word in path.words]
+    frames, repeats = path.frames.tolist(), path.repeats.tolist()
+    spans = vocabulary.words(path.tokens.tolist())
+    return [
+        TimedWord(span.text, frames[span.first_token], frames[span.end_token - 1] + repeats[span.end_token - 1])
+        for span in spans
+    ]
+
+
+def word_alternatives(
+    paths: Sequence[Any], vocabulary: Vocabulary, lattice: WordLattice | None = None
+) -> tuple[Slot, ...]:
+    """The confusion network of an utterance.
+
+    Args:
+        paths: the n-best list, of `Path` or `WordPath`; the first path is the transcript.
+        vocabulary: spells the words of token paths.
+        lattice: of all hypotheses, in place of the n-best list.
+    """
+    texts = [timed_words(path, vocabulary) for path in (paths if lattice is None else paths[:1])]
+    if lattice is None:
+        words = ["", *dict.fromkeys(word.text for text in texts for word in text)]
+        ids = {word: n for n, word in enumerate(words)}
+        arcs, costs, times, num_states = _chains(texts, [path.score for path in paths], ids)
+    else:
+        labels = np.unique(np.append(lattice.arcs["word"], 0))
+        spoken = {word.label: word.text for word in paths[0].words}  # <unk> with its spelling
+        words = [spoken.get(label, lattice.words[label]) if label else "" for label in labels.tolist()]
+        ids = {word: n for n, word in enumerate(words)}
+        arcs, costs, num_states = lattice.arcs.copy(), lattice.costs, lattice.num_states
+        arcs["word"] = np.searchsorted(labels, arcs["word"])
+        times = lattice.state_frames[np.stack([arcs["source"], arcs["target"]])].astype(np.float64)
+    best = np.array([ids.get(word.text, -1) for word in texts[0]], np.int64)
+    places = Places(times, np.zeros((2 * len(best) + 1, len(words), 3)))
+    expected_errors(arcs, costs, num_states, best, np.zeros(len(best)), places)
+    return tuple(_slots(places.found, words, texts[0], [int(n) for n in best]))
+
+
+def _chains(
+    texts: Sequence[Sequence[TimedWord]], scores: Sequence[float], ids: dict[str, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], number of states."""
+    rows, state = [], 1
+    last = 1 + sum(max(0, len(text) - 1) for text in texts)
+    for text, score in zip(texts, scores, strict=True):
+        source = 0
+        for n, word in enumerate(text or [TimedWord("", 0, 0)]):
+            target = state if n + 1 < len(text) else last
+            rows.append((source, target, ids[word.text], 0.0 if source else -score, word.start, word.end))
+            source, state = target, state + (target == state)
+    rows.sort(key=lambda row: row[0])
+    arcs = np.zeros(len(rows), WORD_ARC)
+    columns = list(zip(*rows, strict=True))
+    for name, values in zip(("source", "target", "word"), columns, strict=False):
+        arcs[name] = values
+    return arcs, np.array(columns[3], np.float64), np.array(columns[4:], np.float64), last + 1
+
+
+def _slots(found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Slot]:
+    """The slots of the masses that `expected_errors` found."""
+    slots = []
+    for row, masses in enumerate(found):
+        index = row // 2 if row % 2 else None
+        posteriors = masses[:, 0] / max(1.0, masses[:, 0].sum())
+        posteriors[0] = max(0.0, 1 - posteriors.sum())
+        order = np.argsort(-posteriors, kind="stable").tolist()
+        own = 0 if index is None else ids[index]  # the transcript is always in the network
+        kept = [n for n in order if posteriors[n] >= LEAST_POSTERIOR or n == own]
+        if index is None and kept == [0]:
+            continue
+        if index is not None:
+            start, end = float(best[index].start), float(best[index].end)
+        else:
+            start, end = (masses[:, 1:].sum(axis=0) / masses[:, 0].sum()).tolist()
+        options = tuple(Option(words[n], round(float(posteriors[n]), 4)) for n in kept)
+        slots.append(Slot(index, start, end, options))
+    return slots

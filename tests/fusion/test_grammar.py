@@ -1,0 +1,128 @@
+"""Closed grammars: JSGF, the texts that the automaton accepts, and what leaving it costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import pytest
+
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT
+from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.grammar import build_grammar
+from nemo_gpu_decoding.fusion.jsgf import read_jsgf
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from tests.random_models import random_boosting
+
+BPE = Vocabulary(("▁", "▁a", "a", "b", "▁ab", ".", "▁B", "<unk>"), "bpe")
+CHARACTERS = Vocabulary(("a", "b", " ", "."), "char")
+PIECES = Vocabulary(("a", "b", "##a", "##b", "ab", ".", "##."), "wpe")
+SEPARATELESS = Vocabulary(("a", "b"), "char")
+
+LANGUAGES = [  # grammar, regular expression of its sentences with one space between words
+    (["ab", "a b"], "ab|a b"),
+    (["A, b."], "a b"),
+    ("#JSGF V1.0;\npublic <s> = a [b] | b+;", "a( b)?|b( b)*"),
+    ("#JSGF V1.0; grammar g; <x> = (a | b)*; public <s> = <x> ab;", "((a|b) )*ab"),
+    ('#JSGF V1.0; // two rules\npublic <s> = "a b" <NULL>; public <t> = ba /* or */ | <VOID>;', "a b|ba"),
+    ("#JSGF V1.0; public <s> = (a [b])+;", "a( b)?( a( b)?)*"),
+]
+
+
+def plain(text):
+    return " ".join(re.sub(r"[.,]", "", text.lower()).split())
+
+
+@pytest.mark.parametrize("vocabulary", [BPE, CHARACTERS, PIECES], ids=lambda v: v.kind)
+@pytest.mark.parametrize(("source", "expected"), LANGUAGES)
+def test_all_texts_up_to_five_tokens(source, expected, vocabulary):
+    grammar = build_grammar(source, vocabulary)
+    accepted = 0
+    for length in range(6):
+        for tokens in itertools.product(range(len(vocabulary)), repeat=length):
+            shown = "".join(vocabulary.pieces[i] for i in tokens)
+            if re.search(r"▁\.*(▁|$)| \.*( |$)|^\.* |<unk>|\.##", shown):
+                continue  # separators without a word between them
+            is_sentence = re.fullmatch(expected, plain(vocabulary.text(tokens))) is not None
+            assert grammar.accepts(tokens, 99) == is_sentence, shown
+            assert (grammar.automaton.score(tokens) == 0.0) == is_sentence
+            accepted += is_sentence
+    assert accepted > 0
+
+
+def test_words_are_not_separated_if_the_tokens_have_no_separator():
+    grammar = build_grammar(["a b"], SEPARATELESS)
+    assert grammar.accepts([0, 1], 2)
+    assert not grammar.accepts([0], 2)
+    assert grammar.accepts([1, 2], 0)  # the blank is the first column
+
+
+def test_each_token_outside_costs_the_price():
+    grammar = build_grammar(["ab a"], BPE, 2.0)
+    costs = {(4, 1): 0, (4,): 1, (): 1, (1, 3, 1): 0, (2,): 1, (4, 1, 3): 1, (4, 2, 2): 2, (0, 0): 1, (1, 1, 1, 1): 3}
+    for tokens, count in costs.items():
+        assert PRICE_WEIGHT * grammar.automaton.score(tokens) == -2.0 * count, tokens
+        assert grammar.accepts(tokens, 99) == (count == 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("public <a> = b;", "grammar begins with 'public <a> = b;', expected '#JSGF V1.0;'"),
+        ("#JSGF V1.0; <a> = b;", "grammar has no public rule"),
+        ("#JSGF V1.0;\npublic <a> = (b;", r"grammar, line 2: has ';', expected '\)'"),
+        ("#JSGF V1.0;\n\npublic <a> = | b;", r"grammar, line 3: has '\|', expected a word"),
+        ("#JSGF V1.0; public <a> = b", "grammar, line 1: has 'the end', expected ';'"),
+        ("#JSGF V1.0; public <a> = b; <a> = b;", "has '<a>', expected one rule of this name"),
+        ("#JSGF V1.0; import <x.y>;", "has 'import', expected a rule"),
+        ("#JSGF V1.0; public <a> = b <a>;", "grammar rule <a> contains itself"),
+        ("#JSGF V1.0; public <a> = <b>;", "grammar has no rule <b>"),
+        ("#JSGF V1.0; public <a> = /2/ b | a;", "has weights, which have no effect here; remove them"),
+        ("#JSGF V1.0; public <a> = b {tag};", "has tags, which have no effect here"),
+        ('#JSGF V1.0; public <a> = "b;', "belongs to no word"),
+        ("#JSGF V1.0; public <a> = <VOID>;", "grammar has no sentence"),
+        ("#JSGF V1.0; public <a> = " + "(" * 5000 + "b" + ")" * 5000 + ";", "nested too deeply"),
+        (["a", " "], "grammar is ' ', expected sentences"),
+        (["a", 3], "grammar is 3, expected sentences"),
+        ([], "grammar has no sentence"),
+        (["a c"], "grammar: 'c' has the character 'c', which is in no token"),
+    ],
+)
+def test_what_cannot_be_read_is_named(source, message):
+    with pytest.raises(ValueError, match=message):
+        build_grammar(source, BPE)
+
+
+def test_limits_and_prices():
+    rules = "".join(f"<r{i}> = <r{i + 1}> <r{i + 1}>;" for i in range(30))
+    with pytest.raises(ValueError, match="more than 300000 letters"):
+        build_grammar(f"#JSGF V1.0; {rules} <r30> = a; public <s> = <r0>;", BPE)
+    blow_up = "#JSGF V1.0; public <s> = (a | b)* a" + " (a | b)" * 24 + ";"
+    with pytest.raises(ValueError, match="grammar is ambiguous"):
+        build_grammar(blow_up, CHARACTERS)
+    for price in (0.0, -1.0, math.nan):
+        with pytest.raises(FieldError, match="price is"):
+            build_grammar(["a"], BPE, price)
+    with pytest.raises(ValueError, match="byte_bpe"):
+        build_grammar(["a"], Vocabulary(("a", "Ġa"), "byte_bpe"))
+    assert read_jsgf("#JSGF V1.0 UTF-8 en; public <s> = a;") == read_jsgf("#JSGF V1.0; public <s> = a;")
+
+
+def test_a_grammar_replaces_the_phrases_of_the_decoder_only():
+    tree = random_boosting(len(BPE), seed=1)
+    grammar, labels = build_grammar(["ab"], BPE), FusionLabels(len(BPE))
+    batch = BatchFusion.resolve(Fusion(boosting=tree), 2, [Request(grammar=grammar), None], labels)
+    assert batch.trees == (grammar.automaton, tree)
+    with pytest.raises(ValueError, match=r"requests\[0\].boosting is given, expected None with a grammar"):
+        BatchFusion.resolve(Fusion(), 1, [Request(tree, grammar=grammar)], labels)
+    with pytest.raises(ValueError, match=r"requests\[0\].boosting is given"):
+        BatchFusion.resolve(Fusion(grammar=grammar), 1, [Request(tree)], labels)
+    with pytest.raises(FieldError, match=r"boosting is .* with a grammar"):
+        Fusion(boosting=tree, grammar=grammar)
+    with pytest.raises(ValueError, match=r"fusion.grammar \(grammar\) was made for 8 tokens, expected 9"):
+        check_fusion(Fusion(grammar=grammar), FusionLabels(9))
+    with pytest.raises(ValueError, match=r"fusion\.grammar is given, expected None: it is late"):
+        check_fusion(Fusion(grammar=grammar), FusionLabels(8, unlocked="it is late"))

@@ -1,0 +1,198 @@
+"""OpenAI's endpoint, called with its client, before a recognizer that reads numbers out of the audio."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+openai = pytest.importorskip("openai")
+soundfile = pytest.importorskip("soundfile")
+pytest.importorskip("python_multipart")
+pytest.importorskip("starlette")
+
+from nemo_gpu_decoding.live.options import Limits  # noqa: E402
+from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, running  # noqa: E402
+
+SPOKEN = (1, 2, 0, 3, 0)  # two utterances
+
+
+def recording(*values, rate=RATE, file_format="WAV", channels=1):
+    samples = np.frombuffer(audio(*values), "<i2")
+    file = io.BytesIO()
+    file.name = f"a.{file_format.lower()}"
+    columns = np.stack([samples] * channels, axis=1)
+    soundfile.write(file, columns, rate, format=file_format, subtype="PCM_16")
+    file.seek(0)
+    return file
+
+
+def client(server, **options):
+    return openai.OpenAI(base_url=f"{server.url}v1", **{"api_key": "none", "max_retries": 0, **options})
+
+
+def transcribe(server, file=None, **fields):
+    return client(server).audio.transcriptions.create(
+        file=recording(*SPOKEN) if file is None else file, **{"model": "any", **fields}
+    )
+
+
+def test_formats():
+    with running() as server:
+        assert transcribe(server).text == "1 2 3"
+        assert transcribe(server, response_format="text") == "1 2 3\n"
+        srt = transcribe(server, response_format="srt")
+        assert srt.startswith("1\n00:00:00,000 --> 00:00:00,040\n1 2 3\n")
+        vtt = transcribe(server, response_format="vtt")
+        assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.040\n1 2 3\n")
+        assert server.batcher.metrics.value("streams_total", outcome="end") == 4
+
+
+def test_words_and_segments():
+    with running() as server:
+        found = transcribe(server, response_format="verbose_json", timestamp_granularities=["word", "segment"])
+        assert (found.text, found.duration, found.language) == ("1 2 3", 5 * CHUNK / RATE, "")
+        assert [(word.word, word.start, word.end) for word in found.words] == [
+            ("1", 0.0, 0.01), ("2", 0.01, 0.02), ("3", 0.03, 0.04)
+        ]  # fmt: skip
+        assert [(each.id, each.start, each.end, each.text) for each in found.segments] == [
+            (0, 0.0, 0.02, "1 2"), (1, 0.03, 0.04, "3")
+        ]  # fmt: skip
+        only = transcribe(server, response_format="verbose_json", timestamp_granularities=["word"])
+        assert only.segments is None
+        assert transcribe(server, response_format="verbose_json", language="en").words is None
+
+
+def test_options_of_streams_are_extra_fields():
+    seen = []
+
+    class Reader(NumberReader):
+        def prepare(self, wanted):
+            seen.append(wanted)
+            return super().prepare(wanted)
+
+    with running(Reader()) as server:
+        extra = {"phrases": ["four", "five"], "boosting_weight": 2.5, "end_silence": 0.5, "n_best": 2}
+        found = transcribe(server, response_format="verbose_json", extra_body=extra, language="en")
+        assert [each["text"] for each in found.segments[0].n_best] == ["1 2", "1 2?"]
+        transcribe(server, extra_body={"phrases": '["four", "five"]', "boosting_weight": 2.5})
+        transcribe(server, keywords=["four"])
+        transcribe(server, extra_body={"phrases": "four"})
+    assert seen[0][1:5] == (2.5, 0.5, "en", 2)
+    texts = [[phrase.text for phrase in options.phrases] for options in seen]
+    assert texts == [["four", "five"], ["four", "five"], ["four"], ["four"]]
+
+
+@pytest.mark.parametrize("kind", [{"file_format": "FLAC"}, {"channels": 2}, {"rate": 32000}])
+def test_recordings(kind):
+    values = [7] * 40 if "rate" in kind else SPOKEN
+    with running() as server:
+        text = transcribe(server, recording(*values, **kind)).text
+        assert text == "1 2 3" if "rate" not in kind else {"7"} <= set(text.split())
+
+
+def test_recordings_and_streams_are_decoded_together():
+    reader = NumberReader(seconds=0.005)
+    with running(reader, tick_seconds=0.02) as server, ThreadPoolExecutor(8) as pool:
+        files = [recording(*([n] * 60)) for n in range(1, 9)]
+        found = list(pool.map(lambda file: transcribe(server, file).text, files))
+    assert found == [" ".join([str(n)] * 60) for n in range(1, 9)]
+    assert max(reader.batches) > 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        (
+            {"response_format": "diarized_json"},
+            "response_format",
+            "expected one of json, text, verbose_json, srt, vtt",
+        ),
+        ({"timestamp_granularities": ["line"]}, "timestamp_granularities", "expected one of segment, word"),
+        ({"temperature": 0.5}, "temperature", "expected 0: the server has no other"),
+        ({"prompt": "a talk"}, "prompt", "expected none: the server has no other"),
+        ({"stream": True}, "stream", "expected false: the server has no other"),
+        ({"language": "de"}, "language", "expected one of en"),
+        ({"extra_body": {"beam": 3}}, "beam", "the fields are file, model"),
+        ({"extra_body": {"boosting_weight": 2}}, "boosting_weight", "phrases that it is for"),
+        ({"extra_body": {"n_best": 9}}, "n_best", "9"),
+        ({"extra_body": {"phrases": ["a"] * 4}}, "phrases", "at most 3 phrases"),
+        ({"file": ("a.wav", b"no recording")}, "file", "a recording in a format of libsndfile"),
+        ({"file": recording(*[1] * 40)}, "file", "at most 0.3 seconds"),
+        ({"file": recording(1, rate=4000)}, "sample_rate", "4000"),
+    ],
+)
+def test_bad_fields_are_named(fields, field, message):
+    with running(limits=Limits(max_phrases=3, max_upload_seconds=0.3)) as server:
+        with pytest.raises(openai.BadRequestError) as caught:
+            transcribe(server, **fields)
+        assert caught.value.param == field
+        assert message in str(caught.value)
+        assert transcribe(server).text == "1 2 3"
+
+
+def test_faults_are_in_the_response():
+    with running() as server:
+        with pytest.raises(openai.BadRequestError, match="not finite"):
+            transcribe(server, recording(1, BAD, 2))
+        with pytest.raises(openai.InternalServerError, match="its log has the reason"):
+            transcribe(server, recording(1, FATAL, 2))
+        assert transcribe(server).text == "1 2 3"
+        assert not server.batcher.sessions
+
+
+def test_the_limits_of_streams_hold():
+    with running(NumberReader(seconds=0.05), limits=Limits(max_streams=1)) as server:
+        first = threading.Thread(target=transcribe, args=(server, recording(*[1] * 30)))
+        first.start()
+        while not server.batcher.sessions:
+            time.sleep(0.005)
+        with pytest.raises(openai.InternalServerError, match="no more than 1 streams are served") as caught:
+            transcribe(server)
+        assert caught.value.status_code == 503
+        first.join()
+    too_large = pytest.raises(openai.BadRequestError, match="expected at most 500 bytes")
+    with running(limits=Limits(max_upload_bytes=500)) as server, too_large:
+        transcribe(server)
+
+
+def test_a_client_that_leaves_frees_its_stream():
+    with running(NumberReader(seconds=0.05)) as server:
+        with pytest.raises(openai.APITimeoutError):
+            client(server, timeout=0.3).audio.transcriptions.create(file=recording(*[1] * 200), model="any")
+        deadline = time.monotonic() + 5
+        while server.batcher.sessions and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not server.batcher.sessions
+        assert transcribe(server).text == "1 2 3"
+
+
+def test_a_server_that_stops_says_so():
+    with running(NumberReader(seconds=0.02)) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(transcribe, server, recording(*[1] * 20000))
+        while not server.batcher.sessions:
+            time.sleep(0.005)
+        server.should_exit = True
+        with pytest.raises(openai.InternalServerError, match="the server stops"):
+            answer.result()
+
+
+def test_token_and_origin():
+    with running(token="secret") as server:
+        with pytest.raises(openai.AuthenticationError, match="token is missing or wrong"):
+            transcribe(server)
+        assert client(server, api_key="secret").audio.transcriptions.create(
+            file=recording(*SPOKEN), model="any"
+        ).text == "1 2 3"  # fmt: skip
+    with running() as server:
+        request = urllib.request.Request(
+            f"{server.url}v1/audio/transcriptions", b"", {"Origin": "http://elsewhere.example"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(request)
