@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from benchmarks.options import GRAPH_STRATEGIES, BenchOptions
-from benchmarks.ours import BOUNDED_EAGER, EAGER, EAGER_GROUPS, LARGE_LM, LET, SMALL_LM
+from benchmarks.ours import BOUNDED_EAGER, EAGER, EAGER_GROUPS, LARGE_LM, LET, SMALL_LM, TWO_PASS
 from benchmarks.peers.base import Peer, Setting
 from benchmarks.peers.nemo import BEAM_BATCH, GREEDY, GREEDY_BATCH, MAES, MALSD
 from benchmarks.peers.text import FLASHLIGHT, PYCTCDECODE
@@ -30,7 +30,7 @@ class Check(Enum):
     COSTS = "equal costs"  # nearly always, or better ones
     SCORES = "scores recomputed"
     LM = "LM scores"  # of the large LM, asked word by word
-    GROUPS = "LM scores; costs beside groups without a limit"  # which may be better
+    GROUPS = "LM scores; costs beside the default limit of groups"  # which may be better
     WER = "WER ours <= WER peer"
     ABOUT = "WER ours about WER peer"  # of a peer that searches the same
     ALONE = "equal to utterances alone"  # ours, to the bit; where the peer has other results
@@ -67,6 +67,7 @@ TABLE = (
     Line("cuda_wfst", "nemo", GREEDY_BATCH, Check.ALONE, GPU, parts=(END_TO_END,), greedy=True),
     Line("paged_biglm", "small_lm", SMALL_LM, Check.LM),
     Line("paged_biglm", "large_lm", LARGE_LM, Check.LM),
+    Line("paged_biglm", "two_pass", TWO_PASS, Check.LM, CPU),
     *(Line("paged_biglm", peer.name, peer, Check.COSTS, CPU) for peer in (LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS)),
     Line("paged_biglm", "", None, Check.GROUPS),
     Line("paged_biglm", "", None, Check.COSTS, GPU),
@@ -128,7 +129,7 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
 
 
 def _own_settings(line: Line, options: BenchOptions, beam: int) -> Iterator[tuple[Setting, Setting]]:
-    """Pairs of settings of one strategy: few and many phrases; groups with and without a limit; a large LM in the
+    """Pairs of settings of one strategy: few and many phrases; limits of token groups; a large LM in the
     GPU's memory and in the host's.
     """
     usual = Setting(beam, True, threads=options.threads)

@@ -26,7 +26,7 @@ from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import candidates, frame, keys, labels, prune, token_groups
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, Origin
-from nemo_gpu_decoding.search.word_graph.large_lm import contexts
+from nemo_gpu_decoding.search.word_graph.large_lm import closure, contexts
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, query
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
@@ -196,7 +196,7 @@ def _join(key, olabel, cost, origin, search, lm, work):
     if olabel != 0:
         difference, context = query(olabel, context, search, lm, work)
         cost += difference
-    slot = contexts.find_context_slot(key, context, none, work)
+    slot = closure.find_context_slot(key, context, none, work)
     if slots[slot].stamp == work.stamps[2]:
         c = slots[slot].entry
         token_groups.keep_best(entries[c], cost, origin, search, lm, work)
@@ -212,10 +212,10 @@ def _join(key, olabel, cost, origin, search, lm, work):
         entries[c].lm, entries[c].lm_after, entries[c].olabel = context, context, none
         entries[c].difference = np.float32(0.0)
         if lm.grouped:
-            g = contexts.group_of(entries[c], work)
+            g = closure.group_of(key, work)
         else:
-            g = contexts.new_group(entries[c], work)
-        contexts.add_context(c, g, work)
+            g = closure.new_group(key, work)
+        closure.add_context(c, g, work)
     if search.params.keeps_links:
         token_groups.add_group_token(entries[c], cost, origin, work)
 
@@ -226,8 +226,8 @@ def _expand_group(g, row, state, search, lm, work):
     now, arcs, group = work.frame[0], search.graph.arcs, work.lm.groups[g]
     source = search.graph.states[group.key >> 16]
     count = source.arc_end - source.arc_begin
-    rounds = 1 if count <= frame.SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
-    walks = count <= frame.SMALL_STATE * rounds
+    rounds = 1 if count <= labels.SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
+    walks = count <= labels.SMALL_STATE * rounds
     for n in range(1 if walks else rounds):
         label, first = NONE, source.arc_begin
         if not walks:

@@ -108,8 +108,8 @@ def others(commands: Sequence[list[str]], count: int, rng: np.random.Generator) 
     words = sorted({word for command in commands for word in command})
     found: list[list[str]] = []
     while len(found) < count:
-        changed = list(commands[rng.integers(len(commands))])
-        changed[rng.integers(len(changed))] = words[rng.integers(len(words))]
+        changed = list(commands[int(rng.integers(len(commands)))])
+        changed[int(rng.integers(len(changed)))] = words[int(rng.integers(len(words)))]
         if changed not in commands:
             found.append(changed)
     return found

@@ -76,7 +76,7 @@ def join(utterances: Sequence[Utterance], options: LongAudioOptions, folder: Pat
             samples, rate = soundfile.read(str(utterance.path), dtype="float32")
             if rate != RATE:
                 raise ValueError(f"{utterance.name} has {rate} Hz, expected {RATE}")
-            part = np.pad(samples, (0, int(rng.uniform(*options.pauses) * RATE)))
+            part = np.pad(samples, (0, int(rng.uniform(options.pauses[0], options.pauses[1]) * RATE)))
             sink.write(part + options.noise * rng.standard_normal(len(part)).astype(np.float32))
             found.utterances.append(utterance)
             found.starts.append(at / RATE)

@@ -12,7 +12,13 @@ from nemo_gpu_decoding.graph.topology import NEMO_NAMES
 STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm")
 TRANSDUCER_STRATEGIES, GRAPH_STRATEGIES = STRATEGIES[1:3], STRATEGIES[3:]
 PEERS = ("nemo", "flashlight", "pyctcdecode", "kaldi_decoder", "riva", "small_lm", "eager")
-ASKED_PEERS = ("large_lm", "let", "bounded_eager", "eager_groups")  # of paged_biglm, measured only if `peers` has them
+ASKED_PEERS = (
+    "large_lm",
+    "let",
+    "two_pass",
+    "bounded_eager",
+    "eager_groups",
+)  # of paged_biglm, measured only if `peers` has them
 TASKS = ("synthetic", "speech")
 TRANSDUCERS = ("rnnt", "tdt")
 MODES = ("batch", "live", "scale", "cluster")
@@ -69,8 +75,9 @@ class BenchOptions:
     # pyctcdecode), alsd_pp or aes_pp (beside NeMo's malsd_batch or maes_batch, and greedy_batch),
     # cuda_wfst (beside kaldi_decoder and Riva's decoder, on the same graph), paged_biglm (beside the
     # search of its small LM alone and eager composition; if peers names them, also beside large_lm, the
-    # graph of the large LM; let, the other composition [LET]; bounded_eager, eager composition with the
-    # bounds of lazy; eager_groups, that with token groups).
+    # graph of the large LM; let, the other composition [LET]; two_pass, lattices of the small LM that the
+    # large LM rescores; bounded_eager, eager composition with the bounds of lazy; eager_groups, that with
+    # token groups).
     strategy: str = "flexctc_beam"
     # batch: whole utterances, compared with peers. live: latency and streams per core, with utterances that begin at
     # random times and share one decoder, see `streams`; compared with a call per stream and with NeMo's greedy
@@ -110,8 +117,8 @@ class BenchOptions:
     probes: bool = False
     # For word graphs: maximum number of hypotheses per frame.
     max_active: int = 10_000
-    # For paged_biglm: limits of the hypotheses that are expanded per graph state; each gives a row with the largest
-    # beam, compared with the search without a limit.
+    # For paged_biglm: limits of the LM contexts that are expanded per graph state, 0 = no limit; each gives a row
+    # with the largest beam, compared with the search with the default limit, 16.
     group_sizes: list[int] = field(default_factory=lambda: [1, 4])
     # For paged_biglm on a GPU: MB of GPU memory for the arcs of an LM in host memory. The row has the largest beam,
     # and is compared with the same LM in GPU memory. LMs with more than 62,500 arcs per MB exceed this memory.
@@ -209,8 +216,10 @@ class BenchOptions:
                 raise ValueError(f"{name} holds {seen}, expected any of {', '.join(choices)}")
         for name in ("beams", "graph_beams", "group_sizes", "batches", "streams"):
             values, may_be_empty = getattr(self, name), name in ("graph_beams", "group_sizes")
-            if not (values or may_be_empty) or min(values, default=1) < 1:
-                raise FieldError(name, values, "integers >= 1" if may_be_empty else "one or more integers >= 1")
+            least = 0 if name == "group_sizes" else 1
+            if not (values or may_be_empty) or min(values, default=1) < least:
+                expected = f"integers >= {least}"
+                raise FieldError(name, values, expected if may_be_empty else f"one or more {expected}")
         for name, low in _LEAST.items():
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), low, MANY)

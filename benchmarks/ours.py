@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,29 @@ def paged_biglm(composition: str, options: BenchOptions, task: Task, setting: Se
     """Search with a composition of the config, or one of `ABLATIONS`."""
     search, decoder = graph_search(options, task, setting), ABLATIONS.get(composition, PagedBigLM)
     named = "lazy" if composition in ABLATIONS else composition
-    search |= {"group_size": setting.group_size, "placement": setting.placement, "cache_mb": options.cache_mb}
+    search |= {"placement": setting.placement, "cache_mb": options.cache_mb}
+    search |= {"group_size": 0 if composition in ABLATIONS else setting.group_size}
     config = PagedBigLMConfig(composition=named, **search)
     lms = packed_lm(task, LARGE), packed_lm(task, SMALL)
     return ready(decoder(word_graph(task, SMALL), task.vocab_size, task.vocab_size, *lms, config))
+
+
+class TwoPass(CudaWFST):
+    """Search with the small LM; the large LM rescores the lattices."""
+
+    large: PackedLM
+
+    def decode(self, *batch: Any, **options: Any) -> list[Any]:
+        found = [nbest.lattice for nbest in super().decode(*batch, **options)]
+        return [self.n_best(lattice.rescored(self.large, 1.0)) for lattice in found if lattice is not None]
+
+
+def two_pass(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    """The lattice of the small LM, rescored; with the default lattice beam."""
+    config = WFSTConfig(lattice=True, **graph_search(options, task, setting))
+    decoder = TwoPass(word_graph(task, SMALL), task.vocab_size, task.vocab_size, config)
+    decoder.large = packed_lm(task, LARGE)
+    return ready(decoder)
 
 
 OURS: dict[str, Any] = {
@@ -83,6 +103,7 @@ OURS: dict[str, Any] = {
 ABLATIONS: dict[str, type[PagedBigLM]] = {"eager": Eager, "bounded_eager": BoundedEager, "eager_groups": EagerGroups}
 # Peers of paged_biglm: the graph of the large LM, that of the small LM alone, and other compositions
 LARGE_LM, SMALL_LM = (Peer(f"{lm}_lm", partial(cuda_wfst, lm), multithreaded=True) for lm in (LARGE, SMALL))
+TWO_PASS = Peer("two_pass", two_pass, multithreaded=True)
 LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS = (
     Peer(name, partial(paged_biglm, name), multithreaded=True) for name in ("let", *ABLATIONS)
 )
@@ -181,6 +202,19 @@ def describe_graph(graph: WordGraph) -> dict[str, int]:
         "states": graph.num_states,
         "arcs": graph.num_arcs,
     }
+
+
+def contexts_per_group(decoder: PagedBigLM, task: Task) -> dict[int, int]:
+    """The number of token groups with 1, 2, ... LM contexts at the ends of all frames, with lazy composition."""
+    streams, found = decoder.open(len(task.lengths)), Counter[int]()
+    for t in range(int(task.lengths.max())):
+        sizes = [int(t < length) for length in task.lengths.tolist()]
+        decoder.push(streams, task.inputs[:, t : t + 1], sizes)
+        engine: Any = streams.engine
+        for stream in [stream for stream, size in zip(engine._streams, sizes, strict=True) if size]:
+            groups, lms = stream.tokens["key"] >> 16, stream.tokens["lm"]
+            found.update(Counter(group for group, _ in set(zip(groups.tolist(), lms.tolist(), strict=True))).values())
+    return dict(sorted(found.items()))
 
 
 def work_per_frame(results: Any) -> dict[str, float]:

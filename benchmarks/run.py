@@ -25,7 +25,18 @@ from benchmarks.cases import DECODER, END_TO_END, TABLE, Case, lines_of, make_ca
 from benchmarks.clock import Hardware, describe_machine, find_hardware, summary, time_in_turn, torch_threads
 from benchmarks.encoder import Encoder, make_encoder
 from benchmarks.options import GRAPH_STRATEGIES, BenchOptions
-from benchmarks.ours import LARGE, LARGE_LM, OURS, SMALL, describe_graph, packed_lm, word_graph, work_per_frame
+from benchmarks.ours import (
+    LARGE,
+    LARGE_LM,
+    OURS,
+    SMALL,
+    SMALL_LM,
+    contexts_per_group,
+    describe_graph,
+    packed_lm,
+    word_graph,
+    work_per_frame,
+)  # fmt: skip
 from benchmarks.packages import check_packages
 from benchmarks.peers.base import Batch, Peer, Ready, Setting
 from benchmarks.report import Row, format_rows, line_of, result_path, write_result
@@ -264,6 +275,8 @@ class BatchBench:
             extras["work"] = {side: work_per_frame(found) for side, found in results.items()}
             counts = packed_lm(case.task, LARGE).counts, packed_lm(case.task, SMALL).counts
             extras["lms"] = {"large": sum(counts[0]), "small": sum(counts[1])}
+            if case.peer is SMALL_LM and not self._setup.hardware.on_gpu:
+                extras["contexts_per_group"] = contexts_per_group(mine.decoder, batch)
             if LARGE_LM.name in self._setup.options.peers:
                 static = self._ready(LARGE_LM, case.theirs).decoder.decode(batch.inputs, batch.lengths)
                 extras["beside_large_lm"] = {side: beside(static, found) for side, found in results.items()}

@@ -62,7 +62,7 @@ def verify(case: Case, task: Task, theirs: Ready, ours: Ready, errors: tuple[Err
     if check is Check.SCORES:
         return recompute(task, ours)
     if check in (Check.LM, Check.GROUPS):
-        results, limited = ours.decoder.decode(task.inputs, task.lengths), check is Check.GROUPS
+        results, limited = ours.decoder.decode(task.inputs, task.lengths), case.ours.group_size > 0
         verdict = lm_scores(packed_lm(case.task, LARGE), results, limited=limited)
         more = "" if check is Check.LM else f"; {compare(check, task, theirs, ours).how}"
         return Verdict(verdict.verified, verdict.how + more)

@@ -58,7 +58,8 @@ def is_ascending(points: ConfidenceMap) -> bool:
 
 def calibrated(confidence: Sequence[float], points: ConfidenceMap) -> list[float]:
     """Confidences mapped to probabilities."""
-    return np.interp(confidence, *zip(*points, strict=True)).tolist()
+    known, probabilities = np.array(points).T
+    return list(np.interp(confidence, known, probabilities).tolist())
 
 
 def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration:

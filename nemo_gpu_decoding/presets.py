@@ -109,7 +109,8 @@ def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
 def _path_keys(config: Any) -> list[str]:
     """The keys of paths in a config."""
     pool = OmegaConf.select(config, "beam.lm_pool", throw_on_resolution_failure=False)
-    return [*PATH_KEYS, *(f"beam.lm_pool[{name}]" for name in (pool if isinstance(pool, DictConfig) else ()))]
+    names = [str(name) for name in pool] if isinstance(pool, DictConfig) else []
+    return [*PATH_KEYS, *(f"beam.lm_pool[{name}]" for name in names)]
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -7,6 +7,7 @@ Fails if a kernel does not compile or spills registers: spilled values are in sl
 slower. A kernel file that is compiled with preprocessor macros lists them, one line per set:
 
     // variants: WIDTH=32 NAME=value
+    // variants: WIDTH=64 arch>=80          checked for these architectures only
 
 With --keep they are compiled only for this machine's GPU and stored in the cache of the decoders. With --headers
 nothing is compiled: the headers that are generated from numpy records are written to a folder, for readers and
@@ -80,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not known or not files:
         print("nothing to check")
         return 1
-    jobs = [(name, arch, macros) for name in files for macros in variants(name) for arch in known]
+    jobs = [(name, arch, macros) for name in files for arch in known for macros in variants(name, arch)]
     # processes, since NVRTC compiles one thing at a time in each; forked, since they only compile
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         results = pool.starmap(check, jobs, chunksize=1)
@@ -112,7 +113,7 @@ def fill_cache(files: list[str]) -> int:
     if arch is None:
         print(f"NVRTC {'.'.join(map(str, nvrtc.version()))} compiles for no GPU as old as this one")
         return 1
-    jobs = [(name, arch, macros) for name in files for macros in variants(name)]
+    jobs = [(name, arch, macros) for name in files for macros in variants(name, arch.number)]
     began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:  # torch may have started CUDA
         sizes = [len(code) for code in pool.starmap(kernel_code, jobs, chunksize=1)]
@@ -120,10 +121,12 @@ def fill_cache(files: list[str]) -> int:
     return 0
 
 
-def variants(name: str) -> list[dict[str, int | str]]:
-    """The sets of macros with which a file is used; one empty set if it lists none."""
-    lines = _VARIANT.findall(read_source(name).text)
-    return [dict(word.split("=", 1) for word in line.split()) for line in lines] or [{}]
+def variants(name: str, arch: int) -> list[dict[str, int | str]]:
+    """The sets of macros with which a file is used on an architecture; one empty set if it lists none."""
+    lines = [line.split() for line in _VARIANT.findall(read_source(name).text)] or [[]]
+    macros = ([word.split("=", 1) for word in line if not word.startswith("arch>=")] for line in lines)
+    oldest = (max([int(word[6:]) for word in line if word.startswith("arch>=")], default=0) for line in lines)
+    return [dict(own) for own, first in zip(macros, oldest, strict=True) if arch >= first]
 
 
 def check(name: str, arch: int, macros: dict[str, int | str]) -> list[Usage] | str:

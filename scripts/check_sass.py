@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
         return 1
     files = options.files or kernel_files()
-    jobs = [(name, arch, macros) for name in files for macros in variants(name) for arch in options.arch]
+    jobs = [(name, arch, macros) for name in files for arch in options.arch for macros in variants(name, arch)]
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         listings = pool.starmap(listing_of, jobs, chunksize=1)
     return report(jobs, listings)

@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     lm: bool = False  # n-gram LM fusion
     phrases: int = 0  # number of boosted phrases
     threads: int = 1
-    group_size: int = 0  # of paged_biglm; 0 = no limit
+    group_size: int = 16  # of paged_biglm; 0 = no limit
     placement: str = "auto"  # of its large LM, on a GPU
 
 

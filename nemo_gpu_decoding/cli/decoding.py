@@ -214,7 +214,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     section = section_of(str(config.strategy))
     keys = keys_of(config)
     for name in BEAM_KEYS | WORD_GRAPH_KEYS | LARGE_LM_KEYS:
-        value = options.get(name)
+        value: Any = options.get(name)
         if value is None or value == {}:
             continue
         if name not in keys:

@@ -129,7 +129,8 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
     n_best = pa.struct([("text", text), ("score", number)])
     word = pa.struct([("word", text), ("start", number), ("end", number), ("confidence", number)])
     option = pa.struct([("word", text), ("confidence", number)])
-    slot = pa.struct([("index", pa.int64()), ("start", number), ("end", number), ("alternatives", pa.list_(option))])
+    options = pa.list_(option)
+    slot = pa.struct([("word_index", pa.int64()), ("start", number), ("end", number), ("alternatives", options)])
     segment = pa.struct(
         [("start", number), ("end", number), ("text", text), ("score", number), ("n_best", pa.list_(n_best))]
     )

@@ -177,7 +177,7 @@ def _check_rules(name: str, own: Fusion | Request, labels: FusionLabels) -> None
     if own.allowed is not None and len(own.allowed.is_allowed) != labels.size:
         tokens = len(own.allowed.is_allowed)
         raise ValueError(f"{name}.allowed is for {tokens} tokens, expected {labels.size}{labels.hint}")
-    _check_automaton(f"{name}.grammar", own.grammar and own.grammar.automaton, labels)
+    _check_automaton(f"{name}.grammar", None if own.grammar is None else own.grammar.automaton, labels)
 
 
 def _checked_requests(

@@ -77,7 +77,7 @@ class Fusion:
         if not self.lm_pool:
             return self.token_lm, {}
         lms: dict[str | None, BackoffAutomaton] = {} if self.lm is None else {None: self.lm}
-        lms |= self.lm_pool
+        lms.update(self.lm_pool.items())
         ratios = [self._ratio(self.lm_weight_of(name)) for name in lms]
         source = None if self.source_lm is None else self.source_lm.fingerprint
         key = ("lm pool", *(lm.fingerprint for lm in lms.values()), source, *ratios)

@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
+from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
@@ -188,7 +189,9 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         found: transcript or error message of each segment.
         fault: why the recording cannot be read to its end.
     """
-    segments, words, errors = [], [], []
+    segments: list[Segment] = []
+    words: list[Word] = []
+    errors: list[str] = []
     slots: list[Slot] = []
     for (start, end), each in zip(spans, found, strict=True):
         error = each if isinstance(each, str) else each.error
@@ -197,10 +200,9 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
             segments.append(Segment(start, end))
             continue
         segments.append(Segment(start, end, each.text, each.score, each.n_best))
-        slots += [
-            slot._replace(index=None if slot.index is None else slot.index + len(words), **_times(slot, start))
-            for slot in each.alternatives
-        ]
+        for slot in each.alternatives:
+            word_index = None if slot.word_index is None else slot.word_index + len(words)
+            slots.append(slot._replace(word_index=word_index, **_times(slot, start)))
         words += [word._replace(**_times(word, start)) for word in each.words]
     if fault:
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
@@ -215,7 +217,7 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
     )
 
 
-def _times(span: Any, offset: float) -> dict[str, float]:
+def _times(span: Any, offset: float) -> dict[str, Any]:
     """Start and end in the whole recording."""
     return {"start": round(span.start + offset, 3), "end": round(span.end + offset, 3)}
 

@@ -93,9 +93,10 @@ class WordGraphInfer(CTCInfer):
         if self.options.decoding_mode == "mbr":
             best = self.chosen(nbest)[0]
             nbest = replace(nbest, paths=(best, *(path for path in nbest if path is not best)))
-        if nbest.lattice is None:
+        lattice = nbest.lattice
+        if lattice is None:
             return super().alternatives(nbest)
-        return lambda: word_alternatives(nbest.paths, self.vocabulary(), nbest.lattice.determinized())
+        return lambda: word_alternatives(nbest.paths, self.vocabulary(), lattice.determinized())
 
     def text_of(self, path: Path) -> str:
         assert isinstance(path, WordPath)

@@ -16,7 +16,7 @@ class Option(NamedTuple):
 class Slot(NamedTuple):
     """The alternatives at a place, most probable first. Times are in frames; in transcripts in seconds."""
 
-    index: int | None  # of the transcript's word; None: between two words
+    word_index: int | None  # of the transcript's word; None: between two words
     start: float
     end: float
     alternatives: tuple[Option, ...]
@@ -27,11 +27,11 @@ def in_seconds(slots: Sequence[Slot], words: Sequence[Any], frame_seconds: float
 
     If the transcript replaces words by other ones (aliases), a slot has the index of the word at its time.
     """
-    own = [slot for slot in slots if slot.index is not None]
+    own = [slot for slot in slots if slot.word_index is not None]
     offset = words[0].start - own[0].start * frame_seconds if words and own else 0.0
     timed = []
     for slot in slots:
-        index, start, end = slot.index, slot.start * frame_seconds + offset, slot.end * frame_seconds + offset
+        index, start, end = slot.word_index, slot.start * frame_seconds + offset, slot.end * frame_seconds + offset
         if index is not None and len(own) == len(words):
             start, end = words[index].start, words[index].end
         elif index is not None and words:

@@ -227,8 +227,8 @@ def test_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
         weights={"small_share": 0.1}, graph_beams=[8],
     ), HARDWARE)  # fmt: skip
     *measured, paged = [(row["peer"], row["params"]["group_size"], row["params"]["placement"]) for row in rows]
-    assert measured == [("small_lm", 0, "auto"), ("paged_biglm", 1, "auto")]
-    assert paged == ("paged_biglm", 0, "paged")
+    assert measured == [("small_lm", 16, "auto"), ("paged_biglm", 1, "auto")]
+    assert paged == ("paged_biglm", 16, "paged")
     assert rows[-1]["peer_params"]["placement"] == "device"
     work = rows[-1]["work"]["ours"]
     assert 0 < work["cache_hit_rate"] < 1

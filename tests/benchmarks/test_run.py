@@ -266,7 +266,7 @@ def test_rows_of_word_graphs():
     cases = listed(BenchOptions(strategy="paged_biglm", peers=["eager"]))
     assert [case.peer.name for case in cases if case.peer] == ["eager"] * 4
     assert [(c.theirs.group_size, c.ours) for c in cases if c.peer is None] == [
-        (0, Setting(25, lm=True, group_size=size)) for size in (1, 4)
+        (16, Setting(25, lm=True, group_size=size)) for size in (1, 4)
     ]
     cases = listed(BenchOptions(strategy="paged_biglm", peers=["small_lm"], group_sizes=[]))
     assert [case.check for case in cases] == [Check.LM] * 4
@@ -373,7 +373,7 @@ def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
         sentences=300, weights={"small_share": 0.1}, pair_seconds=0.1, group_sizes=[1],
     )  # fmt: skip
     rows = run(options)
-    names = ["small_lm", "large_lm", "let", "eager", "bounded_eager", "eager_groups", "paged_biglm"]
+    names = ["small_lm", "large_lm", "two_pass", "let", "eager", "bounded_eager", "eager_groups", "paged_biglm"]
     assert [row["peer"] for row in rows] == names
     for row in rows:
         assert row["verified"], row["verified_by"]
@@ -382,12 +382,15 @@ def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
     by_name = dict(zip(names, rows, strict=True))
     work = {name: row["work"]["peer"] for name, row in by_name.items() if row["work"]["peer"]}
     lazy = rows[0]["work"]["ours"]
+    assert by_name["two_pass"]["work"] == {"peer": {}, "ours": lazy}
+    contexts = rows[0]["contexts_per_group"]
+    assert contexts[1] > contexts[2] > 0
     assert 0 < 2 * lazy["look_ups"] < work["eager_groups"]["look_ups"] < work["eager"]["look_ups"]
     assert work["eager_groups"]["look_ups"] == pytest.approx(work["bounded_eager"]["look_ups"], rel=0.01)
     assert work["eager_groups"]["arc_visits"] < work["bounded_eager"]["arc_visits"] < work["eager"]["arc_visits"]
     limited = by_name["paged_biglm"]
-    assert [limited[side]["group_size"] for side in ("params", "peer_params")] == [1, 0]
-    assert "costs beside groups without a limit: " in limited["verified_by"]
+    assert [limited[side]["group_size"] for side in ("params", "peer_params")] == [1, 16]
+    assert "costs beside the default limit of groups: " in limited["verified_by"]
     assert "better" not in limited["verified_by"].partition("; ")[2].partition(": ")[2]
     asked = {side: work["look_ups"] for side, work in limited["work"].items()}
     assert 0 < asked["ours"] < asked["peer"]

@@ -47,7 +47,7 @@ NGRAMS = 2000
         ({"weights": {"lm_wait": 1.0}}, "weights is 'lm_wait', expected one of lm_weight, "),
         ({"pair_seconds": float("inf")}, "pair_seconds is inf"),
         ({"weights": {"acoustic_scale": 0.0}}, "weights.acoustic_scale is 0.0, expected a finite number > 0"),
-        ({"group_sizes": [0]}, r"group_sizes is \[0\], expected integers >= 1"),
+        ({"group_sizes": [-1]}, r"group_sizes is \[-1\], expected integers >= 0"),
         ({"weights": {"small_share": 2.0}}, r"weights.small_share is 2.0, expected a number in \(0, 1\]"),
         ({"topology": "graph"}, "topology is 'graph', expected one of compact, normal, minimal"),
         ({"lm": "x.arpa"}, "lm is 'x.arpa' without data="),

@@ -63,9 +63,9 @@ def test_partitions_cut_as_one_file_does(assets, talk, tmp_path):
     assert part["segments"] == one["segments"]
     assert part["words"] == one["words"]
     assert len(part["segments"][0]["n_best"]) == 2
-    slots = [slot for slot in one["word_alternatives"] if slot["index"] is not None]
+    slots = [slot for slot in one["word_alternatives"] if slot["word_index"] is not None]
     assert part["word_alternatives"] == one["word_alternatives"]
-    assert [(slot["index"], slot["start"], slot["end"]) for slot in slots] == [
+    assert [(slot["word_index"], slot["start"], slot["end"]) for slot in slots] == [
         (n, word["start"], word["end"]) for n, word in enumerate(one["words"])
     ]
     assert any(len(slot["alternatives"]) > 1 for slot in slots)

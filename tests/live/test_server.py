@@ -213,7 +213,7 @@ def test_what_is_committed_and_alternatives():
     ]
     (slot,) = next(message for message in found if message["type"] == "final")["word_alternatives"]
     assert slot["alternatives"] == [{"word": "1", "confidence": 0.75}, {"word": "", "confidence": 0.25}]
-    assert (slot["index"], slot["start"], slot["end"]) == (0, 0.0, round(CHUNK / RATE, 3))
+    assert (slot["word_index"], slot["start"], slot["end"]) == (0, 0.0, round(CHUNK / RATE, 3))
     assert all(len(message["n_best"]) == 2 for message in partials)
     assert not any("n_best" in message for message in plain)
     assert "committed" not in plain[-1]

@@ -20,6 +20,7 @@ from tests.cuda_emulator.emulator import Counts, EmulatedRuntime, Launched
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"
 GOOD = """// variants: SIZE=32
 // variants: SIZE=64 TYPE=int
+// variants: SIZE=96 arch>=90
 #ifndef TYPE
 #define TYPE float
 #endif
@@ -83,11 +84,12 @@ def test_every_variant_on_every_architecture(check_kernels, tmp_path, capsys):
     rows = [line.split() for line in lines if line.startswith("good.cu")]
     assert [row[1:-4] for row in rows] == [
         ["SIZE=32", "good", "sm_80"],
-        ["SIZE=32", "good", "sm_90"],
         ["SIZE=64", "TYPE=int", "good", "sm_80"],
+        ["SIZE=32", "good", "sm_90"],
         ["SIZE=64", "TYPE=int", "good", "sm_90"],
+        ["SIZE=96", "good", "sm_90"],
     ]
-    assert [int(row[-3]) % 1024 for row in rows] == [128, 128, 256, 256]  # sm_90 may reserve 1 KiB
+    assert [int(row[-3]) % 1024 for row in rows] == [128, 256, 128, 256, 384]  # sm_90 may reserve 1 KiB
     assert lines[-1] == "all kernels compile, none spills"
 
 
@@ -166,8 +168,9 @@ def test_keeping_compiles_all_variants_for_the_gpu_here(check_kernels, tmp_path,
     assert compiled == [
         ("good.cu", Architecture(90), {"SIZE": "32"}),
         ("good.cu", Architecture(90), {"SIZE": "64", "TYPE": "int"}),
+        ("good.cu", Architecture(90), {"SIZE": "96"}),
     ]
-    assert "2 variants" in capsys.readouterr().out
+    assert "3 variants" in capsys.readouterr().out
 
 
 def test_printed_headers_are_written(tmp_path, capsys):

@@ -79,7 +79,7 @@ def test_blocks_and_waves(registers, threads, arch, blocks, waves):
 def test_local_memory_fails(tmp_path, monkeypatch, capsys):
     (tmp_path / "good.cu").write_text(GOOD)
     monkeypatch.setattr(check_sass, "read_source", lambda name: read_source(name, tmp_path))
-    monkeypatch.setattr(check_sass, "variants", lambda name: [{}])
+    monkeypatch.setattr(check_sass, "variants", lambda name, arch: [{}])
     assert check_sass.main(["good.cu", "--arch", "80"]) == 0
     out = capsys.readouterr().out
     assert out.endswith("no local memory, no unknown function\n")

@@ -39,7 +39,7 @@ def test_words_that_replace_each_other_share_a_slot():
 def test_a_word_that_others_insert_has_a_slot_with_their_times():
     paths = [spoken("▁a ▁b", math.log(0.5)), spoken("▁a ▁c ▁b", math.log(0.5))]
     slots = word_alternatives(paths, VOCABULARY)
-    assert [slot.index for slot in slots] == [0, None, 1]
+    assert [slot.word_index for slot in slots] == [0, None, 1]
     assert slots[1] == Slot(None, 4, 6, (Option("", 0.5), Option("c", 0.5)))
     spans = [SimpleNamespace(start=1.0, end=1.1), SimpleNamespace(start=1.3, end=1.5)]
     assert [slot[1:3] for slot in in_seconds(slots, spans, 0.08)] == [(1.0, 1.1), (1.32, 1.48), (1.3, 1.5)]
@@ -61,18 +61,18 @@ def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed):
     for lattice in (None, prefix_tree(texts)):
         rated = with_confidence(paths, lattice)[0]
         slots = word_alternatives(paths, VOCABULARY, lattice)
-        assert [slot.index for slot in slots if slot.index is not None] == list(range(len(rated.words)))
+        assert [slot.word_index for slot in slots if slot.word_index is not None] == list(range(len(rated.words)))
         for slot in slots:
             assert sum(option.confidence for option in slot.alternatives) == pytest.approx(1, abs=5e-3)
-            if slot.index is not None:
-                own = dict(slot.alternatives).get(rated.words[slot.index].text, 0.0)
-                assert own == pytest.approx(rated.words[slot.index].confidence, abs=2e-3)
+            if slot.word_index is not None:
+                own = dict(slot.alternatives).get(rated.words[slot.word_index].text, 0.0)
+                assert own == pytest.approx(rated.words[slot.word_index].confidence, abs=2e-3)
 
 
 def test_the_transcript_is_in_the_network_where_others_insert_two_words():
     others = [spoken("▁a ▁c ▁c ▁b", math.log(0.3)), spoken("▁a ▁c x ▁c ▁b", math.log(0.3))]
     paths = [spoken("▁a ▁b", math.log(0.4)), *others]
     slots = word_alternatives(paths, VOCABULARY)
-    (gap,) = [slot for slot in slots if slot.index is None]
+    (gap,) = [slot for slot in slots if slot.word_index is None]
     assert "" in dict(gap.alternatives)
     assert sum(option.confidence for option in gap.alternatives) == pytest.approx(1, abs=1e-3)

@@ -151,7 +151,7 @@ class TransducerDecoder(Decoder[C, NBest]):
     def _path(self, found: NBestArrays, r: int, n: int, final: bool) -> Path:
         own, score = int(found.rows[r]), float(found.scores[r, n])
         node = found.state.beams.beam[own, found.order[r, n]]["node"]
-        columns = path_fields(trace_back(found.state.nodes[own], node), self._params)
+        columns: dict[str, Any] = path_fields(trace_back(found.state.nodes[own], node), self._params)
         fused = found.committed[r].scores.copy()
         add_scores(columns["tokens"], self._params, found.state.fusions, own, fused, final)
         lm, boosting = float(fused["lm"][0]), float(fused["boosting"][0])

@@ -290,6 +290,8 @@ class CUDAEngine(Engine):
             defines["COMPOSE"] = 1
         if params.keeps_links:
             defines["LINKS"] = 1
+        if params.min_active:
+            defines["MIN_ACTIVE"] = 1
         self._launch(
             "kernel",
             kernels.advance,

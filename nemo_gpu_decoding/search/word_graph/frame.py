@@ -34,10 +34,9 @@ from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys, labels, token_groups
-from nemo_gpu_decoding.search.word_graph.large_lm import contexts
+from nemo_gpu_decoding.search.word_graph.large_lm import closure, contexts
 from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune, widen_beam
 
-SMALL_STATE = 8  # the search tries all arcs of a state with at most this many
 FEWEST_SLOTS = 256  # the smallest part of a hash table that is in use
 
 
@@ -133,10 +132,11 @@ def _expand(best, row, state, search, lm, work):
                 contexts.tighten_cutoff(row, state, search, lm, work)
         labels.rank_labels(row, search, work)
         if frame.labels > 0:
-            _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
             if lm is None:
+                _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
                 _expand_groups(work.groups, row, state, search, lm, work)
             else:
+                closure.epsilon_closure(row, state.counters[0].tokens, search, lm, work)
                 _expand_groups(work.lm.groups, row, state, search, lm, work)
                 contexts.expand_deferred(row, state, search, lm, work)
     if frame.status == keys.DONE:
@@ -202,10 +202,10 @@ def _epsilon_closure(row, count, search, lm, work):
             cost, boost, epsilon, olabel = token.cost, keys.boost_of(token.key), keys.NONE, np.int32(0)
             target, least_arc = keys.state_of(token.key), source.least_cost
             if e >= source.epsilon_begin:
-                closure = graph.epsilons[np.uintp(e)]
-                cost += weights.lm_weight * closure.cost
-                epsilon, target, least_arc = e, np.int64(closure.target), closure.least_cost
-                olabel = closure.olabel
+                epsilon_arc = graph.epsilons[np.uintp(e)]
+                cost += weights.lm_weight * epsilon_arc.cost
+                epsilon, target, least_arc = e, np.int64(epsilon_arc.target), epsilon_arc.least_cost
+                olabel = epsilon_arc.olabel
                 if olabel != 0 and weights.boosts:
                     best_cost = cost - weights.most_bonus
                     if not candidates.least_total(best_cost, least_arc, least, search) <= cutoff:
@@ -216,16 +216,13 @@ def _epsilon_closure(row, count, search, lm, work):
                 continue
             if may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
                 key, origin = keys.key_of(target, boost, 0) >> 16, keys.Origin(keys.NONE, i, epsilon)
-                if lm is None:
-                    token_groups.join(key, cost, origin, search, lm, work)
-                else:
-                    contexts.join(key, olabel, cost, origin, search, lm, work)
+                token_groups.join(key, cost, origin, search, lm, work)
 
 
 @linked
 def may_expand(source, cost, search, cutoff, work):
     """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
-    arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > SMALL_STATE
+    arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > labels.SMALL_STATE
     last: Any = source.arc_end - 1
     for a in range(source.arc_begin, source.arc_begin if may else source.arc_end, 2):
         # Branch-free, two arcs per step (the last may be checked twice): most states have one or two arcs, so that
@@ -263,8 +260,8 @@ def _expand_group(group, g, row, state, search, lm, work):
     frame, arcs, costs = work.frame[0], search.graph.arcs, work.acoustic_costs
     source = search.graph.states[np.uintp(group.key >> 16)]
     count = source.arc_end - source.arc_begin
-    rounds = 1 if count <= SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
-    tries_all = count <= SMALL_STATE * rounds
+    rounds = 1 if count <= labels.SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
+    tries_all = count <= labels.SMALL_STATE * rounds
     for n in range(1 if tries_all else rounds):  # one round for all arcs, or one for each label
         label, first = keys.NONE, source.arc_begin
         if not tries_all:

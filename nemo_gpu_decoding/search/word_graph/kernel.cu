@@ -34,7 +34,8 @@
 // order, sums have the same order, and bounds skip only candidates that cannot survive. Only the indices of
 // tokens, back-pointers and links depend on the order of threads.
 //
-// Variants: one per type of log-prob; LINKS=1 for lattices; COMPOSE=1 for a large LM.
+// Variants: one per type of log-prob; LINKS=1 for lattices; COMPOSE=1 for a large LM; MIN_ACTIVE=1 for min_active > 0, which
+// spills a register on sm_75.
 // variants: LOG_PROB=float
 // variants: LOG_PROB=float LINKS=1
 // variants: LOG_PROB=Half
@@ -43,6 +44,8 @@
 // variants: COMPOSE=1 LOG_PROB=float LINKS=1
 // variants: COMPOSE=1 LOG_PROB=Half
 // variants: COMPOSE=1 LOG_PROB=BFloat16
+// variants: LOG_PROB=float MIN_ACTIVE=1 arch>=80
+// variants: COMPOSE=1 LOG_PROB=float MIN_ACTIVE=1
 #if COMPOSE
 #include "search/word_graph/large_lm/frame.cuh"
 typedef LmAdvanceArgs AdvanceArgs;
@@ -139,16 +142,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
   RowReader rows(first, columns, args.lengths[b] - now.begin, buffers, args.row_bytes);
   while (now.status == DONE && rows.any()) {
     const Row row = rows.next();
-    work.search.beam = args.params.beam;
+    if (WIDENS) work.search.beam = args.params.beam;
     do {
 #if COMPOSE
       now.status = expand_or_bisect(row, columns, now, shared, work);
 #else
       now.status = expand_or_bisect(row, columns, now, work);
 #endif
-    } while (now.status == DONE && widen_beam(args.params.beam, work));
+    } while (WIDENS && now.status == DONE && widen_beam(args.params.beam, work));
     if (now.status == DONE && KEEPS_LINKS && !has_capacity_for_links(now, work)) now.status = LINKS_FULL;
-    const bool is_widened = work.search.beam > args.params.beam;
+    const bool is_widened = WIDENS && work.search.beam > args.params.beam;
     if (now.status == DONE && !prune(row, is_widened, now, work)) now.status = BACK_POINTERS_FULL;
     if (now.status == DONE) {
 #if COMPOSE

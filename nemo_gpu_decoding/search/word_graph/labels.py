@@ -12,6 +12,7 @@ from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
 
 BLOCK = 16  # labels that one SIMD test covers
+SMALL_STATE = 8  # the search tries all arcs of a state with at most this many
 SORTED_LABELS = 128  # the labels are sorted if there are at most this many; at most BINS
 
 

@@ -16,6 +16,10 @@
 #define LINKS 0
 #endif
 constexpr bool KEEPS_LINKS = LINKS != 0;
+#ifndef MIN_ACTIVE
+#define MIN_ACTIVE 0
+#endif
+constexpr bool WIDENS = MIN_ACTIVE != 0;  // frames with fewer tokens than min_active repeat with a wider beam
 
 constexpr int NO_ENTRY = (int)0x80000000;  // of a candidate
 

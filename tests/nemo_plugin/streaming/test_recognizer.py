@@ -197,7 +197,7 @@ def test_alternatives_of_those_who_ask(arguments, shared, speech):
     assert partials > 1
     assert len(step.final.n_best) == 3
     assert step.final.n_best[0].text == step.final.text
-    slots = [slot for slot in step.final.alternatives if slot.index is not None]
+    slots = [slot for slot in step.final.alternatives if slot.word_index is not None]
     assert [slot[:3] for slot in slots] == [(n, *word[1:3]) for n, word in enumerate(step.final.words)]
     assert not other.final.alternatives
     assert own._n_best == {}

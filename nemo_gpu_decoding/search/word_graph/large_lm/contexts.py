@@ -3,7 +3,7 @@
 2. Tokens in one graph state and boosting state form a token group [LET]. Tokens of a group with one LM
    context form one context of the group. A closure arc with a word changes the LM context, but the search
    defers the LM query for that word. Example: three tokens in graph state 7 after "a b", "a c" (just read)
-   and "a c" (with a blank since) are one group with two contexts, the second with two tokens.
+   and "a c" (with a blank since) are one group with two contexts, the second with two tokens (`closure.py`).
 3. The search visits the arcs of each group's state once, at the cost of the best context. All contexts
    below the cutoff take arcs without a word at once. Then the search queries the LMs for the other arcs and
    contexts that are below the cutoff by the small LM's cost. It takes these arcs at the true cost.
@@ -29,19 +29,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined, linked
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.labels import likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, query
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
-from nemo_gpu_decoding.search.word_graph.token_groups import (
-    ArcStep,
-    add_group_token,
-    begin_group,
-    keep_best,
-    offer_step,
-    target_key,
-)
+from nemo_gpu_decoding.search.word_graph.token_groups import ArcStep, offer_step, target_key
 
 LM_CONTEXT = np.dtype(
     [
@@ -142,103 +135,6 @@ def tighten_cutoff(row, state, search, lm, work):
     candidates.offer(least + difference, key, context, origin, search, lm, work)
 
 
-# --------------------------------------------------------------------------------- epsilon closure
-
-
-@linked
-def join(key, olabel, cost, origin, search, lm, work):
-    """Add a token to its LM context of a group; `olabel` is the output label of the closure arc, or 0."""
-    frame, contexts = work.frame[0], work.lm.contexts
-    context = work.current[origin.source].lm
-    slot = find_context_slot(key, context, olabel, work)
-    if work.lm.context_slots[slot].stamp == work.stamps[2]:
-        c = work.lm.context_slots[slot].entry
-        keep_best(contexts[c], cost, origin, search, lm, work)
-        group = work.lm.groups[contexts[c].group]
-        group.cost = min(group.cost, cost)
-    elif frame.contexts == len(contexts):
-        frame.status = keys.GROUPS_FULL
-        return
-    else:
-        c = np.int32(frame.contexts)
-        candidates.fill_slot(work.lm.context_slots, slot, work.stamps[2], c)
-        begin_group(contexts[c], key, cost, origin, search, work)
-        contexts[c].lm, contexts[c].lm_after, contexts[c].olabel = context, context, olabel
-        contexts[c].difference = np.float32(np.nan) if olabel != 0 else np.float32(0.0)
-        add_context(c, group_of(contexts[c], work), work)
-    if search.params.keeps_links:
-        add_group_token(contexts[c], cost, origin, work)
-
-
-@linked
-def group_of(context, work):
-    """The number of the group of a new LM context; adds the group if there is none."""
-    slots = work.group_slots
-    slot = candidates.find_slot(context.key, 0, _group_table(work), None)
-    if slots[slot].stamp != work.stamps[1]:
-        candidates.fill_slot(slots, slot, work.stamps[1], new_group(context, work))
-    return slots[slot].entry
-
-
-@linked
-def new_group(context, work):
-    """Add a group without contexts. The capacity suffices, because there are at most as many groups as contexts."""
-    g = np.int32(work.frame[0].groups)
-    work.frame[0].groups += 1
-    group = work.lm.groups[g]
-    group.key, group.cost, group.newest, group.count = context.key, context.cost, keys.NONE, 0
-    group.ordered, group.queries = keys.NONE, False
-    return g
-
-
-@linked
-def add_context(c, g, work):
-    """Add LM context c, the newest one, to group g."""
-    frame, context, group = work.frame[0], work.lm.contexts[c], work.lm.groups[g]
-    context.group, context.next = g, group.newest
-    group.newest = c
-    group.count += 1
-    group.cost = min(group.cost, context.cost)
-    group.queries = group.queries or context.olabel != 0
-    frame.contexts += 1
-    if 2 * frame.contexts > frame.context_mask + 1:
-        _widen_tables(work)
-
-
-@linked
-def find_context_slot(key, context, olabel, work):
-    """The slot of an LM context of a group, or the free slot for it if it has none."""
-    slots, entries, stamp = work.lm.context_slots, work.lm.contexts, work.stamps[2]
-    mask = np.uint64(work.frame[0].context_mask)
-    at = ((keys.hash_of(key, context) + np.uint64(olabel) * keys.OTHER_HASH) >> keys.SLOT_SHIFT) & mask
-    while slots[at].stamp == stamp and not (
-        entries[slots[at].entry].key == key
-        and entries[slots[at].entry].lm == context
-        and entries[slots[at].entry].olabel == olabel
-    ):
-        at = (at + np.uint64(1)) & mask
-    return at
-
-
-@inlined
-def _group_table(work):
-    return candidates.Table(work.group_slots, work.lm.groups, work.frame[0].group_mask, work.stamps[1])
-
-
-@linked
-def _widen_tables(work):
-    """Double the used sizes of the hash tables of groups and of LM contexts."""
-    frame = work.frame[0]
-    frame.group_mask = frame.context_mask = 2 * frame.context_mask + 1
-    work.stamps[1] += 1
-    work.stamps[2] += 1
-    for c in range(frame.contexts):
-        context = work.lm.contexts[c]
-        at = find_context_slot(context.key, context.lm, context.olabel, work)
-        candidates.fill_slot(work.lm.context_slots, at, work.stamps[2], c)
-    candidates.fill_table(_group_table(work), frame.groups, None)
-
-
 # --------------------------------------------------------------------------------- expanding groups
 
 
@@ -263,36 +159,42 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
 def _order(group, lm, work):
     """List the contexts of a group in `order`, cheapest first, at most `group_size` of them."""
     frame, order, contexts = work.frame[0], work.lm.order, work.lm.contexts
-    group.ordered = frame.ordered
-    frame.ordered += group.count
-    ordered = order[group.ordered]
-    ordered.context, ordered.cost = group.newest, contexts[group.newest].cost
-    if group.count > 1:
-        _sort(group, order, contexts)
-    if group.count > lm.group_size:
-        group.count = lm.group_size
-    frame.expanded += group.count
+    first, rest, count = frame.ordered, group.newest, min(np.int64(group.count), lm.group_size)
+    for n in range(first, first + count):
+        order[np.uintp(n)].context, order[np.uintp(n)].cost = rest, contexts[np.uintp(rest)].cost
+        rest = contexts[np.uintp(rest)].next
+    _sort(first, count, order, contexts)
+    last = first + count - 1
+    while rest != keys.NONE:
+        cost = contexts[np.uintp(rest)].cost
+        if _is_cheaper(cost, rest, order[np.uintp(last)], contexts):
+            _insert(cost, rest, last, first, 1, order, contexts)
+        rest = contexts[np.uintp(rest)].next
+    group.ordered, group.count = first, count
+    frame.ordered += count
+    frame.expanded += count
 
 
 @linked
-def _sort(group, order, contexts):
-    """Fill the group's part of `order` by a Shell sort."""
-    first, c, count = group.ordered, group.newest, group.count
-    for n in range(count):
-        order[first + n].context, order[first + n].cost = c, contexts[c].cost
-        c = contexts[c].next
+def _sort(first, count, order, contexts):
+    """Sort a part of `order` by a Shell sort."""
     gap = 1
     while 3 * gap + 1 < count:
         gap = 3 * gap + 1
     while gap > 0:
         for n in range(first + gap, first + count):
-            cost, c, at = order[n].cost, order[n].context, n
-            while at >= first + gap and _is_cheaper(cost, c, order[at - gap], contexts):
-                order[at].cost = order[at - gap].cost
-                order[at].context = order[at - gap].context
-                at -= gap
-            order[at].cost, order[at].context = cost, c
+            _insert(order[np.uintp(n)].cost, order[np.uintp(n)].context, n, first, gap, order, contexts)
         gap //= 3
+
+
+@linked
+def _insert(cost, c, at, first, gap, order, contexts):
+    """Insert a context into the sorted entries first .. at - gap of `order`, of which the dearest move up to `at`."""
+    while at >= first + gap and _is_cheaper(cost, c, order[np.uintp(at - gap)], contexts):
+        order[np.uintp(at)].cost = order[np.uintp(at - gap)].cost
+        order[np.uintp(at)].context = order[np.uintp(at - gap)].context
+        at -= gap
+    order[np.uintp(at)].cost, order[np.uintp(at)].context = cost, c
 
 
 @linked

@@ -17,7 +17,7 @@ inline void begin_frame(LmWorkspace& work) {
     work.lm_counters->num_cached = num_cached;
     work.lm_counters->tightened_by.source = NONE;
     work.shared->current = work.current;
-    work.shared->search.beam = work.search.beam;
+    if (WIDENS) work.shared->search.beam = work.search.beam;
   }
   __syncthreads();
 }

@@ -17,8 +17,8 @@ from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, fill_slot, find_slot, least_total, lower_cutoff
-from nemo_gpu_decoding.search.word_graph.frame import SMALL_STATE, may_expand
-from nemo_gpu_decoding.search.word_graph.labels import labels_within, likeliest_step
+from nemo_gpu_decoding.search.word_graph.frame import may_expand
+from nemo_gpu_decoding.search.word_graph.labels import SMALL_STATE, labels_within, likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm.let_words import (
     best_after_words,
     node_after_arc,
