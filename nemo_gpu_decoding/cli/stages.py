@@ -116,7 +116,7 @@ def later_stages(
         return []
     section = section_of(strategy)
     thresholds = options.ac_threshold or (AC_THRESHOLDS if options.false_phrases_per_hour is not None else [])
-    last = [partial(_heard, options, thresholds, section, most_bonus)] if thresholds else []
+    last: list[Stage] = [partial(_heard, options, thresholds, section, most_bonus)] if thresholds else []
     if section == "beam":
         weights = sorted({point.boosting_weight or 0.0 for point in points})
         sizes = options.beam_size or BEAM_SIZES

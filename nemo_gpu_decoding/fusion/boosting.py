@@ -254,7 +254,8 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
     aliases = aliases_of(kept, name, config.is_case_ignored)
     space = vocabulary.space if config.checks_word_boundary else None
     sequences: list[ScoredSequence] = []
-    texts, faults = [], []
+    texts: list[str] = []
+    faults: list[str] = []
     for phrase in spelled_phrases(kept, lambda phrase: can_spell(phrase, vocabulary, config)):
         try:
             sequences += _sequences(phrase, vocabulary, config, space)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,8 +73,9 @@ class BoostingTree(BackoffAutomaton):
                 number = self._numbers.get(read[begin:end]) if covered < end <= len(read) else None
                 if number is None:
                     continue
-                in_word = is_continuation is not None and self.table.sequences[number].ends_in_word
-                if in_word and end < len(read) and is_continuation[read[end]]:
+                checks = is_continuation is not None and self.table.sequences[number].ends_in_word
+                following: Any = read[end] if checks and end < len(read) else None
+                if is_continuation is not None and following is not None and is_continuation[following]:
                     continue
                 yield Occurrence(number, max(0, begin - shift), end - shift)
                 covered = end

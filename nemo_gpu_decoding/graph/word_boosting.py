@@ -159,7 +159,8 @@ def build_word_boosting(
     if speller is not None and graph.pieces is None:
         raise FieldError("speller", speller, "None", f"for a graph ({graph.name}) that is not one with_piece_labels")
     sequences: list[ScoredSequence] = []
-    texts, left_out = [], []
+    texts: list[str] = []
+    left_out: list[str] = []
     for phrase, bonus in phrases.items():
         words = phrase.split()
         if not words:

@@ -458,7 +458,7 @@ def test_aliases_belong_to_their_utterance_and_change_texts_only(subject, decode
     assert len(set(found[0].distinct(text_of, BATCH).texts(text_of))) == len(found[0].distinct(text_of, BATCH))
     streams = decoder.open(BATCH, requests)
     decoder.push(streams, inputs, LENGTHS)
-    assert decoder.partial(streams)[0].aliases is aliases
+    assert decoder.partial(streams)[0].aliases == aliases
     assert decoder.close(streams)[0].texts(text_of)[0] == "it"
     off = [replace(wanted, boosting_weight=0.0)] * BATCH
     assert decoder.decode(inputs, LENGTHS, off)[0].aliases is None
