@@ -80,7 +80,7 @@ def with_evidence(
     for i, again in zip(failed, decode(inputs, requests=list(failed.values())), strict=True):
         shown = streams.shown[rows[i]]
         if np.array_equal(again.best.tokens[:shown], results[i].best.tokens[:shown]):
-            own: dict[str, Any] = {"paths": again.paths, "notes": again.notes, "lattice": again.lattice, "work": again.work}
+            own: dict[str, Any] = {name: getattr(again, name) for name in ("paths", "notes", "lattice", "work")}
             results[i] = _with_phrases(replace(results[i], **own, phrases=()), trees[i], units_of)
     return results
 
