@@ -48,6 +48,8 @@ class BoostingOptions:
     lm_weight: float = 0.5
     # Boosting weights, natural log, > 0.
     weights: list[float] = field(default_factory=lambda: [0.75, 1.5])
+    # Threshold of a phrase's probability, 0 .. 1, for further rows with the first way; 0: no such rows.
+    ac_threshold: float = 0.0
     # Beam sizes; word graphs have none.
     beams: list[int] = field(default_factory=lambda: [4, 16])
 
@@ -78,7 +80,10 @@ def run(options: BoostingOptions) -> int:
 def searches(options: BoostingOptions) -> list[tuple[str, int | None, float, DictConfig]]:
     """Way of paying phrases, beam size, boosting weight and `decoding` section of each row."""
     section = section_of(options.strategy)
-    ways: dict[str, dict[str, object]] = {"word graph": {}} if section == "wfst" else WAYS
+    ways: dict[str, dict[str, object]] = {"word graph": {}} if section == "wfst" else dict(WAYS)
+    if options.ac_threshold:
+        limited = {"ac_threshold": options.ac_threshold}
+        ways[f"ac_threshold: {options.ac_threshold:g}"] = {**next(iter(ways.values())), **limited}
     lm = {"lm": options.lm, "lm_weight": options.lm_weight} if options.lm else {}
     found = []
     for beam in options.beams if section == "beam" else [None]:

@@ -34,6 +34,7 @@ BEAM_KEYS = {
     "segmentations": "boosting_tree.segmentations",
     "refund": "boosting_tree.refund",
     "overlapping": "boosting_tree.overlapping",
+    "ac_threshold": "boosting_tree.ac_threshold",
 }
 WORD_GRAPH_KEYS = {
     "beam_width": "beam_width",
@@ -41,6 +42,7 @@ WORD_GRAPH_KEYS = {
     "lm_weight": "lm_weight",
     "phrases": "boosting_tree.key_phrases_file",
     "boosting_weight": "boosting_tree_alpha",
+    "ac_threshold": "boosting_tree.ac_threshold",
 }
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
 FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight", "beam_beta", "rescore_weight")
 
 
+TREE = ("segmentations", "refund", "overlapping", "ac_threshold")  # options of the boosting tree
+
+
 class Point(NamedTuple):
     """One combination of options. None: the strategy has no such option, or there is no LM or no phrase."""
 
@@ -36,6 +39,7 @@ class Point(NamedTuple):
     refund: str | None = None
     overlapping: bool | None = None
     source_lm_weight: float | None = None
+    ac_threshold: float | None = None
 
     def __str__(self) -> str:
         """The options in the form in which a user types them."""
@@ -46,7 +50,7 @@ class Point(NamedTuple):
     def cost(self) -> tuple[float, ...]:
         """Sort key among equally good points: smaller searches, then smaller weights, then default refunds."""
         weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
-        way = (self.refund == "nemo", bool(self.overlapping))
+        way = (self.refund == "nemo", bool(self.overlapping), self.ac_threshold or 0.0)
         return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *way)
 
 
@@ -118,7 +122,7 @@ class Searches:
 
     def at(self, point: Point) -> Search:
         """The decoder with the boosting tree of a point; None: as in the preset. The weights are not set."""
-        tree = {name: getattr(point, name) for name in ("segmentations", "refund", "overlapping")}
+        tree = {name: getattr(point, name) for name in TREE}
         key = tuple(tree.values())
         if key not in self._ready:
             self._ready[key] = self.head.search(self._config(tree))

@@ -1,9 +1,10 @@
 """The points that `tune` tries, in stages: options that are null get values around the best point so far.
 
 With phrases, token-level strategies first try all weights with the smallest beam and one segmentation per phrase.
-Then they try larger beams and more segmentations with the best weights, and at last the other ways of paying phrases
+Then they try larger beams and more segmentations with the best weights, and then the other ways of paying phrases
 (`refund`, `overlapping`). Word graphs try the LM weights without phrases, then the boosting weights with the best LM
-weights, then the LM weights next to the best ones.
+weights, then the LM weights next to the best ones. With a limit of false phrases, both try thresholds of a phrase's
+probability at last.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
 # bonuses add up over the tokens or words of a phrase (five words earn 14 times the weight): small weights suit these
 BOOSTING_WEIGHTS = {"beam": [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0], "wfst": [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]}
 BEAM_SIZES, SEGMENTATIONS = [8, 32], [1, 8]  # more than the first only with phrases
+AC_THRESHOLDS = [0.01, 0.02, 0.03, 0.05, 0.1, 0.2]  # tried with false_phrases_per_hour
 BEAM_WIDTHS = [16.0, 40.0]  # 40 if a word's bonus may exceed half of 16
 
 
@@ -48,6 +50,7 @@ def points_of(
         ("segmentations", has_phrases and not in_graph),
         ("refund", has_phrases and not in_graph),
         ("overlapping", has_phrases and not in_graph),
+        ("ac_threshold", has_phrases),
     ):
         if getattr(options, name) and not is_used:
             how = strategy if is_fused or in_graph else f"{strategy} without lm or phrases"
@@ -111,14 +114,17 @@ def later_stages(
     """
     if not has_phrases:
         return []
-    if section_of(strategy) == "beam":
+    section = section_of(strategy)
+    thresholds = options.ac_threshold or (AC_THRESHOLDS if options.false_phrases_per_hour is not None else [])
+    last: list[Stage] = [partial(_heard, options, thresholds, section, most_bonus)] if thresholds else []
+    if section == "beam":
         weights = sorted({point.boosting_weight or 0.0 for point in points})
         sizes = options.beam_size or BEAM_SIZES
         larger = partial(_larger, sizes, options.segmentations or SEGMENTATIONS, weights)
-        return [larger, partial(_paid, ways_of(options, refunds), weights)]
+        return [larger, partial(_paid, ways_of(options, refunds), weights), *last]
     if options.boosting_weight:
-        return []
-    return [partial(_boosted, options.beam_width or (), most_bonus), partial(_neighbours, points)]
+        return last
+    return [partial(_boosted, options.beam_width or (), most_bonus), partial(_neighbours, points), *last]
 
 
 def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequence[float], best: Point) -> list[Point]:
@@ -132,6 +138,17 @@ def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequenc
 def _paid(ways: Sequence[dict[str, Any]], weights: Sequence[float], best: Point) -> list[Point]:
     """The ways of paying phrases with all boosting weights above 0."""
     return [best._replace(**way, boosting_weight=weight) for way in ways for weight in weights if weight]
+
+
+def _heard(
+    options: TuneOptions, thresholds: Sequence[float], section: str, most_bonus: float, best: Point
+) -> list[Point]:
+    """Thresholds of a phrase's probability, with the best boosting weight and larger ones."""
+    weights = [w for w in options.boosting_weight or BOOSTING_WEIGHTS[section] if w >= (best.boosting_weight or 0) > 0]
+    points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in thresholds for weight in weights]
+    if section == "beam" or options.beam_width:
+        return points
+    return [point._replace(beam_width=_beam_width(point, most_bonus)) for point in points]
 
 
 def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Point]:

@@ -89,6 +89,12 @@ class TuneOptions(ModelOptions):
     # With refund full: whether phrases that overlap in the text all count (boosting_tree.overlapping). null: false,
     # then true with the best weights.
     overlapping: list[bool] | None = None
+    # Least probabilities of a phrase to try, 0 .. 1 (boosting_tree.ac_threshold), with the best weights. null: 0; with
+    # false_phrases_per_hour 0 .. 0.2.
+    ac_threshold: list[float] | None = None
+    # Most false phrases per hour of speech, >= 0: combinations with more rank last. Put speech without phrases into
+    # the manifest. null: no limit.
+    false_phrases_per_hour: float | None = None
     # For word graphs: beam widths to try, natural log, > 0. null: 16, or 40 if a word's bonus exceeds half of 16.
     beam_width: list[float] | None = None
     # The measure to optimise: wer (with phrases: and their false_phrase_cost), or fscore of the phrases.
@@ -141,6 +147,10 @@ class TuneOptions(ModelOptions):
         _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)
         _check_names("refund", self.refund or [], REFUNDS)
         check_number("false_phrase_cost", self.false_phrase_cost)
+        if self.false_phrases_per_hour is not None:
+            check_number("false_phrases_per_hour", self.false_phrases_per_hour)
+            if self.phrases is None:
+                raise ValueError(f"false_phrases_per_hour is {self.false_phrases_per_hour}, which needs phrases=FILE")
         _check_names("confidence", self.confidence or [], AGGREGATIONS)
         for name, known in (("strategy", STRATEGIES), ("store", STORES), ("objective", OBJECTIVES)):
             if getattr(self, name) is not None:
@@ -282,7 +292,9 @@ def search_points(
         known = {trial.point for trial in trials}
         more = [point for point in stage(trials[0].point) if point not in known]
         trials = order([*trials, *try_points(searches, dev, more, phrases, options)])
-    return trials
+    if options.false_phrases_per_hour is None:
+        return trials
+    return order(trials, most_false=options.false_phrases_per_hour * dev.audio_seconds / 3600)
 
 
 def around(best: Point, points: Sequence[Point]) -> list[Point]:
@@ -308,8 +320,17 @@ def try_points(
     return trials
 
 
-def ranked(trials: Sequence[Trial], objective: str, false_phrase_cost: float = FALSE_PHRASE_COST) -> list[Trial]:
-    """Best first; ties go to the smaller beam, then to the smaller weights."""
+def ranked(
+    trials: Sequence[Trial],
+    objective: str,
+    false_phrase_cost: float = FALSE_PHRASE_COST,
+    most_false: float = float("inf"),
+) -> list[Trial]:
+    """Best first; ties go to the smaller beam, then to the smaller weights.
+
+    Args:
+        most_false: trials with more false phrases come last, those with the fewest first.
+    """
 
     def key(trial: Trial) -> tuple:
         score = trial.score
@@ -317,7 +338,7 @@ def ranked(trials: Sequence[Trial], objective: str, false_phrase_cost: float = F
         false = score.phrases.false_positives if score.phrases else 0
         errors = score.errors.total + false_phrase_cost * false
         quality = (-fscore, score.errors.total) if objective == "fscore" else (errors, -fscore)
-        return (*quality, *trial.point.cost)
+        return (false if false > most_false else 0, *quality, *trial.point.cost)
 
     return sorted(trials, key=key)
 

@@ -77,7 +77,8 @@ class AllowedTokens:
             return tree, weight
         if tree is None or weight == 0:
             tree, weight = None, PRICE_WEIGHT
-        key = ("allowed tokens", tree and (tree.fingerprint, repr(tree.aliases)), self, weight)
+        own = tree and (tree.fingerprint, repr(tree.aliases), getattr(tree, "ac_threshold", 0.0))
+        key = ("allowed tokens", own, self, weight)
         return cached(key, partial(self._applied, tree, weight)), weight
 
     def _applied(self, tree: BackoffAutomaton | None, weight: float) -> BackoffAutomaton:

@@ -22,6 +22,7 @@ from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_number, checked_options
 from nemo_gpu_decoding.fusion.aliases import is_word_character
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
 from nemo_gpu_decoding.fusion.phrases import (
@@ -108,6 +109,10 @@ class BoostingConfig:
     # mark the beginnings of words. More than 64 different bonuses are rounded, by at most 0.2 % of their
     # median. None: True with refund "full", False with refund "nemo".
     whole_words: bool | None = None
+    # Least probability of a phrase in a result, 0 .. 1; 0: no limit. The probability is the geometric mean of the
+    # posteriors of its tokens. Phrases below it are withdrawn: the utterance is decoded again with the phrases above
+    # it only. `tune false_phrases_per_hour=1` finds a value; 0.03 is typical. Not for model_path.
+    ac_threshold: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("key_phrases_list", "key_phrase_items_list"):
@@ -124,6 +129,10 @@ class BoostingConfig:
                 raise FieldError(name, value, "at least 1")
         check_choice("refund", self.refund, (*REFUNDS, POTENTIALS))
         check_choice("bpe_mode", self.bpe_mode, BPE_MODES)
+        check_number("ac_threshold", self.ac_threshold)
+        if self.ac_threshold > 1 or (self.ac_threshold and self.model_path):
+            note = "with model_path, which names no phrases" if self.model_path else ""
+            raise FieldError("ac_threshold", self.ac_threshold, "0" if self.model_path else "0 .. 1", note)
         for name in ("whole_words", "overlapping"):
             if not isinstance(getattr(self, name), bool | None):
                 raise FieldError(name, getattr(self, name), "True, False or None")
@@ -245,27 +254,32 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
     aliases = aliases_of(kept, name, config.is_case_ignored)
     space = vocabulary.space if config.checks_word_boundary else None
     sequences: list[ScoredSequence] = []
-    faults = []
+    texts: list[str] = []
+    faults: list[str] = []
     for phrase in spelled_phrases(kept, lambda phrase: can_spell(phrase, vocabulary, config)):
         try:
             sequences += _sequences(phrase, vocabulary, config, space)
         except ValueError as error:
             faults.append(str(error))
+        texts += [aliases.written(phrase.text) if aliases else phrase.text] * (len(sequences) - len(texts))
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise ValueError(f"{name}: {'; '.join(faults[:_SHOWN])}{more}")
-    tree = build_context_graph(
-        sequences,
-        len(vocabulary),
+    is_continuation = word_continuations(vocabulary) if config.checks_word_boundary else None
+    build = partial(
+        build_context_graph,
+        vocab_size=len(vocabulary),
         unk_score=config.unk_score,
         refund=config.refund,
         overlapping=bool(config.overlapping),
         uniform_weights=config.uniform_weights,
-        is_continuation=word_continuations(vocabulary) if config.checks_word_boundary else None,
+        is_continuation=is_continuation,
         label_before=space,
         name=name,
     )
-    return replace(tree, aliases=aliases)
+    keys = [tuple(map(int, sequence.tokens)) for sequence in sequences]
+    table = PhraseTable(sequences, keys, texts, build, is_continuation, space)
+    return replace(BoostingTree.of(table, config.ac_threshold), aliases=aliases)
 
 
 def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> bool:

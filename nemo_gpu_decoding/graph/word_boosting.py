@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, product
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
+from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.phrases import (
     Phrase,
@@ -94,7 +96,10 @@ def word_boosting(
             "wfst.added_words adds words to a graph that is built from wfst.arpa_lm_path"
         )
     tree = build_word_boosting(worth, graph, missing=missing, name=name, speller=speller)
-    return replace(tree, aliases=aliases)
+    table = tree.table
+    if aliases is not None and table is not None:
+        table = table._replace(texts=list(map(aliases.written, table.texts)))
+    return replace(tree, aliases=aliases, table=table, ac_threshold=config.ac_threshold)
 
 
 def _is_known(phrase: Phrase, config: BoostingConfig, graph: WordGraph, speller: Speller | None) -> bool:
@@ -133,7 +138,7 @@ def build_word_boosting(
     missing: str = "error",
     name: str = "phrases",
     speller: Speller | None = None,
-) -> BackoffAutomaton:
+) -> BoostingTree:
     """The boosting automaton of words and phrases.
 
     Args:
@@ -154,7 +159,8 @@ def build_word_boosting(
     if speller is not None and graph.pieces is None:
         raise FieldError("speller", speller, "None", f"for a graph ({graph.name}) that is not one with_piece_labels")
     sequences: list[ScoredSequence] = []
-    left_out = []
+    texts: list[str] = []
+    left_out: list[str] = []
     for phrase, bonus in phrases.items():
         words = phrase.split()
         if not words:
@@ -168,6 +174,7 @@ def build_word_boosting(
             left_out.append(f"{phrase!r} ({unknown[0]!r})")
             continue
         sequences += _sequences(words, bonus, graph, speller)
+        texts += [phrase] * (len(sequences) - len(texts))
     if left_out and missing == "error":
         raise ValueError(f"{name}: the graph has not all words of {', '.join(left_out[:5])}")
     if left_out:
@@ -175,7 +182,13 @@ def build_word_boosting(
                        name, len(left_out), ", ".join(left_out[:5]))  # fmt: skip
     if not sequences:
         raise ValueError(f"{name} has no phrase that the graph could find")
-    return _without_dead_ends(build_context_graph(sequences, len(graph.words), name=name))
+    keys = [tuple(text.split()) for text in texts]
+    build = partial(_build, vocab_size=len(graph.words), name=name)
+    return BoostingTree.of(PhraseTable(sequences, keys, texts, build), 0.0)
+
+
+def _build(sequences: Sequence[ScoredSequence], vocab_size: int, name: str) -> BackoffAutomaton:
+    return _without_dead_ends(build_context_graph(sequences, vocab_size, name=name))
 
 
 def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:

@@ -12,7 +12,7 @@ import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
 from nemo_gpu_decoding.fusion.aliases import Aliases
-from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, Work
+from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, ScoreParts, Work
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.slots import Slot
@@ -31,6 +31,7 @@ class BeamHypothesis(Hypothesis):
     token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
+    phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases, with their probabilities; of the best hypothesis only
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     in_grammar: bool | None = None  # False: no sentence of the grammar fits, and there are no tokens; None: no grammar
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
@@ -97,6 +98,7 @@ def from_path(path: Path, nbest: NBest, kind: type[H], **more: Any) -> H:
         outside_share=path.outside_share,
         in_grammar=nbest.in_grammar,
         aliases=nbest.aliases,
+        phrases=nbest.phrases_of(path),
         **more,
     )
 

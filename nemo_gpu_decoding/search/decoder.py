@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -42,40 +42,15 @@ from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
+from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
 from nemo_gpu_decoding.search.result import NBest, by_rules
+from nemo_gpu_decoding.search.streams import Streams
 
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
 
 MOST_STREAMS, MOST_FRAMES = 1 << 20, 1 << 24  # of one `open`; MOST_FRAMES of 80 ms are 15 days
-
-
-@dataclass
-class Streams:
-    """State of n utterances that are being decoded. Only one thread may use it at a time."""
-
-    fusion: BatchFusion  # LM, boosting tree and weights of each
-    capacity: int  # frames to allocate buffers for
-    is_open: np.ndarray  # [n] bool
-    engine: Engine | None = None  # created by the first push, on the backend for its inputs
-    commit_frames: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [n] at the last commit
-
-    def __post_init__(self) -> None:
-        self.commit_frames = np.zeros(len(self), np.int64)
-
-    def __len__(self) -> int:
-        return len(self.fusion)
-
-    @property
-    def closed(self) -> bool:
-        """Whether there are streams and all of them are closed."""
-        return len(self) > 0 and not self.is_open.any()
-
-    def set_open(self, rows: Sequence[int], is_open: bool) -> None:
-        """Mark streams as open or closed; copies of these streams keep their own marks."""
-        self.is_open = self.is_open.copy()
-        self.is_open[list(rows)] = is_open
 
 
 class Decoder(ABC, Generic[C, R]):
@@ -151,6 +126,7 @@ class Decoder(ABC, Generic[C, R]):
         check_int("capacity", capacity, 0, MOST_FRAMES)
         fusion = BatchFusion.resolve(self.fusion, n, requests, self._labels)
         streams = Streams(fusion, capacity, np.ones(n, bool))
+        streams.remember(range(n), requests)
         if device is not None:
             self._engine(streams, torch.device(device))
         return streams
@@ -206,7 +182,7 @@ class Decoder(ABC, Generic[C, R]):
         most, reason = self._most_partial()
         if not 1 <= n_best <= most:
             raise FieldError("n_best", n_best, f"{'1' if most == 1 else f'1 .. {most}'}{reason}")
-        results = self._hypotheses(streams, numbers, n_best, final=False)
+        results = as_committed(streams, numbers, self._hypotheses(streams, numbers, n_best, final=False), self._units)
         self._commit(streams, {row: nbest.num_frames for row, nbest in zip(numbers, results, strict=True)})
         return results
 
@@ -219,7 +195,8 @@ class Decoder(ABC, Generic[C, R]):
         """
         numbers = _open_numbers(streams, rows)
         streams.set_open(numbers, False)
-        return self._hypotheses(streams, numbers, self.config.n_best, final=True)
+        results = self._hypotheses(streams, numbers, self.config.n_best, final=True)
+        return with_evidence(streams, numbers, results, self._units, self.decode)
 
     def reopen(self, streams: Streams, rows: Sequence[int], requests: Sequence[Request | None] | None = None) -> None:
         """Begin new utterances in closed streams. Their results do not depend on earlier utterances or other streams.
@@ -241,6 +218,7 @@ class Decoder(ABC, Generic[C, R]):
         streams.fusion = fusion
         streams.commit_frames = streams.commit_frames.copy()
         streams.commit_frames[numbers] = 0
+        streams.remember(numbers, requests)
         streams.set_open(numbers, True)
 
     @abstractmethod
@@ -272,6 +250,10 @@ class Decoder(ABC, Generic[C, R]):
         """None if the kernels can search these streams on `device`, else the reason in one line."""
         return "this strategy has no CUDA kernels"
 
+    def _units(self, path: Any) -> Units:
+        """What the boosting tree reads of a path."""
+        return Units(path.tokens.tolist(), range(len(path)), range(1, len(path) + 1))
+
     def _most_partial(self) -> tuple[int, str]:
         """The largest n_best of `partial`, and a reason for the error message."""
         return 1, ": alternatives are known at the end only"
@@ -301,6 +283,7 @@ class Decoder(ABC, Generic[C, R]):
             return {}
         engine = self._engine(streams, inputs.device)
         is_taken = isinstance(lengths, Tensor) and engine.accepts_device_lengths(lengths) and len(lengths) == n
+        is_taken = is_taken and not streams.heard
         counts: Any = lengths
         if not is_taken or not streams.is_open.all():
             counts = checked_lengths(lengths, n, frames, of=self.input_name)
@@ -312,6 +295,7 @@ class Decoder(ABC, Generic[C, R]):
         while True:
             try:
                 engine.push(inputs, counts, deferred=deferred)
+                streams.hear(inputs, counts, copies=not deferred)
                 return errors
             except StreamsLost:
                 streams.set_open(range(n), False)

@@ -90,6 +90,17 @@ class Path:
 P = TypeVar("P", bound=Path, covariant=True)
 
 
+class FoundPhrase(NamedTuple):
+    """A boosted phrase in a path."""
+
+    text: str  # as in the list of phrases, also where an alias of it was found
+    first_token: int
+    end_token: int  # one past its last token
+    start_frame: int
+    end_frame: int  # one past the last frame of its last token
+    probability: float  # geometric mean of the posteriors of its tokens, 0 .. 1
+
+
 class Work(NamedTuple):
     """Counters of paged_biglm over all frames of an utterance.
 
@@ -136,11 +147,18 @@ class NBest(Sequence[P]):
     # Partial results: number of tokens at the beginning of the best hypothesis that will not change any more, because
     # all live hypotheses share them (alternatives in a lattice may differ). It never decreases in a stream.
     committed: int | None = None
+    # Boosted phrases of the best hypothesis. Partial results have them where phrases have an `ac_threshold`; never for
+    # trees that NeMo made.
+    phrases: tuple[FoundPhrase, ...] = ()
     aliases: Aliases | None = None  # of the utterance's phrases; `texts` replaces them
 
     @property
     def best(self) -> P:
         return self.paths[0]
+
+    def phrases_of(self, path: Path) -> tuple[FoundPhrase, ...]:
+        """The boosted phrases of a path; () for paths other than the best."""
+        return self.phrases if path is self.best else ()
 
     def texts(self, text_of: Callable[[Any], str]) -> list[str]:
         """The text of each path, with aliases of phrases replaced.

@@ -36,6 +36,8 @@ def test_word_graphs_have_one_way_and_no_beam_size():
     found = boosting.searches(options("cuda_wfst", "weights=5", lm))
     assert [row[:3] for row in found] == [("no phrases", None, 0.0), ("word graph", None, 5.0)]
     assert found[1][3].wfst.boosting_tree_alpha == 5.0
+    *_, (name, _, weight, config) = boosting.searches(options("cuda_wfst", "weights=5", lm, "ac_threshold=0.03"))
+    assert (name, weight, config.wfst.boosting_tree.ac_threshold) == ("ac_threshold: 0.03", 5.0, 0.03)
 
 
 @pytest.mark.slow

@@ -70,6 +70,12 @@ def test_a_false_phrase_costs_word_errors_beside_its_own():
     assert ranked([eager, careful], "fscore")[0] is eager  # precision has false phrases already
 
 
+def test_more_false_phrases_than_the_limit_rank_last():
+    clean, one, two = trial(9), trial(5, 2, false=1), trial(2, 4, false=2)
+    assert ranked([two, one, clean], "fscore", most_false=1.5) == [one, clean, two]
+    assert ranked([one, two], "wer", most_false=0.0) == [one, two]  # the fewest, where none is within the limit
+
+
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
@@ -91,6 +97,8 @@ def test_a_false_phrase_costs_word_errors_beside_its_own():
         ("refund=[half]", "refund holds half, expected any of full, nemo"),
         ("overlapping=[]", "overlapping is empty"),
         ("false_phrase_cost=-1", "false_phrase_cost is -1.0, expected a finite number >= 0"),
+        ("false_phrases_per_hour=-1", "false_phrases_per_hour is -1.0, expected a finite number >= 0"),
+        ("false_phrases_per_hour=1", "false_phrases_per_hour is 1.0, which needs phrases=FILE"),
         ("plot=best.gif", "plot is 'best.gif', expected a file that ends in .png, .svg, .pdf"),
         ("plot=no/such/best.png", "plot=no/such/best.png: there is no folder no/such"),
     ],
@@ -359,6 +367,23 @@ def test_the_ways_of_paying_phrases_are_tried_with_the_best_weights():
     for argument in ("refund=[nemo]", "overlapping=[true]"):
         with pytest.raises(ValueError, match="has no effect with cuda_wfst"):
             grid(options(argument), "cuda_wfst")
+
+
+@pytest.mark.parametrize("strategy", ["alsd_pp", "cuda_wfst"])
+def test_thresholds_are_tried_last_with_the_best_weight_and_larger_ones(strategy):
+    limited = options("boosting_weight=[0,5,10,20]", "false_phrases_per_hour=1", "phrases=names.txt")
+    points, (*_, heard) = stages(limited, strategy, most_bonus=1.0)
+    best = points[0]._replace(boosting_weight=10.0)
+    tried = heard(best)
+    assert {point.boosting_weight for point in tried} == {10.0, 20.0}
+    assert {point.ac_threshold for point in tried} == {0.01, 0.02, 0.03, 0.05, 0.1, 0.2}
+    assert heard(best._replace(boosting_weight=0.0)) == []
+    listed = stages(options("boosting_weight=[5,10]", "ac_threshold=[0.5]"), strategy)[1][-1](best)
+    assert [point.ac_threshold for point in listed] == [0.5]
+    if strategy == "cuda_wfst":
+        assert {point.beam_width for point in tried} == {40.0}  # of which 20 is half
+    with pytest.raises(ValueError, match=r"ac_threshold is \[0.5\], which has no effect"):
+        grid(options("ac_threshold=[0.5]"), strategy, has_phrases=False)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_
 _EXPECTED: dict[tuple[type, str, str], list[Any]] = {}
 
 
-def of(family: type[Subject]) -> Any:
-    """A check of the subjects of one family."""
+def of(family: type[Subject] | tuple[type[Subject], ...]) -> Any:
+    """A check of the subjects of one family, or of several."""
 
     def marked(test: Any) -> Any:
         test.family = family
@@ -458,7 +458,7 @@ def test_aliases_belong_to_their_utterance_and_change_texts_only(subject, decode
     assert len(set(found[0].distinct(text_of, BATCH).texts(text_of))) == len(found[0].distinct(text_of, BATCH))
     streams = decoder.open(BATCH, requests)
     decoder.push(streams, inputs, LENGTHS)
-    assert decoder.partial(streams)[0].aliases is aliases
+    assert decoder.partial(streams)[0].aliases == aliases
     assert decoder.close(streams)[0].texts(text_of)[0] == "it"
     off = [replace(wanted, boosting_weight=0.0)] * BATCH
     assert decoder.decode(inputs, LENGTHS, off)[0].aliases is None
@@ -768,6 +768,59 @@ def test_log_probs_of_any_precision_are_fine(subject, variant, dtype, caplog):
         rows = torch.log_softmax((sharpness * torch.randn(2, 9, subject.width)).to(dtype), -1)
         subject.fused(variant).decode(rows.to(subject.device))
     assert "log-probabilities" not in caplog.text
+
+
+# ------------------------------ phrases, tokens and word graphs
+
+
+def with_threshold(request: Request, results: list[NBest]) -> tuple[Request, float]:
+    """The request with the median probability of the phrases found as their least one."""
+    probabilities = sorted(phrase.probability for nbest in results for phrase in nbest.phrases)
+    limit = probabilities[len(probabilities) // 2]
+    assert probabilities[0] < limit
+    return dataclasses.replace(request, boosting=dataclasses.replace(request.boosting, ac_threshold=limit)), limit
+
+
+@of((TokenFusion, WordGraph))
+def test_phrases_that_are_not_heard_are_withdrawn(subject, decoder, inputs):
+    request = subject.phrases()
+    all_paid = decoder.decode(inputs, LENGTHS, [request] * BATCH)
+    limited, limit = with_threshold(request, all_paid)
+    table = request.boosting.table
+    bonuses = dict(zip(table.texts, (sequence.scores.sum() for sequence in table.sequences), strict=True))
+    results = decoder.decode(inputs, LENGTHS, [limited] * BATCH)
+    for nbest, paid in zip(results, all_paid, strict=True):
+        for phrase in nbest.phrases:
+            posteriors = nbest.best.token_confidence[phrase.first_token : phrase.end_token]
+            assert phrase.probability == pytest.approx(np.exp(np.log(posteriors.astype(float)).mean()))
+        heard = sum(bonuses[phrase.text] for phrase in nbest.phrases if phrase.probability >= limit)
+        assert nbest.best.parts.boosting <= request.boosting_weight * heard + 1e-3
+        if all(phrase.probability >= limit for phrase in paid.phrases):
+            assert facts(nbest) == facts(paid)
+    alone = [decoder.decode(inputs[b, :length], requests=[limited])[0] for b, length in enumerate(LENGTHS)]
+    assert all_facts(alone) == all_facts(results)
+
+
+@of((TokenFusion, WordGraph))
+def test_phrases_of_streams_are_withdrawn_until_they_are_committed(subject, decoder, inputs):
+    request = subject.phrases()
+    limited, _ = with_threshold(request, decoder.decode(inputs, LENGTHS, [request] * BATCH))
+    expected = decoder.decode(inputs, LENGTHS, [limited] * BATCH)
+    streams, committed = decoder.open(BATCH, [limited] * BATCH), [[] for _ in range(BATCH)]
+    for chunk, sizes in subject.random_chunks(inputs, np.random.default_rng(0)):
+        decoder.push(streams, chunk, sizes)
+    silent = decoder.open(BATCH, [limited] * BATCH)
+    for chunk, sizes in subject.random_chunks(inputs, np.random.default_rng(1)):
+        decoder.push(silent, chunk, sizes)
+        for b, nbest in enumerate(decoder.partial(silent)):
+            sure = nbest.best.tokens[: nbest.committed or 0].tolist()
+            assert sure[: len(committed[b])] == committed[b]
+            committed[b] = sure
+    assert all_facts(decoder.close(streams)) == all_facts(expected)
+    for nbest, sure in zip(decoder.close(silent), committed, strict=True):
+        assert nbest.best.tokens[: len(sure)].tolist() == sure
+    decoder.reopen(silent, [0], [request])
+    assert not silent.heard.keys() & {0}
 
 
 # ------------------------------ TokenFusion

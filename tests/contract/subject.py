@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens
+from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
+from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.result import NBest
 from tests.random_models import random_boosting, random_lm, random_log_probs
@@ -175,6 +178,12 @@ class TokenFusion(Subject):
         tree = random_boosting(VOCAB, seed=9, bonus=4.0)
         return Request(boosting=tree, boosting_weight=2.0, lm_weight=0.1)
 
+    def phrases(self):
+        sequences = [ScoredSequence(labels, np.full(len(labels), 2.0), 2.0) for labels in ([0, 1], [2, 3, 4], [5])]
+        keys = [tuple(sequence.tokens) for sequence in sequences]
+        build = partial(build_context_graph, vocab_size=VOCAB)
+        return Request(BoostingTree.of(PhraseTable(sequences, keys, list(map(str, keys)), build), 0.0), 2.0)
+
     def requested_fusion(self) -> Fusion:
         """The fusion of a decoder without requests that is alike for `request`."""
         request = self.request()
@@ -243,6 +252,9 @@ class WordGraph(LogProbs):
         return self.make(topology=variant, **{"beam": 9.0, **options})
 
     bare = fused
+
+    def phrases(self):
+        return replace(self.request(), lm_weight=None)
 
     def text(self, path):
         return tuple(word.label for word in path.words)

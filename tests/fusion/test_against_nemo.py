@@ -134,6 +134,7 @@ def test_our_config_has_nemos_keys_and_defaults():
     nemo, ours = BoostingTreeModelConfig(), BoostingConfig()
     assert {key: getattr(ours, key, None) for key in vars(nemo)} == vars(nemo)
     assert set(vars(ours)) - set(vars(nemo)) == {
+        "ac_threshold",
         "bpe_mode",
         "var_bpe_scoring_temp",
         "var_bpe_penalize_subsplits",

@@ -255,6 +255,21 @@ def test_aliases_are_written_as_their_phrase(case, files):
     assert "K\u20ac" not in other
 
 
+@pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
+def test_phrases_below_the_threshold_are_withdrawn(case, files):
+    options = case.phrases("graam", "budget")
+    (boosted,) = transcribed(case.model, case.cfg(**options), files[:1], return_hypotheses=True)
+    (graam,) = [phrase for phrase in boosted.phrases if phrase.text == "graam"]
+    assert 0 < graam.probability < 0.9
+    assert (graam.start_frame, graam.end_token) == (boosted.token_frames[graam.first_token], len(boosted.token_frames))
+    plain = texts(transcribed(case.model, case.cfg(**case.added("graam", "budget")), files[:1]))
+    for threshold, kept in ((0.9 * graam.probability, True), (0.9, False)):
+        tree = {**options["boosting_tree"], "ac_threshold": threshold}
+        (found,) = transcribed(case.model, case.cfg(**options | {"boosting_tree": tree}), files[:1])
+        assert found.text.endswith("graam") == kept
+        assert found.text == (boosted.text if kept else plain[0])
+
+
 def test_lm_weights_per_utterance(case, files):
     def found():
         results = case.model.transcribe(files, verbose=False)

@@ -9,7 +9,6 @@ import torch
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
-from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.flexctc_beam import backpointers
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
@@ -17,6 +16,7 @@ from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_sha
 from nemo_gpu_decoding.search.flexctc_beam.frame import BeamState, advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.records import SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
+from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.threads import for_each_share
 
 

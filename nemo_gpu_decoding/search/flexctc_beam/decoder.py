@@ -11,8 +11,9 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.batch import FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.committed import joined
-from nemo_gpu_decoding.search.decoder import Decoder, Streams
+from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
@@ -20,6 +21,7 @@ from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, fusion_sco
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
+from nemo_gpu_decoding.search.streams import Streams
 
 NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
 
@@ -78,6 +80,10 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         return cuda_engine.why_not(self.config.beam_size, self.vocab_size + 1, device)
+
+    def _units(self, path: Path) -> Units:
+        labels = path.tokens - (path.tokens > self.blank_id)
+        return Units(labels.tolist(), range(len(path)), range(1, len(path) + 1))
 
     def _most_partial(self) -> tuple[int, str]:
         return self.config.beam_size, " (beam_size)"

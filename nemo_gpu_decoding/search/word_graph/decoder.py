@@ -21,10 +21,12 @@ from nemo_gpu_decoding.graph.topology import GRAPH, topology_number
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.committed import joined
-from nemo_gpu_decoding.search.decoder import Decoder, Streams
+from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
+from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
@@ -149,6 +151,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             relative, committed = relative_cost(costs[r], cost), self._committed(states[r], steps[r])
             results[r] = replace(results[r], relative_cost=relative, committed=committed)
         return results
+
+    def _units(self, path: WordPath) -> Units:
+        words = path.words
+        return Units([w.text for w in words], [w.first_token for w in words], [w.end_token for w in words])
 
     def _most_partial(self) -> tuple[int, str]:
         if self.config.keeps_links:

@@ -1,0 +1,127 @@
+"""Evidence of boosted phrases: a phrase stays in a result only if the network hears it.
+
+The probability of a phrase is the geometric mean of the posteriors of its tokens (`Path.token_confidence`). A
+posterior compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best
+hypothesis is less probable than the tree's `ac_threshold`, the utterance is decoded again with the phrases that are
+not. Beams seldom hold an alternative without the phrase: its bonus fills them with hypotheses that share it.
+
+What the second search returns has passed, or has got no bonus. If a phrase of it fails, there is a third one, with
+fewer phrases, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, Key
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path
+from nemo_gpu_decoding.search.streams import Streams
+
+R = TypeVar("R", bound=NBest[Any])
+LEAST = 1e-30  # posterior, so that its logarithm is finite
+
+
+class Units(NamedTuple):
+    """What a boosting tree reads of a path: labels or words, with their tokens."""
+
+    values: Sequence[Hashable]
+    first_tokens: Sequence[int]
+    end_tokens: Sequence[int]  # one past the last token of each
+
+
+UnitsOf = Callable[[Any], Units]
+Decode = Callable[..., list[R]]
+
+
+def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhrase]:
+    """The phrases of a path, in their order."""
+    assert tree.table is not None
+    found = []
+    for number, begin, end in tree.occurrences(units.values):
+        first, last = units.first_tokens[begin], units.end_tokens[end - 1]
+        if first == last:  # a ready-made graph may emit a word without tokens
+            continue
+        posteriors = np.maximum(path.token_confidence[first:last], LEAST)
+        probability = float(np.exp(np.log(posteriors.astype(np.float64)).mean()))
+        ended = int(path.frames[last - 1] + path.repeats[last - 1])
+        found.append(FoundPhrase(tree.table.texts[number], first, last, int(path.frames[first]), ended, probability))
+    return found
+
+
+def with_evidence(
+    streams: Streams, rows: Sequence[int], results: list[R], units_of: UnitsOf, decode: Decode[R]
+) -> list[R]:
+    """Final results with their phrases; phrases without evidence are withdrawn.
+
+    Args:
+        rows: numbers of the streams of the results.
+        decode: decodes a list of inputs with requests.
+    """
+    failed: dict[int, Request] = {}
+    pairs = zip(rows, results, strict=True)
+    trees = [streams.tree_of(row) if nbest.best.parts.boosting else None for row, nbest in pairs]
+    results = [_with_phrases(nbest, tree, units_of) for nbest, tree in zip(results, trees, strict=True)]
+    for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
+        if tree is None or row not in streams.requests:
+            continue
+        if any(phrase.probability < tree.ac_threshold for phrase in results[i].phrases):
+            left = _left_phrases(results[i], tree, units_of(results[i].best))
+            request = streams.requests[row]
+            failed[i] = replace(request, boosting_weight=0.0) if left is None else replace(request, boosting=left)
+    if not failed:
+        return results
+    inputs = [torch.cat(streams.heard[rows[i]]) for i in failed]
+    for i, again in zip(failed, decode(inputs, requests=list(failed.values())), strict=True):
+        shown = streams.shown[rows[i]]
+        if np.array_equal(again.best.tokens[:shown], results[i].best.tokens[:shown]):
+            own: dict[str, Any] = {name: getattr(again, name) for name in ("paths", "notes", "lattice", "work")}
+            results[i] = _with_phrases(replace(results[i], **own, phrases=()), trees[i], units_of)
+    return results
+
+
+def _with_phrases(nbest: R, tree: BoostingTree | None, units_of: UnitsOf) -> R:
+    if tree is None:
+        return nbest
+    found = found_phrases(nbest.best, tree, units_of(nbest.best))
+    return replace(nbest, phrases=tuple(found)) if found else nbest
+
+
+def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> BoostingTree | None:
+    """The tree of the phrases that pass somewhere in the best hypothesis; if these are all, that pass everywhere."""
+    assert tree.table is not None
+    passed: set[Key] = set()
+    below: set[Key] = set()
+    for (number, *_), phrase in zip(tree.occurrences(units.values), nbest.phrases, strict=True):
+        (below if phrase.probability < tree.ac_threshold else passed).add(tree.table.keys[number])
+    return tree.only(passed if len(passed) < tree.num_phrases else passed - below)
+
+
+def as_committed(streams: Streams, rows: Sequence[int], results: list[R], units_of: UnitsOf) -> list[R]:
+    """Partial results whose committed tokens hold no phrase that may be withdrawn.
+
+    A phrase that begins in the committed tokens ends in tokens that all live hypotheses share.
+    """
+    if not streams.shown:
+        return results
+    results, shown = list(results), dict(streams.shown)
+    for i, row in enumerate(rows):
+        tree = streams.tree_of(row)
+        if tree is None or row not in shown:
+            continue
+        nbest, units = results[i], units_of(results[i].best)
+        found = found_phrases(nbest.best, tree, units)
+        unsure = [phrase.first_token for phrase in found if phrase.probability < tree.ac_threshold]
+        if nbest.committed is not None:
+            shared = sum(end <= nbest.committed for end in units.end_tokens)
+            sure = shared - max(tree.longest, 1) + 1  # units
+            shown[row] = max(shown[row], min([units.end_tokens[sure - 1] if sure > 0 else 0, *unsure]))
+            nbest = replace(nbest, committed=shown[row])
+        results[i] = replace(nbest, phrases=tuple(found))
+    streams.shown = shown
+    return results

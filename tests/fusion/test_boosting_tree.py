@@ -1,0 +1,55 @@
+"""Phrases of a boosting tree: where a hypothesis has them, and the tree of some of them."""
+
+import pytest
+
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary.from_pieces(("<unk>", "▁", *"abcdeABC'", "▁ab", "▁abc", "bc"))
+LETTERS = Vocabulary((" ", *"abcde"), "char")
+
+
+def found(phrases, text, vocabulary=VOCABULARY, **options):
+    tree = build_boosting_tree(phrases, vocabulary, BoostingConfig(**options))
+    tokens = vocabulary.tokenize(text)
+    spans = [(tree.table.texts[n], vocabulary.text(tokens[begin:end])) for n, begin, end in tree.occurrences(tokens)]
+    return [(name, text.strip()) for name, text in spans]
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, LETTERS])
+def test_whole_words_are_found_in_their_order(vocabulary):
+    assert found(["de", "abc"], "abc de abcd", vocabulary) == [("abc", "abc"), ("de", "de")]
+    assert found(["abc"], "abc", vocabulary) == [("abc", "abc")]
+    assert found(["abc"], "ab", vocabulary) == []
+
+
+def test_only_the_longest_of_nested_phrases_is_found():
+    assert found(["abc", "abc de", "de"], "abc de de") == [("abc de", "abc de"), ("de", "de")]
+    assert found(["abc de", "de ab"], "abc de ab") == [("abc de", "abc de"), ("de ab", "de ab")]
+
+
+def test_parts_of_words_count_without_whole_words_and_penalties_do_not():
+    assert found(["abc"], "abcd", whole_words=False) == [("abc", "abc")]
+    assert found([Phrase("abc", -1.0), "de"], "abc de") == [("de", "de")]
+
+
+def test_the_tree_of_some_phrases_is_the_one_built_from_them():
+    phrases = ["abc", "abc de", Phrase("de", 2.0), Phrase("cab", -1.0)]
+    tree = build_boosting_tree(phrases, VOCABULARY, BoostingConfig(ac_threshold=0.1))
+    keys = dict(zip(tree.table.texts, tree.table.keys, strict=True))
+    some, expected = tree.only({keys["de"]}), build_boosting_tree(phrases[2:], VOCABULARY)
+    assert some.fingerprint == expected.fingerprint
+    assert (some.ac_threshold, some.num_phrases, tree.num_phrases) == (0.1, 1, 3)
+    assert tree.only(()).num_phrases == 0  # the penalty
+    assert build_boosting_tree(["abc"], VOCABULARY).only(()) is None
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, "high"])
+def test_thresholds_are_probabilities(value):
+    with pytest.raises(ValueError, match=r"ac_threshold is .*, expected"):
+        BoostingConfig(ac_threshold=value)
+
+
+def test_a_tree_that_nemo_made_names_no_phrases():
+    with pytest.raises(ValueError, match=r"ac_threshold is 0\.1 with model_path, which names no phrases, expected 0"):
+        BoostingConfig(model_path="tree.nemo", ac_threshold=0.1)
