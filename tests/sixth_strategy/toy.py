@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ class ToyEngine(Engine):
 
     def __init__(self, config: ToyConfig, blank_id: int, fusion: BatchFusion) -> None:
         self.config, self.blank_id, self.fusion = config, blank_id, fusion
-        starts = [(fusion.lm.start_state, fusion.trees[n].start_state) for n in fusion.tree_of]
+        starts = [(int(fusion.lm_starts[b]), fusion.trees[n].start_state) for b, n in enumerate(fusion.tree_of)]
         self.beams = [[Hypothesis(0.0, (), blank_id, (), start)] for start in starts]
         self.frames = np.zeros(len(fusion), np.int64)
 
@@ -136,15 +136,14 @@ class ToyBeam(Decoder[ToyConfig, NBest]):
         ]
 
     def _path(self, hypothesis: Hypothesis, fusion: BatchFusion, b: int, final: bool) -> Path:
-        tree = fusion.trees[fusion.tree_of[b]]
-        lm = float(fusion.lm_weights[b]) * fusion.lm.score(hypothesis.text, final=final)
-        boosting = float(fusion.boosting_weights[b]) * tree.score(hypothesis.text, final=final)
-        tokens = hypothesis.tokens
+        lm = replace(fusion.lm, start_state=int(fusion.lm_starts[b])).score(hypothesis.text, final=final)
+        boosting = fusion.trees[fusion.tree_of[b]].score(hypothesis.text, final=final)
+        lm, boosting = float(fusion.lm_weights[b]) * lm, float(fusion.boosting_weights[b]) * boosting
         return Path(
             tokens=np.array(hypothesis.text, np.int32),
-            frames=np.array([token.frame for token in tokens], np.int32),
-            repeats=np.array([len(token.log_probs) for token in tokens], np.int32),
-            token_confidence=np.array([np.exp(token.log_probs).mean() for token in tokens], np.float32),
+            frames=np.array([token.frame for token in hypothesis.tokens], np.int32),
+            repeats=np.array([len(token.log_probs) for token in hypothesis.tokens], np.int32),
+            token_confidence=np.array([np.exp(token.log_probs).mean() for token in hypothesis.tokens], np.float32),
             score=hypothesis.score,
             parts=ScoreParts(hypothesis.score - lm - boosting, lm, boosting),
         )
