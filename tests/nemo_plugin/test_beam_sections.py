@@ -334,7 +334,7 @@ def test_the_valid_keys_are_nemos_and_ours():
     }
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
-        "bpe_mode", "var_bpe_scoring_temp", "var_bpe_penalize_subsplits",
+        "ac_threshold", "bpe_mode", "var_bpe_scoring_temp", "var_bpe_penalize_subsplits",
     }  # fmt: skip
 
 
