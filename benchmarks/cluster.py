@@ -58,7 +58,7 @@ class EmissionModel:
         lengths = self.task.lengths[chosen]
         yield {"inputs": self.task.inputs[chosen, : int(lengths.max())], "lengths": lengths}
 
-    def decode(self, outputs: Outputs, second: Any = None, phrases: Any = ()) -> Iterator[Transcript]:
+    def decode(self, outputs: Outputs, second: Any = None, phrases: Any = (), lms: Any = ()) -> Iterator[Transcript]:
         for best, *_ in self.search.hypotheses(outputs["inputs"], outputs["lengths"]):
             yield Transcript(self.task.vocabulary.text(best.labels), round(float(best.score), 4))
 
@@ -102,6 +102,8 @@ def measure(options: BenchOptions, tasks: Sequence[Task]) -> Iterator[Row]:
                 plan = open_run(Folder(str(out)), find_corpus(None, str(manifest)), float(options.partition_size), {})
                 timings.append(timed(options, out, plan, workers))
                 written = b"".join(part.read_bytes() for part in sorted(out.glob("part-*.jsonl")))
+                if b'"error"' in written:
+                    raise ValueError(f"{name} has written errors in place of transcripts, see the parts in {out}")
                 expected = expected or written
                 if written != expected:
                     raise ValueError(f"{name} has written other transcripts than {next(iter(RUNS))}")

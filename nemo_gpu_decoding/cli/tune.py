@@ -185,7 +185,7 @@ def run(options: TuneOptions) -> int:
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
     check_weight("boosting_weight", options.boosting_weight, bool(phrases))
-    files = {name: getattr(options, name) for name in FILES}
+    files = {name: getattr(options, name, None) for name in FILES}  # tune has no grammar
     # a model with weight 0 would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
     if options.source_lm:

@@ -117,14 +117,17 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
 def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], bool]) -> list[Phrase]:
     """All texts that a search can find: the phrases and, with the same weight, their aliases.
 
-    A phrase that cannot be spelled is left out if it has aliases: it is a written form only.
+    A phrase that cannot be spelled is left out if it has aliases: it is a written form only. Of equal texts the largest
+    weight counts.
     """
     found: dict[tuple[str, str | None], Phrase] = {}
     for phrase in phrases:
         own = replace(phrase, aliases=())
         texts = [own] if not phrase.aliases or can_spell(own) else []
         for each in [*texts, *(replace(own, text=alias) for alias in phrase.aliases)]:
-            found.setdefault((each.text, each.lang), each)
+            other = found.setdefault((each.text, each.lang), each)
+            if weight_of(each) > weight_of(other):
+                found[each.text, each.lang] = each
     return list(found.values())
 
 

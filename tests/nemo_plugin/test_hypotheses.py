@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from nemo_gpu_decoding import register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, TimedNBestList, from_labels, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
-from nemo_gpu_decoding.search.result import Path, ScoreParts
+from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 from tests.nemo_plugin.test_word_graph_files import WordPieces
 from tests.nemo_plugin.usage import GREEDY
 
@@ -36,7 +36,7 @@ def a_path(tokens=(1, 2), frames=(0, 3), repeats=(2, 1)):
 
 
 def test_a_path_becomes_a_hypothesis():
-    hypothesis = from_path(a_path(), 7, BeamHypothesis)
+    hypothesis = from_path(a_path(), NBest((a_path(),), 7), BeamHypothesis)
     assert hypothesis.y_sequence.tolist() == [1, 2]
     assert str(hypothesis.y_sequence.dtype) == "torch.int64"
     assert hypothesis.timestamp == [0, 3]
@@ -44,7 +44,7 @@ def test_a_path_becomes_a_hypothesis():
     assert hypothesis.score == -1.5
     assert hypothesis.score_parts.insertion == 0.5
     assert hypothesis.text is None
-    hypothesis = from_path(a_path(), 5, BeamHypothesis)
+    hypothesis = from_path(a_path(), NBest((a_path(),), 5), BeamHypothesis)
     assert hypothesis.non_blank_frame_confidence == []
     hypothesis.frame_confidence = [0.1, 0.2, 0.3, 0.4, 0.5]
     assert hypothesis.non_blank_frame_confidence == [0.1, 0.2, 0.4]
