@@ -117,8 +117,8 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
 def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], bool]) -> list[Phrase]:
     """All texts that a search can find: the phrases and, with the same weight, their aliases.
 
-    A phrase that cannot be spelled is left out if it has aliases: it is a written form only. Of equal texts the largest
-    weight counts.
+    A phrase that cannot be spelled is left out if it has aliases: it is a written form only. Of equal texts, that with
+    the largest weight is kept.
     """
     found: dict[tuple[str, str | None], Phrase] = {}
     for phrase in phrases:
