@@ -18,7 +18,8 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.candidates import insert
-from nemo_gpu_decoding.search.transducer import scoring
+from nemo_gpu_decoding.search.transducer import cpu_engine, scoring
+from nemo_gpu_decoding.search.transducer.beam import StepData
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.expand import best_labels, new_candidates, offer_blanks, offer_tokens
@@ -51,6 +52,21 @@ def step(rows, data, params, durations, fusions):
                     best = labels[: best_labels(row[: params.vocab_size + 1], labels)]
                     count = _offer_labels(best, row, hypothesis, k, params, fusion, candidates, count)
         merge(b, candidates, count, data, scratch, params, durations)
+
+
+@compiled
+def run(rows, arrays, networks, options, params, durations, fusions):
+    """All steps of the utterances `rows`, with their networks, until each waits for frames; see `cpu_engine.py`."""
+    active, count, turn = rows.copy(), rows.shape[0], 0
+    while cpu_engine.has_room(active[:count], arrays, params):
+        turn = 1 - turn
+        if not cpu_engine.read_joint(active[:count], turn, arrays, networks, options, params):
+            return
+        count = cpu_engine.keep_readers(active, count, arrays.shared.row_of)
+        shared = arrays.shared
+        data = StepData(arrays.log_probs[turn], shared.row_of, arrays.state, arrays.nodes, shared.pending)
+        step(active[:count], data, params, durations, fusions)
+        cpu_engine.extend_texts(active[:count], arrays, networks)
 
 
 @linked
@@ -116,6 +132,7 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
     strategy = "alsd_pp"
     config_type = ALSDConfig
     step = staticmethod(step)
+    run = staticmethod(run)
     kernels = "search/transducer/alsd.cu"
 
     def _own_params(self) -> dict[str, Any]:

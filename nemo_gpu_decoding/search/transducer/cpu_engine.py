@@ -1,7 +1,8 @@
 """`CPUEngine`: repeats joint, step and prediction network until all frames are read.
 
 The utterances of a batch run in lockstep, so that each network runs once per step for all of them. The results of an
-utterance do not depend on the others.
+utterance do not depend on the others. Networks that can be compiled (`cpu_networks.py`) run inside compiled code, for
+groups of utterances whose rows fit in a CPU's cache. torch runs all others.
 
 `JointRows` lists the pairs of frame and text that the joint evaluates in a step. In TDT the same text may reach the
 same frame twice, in different numbers of steps: "4" with a blank of two frames, and "4" with two blanks of one frame.
@@ -19,10 +20,23 @@ from torch import Tensor
 
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.threads import for_each_share
-from nemo_gpu_decoding.search.transducer.beam import StepData, grown_nodes, new_pending
+from nemo_gpu_decoding.search.transducer.beam import BeamState, PendingPredictions, StepData, grown_nodes, new_pending
+from nemo_gpu_decoding.search.transducer.cpu_math import copy
+from nemo_gpu_decoding.search.transducer.cpu_networks import (
+    NetworkArrays,
+    PackedNetworks,
+    TextCache,
+    join,
+    network_buffers,
+    predict,
+    text_cache,
+)
 from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+from nemo_gpu_decoding.search.transducer.prediction_cache import flattened
 
+# Most rows of a step. With fewer, reading the weights takes longer than the products: few texts are new in a step.
+ROWS_AT_ONCE = 512
 # With fewer log-probs per step, threads cost more time than they save.
 WORK_PER_THREAD = 200_000
 
@@ -31,6 +45,38 @@ class CPUEngine(TransducerEngine):
     """The search on the CPU; the networks run on their own device."""
 
     def _advance(self, state: StreamState, *, ended: bool) -> None:
+        networks = self._algorithm.compiled.current()
+        parts = (state.frames.values, *state.predictions.parts)
+        if networks is None or any(part.dtype != torch.float32 for part in parts):
+            self._advance_in_torch(state, ended)
+        elif state.frames.values.shape[1]:
+            self._advance_compiled(state, ended, networks)
+
+    def _advance_compiled(self, state: StreamState, ended: bool, networks: PackedNetworks) -> None:
+        algorithm, beams = self._algorithm, state.beams
+        frames = beams.ends - state.frames.first
+        beam_size = beams.beam.shape[1]
+        at_once = max(1, ROWS_AT_ONCE // beam_size)
+
+        def search(share: np.ndarray) -> None:
+            run = new_run(algorithm.networks, state, texts, shared, min(at_once, len(share)))
+            for first in range(0, len(share), at_once):
+                rows = share[first : first + at_once]
+                options = ended, 1.0 / algorithm.config.softmax_temperature
+                algorithm.run(rows, run, networks, options, algorithm.params, algorithm.durations, state.fusions)
+
+        needed = int(beams.counters["node_count"].max()) + beam_size * (2 + int(frames.max()))
+        texts = text_cache(state.predictions.outputs, state.predictions.state)
+        while True:
+            state.nodes = grown_nodes(state.nodes, needed)
+            shared = SharedRows.of(beams.beam.shape)
+            for_each_share(search, frames.astype(float), algorithm.config.threads)
+            needed = int(beams.counters["node_count"].max()) + beam_size
+            if needed <= state.nodes.shape[1] or (beams.counters["size"] <= 0).any():
+                return
+            needed += beam_size * int(frames.max())
+
+    def _advance_in_torch(self, state: StreamState, ended: bool) -> None:
         algorithm, beams = self._algorithm, state.beams
         n, beam_size = beams.beam.shape
         pending = new_pending(n, beam_size)
@@ -66,12 +112,112 @@ class KeptRows(NamedTuple):
     frames: np.ndarray  # [n, K] int32
 
 
+class SharedRows(NamedTuple):
+    """Row numbers of all n utterances; each is read and changed with its own utterance only."""
+
+    row_of: np.ndarray  # [n, K] int32, row of a hypothesis in the log-probs, or -1
+    kept: KeptRows
+    pending: PendingPredictions
+
+    @classmethod
+    def of(cls, shape: tuple[int, int]) -> SharedRows:
+        return cls(np.empty(shape, np.int32), no_kept_rows(shape), new_pending(*shape))
+
+
+def no_kept_rows(shape: tuple[int, int]) -> KeptRows:
+    return KeptRows(*(np.full(shape, -1, np.int32) for _ in range(3)))
+
+
 class RowSources(NamedTuple):
     """Sources of the R rows of a step: new rows from the front, rows of the last step from the end."""
 
     frames: np.ndarray  # [R] int64, row of the flattened frames
     texts: np.ndarray  # [R] int64, entry in the flattened prediction cache
     old_rows: np.ndarray  # [R] int64, row of the last step
+
+
+def new_sources(rows: int) -> RowSources:
+    return RowSources(*(np.empty(rows, np.int64) for _ in range(3)))
+
+
+class Run(NamedTuple):
+    """Arrays of the compiled search of a group of utterances, with R rows per step."""
+
+    state: BeamState
+    nodes: np.ndarray  # [n, N] NODE
+    first_frames: np.ndarray  # [n] int64
+    strides: tuple[int, int]  # frames and cache entries per utterance
+    shared: SharedRows
+    sources: RowSources
+    log_probs: np.ndarray  # [2, R, V + 1 (+ D)], of this step and of the last one in turn
+    networks: NetworkArrays
+
+
+def new_run(networks: TransducerNetworks, state: StreamState, texts: TextCache, shared: SharedRows, group: int) -> Run:
+    """The arrays for groups of at most so many utterances."""
+    rows = group * state.beams.beam.shape[1]
+    columns = networks.vocab_size + 1 + len(networks.durations)
+    return Run(
+        state=state.beams,
+        nodes=state.nodes,
+        first_frames=state.frames.first,
+        strides=(state.frames.values.shape[1], state.beams.cache_hashes.shape[1]),
+        shared=shared,
+        sources=new_sources(rows),
+        log_probs=np.empty((2, rows, columns), np.float32),
+        networks=NetworkArrays(
+            state.frames.values.flatten(0, 1).numpy(), texts, network_buffers(texts, columns, rows)
+        ),
+    )
+
+
+@linked
+def has_room(rows, run, params):
+    """Whether the trees of these utterances have room for the nodes of a step, and none has failed."""
+    for b in rows:
+        counters = run.state.counters[b]
+        if counters.size <= 0 or counters.node_count + params.beam_size > run.nodes.shape[1]:
+            return False
+    return True
+
+
+@linked
+def read_joint(rows, turn, run, networks, options, params):
+    """Fill `row_of` and log_probs[turn] for these utterances; returns the number of hypotheses with a row."""
+    ended, scale = options
+    new, repeated = schedule(
+        rows, run.state, ended, run.shared.row_of, run.shared.kept, run.first_frames, run.strides, run.sources
+    )
+    log_probs, before = run.log_probs[turn], run.log_probs[1 - turn]
+    join(run.sources, new, params.vocab_size + 1, scale, networks, run.networks, log_probs)
+    rows_in_all = log_probs.shape[0]
+    for row in range(rows_in_all - repeated, rows_in_all):
+        copy(before[run.sources.old_rows[row]], log_probs[row])
+    return new + repeated
+
+
+@linked
+def keep_readers(rows, count, row_of):
+    """Move those of the first `count` utterances that read a row to the front; returns their number.
+
+    An utterance that waits once must wait for new frames.
+    """
+    kept = 0
+    for i in range(count):
+        for k in range(row_of.shape[1]):
+            if row_of[rows[i], k] >= 0:
+                rows[kept] = rows[i]
+                kept += 1
+                break
+    return kept
+
+
+@linked
+def extend_texts(rows, run, networks):
+    """Run the prediction network for the pending texts of these utterances."""
+    count = flattened(run.shared.pending, rows, run.strides[1], run.networks.buffers.requests)
+    if count:
+        predict(count, networks, run.networks)
 
 
 class JointRows:
@@ -90,8 +236,8 @@ class JointRows:
         self._strides = state.frames.values.shape[1], state.beams.cache_hashes.shape[1]
         shape = state.beams.beam.shape
         most = shape[0] * shape[1]
-        self._kept = KeptRows(*(np.full(shape, -1, np.int32) for _ in range(3)))
-        self._sources = RowSources(*(np.empty(most, np.int64) for _ in range(3)))
+        self._kept = no_kept_rows(shape)
+        self._sources = new_sources(most)
         self.row_of = np.empty(shape, np.int32)  # row of a hypothesis in `log_probs`, or -1
         width = networks.vocab_size + 1 + len(networks.durations)
         # [n * K, V + 1 (+ D)] of this step and of the last one
@@ -104,7 +250,7 @@ class JointRows:
         """
         self.log_probs, self._before = self._before, self.log_probs
         state, sources = self._state, self._sources
-        new, repeated = _schedule(
+        new, repeated = schedule(
             rows, state.beams, ended, self.row_of, self._kept, state.frames.first, self._strides, sources
         )
         if new:
@@ -137,7 +283,7 @@ def normalised(logits: Tensor, temperature: float) -> Tensor:
 
 
 @compiled
-def _schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
+def schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
     """Number the hypotheses of the utterances `rows` that the joint can read now.
 
     An utterance waits while one of its open hypotheses needs a frame that has not arrived, because the order of steps
@@ -167,9 +313,10 @@ def _schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
                 sources.frames[new] = b * strides[0] + hypothesis.frame - first_frames[b]
                 sources.texts[new] = b * strides[1] + hypothesis.cache_entry
                 new += 1
-    kept.rows[:] = row_of
-    kept.entries[:] = beams.beam["cache_entry"]
-    kept.frames[:] = beams.beam["frame"]
+        for k in range(row_of.shape[1]):
+            kept.rows[b, k] = row_of[b, k]
+            kept.entries[b, k] = beams.beam[b, k].cache_entry
+            kept.frames[b, k] = beams.beam[b, k].frame
     return new, repeated
 
 

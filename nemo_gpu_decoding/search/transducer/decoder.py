@@ -22,6 +22,7 @@ from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.transducer import cuda_engine
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_joint import JointPaths
 from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
@@ -52,6 +53,7 @@ class TransducerDecoder(Decoder[C, NBest]):
     input_name, input_axes, reads_log_probs = "encoder_output", "T, D", False
     config_type: ClassVar[type[Any]]  # the options of the strategy
     step: ClassVar[Callable[..., None]]  # of the strategy, compiled
+    run: ClassVar[Callable[..., None]]  # all steps of a group of utterances, compiled, see cpu_engine.py
     kernels: ClassVar[str]  # the source of the same step on the GPU
 
     def __init__(self, networks: TransducerNetworks, config: C | None = None, fusion: Fusion | None = None) -> None:
@@ -73,7 +75,9 @@ class TransducerDecoder(Decoder[C, NBest]):
             alignments=config.alignments,
             **self._own_params(),
         )
-        self._algorithm = Algorithm(networks, config, self._params, durations, self.step, self.kernels)
+        self._algorithm = Algorithm(
+            networks, config, self._params, durations, self.step, self.run, CompiledNetworks(networks), self.kernels
+        )
         self._graphs = GraphRunner(networks, allowed=config.allow_cuda_graphs)
         self._predictions = PredictionPaths(networks)
         self._joints = JointPaths(networks)

@@ -19,6 +19,7 @@ from nemo_gpu_decoding.search.committed import CommittedTokens, common_ancestor,
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.transducer.beam import BeamState, new_beam_state, new_nodes
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
+from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.prediction_cache import Frames, Predictions
 from nemo_gpu_decoding.search.transducer.records import SearchParams
@@ -35,6 +36,8 @@ class Algorithm(NamedTuple):
     params: SearchParams
     durations: np.ndarray  # [D] int32, frames
     step: Callable[..., None]  # alsd_pp's or aes_pp's, compiled
+    run: Callable[..., None]  # all steps and networks of a group of utterances on the CPU, compiled
+    compiled: CompiledNetworks
     kernels: str  # the source of the same step on the GPU, relative to the package
 
 

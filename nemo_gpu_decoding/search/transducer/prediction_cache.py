@@ -57,7 +57,7 @@ class Predictions:
     def extend(self, networks: TransducerNetworks, pending: PendingPredictions, rows: np.ndarray) -> None:
         """Run the prediction network for the pending texts of utterances `rows`."""
         flat = np.empty((3, pending.labels.size), np.int64)
-        count = _flattened(pending, rows, len(self.outputs) // len(pending.counts), flat)
+        count = flattened(pending, rows, len(self.outputs) // len(pending.counts), flat)
         if count == 0:
             return
         label, source, target = (torch.from_numpy(values[:count]).to(self.outputs.device) for values in flat)
@@ -68,7 +68,7 @@ class Predictions:
 
 
 @compiled
-def _flattened(pending, rows, entries, flat):
+def flattened(pending, rows, entries, flat):
     """Fill flat [3, n * K] with labels, sources and targets of all `rows`; returns their number.
 
     Utterance b has the entries b * `entries` .. of the cache.

@@ -1,4 +1,4 @@
-// The end of a step: the frame that each hypothesis reads next. Counterpart of `_schedule` in cpu_engine.py.
+// The end of a step: the frame that each hypothesis reads next. Counterpart of `schedule` in cpu_engine.py.
 #pragma once
 
 #include "search/transducer/beam.cuh"

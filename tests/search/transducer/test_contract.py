@@ -9,6 +9,8 @@ TABLE = rows(
     "alsd_pp density ratio",
     "alsd_pp lm pool",
     "alsd_pp allowed tokens",
+    "alsd_pp lstm",
     "aes_pp",
+    "aes_pp lstm",
     "aes_pp allowed tokens",
 )
