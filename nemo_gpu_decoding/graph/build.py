@@ -35,7 +35,7 @@ from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import load_or_build
-from nemo_gpu_decoding.graph.unknown_words import PIECE_COST, WORD_COST
+from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS, PIECE_COST, WORD_COST, Entrance
 from nemo_gpu_decoding.jit import cache_root
 from nemo_gpu_decoding.lm.arpa import ArpaReader
 from nemo_gpu_decoding.text_file import read_lines
@@ -43,7 +43,7 @@ from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-_RECIPE_VERSION = 1  # version of the construction, part of the cache key
+_RECIPE_VERSION = 2  # version of the construction, part of the cache key
 DETERMINIZE_DELTA, MINIMIZE_DELTA = 2.0**-20, 2.0**-30
 MOST_GROWTH = 4  # largest growth of the number of states in determinization
 Progress = Callable[[str], None]
@@ -195,7 +195,7 @@ class Recipe:
                 digest.update(block)
         digest.update(repr(list(self.lexicon.spellings.items())).encode())
         unknown = None if self.open_vocabulary is None else astuple(self.open_vocabulary)
-        digest.update(repr((self.lexicon.vocab_size, unknown)).encode())
+        digest.update(repr((self.lexicon.vocab_size, unknown, self.lexicon.beginning_tokens)).encode())
         if self.lexicon.separator is not None:
             digest.update(f"separator {self.lexicon.separator}".encode())
         if self.exact_backoff or not self.boundaries:
@@ -262,7 +262,15 @@ class Recipe:
             "LM contexts kept": g.num_states,
             "seconds": round(time.perf_counter() - began, 1),
         }
+        if self.takes_new_words:
+            report[NEW_WORDS] = Entrance.of(graph, self.grammar, self.lexicon.vocab_size)._asdict()
         return replace(graph, report=report)
+
+    @property
+    def takes_new_words(self) -> bool:
+        """Whether the file of the graph says where words of a request begin, see `unknown_words.py`."""
+        is_plain = self.lexicon.separator is None and not self.exact_backoff
+        return is_plain and self.open_vocabulary is None and bool(self.lexicon.beginning_tokens)
 
     def _spellings(self) -> Spellings:
         entries = [
@@ -271,11 +279,13 @@ class Recipe:
             for spelling in self.lexicon.spellings.get(word, ())
         ]
         lengths = [len(spelling) for _, spelling in entries]
+        unknown = self.open_vocabulary
+        beginning = self.lexicon.beginning_tokens if unknown is None else unknown.beginning_tokens
         return Spellings(
             np.array([label for label, _ in entries], np.int32),
             np.append(0, np.cumsum(lengths)).astype(np.int32),
             np.array([token for _, spelling in entries for token in spelling], np.int32),
-            np.array(self.open_vocabulary.beginning_tokens if self.open_vocabulary else (), np.int32),
+            np.array(beginning or (), np.int32),
         )
 
     def _lm_report(self) -> dict[str, Any]:

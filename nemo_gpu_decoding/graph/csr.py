@@ -105,7 +105,7 @@ class Spellings(NamedTuple):
     words: np.ndarray  # [N] int32, ascending; a word with several spellings has several entries
     begin: np.ndarray  # [N + 1] int32
     tokens: np.ndarray  # [total] int32
-    beginning: np.ndarray  # int32, tokens that may begin an unknown word; none in a closed vocabulary
+    beginning: np.ndarray  # int32, tokens that may begin a word that the graph lacks; none: not known
 
 
 class PieceLabels(NamedTuple):
@@ -133,6 +133,7 @@ class WordGraph(CopiedByFields):
     report: Mapping[str, Any] = field(default_factory=dict)
     name: str = "graph"
     pieces: PieceLabels | None = None  # labels from pieces.first on are pieces; None: all labels are words
+    shut: np.ndarray | None = None  # of a graph `with_new_words`: its states for utterances without such words
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arrays", GraphArrays(*map(read_only, self.arrays)))

@@ -46,6 +46,18 @@ class Grammar:
         """The label of <unk>, if the LM has one."""
         return next((self.words.index(w) for w in UNKNOWN_WORDS if w in self.words), None)
 
+    @property
+    def cost_of_added_word(self) -> float:
+        """Cost of the 1-gram that a word which the file does not list gets (`lm/arpa.py`), natural log."""
+        states, arcs = self.automaton.arrays
+        root = states[np.flatnonzero(states["backoff_to"] == np.arange(len(states)))[0]]
+        one_grams = arcs[root["arc_begin"] : root["arc_end"]]
+        unknown = one_grams["weight"][one_grams["label"] == (-1 if self.unknown is None else self.unknown)]
+        if len(unknown) == 0 or not unknown[0] > NOT_FINAL:
+            weights = np.append(one_grams["weight"], root["final_weight"])
+            unknown = weights[weights > NOT_FINAL]
+        return -float(np.min(unknown, initial=0.0))
+
     def without_boundaries(self) -> Grammar:
         """The LM that begins in no context, and ends anywhere at no cost."""
         states, arcs = self.automaton.arrays

@@ -41,6 +41,7 @@ class Lexicon:
     # A token that occurs once or more between words; it is optional before the first and after the last word. The
     # spellings do not contain it. None: the spellings mark where a word begins.
     separator: int | None = None
+    beginning_tokens: tuple[int, ...] = ()  # tokens that may begin a word; (): not known
 
     def __post_init__(self) -> None:
         for word, spellings in self.spellings.items():
@@ -81,7 +82,7 @@ class Lexicon:
             spellings[word] = tuple(map(tuple, found))
             if vocabulary.space is not None:
                 spellings[word] += tuple((vocabulary.space, *spelling) for spelling in spellings[word])
-        return cls(spellings, len(vocabulary), reason)
+        return cls(spellings, len(vocabulary), reason, beginning_tokens=beginning_tokens(vocabulary))
 
     @classmethod
     def from_pieces(
@@ -144,9 +145,14 @@ class OpenVocabulary:
         """
         if self.beginning_tokens is not None:
             return self
-        space = vocabulary.space
-        beginning = [i for i in range(len(vocabulary)) if vocabulary.starts_word(i)] if space is None else [space]
-        return replace(self, beginning_tokens=tuple(beginning))
+        return replace(self, beginning_tokens=beginning_tokens(vocabulary))
+
+
+def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """The tokens that may begin a word; the space in a character model."""
+    if vocabulary.space is not None:
+        return (vocabulary.space,)
+    return tuple(token for token in range(len(vocabulary)) if vocabulary.starts_word(token))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Boost words that an open-vocabulary graph lacks, per utterance, without building a new graph.
+"""Words of a request that the graph lacks, without building a new graph.
 
 In an open-vocabulary graph <unk> is a loop: an epsilon arc with cost `word_cost` and olabel <unk>, a
 beginning piece, further pieces with cost `piece_cost` each, and an epsilon arc back. `with_piece_labels`
@@ -13,21 +13,145 @@ A word is now a sequence of olabels, like a phrase of words. The boosting automa
 graph that was built with it: the LM's cost of <unk>, less its bonus. [CUDA-WFST] names this as future
 work.
 
+A graph with a closed vocabulary gets the loop by `with_new_words` when the first request needs it. Its file says in
+which state (`Entrance`). States, arcs and closure arcs of the graph keep their numbers, and the loop's follow. Only
+the ranges of closure arcs of states differ, so both graphs share the other arrays on a GPU. The search of an utterance
+without new words reads the graph without the loop: it visits no arc of the loop, and no result changes. A new word
+costs as much as an added word (`lm/arpa.py`).
+
 These labels have no text: `WordGraph.expanded` and LMs skip them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_number
-from nemo_gpu_decoding.graph.csr import GraphArrays, PieceLabels, WordGraph, arc_sources
+from nemo_gpu_decoding.graph.csr import (
+    EPSILON,
+    GRAPH_ARC,
+    GRAPH_STATE,
+    INFINITE,
+    GraphArrays,
+    PieceLabels,
+    WordGraph,
+    arc_sources,
+)
+from nemo_gpu_decoding.graph.grammar import Grammar
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
+from nemo_gpu_decoding.jit import read_only
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 WORD_COST, PIECE_COST = "unknown word cost", "unknown piece cost"  # in the report of a graph
+NEW_WORDS = "new words"  # there, the `Entrance`
+
+
+class Entrance(NamedTuple):
+    """Where the words of a request enter a graph with a closed vocabulary."""
+
+    state: int  # the graph state of no LM context
+    cost: float  # of an added word there, natural log
+    tokens: int  # number of tokens of the model
+
+    @classmethod
+    def of(cls, graph: WordGraph, grammar: Grammar, vocab_size: int) -> Entrance:
+        states, _, epsilons, _ = graph.arrays
+        start = states[graph.start]
+        own = epsilons[start["epsilon_begin"] : start["epsilon_end"]]
+        backed_off = own["target"][own["olabel"] == 0]  # <s> backs off to no context
+        return cls(int(backed_off[0]) if len(backed_off) else graph.start, grammar.cost_of_added_word, vocab_size)
+
+
+def with_new_words(graph: WordGraph, costs: OpenVocabulary | None = None) -> WordGraph:
+    """A graph with the loop of <unk> beside its words, for the requests of some utterances.
+
+    Args:
+        graph: with a closed vocabulary, from `build_graph` or one of its files.
+        costs: of the loop; the requests refund them.
+
+    Raises:
+        ValueError: the graph does not say where new words begin.
+    """
+    if num_opened_labels(graph) == 0:
+        raise ValueError(
+            f"graph ({graph.name}) does not say where words that it lacks begin: build it anew, with build-graph or "
+            "build_graph, or with wfst.open_vocabulary_decoding"
+        )
+    entrance, costs = Entrance(**graph.report[NEW_WORDS]), costs or OpenVocabulary()
+    unknown = len(graph.words)
+    labels = PieceLabels(unknown + 1, unknown + 1 + entrance.tokens, costs.word_cost, costs.piece_cost)
+    names = (f"<piece {token}>" for token in range(entrance.tokens))
+    words = (*graph.words, "<unk>", *names, "</unk>")
+    loop, spelling = _new_loop(graph, entrance, labels)
+    states = np.append(graph.arrays.states, loop)
+    shut = read_only(states.copy())
+    epsilons, sequences = _with_entrances(graph, entrance, labels, states)
+    arrays = GraphArrays(states, np.append(graph.arrays.arcs, spelling), epsilons, sequences)
+    return replace(graph, arrays=arrays, words=words, unknown=unknown, pieces=labels, shut=shut)
+
+
+def _new_loop(graph: WordGraph, entrance: Entrance, labels: PieceLabels) -> tuple[np.ndarray, np.ndarray]:
+    """The two states of the loop, without closure arcs, and their arcs: of first pieces, and of other pieces."""
+    assert graph.spellings is not None
+    first, begins = len(graph.arrays.arcs), len(graph.arrays.states)
+    beginning = np.unique(graph.spellings.beginning)
+    arcs, loop = np.zeros(entrance.tokens, GRAPH_ARC), np.zeros(2, GRAPH_STATE)
+    arcs["ilabel"] = np.append(beginning, np.setdiff1d(np.arange(entrance.tokens), beginning))
+    arcs["olabel"] = labels.first + arcs["ilabel"]
+    arcs["cost"], arcs["target"] = labels.piece_cost, begins + 1
+    loop["arc_begin"] = first, first + len(beginning)
+    loop["arc_end"] = first + len(beginning), first + entrance.tokens
+    loop["final_cost"], loop["least_cost"] = INFINITE, labels.piece_cost
+    return loop, arcs
+
+
+def _with_entrances(
+    graph: WordGraph, entrance: Entrance, labels: PieceLabels, states: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The closure arcs of the graph, then those of all states from which the loop is entered or left.
+
+    Args:
+        states: [S + 2], with the loop; output: the new ranges of closure arcs.
+
+    Returns:
+        [E] EPSILON; [C, 2] int32, the word sequences.
+    """
+    epsilons, begins, num_words = graph.arrays.epsilons, len(states) - 2, labels.end + 1
+    own, unknown = arc_sources(graph.arrays.states, "epsilon"), labels.first - 1
+    leads, sequences = np.flatnonzero(epsilons["target"] == entrance.state), dict[tuple[int, int], int]()
+    entering = np.zeros(len(leads) + 1, EPSILON)  # after the closure arcs to the state, and from it
+    entering[:-1] = epsilons[leads]
+    before, number = np.unique(entering["olabel"], return_inverse=True)
+    behind = [_behind(olabel, unknown, num_words, sequences) if olabel else unknown for olabel in before.tolist()]
+    entering["olabel"] = np.array(behind)[number]
+    entering["cost"] += np.float32(entrance.cost + labels.word_cost)
+    entering["target"], entering["least_cost"] = begins, labels.piece_cost
+    into = np.append(own[leads], entrance.state)
+    opened, added = np.unique(into, return_counts=True)
+    kept = np.isin(own, opened)
+    table = np.append(epsilons[kept], entering)[np.argsort(np.append(own[kept], into), kind="stable")]
+    sizes = states["epsilon_end"][opened] - states["epsilon_begin"][opened] + added
+    ends = len(epsilons) + np.cumsum(sizes)
+    states["epsilon_begin"][opened], states["epsilon_end"][opened] = ends - sizes, ends
+    table = np.append(epsilons, table)
+    at = states[entrance.state]
+    leaving = np.append(np.zeros(1, EPSILON), table[at["epsilon_begin"] : at["epsilon_end"]])
+    leaving["target"][0], leaving["least_cost"][0] = entrance.state, at["least_cost"]
+    for n, olabel in enumerate(leaving["olabel"].tolist()):
+        leaving["olabel"][n] = _behind(labels.end, olabel, num_words, sequences)
+    states["epsilon_begin"][-1], states["epsilon_end"][-1] = len(table), len(table) + len(leaving)
+    return np.append(table, leaving), np.array(list(sequences), np.int32).reshape(-1, 2)
+
+
+def num_opened_labels(graph: WordGraph) -> int:
+    """The number of labels, without word sequences, of `with_new_words(graph)`; 0: the graph takes no new words."""
+    known = graph.spellings is not None and len(graph.spellings.beginning) > 0
+    if graph.unknown or not known or NEW_WORDS not in graph.report or len(graph.arrays.word_sequences):
+        return 0
+    return len(graph.words) + Entrance(**graph.report[NEW_WORDS]).tokens + 2
 
 
 def with_piece_labels(graph: WordGraph, costs: OpenVocabulary | None = None) -> WordGraph:

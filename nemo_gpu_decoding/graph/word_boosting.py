@@ -93,13 +93,20 @@ def word_boosting(
     if lacking and missing == "error" and speller is None:
         raise ValueError(
             f"{name}: the graph has not all words of {', '.join(map(repr, lacking[:5]))}; "
-            "wfst.added_words adds words to a graph that is built from wfst.arpa_lm_path"
+            "wfst.added_words adds words to a graph that is built from wfst.arpa_lm_path; with "
+            "wfst.open_vocabulary_decoding: true, the words of a request need not be in the graph"
         )
     tree = build_word_boosting(worth, graph, missing=missing, name=name, speller=speller)
     table = tree.table
     if aliases is not None and table is not None:
         table = table._replace(texts=list(map(aliases.written, table.texts)))
     return replace(tree, aliases=aliases, table=table, ac_threshold=config.ac_threshold)
+
+
+def lacks_words(phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph) -> bool:
+    """Whether the graph lacks a word of a phrase as it is spelled: of its aliases, if it has some."""
+    spelled = spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, None))
+    return any(not _is_known(phrase, config, graph, None) for phrase in spelled)
 
 
 def _is_known(phrase: Phrase, config: BoostingConfig, graph: WordGraph, speller: Speller | None) -> bool:

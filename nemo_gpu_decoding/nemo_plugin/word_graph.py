@@ -17,7 +17,7 @@ from nemo_gpu_decoding.fusion.phrases import Phrase, spelled_phrases
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.load import in_language, load_word_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
-from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases, word_boosting, words_of
+from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases, lacks_words, word_boosting, words_of
 from nemo_gpu_decoding.nemo_plugin import word_graph_sections
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
@@ -25,7 +25,7 @@ from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
-from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_small_lm
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_large_lms, load_small_lm
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
 from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
 
@@ -36,19 +36,19 @@ class WordGraphInfer(CTCInfer):
     section = "wfst"
     read = staticmethod(word_graph_sections.read_cuda_wfst)
     options: word_graph_sections.WordGraphOptions
-    finds_new_words = True  # requests may have words that an open-vocabulary graph lacks
 
     @property
     def why_one_best(self) -> str:
         return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
 
     def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
-        """The boosting automaton of other phrases; a closed vocabulary must contain all of their words."""
-        graph, fused, speller = self.decoder().graph, self.options.fusion, None
-        if graph.pieces is not None:
-            language = self.options.graph.source_lang
+        """The boosting automaton of other phrases. Words that the graph lacks are spelled."""
+        decoder, fused, known = self.decoder(), self.options.fusion, as_phrases(phrases)
+        graph, speller = decoder.graph, None
+        if graph.pieces is not None or lacks_words(known, fused.boosting, graph):
+            graph, language = decoder.opened_graph, self.options.graph.source_lang
             speller = Speller(in_language(self.vocabulary(), language), fused.lm_weight / weight)
-        return _boosting(as_phrases(phrases), fused.boosting, graph, "error", "requests", speller)
+        return _boosting(known, fused.boosting, graph, "error", "requests", speller)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
         return _boosting(configured_phrases(config), config, self.decoder().graph, "error", "requests")
@@ -60,7 +60,7 @@ class WordGraphInfer(CTCInfer):
             self.options.graph, vocabulary, self.blank_id, self._boosted_words(phrases), fused.boosting.is_case_ignored
         )
         costs = self.options.graph.open_vocabulary
-        if costs is not None and self.finds_new_words:
+        if costs is not None:
             graph = cached(("piece labels", graph.fingerprint, costs), partial(with_piece_labels, graph, costs))
         boosting = None
         if phrases:
@@ -126,10 +126,12 @@ class PagedInfer(WordGraphInfer):
 
     read = staticmethod(word_graph_sections.read_paged_biglm)
     options: word_graph_sections.PagedOptions
-    finds_new_words = False  # each piece of a new word would be an LM query
 
     def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:
         large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
+        own = self.options.fusion
+        pool = {"lm_pool": load_large_lms(own.lm_pool), "lm_pool_weights": own.lm_pool_weights}
+        others["fusion"] = replace(others["fusion"], **pool)
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, **others)
 
 

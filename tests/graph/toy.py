@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.openfst import write_fst
@@ -25,9 +26,8 @@ WORDS = tuple(LEXICON)
 
 
 def toy_lexicon() -> Lexicon:
-    return Lexicon.from_pieces(
-        [(word, spelling) for word, spellings in LEXICON.items() for spelling in spellings], PIECES
-    )
+    entries = [(word, spelling) for word, spellings in LEXICON.items() for spelling in spellings]
+    return replace(Lexicon.from_pieces(entries, PIECES), beginning_tokens=(0, 1))
 
 
 def toy_table(*, seed, order=3, keep=0.3, words=WORDS, specials=("<s>", "</s>", "<unk>")) -> Table:

@@ -2,6 +2,7 @@
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,11 +17,12 @@ import torch
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding import BoostingConfig, WFSTConfig, utterance_requests
+from nemo_gpu_decoding import BoostingConfig, Request, WFSTConfig, utterance_requests
 from nemo_gpu_decoding.fusion.boosting import Phrase
 from nemo_gpu_decoding.graph import load
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.store import save_graph
+from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases, word_boosting, words_of
 from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
@@ -207,10 +209,15 @@ def test_boosting_finds_names_that_the_lm_has_never_seen(
     assert word_errors(references, boosted).total < word_errors(references, plain).total
 
 
-def test_words_that_the_graph_lacks_cannot_be_requested(ctc_model, cfg, files):
+def test_words_that_the_graph_lacks_cannot_be_requested_of_older_graphs(ctc_model, cfg, files, tmp_path):
     ctc_model.change_decoding_strategy(cfg(boosting_tree_alpha=0.0), verbose=False)
+    graph = ctc_model.decoding.decoding.decoder().graph
+    report = {name: value for name, value in graph.report.items() if name != NEW_WORDS}
+    save_graph(replace(graph, report=report), tmp_path / "old.graph")
+    older = {"arpa_lm_path": None, "wfst_lm_path": str(tmp_path / "old.graph"), "boosting_tree_alpha": 0.0}
+    ctc_model.change_decoding_strategy(cfg(**older), verbose=False)
     with (
-        pytest.raises(ValueError, match="the graph has not all words of 'graam'"),
+        pytest.raises(ValueError, match=r"does not say where words that it lacks begin: build it anew"),
         utterance_requests(ctc_model, [["graam"]], boosting_weight=1.0),
     ):
         pass
@@ -231,9 +238,10 @@ def test_an_open_vocabulary_spells_what_the_lm_does_not_list(ctc_model, cfg, man
     assert not any("unk" in text or "▁" in text for text in texts(opened))
 
 
-def test_requests_find_names_that_an_open_vocabulary_lacks(ctc_model, cfg, named_emissions, named_utterances, names):
+@pytest.mark.parametrize("is_open", [False, True])
+def test_requests_find_names_that_the_graph_lacks(ctc_model, cfg, named_emissions, named_utterances, names, is_open):
     references = [utterance["text"] for utterance in named_utterances]
-    options = {"beam_width": 30.0, "lm_weight": 0.5, "open_vocabulary_decoding": True, "boosting_tree_alpha": 30.0}
+    options = {"beam_width": 30.0, "lm_weight": 0.5, "open_vocabulary_decoding": is_open, "boosting_tree_alpha": 30.0}
     plain = texts(decoded(ctc_model, cfg(**options), named_emissions))
     graph = ctc_model.decoding.decoding.decoder().graph
     lacking = [name for name in names if name not in graph.word_ids]
@@ -399,9 +407,9 @@ def test_hypotheses_say_what_the_search_did(ctc_model, paged_cfg, emissions):
         assert work.frames == frames
         assert 0 < work.query_hits < work.look_ups
     several = decoded(ctc_model, paged_cfg(return_best_hypothesis=False, beam_size=3), emissions)
-    assert [[h.work.look_ups for h in found] for found in several] == [
-        [work.look_ups] * len(found) for work, found in zip(works, several, strict=True)
-    ]
+    for work, found in zip(works, several, strict=True):
+        (look_ups,) = {hypothesis.work.look_ups for hypothesis in found}
+        assert look_ups >= work.look_ups  # the best path alone needs no dominated LM contexts
 
 
 def test_n_best_lists_are_those_of_the_large_lms_graph(ctc_model, paged_cfg, static, word_lm, emissions):
@@ -411,6 +419,38 @@ def test_n_best_lists_are_those_of_the_large_lms_graph(ctc_model, paged_cfg, sta
         assert texts(found) == texts(others)
         scores = [hypothesis.score for hypothesis in found]
         assert scores == pytest.approx([hypothesis.score for hypothesis in others], abs=2e-3)
+
+
+def test_requests_name_large_lms(ctc_model, paged_cfg, small_word_lm, word_lm, emissions):
+    """Each of these has the results of a model with that LM alone."""
+    log_probs, lengths = emissions
+    expected = {
+        "small": texts(decoded(ctc_model, paged_cfg(large_lm_path=str(small_word_lm)), emissions)),
+        "large": texts(decoded(ctc_model, paged_cfg(lm_weight=0.4), emissions)),
+        None: texts(decoded(ctc_model, paged_cfg(), emissions)),
+    }
+    pool = {"small": str(small_word_lm), "large": str(word_lm)}
+    ctc_model.change_decoding_strategy(paged_cfg(lm_pool=pool, lm_pool_alpha={"large": 0.4}), verbose=False)
+    decoder = ctc_model.decoding.decoding.decoder()
+    assert [lm.name for lm in decoder.fusion.lm_pool.values()] == list(pool.values())
+    names = [("small", "large", None)[i % 3] for i in range(len(log_probs))]
+    found = decoder.decode(log_probs, lengths.tolist(), [Request(lm=name) for name in names])
+    assert [nbest.best.text for nbest in found] == [expected[name][i] for i, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(("composition", "is_open"), [("lazy", True), ("lazy", False), ("let", False)])
+def test_requests_with_words_that_both_lms_lack(
+    ctc_model, paged_cfg, named_emissions, named_utterances, names, composition, is_open
+):
+    references = [utterance["text"] for utterance in named_utterances]
+    options = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 30.0, "composition": composition}
+    plain = texts(decoded(ctc_model, paged_cfg(open_vocabulary_decoding=is_open, **options), named_emissions))
+    graph = ctc_model.decoding.decoding.decoder().graph
+    lacking = [name for name in names if name not in graph.word_ids]
+    with utterance_requests(ctc_model, [lacking] * len(references)):
+        found = texts(predicted(ctc_model.decoding, named_emissions))
+    assert phrase_score(references, plain, lacking).fscore == 0.0
+    assert phrase_score(references, found, lacking).fscore > 0.15
 
 
 @pytest.mark.parametrize("mode", ["mbr", "lattice"])

@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) best_path(const Tra
   EndWorkspace work;
   work.search = Search{{}, own};
   work.graph = Graph{
-    args.graph_states, nullptr, args.graph_epsilons, args.graph_word_sequences, args.num_words,
+    args.graph_states + own.graph_states, nullptr, args.graph_epsilons, args.graph_word_sequences, args.num_words,
   };
   work.boosting = Automaton{
     args.boosting_states + own.boosting_states, args.boosting_arcs + own.boosting_arcs, args.num_words,

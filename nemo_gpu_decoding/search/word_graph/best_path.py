@@ -196,10 +196,10 @@ class FoundPaths(NamedTuple):
 def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
     """[R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
-    for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and boosting
+    for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and models
         models, scorer = state.models, state.models.lm_scorer
-        weight = None if scorer is None else scorer.difference_weight
-        alike[models.weights, id(models.boosting), weight].append(r)
+        large = None if scorer is None else (id(scorer.lms), scorer.difference_weight)
+        alike[models.weights, id(models.boosting), large].append(r)
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
         own, counts = np.empty(len(rows), END), np.array([len(each) for each in tokens])

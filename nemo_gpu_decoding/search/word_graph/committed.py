@@ -110,7 +110,8 @@ def more_committed(state: StreamState) -> tuple[Committed, int] | None:
         return None
     columns = dict(zip(("tokens", "frames", "repeats"), read.tokens[:, :size], strict=True))
     old.columns.extend({**columns, "token_confidence": read.confidence[:size], "words": path_words[:n]})
-    scores = old.scores.after_words(labels[own : own + n].tolist(), models)
+    emitted = result.emitted_labels(path_words[:n], read.tokens[0], models.graph, complete=True)
+    scores = old.scores.after_words(emitted, models)
     taken = Steps(*(values[:first] for values in steps))
     scores = scores._replace(graph_cost=result.add_graph_costs(taken, models.graph.arrays, scores.graph_cost))
     stop = int(read.tokens[1, size - 1] + read.tokens[2, size - 1])

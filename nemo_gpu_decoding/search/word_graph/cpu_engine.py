@@ -67,8 +67,9 @@ class CPUEngine(Engine):
 
         def read(rows: np.ndarray) -> None:
             kind = WorkspaceKind(new_workspace, config.max_active, values.shape[2], config.keeps_links, composes)
-            work = taken_workspace(kind)
+            work, last = taken_workspace(kind), None
             for b in rows.tolist():
+                last = scores_kept_for(streams[b].models, last, work)
                 streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work, self.advance)
             keep_workspace(kind, work)
 
@@ -108,8 +109,20 @@ def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
         return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
     last[1].frame["status"] = keys.DONE
     if last[1].lm is not None:
-        last[1].lm.cache.view(np.uint8)[:] = 0  # it may hold scores of other LMs
+        _forget_scores(last[1])
     return last[1]
+
+
+def scores_kept_for(models: StreamModels, last: StreamModels | None, work: records.Workspace) -> StreamModels:
+    """Empty the LM query cache if the last stream had another large LM. Returns `models`, the next call's `last`."""
+    before, after = None if last is None else last.lm_scorer, models.lm_scorer
+    if before is not None and after is not None and before.lms.large is not after.lms.large:
+        _forget_scores(work)
+    return models
+
+
+def _forget_scores(work: records.Workspace) -> None:
+    work.lm.cache.view(np.uint8)[:] = 0
 
 
 def keep_workspace(kind: WorkspaceKind, work: records.Workspace) -> None:

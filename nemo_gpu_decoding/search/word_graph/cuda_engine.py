@@ -27,6 +27,7 @@ from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
+from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32, for_kernels
 from nemo_gpu_decoding.search.word_graph import kernel_abi, keys, stream_state
@@ -62,7 +63,7 @@ class CUDAEngine(Engine):
     """The search on one GPU, see `search/engine.py`. `push` raises all errors itself.
 
     Args:
-        models_of: returns the models of utterance b of a batch; all have the same graph.
+        models_of: returns the models of utterance b of a batch; their graphs are one graph, some with new words.
         fusion: LM weights and boosting of the batch, at least one utterance.
         config: options of the search.
         device: device of the first log-probs; if it is the CPU, the search runs on the current GPU.
@@ -83,21 +84,35 @@ class CUDAEngine(Engine):
         self.device = runtime().device_for(device)
         self._models_of, self._config, self._kernels = models_of, config, kernels
         self._models = models_of_rows(models_of, fusion, range(len(fusion)))
-        graph = self._models[0].graph
-        arrays = arrays_on_device(graph, graph.arrays, self.device)
-        names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
-        self._tables: dict[str, Any] = dict(zip(names, arrays, strict=True))
-        self._tables |= kernels.arguments(self._models[0].lm_scorer, self.device)
-        self._upload_boosting()
+        self._tables: dict[str, Any] = {}
+        self._graph: WordGraph | None = None  # in `_tables`
+        self._upload_models()
         self._grown = 0  # how often the capacity for groups was doubled
         self._committed = [Committed.nothing(own) for own in self._models]
         self._state = self._first_state()
 
-    def _upload_boosting(self) -> None:
-        """Copy the boosting automata and the weights of all utterances to the device."""
+    def _upload_models(self) -> None:
+        """Copy the graph, the LMs, the boosting automata and the weights of all utterances to the device."""
+        if self._largest.graph is not self._graph:
+            self._upload_graph(self._largest)
         boosting, utterances = _boosting_on_device(self._models, self.device)
+        utterances["graph_states"] = [0 if own.graph.shut is None else len(own.graph.shut) for own in self._models]
         self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
         self._tables["utterances"] = as_records(utterances).to(self.device)
+
+    def _upload_graph(self, models: StreamModels) -> None:
+        names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
+        self._graph = graph = models.graph
+        arrays = graph.arrays
+        if graph.shut is not None:  # of utterances without new words
+            arrays = arrays._replace(states=np.append(graph.shut, arrays.states))
+        self._tables |= dict(zip(names, arrays_on_device(graph, arrays, self.device), strict=True))
+        self._tables |= self._kernels.arguments(models.lm_scorer, self.device)
+
+    @property
+    def _largest(self) -> StreamModels:
+        """The models with the largest graph, which has the arcs and labels of all others."""
+        return max(self._models, key=lambda own: len(own.graph.words))
 
     def _first_tokens(self, models: Sequence[StreamModels]) -> torch.Tensor:
         """[n, 1] tokens before the first frame."""
@@ -155,7 +170,7 @@ class CUDAEngine(Engine):
         numbers, state = torch.tensor(list(rows), device=self.device), self._state
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
             self._models[row], self._committed[row] = models, Committed.nothing(models)
-        self._upload_boosting()
+        self._upload_models()
         tokens, counters, work = state.tokens.clone(), state.counters.copy(), state.work
         tokens[numbers, :1] = self._first_tokens([self._models[row] for row in rows])
         counters[rows] = np.zeros((), STREAM_COUNTERS)
@@ -276,7 +291,7 @@ class CUDAEngine(Engine):
     def _advanced(self, state: DeviceState, values: torch.Tensor, lengths: torch.Tensor) -> DeviceState:
         """The streams after the chunk, or before the frame that stops them."""
         n, frames, columns = values.shape
-        kernels, params = self._kernels, self._models[0].params
+        kernels, params = self._kernels, self._largest.params
         capacity = kernels.capacity(self._config, params, columns, self._grown)
         most_shared = runtime().shared_bytes(self.device) - kernels.static_shared_bytes
         shared_bytes, row_bytes = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
@@ -333,7 +348,7 @@ class CUDAEngine(Engine):
             found=found,
             paths=paths,
             capacity=capacity,
-            num_words=self._models[0].params.num_words,
+            num_words=self._largest.params.num_words,
             final=final,
         )
         return _on_host(found, kernels.best_path), paths
@@ -420,7 +435,7 @@ def _boosting_on_device(models: list[StreamModels], device: torch.device) -> tup
     utterances = np.zeros(len(models), kernel_abi.STREAM_PARAMS)
     for n, own in enumerate(models):
         weight = 0.0 if own.lm_scorer is None else own.lm_scorer.difference_weight
-        utterances[n] = (*begins[automata.index(own.boosting)], *own.weights, weight)
+        utterances[n] = (*begins[automata.index(own.boosting)], 0, *own.weights, weight)
     if len(copies) == 1:
         return copies[0], utterances
     return DeviceAutomaton(*(torch.cat(parts) for parts in zip(*copies, strict=True))), utterances

@@ -45,6 +45,10 @@ class PlainKernels:
 PLAIN_KERNELS = PlainKernels()
 
 
+class OpenedLabels:
+    """Owns the LMs' labels of the words of the decoder's `opened_graph` on the devices."""
+
+
 class LargeLMKernels(PlainKernels):
     """Kernels that add the LM score difference to the costs of words. They hold the LMs on the devices.
 
@@ -65,7 +69,7 @@ class LargeLMKernels(PlainKernels):
     buffers = kernel_abi.LM_BUFFERS
 
     def __init__(self, lms: LmPair, config: PagedBigLMConfig, name: str) -> None:
-        self._lms = lms
+        self._lms, self._opened = lms, OpenedLabels()
         cache_bytes = config.cache_mb * 10**6
         self._large = PlacedLM(lms.large, config.placement, cache_bytes, name)
         self._small = self._large  # the kernels do not read it if there is a difference automaton
@@ -79,8 +83,9 @@ class LargeLMKernels(PlainKernels):
 
     def arguments(self, scorer: LmScorer | None, device: torch.device) -> dict[str, Any]:
         assert scorer is not None
-        labels = (self._lms.large_labels, self._lms.small_labels)
-        in_large, in_small = arrays_on_device(self, labels, device)
+        owner = self if scorer.lms is self._lms else self._opened
+        labels = (scorer.lms.large_labels, scorer.lms.small_labels)
+        in_large, in_small = arrays_on_device(owner, labels, device)
         return {
             **self._large.on(device).arguments("large"),
             **self._small.on(device).arguments("small"),

@@ -6,18 +6,20 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
-from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.fusion.fusion import NO_LM, Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import GRAPH, topology_number
+from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS, num_opened_labels, with_new_words
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.committed import joined
@@ -35,12 +37,19 @@ from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.cuda_kernels import LargeLMKernels
 from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import LetEngine
-from nemo_gpu_decoding.search.word_graph.large_lm.pair import shared_lm_pair
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import LmPairs
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
-from nemo_gpu_decoding.search.word_graph.result import BEFORE, WordPath, read_paths, relative_cost, words_of
+from nemo_gpu_decoding.search.word_graph.result import (
+    BEFORE,
+    WordPath,
+    emitted_labels,
+    read_paths,
+    relative_cost,
+    words_of,
+)
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -72,6 +81,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     """
 
     strategy = "cuda_wfst"
+    takes_large_lms = False  # of `Fusion.lm_pool`
 
     def __init__(
         self,
@@ -91,9 +101,11 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         self._check_graph(config)
         labels = FusionLabels(
             len(graph.words),
+            opened=num_opened_labels(graph),
             unit="words",
             hint=": build it with build_word_boosting for this graph",
             lm_in_graph=True,
+            large_lms=self.takes_large_lms,
             max_states=records.MAX_BOOST_STATES,
             unlocked="a word graph writes its own words only; build it from the words that may be written",
         )
@@ -109,7 +121,25 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             keeps_links=config.keeps_links,
             lattice_beam=np.float32(config.lattice_beam),
             num_words=len(graph.words),
+            num_spoken=graph.num_spoken,
         )
+
+    @cached_property
+    def opened_graph(self) -> WordGraph:
+        """The graph for requests with words that `graph` lacks (`graph/unknown_words.py`): for their boosting trees.
+
+        Raises:
+            ValueError: the graph takes no new words.
+        """
+        return self._opened()
+
+    def _opened(self) -> WordGraph:
+        if self.graph.pieces is not None:
+            return self.graph
+        key = "new words", self.graph.fingerprint, repr(self.graph.report.get(NEW_WORDS))
+        graph = cached(key, partial(with_new_words, self.graph))
+        _check_epsilons(graph)
+        return graph
 
     def _arguments(self, config: Any, fusion: Fusion) -> tuple[Any, ...]:
         """The arguments that make this decoder, with these options."""
@@ -187,7 +217,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         if state.live is None:
             return None
         _, count = shared_steps(state)
-        shared = self.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != self.blank_id
+        shared = state.models.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != self.blank_id
         return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
     def n_best(self, lattice: Lattice, n: int = 1) -> NBest[WordPath]:
@@ -220,16 +250,19 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         for p, state in enumerate(states):
             if state.committed is not None and state.committed.head is not None:
                 before[p], start[p] = state.committed.before, state.committed.scores
-        read = read_paths(found, before, self.graph, self.blank_id)
+        # the numbers of arcs and labels of `graph` are those of `opened_graph`, which has more
+        graph = next((own.graph for own in models if own.graph is not self.graph), self.graph)
+        read = read_paths(found, before, graph, self.blank_id)
         tokens, frames, repeats = read.tokens
-        labels, words = read.words["label"].tolist(), words_of(read, before, self.graph, self.pieces)
+        labels, words = read.words["label"].tolist(), words_of(read, before, graph, self.pieces)
         ends = zip(read.paths["tokens"].tolist(), read.paths["words"].tolist(), found.ended.tolist(), strict=True)
         costs, graph_costs = found.ends["cost"].tolist(), read.paths["graph_cost"].tolist()
         paths, begin, first = [], 0, 0
         for p, (end, last, ended) in enumerate(ends):
-            lm, boosting, second_pass = self._parts(
-                -graph_costs[p], labels[first:last], ended, models[p], start[p], second
-            )
+            own = labels[first:last]
+            if models[p].weights.boosts:
+                own = emitted_labels(words[first:last], tokens[begin:end], graph, complete=ended)
+            lm, boosting, second_pass = self._parts(-graph_costs[p], own, ended, models[p], start[p], second)
             path = new_frozen(
                 WordPath,
                 tokens=tokens[begin:end],
@@ -275,15 +308,19 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
-        bonus = self._most_bonus(boosting, weight) if boosts else 0.0
+        graph, params = self.graph, self._params
+        if boosting.vocab_size != len(graph.words):
+            graph = self.opened_graph
+            params = params._replace(num_words=len(graph.words), num_spoken=graph.num_spoken)
+        bonus = self._most_bonus(boosting, weight) * graph.most_words / self.graph.most_words if boosts else 0.0
         weights = records.StreamParams(
             lm_weight=np.float32(lm_weight),
-            least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
+            least_cost=np.float32(lm_weight * graph.least_cost - 2 * bonus - 1e-3),
             boosting_weight=np.float32(weight if boosts else 0.0),
             boosts=boosts,
             most_bonus=np.float32(bonus),
         )
-        return StreamModels(self._params, weights, self.graph, boosting, pieces=self.pieces)
+        return StreamModels(params, weights, graph, boosting, pieces=self.pieces)
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
         """Upper bound of the bonus of an output label. Warns if the bonus of a word exceeds half of the beam."""
@@ -299,13 +336,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
                 f"graph ({graph.name}) reads column {graph.largest_label}, expected 0 .. "
                 f"{self.vocab_size}: it was built for another model"
             )
-        states = graph.arrays.states
-        epsilons = int((states["epsilon_end"] - states["epsilon_begin"]).max())
-        if epsilons > records.MAX_EPSILONS:
-            raise ValueError(
-                f"graph ({graph.name}) has a state with {epsilons} closure arcs (paths without an input label), "
-                f"expected at most {records.MAX_EPSILONS}: remove epsilons with OpenFst's fstrmepsilon"
-            )
+        _check_epsilons(graph)
         if topology_number(config.topology) != GRAPH and (graph.arrays.arcs["ilabel"] == self.blank_id).any():
             raise ValueError(
                 f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
@@ -326,7 +357,8 @@ class PagedBigLM(CudaWFST):
         large: the large LM, from `load_packed_lm` or `pack_arpa_in_memory`.
         small: the LM of the graph, from the same functions.
         config: see `PagedBigLMConfig`.
-        fusion: boosting from `build_word_boosting`; weights of the boosting and of both LMs.
+        fusion: boosting from `build_word_boosting`; weights of the boosting and of both LMs; large LMs that requests
+            name (`lm_pool`), in place of `large`. With such LMs the search runs on CPUs.
         pieces: as in `CudaWFST`.
 
     Example:
@@ -340,6 +372,7 @@ class PagedBigLM(CudaWFST):
     """
 
     strategy = "paged_biglm"
+    takes_large_lms = True
     config: PagedBigLMConfig
 
     def __init__(
@@ -356,8 +389,8 @@ class PagedBigLM(CudaWFST):
         config = config or PagedBigLMConfig()
         super().__init__(graph, vocab_size, blank_id, config, fusion, pieces)
         self._large, self._small = large, small
-        self._lms = shared_lm_pair(graph, large, small, config.difference)
-        self._kernels = LargeLMKernels(self._lms, config, large.name)
+        self._lms = LmPairs(graph, {None: large, **self.fusion.lm_pool}, small, config.difference)
+        self._kernels = LargeLMKernels(self._lms.of(None), config, large.name)
 
     def _arguments(self, config: Any, fusion: Fusion) -> tuple[Any, ...]:
         own = super()._arguments(config, fusion)
@@ -374,12 +407,32 @@ class PagedBigLM(CudaWFST):
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         if self.config.composition == "let":
             return "composition is 'let', expected 'lazy': 'let' has no CUDA kernels"
+        if self.fusion.lm_pool:
+            return f"lm_pool has {', '.join(self.fusion.lm_pool)}, expected no LMs: the CUDA kernels read one large LM"
         return super()._why_not_cuda(streams, device)
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)
         weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)
-        return replace(models, lm_scorer=LmScorer(self._lms, weight, self.config.group_size or 1 << 30))
+        name = fusion.rules[i].lm
+        lms = self._lms.of(None if name == NO_LM else name, models.graph)
+        return replace(models, lm_scorer=LmScorer(lms, weight, self.config.group_size or 1 << 30))
+
+    def _opened(self) -> WordGraph:
+        graph = super()._opened()
+        if graph is not self.graph:
+            self._lms.check_unknown(graph)
+        return graph
+
+
+def _check_epsilons(graph: WordGraph) -> None:
+    states = graph.arrays.states
+    epsilons = int((states["epsilon_end"] - states["epsilon_begin"]).max())
+    if epsilons > records.MAX_EPSILONS:
+        raise ValueError(
+            f"graph ({graph.name}) has a state with {epsilons} closure arcs (paths without an input label), "
+            f"expected at most {records.MAX_EPSILONS}: remove epsilons with OpenFst's fstrmepsilon"
+        )
 
 
 def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:

@@ -74,7 +74,8 @@ inline void open_workspace(
   const Capacity& capacity = args.capacity;
   work.search = Search{args.params, own};
   work.graph = Graph{
-    args.graph_states, args.graph_arcs, args.graph_epsilons, args.graph_word_sequences, args.params.num_words,
+    args.graph_states + own.graph_states, args.graph_arcs, args.graph_epsilons, args.graph_word_sequences,
+    args.params.num_words,
   };
   work.boosting = Automaton{
     args.boosting_states + own.boosting_states, args.boosting_arcs + own.boosting_arcs,

@@ -40,6 +40,7 @@ STREAM_PARAMS = np.dtype(
     [
         ("boosting_states", np.int64),  # first state of its boosting automaton in the states of all
         ("boosting_arcs", np.int64),
+        ("graph_states", np.int64),  # first state of its graph in `graph_states`
         *((name, kind) for name, (kind, *_) in (dtype_of(records.StreamParams).fields or {}).items()),
         ("difference_weight", np.float32),  # of the LM score difference (paged_biglm)
     ],

@@ -39,7 +39,8 @@ class SearchParams(NamedTuple):
     acoustic_scale: np.float32
     keeps_links: bool
     lattice_beam: np.float32
-    num_words: int  # olabels below it are words, the others are word-sequence labels
+    num_words: int  # olabels below it are words and pieces, the others are word-sequence labels
+    num_spoken: int  # words from here on are pieces of unknown words, which no LM scores
 
 
 class StreamParams(NamedTuple):

@@ -259,6 +259,26 @@ def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequ
     return list(map(Word._make, zip(texts, labels, *numbers, repeat(None), strict=False)))
 
 
+def emitted_labels(words: Sequence[Word], tokens: np.ndarray, graph: WordGraph, *, complete: bool) -> list[int]:
+    """The labels of words as the search emits them: <unk> with its pieces, if the graph has labels for pieces.
+
+    Args:
+        words: of a path.
+        tokens: [N] int32, of the path from the first word on.
+        complete: whether the last word is complete.
+    """
+    pieces = graph.pieces
+    if pieces is None or not words:
+        return [word.label for word in words]
+    labels, before = [], words[0].first_token
+    for word in words:
+        labels.append(word.label)
+        if word.label == graph.unknown:
+            spelled = tokens[word.first_token - before : word.end_token - before]
+            labels += [*(pieces.first + spelled).tolist(), pieces.end]
+    return labels if complete or labels[-1] != pieces.end else labels[:-1]
+
+
 @linked
 def find_spans(tries, unknown, index, spellings, ends):
     """Divide tokens among words, by backtracking: fill ends [w] with one past the last token of each word.

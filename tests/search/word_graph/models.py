@@ -15,7 +15,9 @@ import numpy as np
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.openfst import FST_ARC, Fst
+from nemo_gpu_decoding.graph.unknown_words import with_piece_labels
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
@@ -159,6 +161,13 @@ def _graph(path: Path) -> WordGraph:
     return build_graph(path, toy_lexicon(), cache=False)
 
 
+@lru_cache(maxsize=8)
+def open_graph(path: Path) -> WordGraph:
+    """The graph of an LM with an open vocabulary, with labels for the pieces of unknown words."""
+    unknown = OpenVocabulary(word_cost=0.5, piece_cost=0.5, beginning_tokens=(0, 1))
+    return with_piece_labels(build_graph(path, toy_lexicon(), open_vocabulary=unknown, cache=False))
+
+
 @lru_cache(maxsize=16)
 def random_lm(seed: int, **options) -> LM:
     return LM(lm_table(seed=seed, **options))
@@ -172,13 +181,20 @@ def nested_pair(seed: int) -> tuple[LM, LM]:
 
 
 def make_paged(
-    small: LM, large: LM, *, graph=None, lm_weight=1.0, boosting=None, kind=PagedBigLM, **options
+    small: LM, large: LM, *, graph=None, lm_weight=1.0, boosting=None, pieces=None, kind=PagedBigLM, **options
 ) -> PagedBigLM:
     config = PagedBigLMConfig(**{"beam": WIDE, "max_active": ALL, "group_size": 0, "threads": 1, **options})
     return kind(
         graph or small.graph, VOCAB, BLANK, large.packed, small.packed, config,
-        Fusion(lm_weight=lm_weight, boosting=boosting),
+        Fusion(lm_weight=lm_weight, boosting=boosting), pieces,
     )  # fmt: skip
+
+
+def without_bounds(decoder: PagedBigLM) -> PagedBigLM:
+    """The decoder, which now drops no dominated LM context."""
+    pairs = decoder._lms._pairs
+    pairs[None] = pairs[None]._replace(bounds=pairs[None].bounds[:0])
+    return decoder
 
 
 # ------------------------------------------------------- all paths of a lattice, for tests of what is asked of it

@@ -6,4 +6,8 @@ from tests.contract.checks import *
 from tests.contract.subjects import rows
 
 pytestmark = pytest.mark.slow
-TABLE = rows("cuda", "cuda_wfst", "cuda_wfst lattices", "paged_biglm", "paged_biglm difference")
+NAMES = (
+    "cuda_wfst", "cuda_wfst lattices", "cuda_wfst new words", "paged_biglm", "paged_biglm new words",
+    "paged_biglm difference",
+)  # fmt: skip
+TABLE = rows("cuda", *NAMES)

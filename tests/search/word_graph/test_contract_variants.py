@@ -6,5 +6,8 @@ from tests.contract.checks import *
 from tests.contract.subjects import rows
 
 pytestmark = pytest.mark.slow
-NAMES = "cuda_wfst lattices", "paged_biglm let", "paged_biglm let lattices", "paged_biglm difference"
+NAMES = (
+    "cuda_wfst lattices", "cuda_wfst new words", "paged_biglm let", "paged_biglm let lattices",
+    "paged_biglm new words", "paged_biglm open vocabulary", "paged_biglm let new words", "paged_biglm difference",
+)  # fmt: skip
 TABLE = rows("cpu", *NAMES)

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from benchmarks.ours import ABLATIONS
+from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
-from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
+from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
+from nemo_gpu_decoding.graph.unknown_words import Speller
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cpu_engine
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS, PagedBigLMConfig, WFSTConfig
@@ -35,6 +36,7 @@ from tests.search.word_graph.models import (
     make,
     make_paged,
     nested_pair,
+    open_graph,
     random_graph,
     random_lm,
     toy_graph,
@@ -488,9 +490,43 @@ def test_ready_made_graphs_are_rescored_too(tmp_path, topology, composition):
 
 
 # -------------------------------- Words for single utterances, spelled by <unk> (`graph/unknown_words.py`)
-def open_graph(lm):
-    unknown = OpenVocabulary(word_cost=0.5, piece_cost=0.5, beginning_tokens=(0, 1))
-    return build_graph(lm.path, toy_lexicon(), open_vocabulary=unknown, cache=False)
+NEW_WORDS = {"ad": 5.0, "bcd": 4.0}  # their bonuses
+
+
+def cheapest_with_new_words(small, large, log_probs, lm_weight):
+    """Words and cost of the best text by definition, in a graph that was built with the new words."""
+    vocabulary, unknown = Vocabulary.from_pieces(PIECES), OpenVocabulary(0.5, 0.5, (0, 1))
+    own = {word: (tuple(vocabulary.tokenize(word)),) for word in NEW_WORDS}
+    lexicon = Lexicon({**toy_lexicon().spellings, **own}, len(PIECES))
+    graph = build_graph(small.path, lexicon, open_vocabulary=unknown, added_words=tuple(NEW_WORDS), cache=False)
+    labelled = all_texts(fst_of(graph), log_probs.numpy(), BLANK, "compact", lm_weight=lm_weight)
+    texts = {tuple(graph.words[w] for w in text): cost for text, cost in labelled.items()}
+    costs = rescored(texts, small.table, large.table, lm_weight)
+    return min((cost - sum(NEW_WORDS.get(word, 0.0) for word in text), text) for text, cost in costs.items())
+
+
+@pytest.mark.parametrize(("backend", "composition"), [("cuda", "lazy"), *(("cpu", name) for name in COMPOSITIONS)])
+def test_words_of_a_request_are_found_as_the_definition_says(composition, backend, emulated_runtime):
+    """Both LMs score them as <unk>; the large one also by longer n-grams with <unk>."""
+    lm_weight, found = 0.8, set()
+    for seed in range(4):
+        table = {gram: value for gram, value in lm_table(seed=seed).items() if len(gram) == 1 or "<unk>" not in gram}
+        small, large = LM({**table, ("<unk>",): (-1.0, 0.0)}), random_lm(seed + 10, keep=0.7)
+        graph, log_probs = open_graph(small.path), random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
+        speller = Speller(Vocabulary.from_pieces(PIECES), lm_weight)
+        boosting = build_word_boosting(NEW_WORDS, graph, speller=speller)
+        options = {"graph": graph, "composition": composition, "backend": backend, "lm_weight": lm_weight}
+        decoder = make_paged(small, large, pieces=PIECES, **options)
+        best = decoder.decode(log_probs, [FRAMES], [Request(boosting=boosting, boosting_weight=1.0)])[0].best
+        cost, text = cheapest_with_new_words(small, large, log_probs[0], lm_weight)
+        assert best.score == pytest.approx(-cost, abs=5e-4)
+        assert best.parts.acoustic < 0
+        spelled = [w.text if w.text in graph.word_ids or w.text in NEW_WORDS else "<unk>" for w in best.words]
+        assert spelled == list(text)
+        plain = make_paged(small, large, **options).decode(log_probs, [FRAMES])[0].best
+        assert plain.score <= best.score + 1e-4
+        found |= set(spelled) & set(NEW_WORDS)
+    assert found == set(NEW_WORDS)
 
 
 def test_let_composition_has_no_kernels(emulated_runtime):
@@ -503,8 +539,9 @@ def test_let_composition_has_no_kernels(emulated_runtime):
 def test_labels_of_pieces_are_no_words_of_lms(composition, backend, emulated_runtime):
     """With one LM as both, words and phrases are found as without a large one; with two, as without labels."""
     small, large = LM(lm_table(seed=1)), LM(lm_table(seed=2, order=2))
-    plain, log_probs = open_graph(small), random_log_probs(2, FRAMES, len(PIECES) + 1, seed=3)
-    graph = with_piece_labels(plain)
+    graph, log_probs = open_graph(small.path), random_log_probs(2, FRAMES, len(PIECES) + 1, seed=3)
+    unknown = OpenVocabulary(0.5, 0.5, (0, 1))
+    plain = build_graph(small.path, toy_lexicon(), open_vocabulary=unknown, cache=False)
     boosting = build_word_boosting({"ad": 15.0, "bb ad": 8.0}, graph, speller=Speller(Vocabulary.from_pieces(PIECES)))
     options = {"graph": graph, "composition": composition, "backend": backend}
     found = make_paged(small, small, boosting=boosting, **options).decode(log_probs, [FRAMES] * 2)

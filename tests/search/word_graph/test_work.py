@@ -387,7 +387,7 @@ def test_partial_results_of_long_streams_look_at_the_last_words_only(monkeypatch
     assert all_facts([closed]) == all_facts([whole])
     assert len(whole.best) > 1000
     half = len(tails) // 2
-    for counts, most in ((steps, 600), (tails, 600), (kept, 10_000)):
+    for counts, most in ((steps, 600), (tails, 600), (kept, 2 * LET_NODES)):
         assert max(counts[half : len(tails)]) <= 1.5 * max(counts[:half]) < most
 
 

@@ -29,10 +29,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import linked
+from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.labels import likeliest_step
-from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, query
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, is_dominated, query
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
 from nemo_gpu_decoding.search.word_graph.token_groups import ArcStep, offer_step, target_key
 
@@ -248,6 +250,7 @@ def expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
     if arc.olabel != 0 and search.weights.boosts:
         bonus, boost = candidates.boosted(arc.olabel, boost, search)
     arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, boost, search)
+    least, best = LARGEST, np.int64(0)
     for n in range(group.ordered, group.ordered + group.count):
         if work.lm.order[n].cost + arc_cost - bonus + acoustic_cost > cutoff:
             break
@@ -260,5 +263,10 @@ def expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
         if arc.olabel != 0:
             more, after = query(arc.olabel, after, search, lm, work)
             difference += more
+        cost = context.cost + difference
+        if cost < least:
+            least, best = cost, after  # with topology normal, the best token of a context may not take the arc
+        elif search.params.topology != NORMAL and is_dominated(cost - least, best, after, search, lm):
+            continue
         step = ArcStep(a, key, after, bonus, acoustic_cost, difference)
         offer_step(context, step, state, search, lm, work)

@@ -54,8 +54,9 @@ class LetEngine(cpu_engine.CPUEngine):
         self._kind = kind = _kind(self._config, values.shape[2])
 
         def read(rows: np.ndarray) -> None:
-            work = cpu_engine.taken_workspace(kind)
+            work, last = cpu_engine.taken_workspace(kind), None
             for b in rows.tolist():
+                last = cpu_engine.scores_kept_for(streams[b].models, last, work)
                 streams[b], work = read_let_chunk(streams[b], values, int(lengths[b]), b, work)
             cpu_engine.keep_workspace(kind, work)
 
@@ -68,8 +69,9 @@ class LetEngine(cpu_engine.CPUEngine):
         self._let_streams = streams
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
-        work, listed = cpu_engine.taken_workspace(self._kind), []
+        work, listed, last = cpu_engine.taken_workspace(self._kind), [], None
         for row in rows:
+            last = cpu_engine.scores_kept_for(self._let_streams[row].models, last, work)
             self._let_streams[row], state, work = listed_stream(
                 self._let_streams[row], work, final=final, n_best=n_best
             )

@@ -29,7 +29,7 @@ import numpy as np
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import fill_slot
-from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, is_dominated
 from nemo_gpu_decoding.search.word_graph.prune import move_of
 
 ARENA_FULL = 101  # status of a frame: collect nodes, or grow their arrays, and go on at the same frame
@@ -204,7 +204,7 @@ def _fill(n, total, state, search, lm, work):
                 context.lm, context.cost, context.back_pointer, context.run = contexts[c].lm, cost, at, c
             count += found == count
         at = link.next
-    count = limit_contexts(begin, count, lm, state)
+    count = limit_contexts(begin, without_dominated(begin, count, search, lm, state), lm, state)
     for i in range(begin, begin + count):
         _add_back_pointer(contexts[i], node, state, search)
     node.begin, node.count = begin, count
@@ -293,6 +293,21 @@ def best_context(node, contexts):
 @linked
 def _is_cheaper(context, other):
     return context.cost < other.cost or (context.cost == other.cost and context.lm < other.lm)
+
+
+@linked
+def without_dominated(begin, count, search, lm, state):
+    """Of `count` contexts from `begin` on, drop those that the cheapest one dominates; returns the number kept."""
+    contexts, best = state.contexts, begin
+    for n in range(begin + 1, begin + count):
+        best = n if contexts[n].cost < contexts[best].cost else best
+    least, context, kept = contexts[best].cost, contexts[best].lm, begin
+    for n in range(begin, begin + count):
+        if not is_dominated(contexts[n].cost - least, context, contexts[n].lm, search, lm):
+            if kept != n:
+                contexts[kept] = contexts[n]
+            kept += 1
+    return kept - begin
 
 
 @linked

@@ -23,7 +23,7 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
-LET_NODES = 4096  # first capacity for nodes, links, contexts and back-pointers
+LET_NODES = 8192  # first capacity for nodes, links, contexts and back-pointers
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
     limit_contexts,
     new_node,
     number_of,
+    without_dominated,
 )
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import query
 
@@ -106,7 +107,7 @@ def node_after_closure(group, closed, cutoff, state, models, work):
             before = source, at, member.cost, most, olabel, member.epsilon
             count = _enter_words(begin, count, total, before, models, state, work)
         at = member.next
-    node = _node_of_contexts(group.key << 16, begin, count, state, lm)
+    node = _node_of_contexts(group.key << 16, begin, count, state, models)
     if search.params.keeps_links and node != keys.NONE:
         least, at = state.nodes[node].cost, group.newest
         while at != keys.NONE:
@@ -141,7 +142,7 @@ def node_after_arc(before, a, state, models, work):
     source, begin, olabel = state.nodes[node], state.counters[0].contexts, search.graph.arcs[a].olabel
     way = node, keys.NONE, base, most, olabel, epsilon
     count = _enter_words(begin, 0, source.count, way, models, state, work)
-    after = _node_of_contexts(source.key, begin, count, state, lm)
+    after = _node_of_contexts(source.key, begin, count, state, models)
     if search.params.keeps_links and after != keys.NONE:
         add_link(after, node, ARC_WORD - a, epsilon, base - state.nodes[after].cost, most - base, state)
     return keys.DONE, after
@@ -230,13 +231,15 @@ def _word_is_before(source, member, epsilon, other, state, work):
 
 
 @linked
-def _node_of_contexts(key, begin, count, state, lm):
+def _node_of_contexts(key, begin, count, state, models):
     """A node of the `count` contexts from `begin` on, with their total costs; NONE if `count` is 0."""
+    search, lm = models
     if count == 0:
         return np.int32(keys.NONE)
     least = state.contexts[begin].cost
     for n in range(begin + 1, begin + count):
         least = min(least, state.contexts[n].cost)
+    count = without_dominated(begin, count, search, lm, state)
     count = limit_contexts(begin, count, lm, state)
     for n in range(begin, begin + count):
         state.contexts[n].cost -= least

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,6 +18,7 @@ from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedLM
 from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
 from nemo_gpu_decoding.search.word_graph.large_lm.difference import difference_of
+from nemo_gpu_decoding.search.word_graph.large_lm.dominance import CONTEXT_BOUNDS, context_bounds
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, lm_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -28,6 +31,39 @@ AUTO_NGRAMS = 10_000_000  # with difference "auto", a larger LM gets no differen
 # Pairs by graph, large LM, small LM and option. An entry goes when its graph or one of its LMs is deleted.
 _ready: WeakKeyDictionary[WordGraph, WeakKeyDictionary] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+class LmPairs:
+    """The large LMs of a decoder by name, None for the one that utterances have by default, paired with the small LM.
+
+    Raises:
+        ValueError: as `make_lm_pair`; a large LM is no `PackedLM`.
+    """
+
+    def __init__(self, graph: WordGraph, large: Mapping[Any, Any], small: PackedLM, difference: str) -> None:
+        for name, lm in large.items():
+            if not isinstance(lm, PackedLM):
+                raise ValueError(f"fusion.lm_pool[{name}] is a {type(lm).__name__}, expected a PackedLM")
+        self._graph, self._large, self._small = graph, dict(large), small
+        self._pairs = {name: shared_lm_pair(graph, lm, small, difference) for name, lm in self._large.items()}
+        self._opened: dict[str | None, LmPair] = {}
+
+    def of(self, name: str | None, graph: WordGraph | None = None) -> LmPair:
+        """The pair of a large LM, for the words of the decoder's graph or of `with_new_words` of it."""
+        if graph is None or graph is self._graph:
+            return self._pairs[name]
+        if name not in self._opened:
+            self._opened[name] = with_more_words(self._pairs[name], graph, self._large[name], self._small)
+        return self._opened[name]
+
+    def check_unknown(self, graph: WordGraph) -> None:
+        """Check that all LMs have <unk>, for words that the graph lacks.
+
+        Raises:
+            ValueError: an LM has none.
+        """
+        for lm in self._large.values():
+            labels_of_unknown(graph, lm, self._small)
 
 
 def shared_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference: str) -> LmPair:
@@ -73,6 +109,7 @@ def make_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference:
         large_end=large.sentence_end,
         small_end=small.sentence_end,
         start=int(lm_of(large.start_state, 0 if merged is not None else small.start_state)),
+        bounds=np.empty(0, CONTEXT_BOUNDS) if merged is None else context_bounds(merged.arrays),
     )
 
 
@@ -102,6 +139,31 @@ def lm_labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
     return labels
 
 
+def with_more_words(lms: LmPair, graph: WordGraph, large: PackedLM, small: PackedLM) -> LmPair:
+    """A pair with the labels of the words of `with_new_words(graph)`; both LMs score the new words as <unk>."""
+    of_lms = []
+    known_labels = (lms.large_labels, lms.small_labels)
+    for known, unknown in zip(known_labels, labels_of_unknown(graph, large, small), strict=True):
+        labels = np.full(len(graph.words), NO_LABEL, np.int64)
+        labels[: len(known)], labels[graph.unknown] = known, unknown
+        of_lms.append(labels)
+    return lms._replace(large_labels=of_lms[0], small_labels=of_lms[1])
+
+
+def labels_of_unknown(graph: WordGraph, large: PackedLM, small: PackedLM) -> list[int]:
+    """The labels of <unk> in both LMs.
+
+    Raises:
+        ValueError: an LM has no <unk>.
+    """
+    labels = []
+    for name, lm in (("large", large), ("small", small)):
+        labels.append(lm.label(graph.words[graph.unknown]))
+        if labels[-1] == NO_LABEL:
+            raise ValueError(f"{name} ({lm.name}) has no <unk>, expected one for words that the graph lacks")
+    return labels
+
+
 def _agree(large: PackedLM, small: PackedLM, large_labels: np.ndarray, small_labels: np.ndarray) -> bool:
     """Whether each word has the same label in the small LM directly and by way of its word in the large LM."""
     emitted = large_labels != NO_LABEL
@@ -119,6 +181,12 @@ def load_large_lm(path: Path) -> PackedLM:
         ValueError: the file is damaged or contains no LM.
     """
     return cached(("large LM", file_key(path)), partial(_load_large, path))
+
+
+def load_large_lms(paths: Mapping[str, Path]) -> dict[str, PackedLM]:
+    """Load named large LMs. They are one entry of the cache, which may have fewer places."""
+    key = ("large LMs", tuple(paths), *map(file_key, paths.values()))
+    return cached(key, lambda: {name: _load_large(path) for name, path in paths.items()})
 
 
 def load_small_lm(path: Path, graph: WordGraph) -> PackedLM:

@@ -11,7 +11,8 @@ inline void expand_queried(const Row& row, LmWorkspace& work) {
   const int count = lm_counters.num_queries;
   answer_queries(work.buffers, work.lm_counters);  // for pending words
   for (int i = thread(); i < count; i += threads()) {
-    work.buffers->queries[i].olabel = work.graph.arcs[work.buffers->queries[i].arc].olabel;
+    LmQuery& query = work.buffers->queries[i];
+    query.olabel = scored_label(work.graph.arcs[query.arc].olabel, work);
   }
   answer_queries(work.buffers, work.lm_counters);
   for (int first = 0; first < count; first += threads()) {
@@ -37,11 +38,11 @@ inline bool query_of(
 ) {
   const int h = context_at(group_arc, index, work);
   const GroupToken& best = work.buffers->group_tokens[work.buffers->contexts[h].best];
-  const bool needs_lm = work.graph.arcs[group_arc.arc].olabel != 0;
-  if (best.olabel == 0 && !needs_lm) return false;
-  look_ups += needs_lm;
-  if (best.olabel != 0) look_ups += atomicExch(&work.buffers->contexts[h].queried, 1) == 0;
-  query = LmQuery{best.lm, best.olabel, NO_ENTRY, 0.0f, group_arc.arc, h, 0};
+  const int word = work.graph.arcs[group_arc.arc].olabel, pending = scored_label(best.olabel, work);
+  if (best.olabel == 0 && word == 0) return false;
+  look_ups += scored_label(word, work) != 0;
+  if (pending != 0) look_ups += atomicExch(&work.buffers->contexts[h].queried, 1) == 0;
+  query = LmQuery{best.lm, pending, NO_ENTRY, 0.0f, group_arc.arc, h, 0};
   return true;
 }
 

@@ -60,6 +60,12 @@ inline LMStep cost_of_label(
   return total;
 }
 
+// The words that the LMs score of an output label; 0 for a piece, or the end, of an unknown word.
+inline int scored_label(int olabel, const Workspace& work) {
+  const bool is_piece = work.search.num_spoken <= olabel && olabel < work.search.num_words;
+  return is_piece ? 0 : olabel;
+}
+
 inline float weighted(float cost, const LmPair& lms) {
   return lms.weight == 0 ? 0.0f : lms.weight * cost;  // 0 * inf would be NaN
 }

@@ -46,6 +46,7 @@ class LmPair(NamedTuple):
     large_end: int  # label of </s>; NO_LABEL: the end of an utterance costs nothing
     small_end: int
     start: int  # LM context at the begin of an utterance, see `lm_of`
+    bounds: np.ndarray  # [states of `large`] of `dominance.py`; empty without a difference automaton
 
 
 class LmScorer(NamedTuple):
@@ -69,6 +70,23 @@ def large_of(context):
 @linked
 def small_of(context):
     return np.int64(context) & 0xFFFFFFFF
+
+
+@linked
+def is_dominated(gap, context, other, search, lm):
+    """Whether a token with LM context `other` is dominated by one with `context` that costs less by `gap`."""
+    bounds, weight, most = lm.lms.bounds, lm.difference_weight, np.float32(1e-3)  # for rounding errors
+    if len(bounds) == 0 or search.params.keeps_links:
+        return False
+    first, second = large_of(context), large_of(other)
+    while first != second and gap > most:
+        if first > second:  # a back-off state has a lower number
+            most += weight * bounds[np.uintp(first)].over
+            first = np.int64(bounds[np.uintp(first)].backoff_to)
+        else:
+            most += weight * bounds[np.uintp(second)].under
+            second = np.int64(bounds[np.uintp(second)].backoff_to)
+    return gap > most
 
 
 @linked
@@ -96,8 +114,11 @@ def difference_of_word(word, context, lms):
 def query(olabel, context, search, lm, work):
     """LM score difference of an output label, weighted by `lm.difference_weight`, and the LM context after it.
 
-    The same queries recur, so the LM query cache keeps scores. It is direct-mapped: a slot holds one score.
+    The same queries recur, so the LM query cache keeps scores. It is direct-mapped: a slot holds one score. A piece
+    of an unknown word, or its end, is no query: the LMs score the word as <unk>, once, where the search enters it.
     """
+    if search.params.num_spoken <= olabel < search.params.num_words:
+        return np.float32(0.0), context
     frame, cache = work.frame[0], work.lm.cache
     frame.look_ups += 1
     slot = np.int64((hash_of(olabel, context) >> np.uint64(32)) & np.uint64(len(cache) - 1))

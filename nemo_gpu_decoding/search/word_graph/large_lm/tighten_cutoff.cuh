@@ -84,8 +84,9 @@ __noinline__ BestArc best_arc_of(Row row, const LmWorkspace* shared) {
 inline void query_best_arc(const BestArc& best, const Token& token, LmWorkspace& work) {
   if (thread() != 0) return;
   LmCounters& lm_counters = *work.lm_counters;
-  const int olabel = best.epsilon == NONE ? 0 : work.graph.epsilons[best.epsilon].olabel;
-  count_look_ups((olabel != 0) + (work.graph.arcs[best.arc].olabel != 0), lm_counters);
+  const int silent = best.epsilon == NONE ? 0 : work.graph.epsilons[best.epsilon].olabel;
+  const int olabel = scored_label(silent, work);
+  count_look_ups((olabel != 0) + (scored_label(work.graph.arcs[best.arc].olabel, work) != 0), lm_counters);
   work.buffers->queries[0] = LmQuery{token.key.lm, olabel, NO_ENTRY, 0.0f, NONE, NONE, 0};
   lm_counters.num_queries = 1;
 }
@@ -109,7 +110,9 @@ inline void tighten_cutoff(const Row& row, int count, LmWorkspace& work) {
   query_best_arc(best, token, work);
   __syncthreads();
   answer_queries(work.buffers, work.lm_counters);
-  if (thread() == 0) work.buffers->queries[0].olabel = work.graph.arcs[best.arc].olabel;
+  if (thread() == 0) {
+    work.buffers->queries[0].olabel = scored_label(work.graph.arcs[best.arc].olabel, work);
+  }
   answer_queries(work.buffers, work.lm_counters);
   work.reserve(1);
   Candidate candidate{};
