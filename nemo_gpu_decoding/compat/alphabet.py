@@ -115,6 +115,20 @@ class Alphabet:
             if piece.startswith(WORD_START) or not self.is_bpe
         )
 
+    @cached_property
+    def _spaced(self) -> tuple[str, ...]:
+        """The text of each token, with a space where a word begins or ends."""
+        if not self.is_bpe:
+            return self.pieces
+        return tuple(
+            SPACE * piece.startswith(WORD_START) + piece.strip(WORD_START) + SPACE * piece.endswith(WORD_START)
+            for piece in self.pieces
+        )
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The words of a token sequence, joined by spaces."""
+        return SPACE.join(filter(None, "".join(map(self._spaced.__getitem__, tokens)).split(SPACE)))
+
     def words(self, tokens: Sequence[int]) -> Iterator[Word]:
         """The words of a token sequence, without empty ones."""
         text, first, breaks = "", 0, False

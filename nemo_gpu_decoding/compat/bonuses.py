@@ -1,9 +1,12 @@
 """The bonuses of words as a boosting automaton over the labels of a word graph.
 
 state 0          between words: every word has its bonus; <unk> leads to state 1
-state 1          in an unknown word: its pieces cost nothing; its end, or that of the utterance, pays the penalty
-other states     in an unknown word that begins like a hotword: each piece earns a part of the hotword's bonus,
-                 which is taken back where the word goes on in another way
+state 1          before the first piece of an unknown word, which pays a part of the penalty
+state 2          after it; further pieces cost nothing, and the end pays the rest
+other states     in an unknown word that begins like a hotword: as in pyctcdecode, the penalty is due at its end only,
+                 and each piece earns a part of the bonus; where the word goes on in another way, both are settled
+
+Unknown words that paid at their ends would displace words of the LM from the beam, and lose against them later.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
 from nemo_gpu_decoding.graph.csr import WordGraph
 
-OUTSIDE, INSIDE = 0, 1
-# Part of the penalty of an unknown word that its beginning pays, natural log; the rest is paid at its end, because
-# hypotheses that paid all of it could not compete with words of the LM until the sound tells that it is none
-MOST_ENTRY = 4.0
+OUTSIDE, ENTERED, INSIDE = 0, 1, 2
+# What an unknown word pays at first, natural log. It is less than the default beam, because an unknown word that
+# begins like one of the LM must stay in the beam until the sound tells them apart.
+MOST_ENTRY = 8.0
 Arc = tuple[int, float, int]  # label, weight, target
 
 
@@ -36,30 +41,29 @@ def bonus_automaton(
     arcs: list[list[Arc]] = [[(label, weight, OUTSIDE) for label, weight in enumerate(weights.tolist())]]
     backoffs, finals = [0.0], [0.0]
     if graph.pieces is not None:
-        end = graph.pieces.end
-        entry = max(penalty, -MOST_ENTRY)
-        penalty -= entry
-        arcs[OUTSIDE][graph.unknown] = (graph.unknown, float(weights[graph.unknown]) + entry, INSIDE)
+        end, pieces = graph.pieces.end, range(graph.pieces.first, graph.pieces.end)
+        arcs[OUTSIDE][graph.unknown] = (graph.unknown, float(weights[graph.unknown]), ENTERED)
         earned = _earned(hotwords)
-        numbers = {prefix: INSIDE + n for n, prefix in enumerate(earned)}
-        arcs += [[] for _ in numbers]
-        for prefix, number in numbers.items():
-            rest = hotwords.get(prefix, 0.0) - earned[prefix]
-            if prefix:
-                parent = prefix[:-1]
-                arcs[numbers[parent]].append((prefix[-1], earned[prefix] - earned[parent], number))
-            if prefix in hotwords or not prefix:
-                arcs[number].append((end, penalty + rest, OUTSIDE))
-            backoffs.append(-earned[prefix])
-            finals.append(penalty + rest)
-        begun = {label for label, _, _ in arcs[INSIDE]}
-        arcs[INSIDE] += [(label, 0.0, INSIDE) for label in range(graph.pieces.first, end) if label not in begun]
+        numbers = {(): ENTERED} | {prefix: INSIDE + n for n, prefix in enumerate(earned, 1)}
+        arcs += [[] for _ in range(INSIDE + len(earned))]
+        entry = max(penalty, -MOST_ENTRY)
+        arcs[INSIDE] = [(label, 0.0, INSIDE) for label in pieces] + [(end, penalty - entry, OUTSIDE)]
+        backoffs += [0.0, 0.0]
+        finals += [0.0, penalty - entry]
+        for prefix, value in earned.items():
+            number, due = numbers[prefix], penalty + hotwords.get(prefix, 0.0) - value
+            arcs[numbers[prefix[:-1]]].append((prefix[-1], value - earned.get(prefix[:-1], 0.0), number))
+            arcs[number].append((end, due, OUTSIDE))
+            backoffs.append(entry - value)
+            finals.append(due)
+        begun = {label for label, _, _ in arcs[ENTERED]}
+        arcs[ENTERED] += [(label, entry, INSIDE) for label in pieces if label not in begun]
     return _automaton([sorted(own) for own in arcs], backoffs, finals, len(weights))
 
 
 def _earned(hotwords: Mapping[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
-    """The part of a bonus that each beginning of a hotword earns, the empty one first and parents before children."""
-    earned: dict[tuple[int, ...], float] = {(): 0.0}
+    """The part of a bonus that each beginning of a hotword earns, parents before children."""
+    earned: dict[tuple[int, ...], float] = {}
     for spelled, bonus in hotwords.items():
         for n in range(1, len(spelled) + 1):
             earned[spelled[:n]] = max(earned.get(spelled[:n], 0.0), bonus * n / len(spelled))
@@ -67,7 +71,7 @@ def _earned(hotwords: Mapping[tuple[int, ...], float]) -> dict[tuple[int, ...], 
 
 
 def _automaton(arcs: list[list[Arc]], backoffs: list[float], finals: list[float], num_labels: int) -> BackoffAutomaton:
-    """The automaton of the arcs of each state; states in a hotword back off to INSIDE, and that to OUTSIDE."""
+    """The automaton of the arcs of each state; states in a hotword back off to INSIDE, others to OUTSIDE."""
     ends = np.cumsum([len(own) for own in arcs])
     labels, weights, targets = zip(*(arc for own in arcs for arc in own), strict=True)
     backoff_to = np.full(len(arcs), INSIDE)
@@ -83,3 +87,11 @@ def _automaton(arcs: list[list[Arc]], backoffs: list[float], finals: list[float]
         arc_targets=np.array(targets),
     )
     return BackoffAutomaton.from_columns(columns, num_labels, OUTSIDE, "bonuses of words")
+
+
+def hotword_tree(alphabet: Alphabet, hotwords: Mapping[str, float]) -> BackoffAutomaton | None:
+    """The hotwords, word -> bonus, as a boosting tree for the search without an LM; None without hotwords."""
+    vocabulary = alphabet.vocabulary
+    phrases = [Phrase(word, bonus / len(vocabulary.tokenize(word))) for word, bonus in hotwords.items()]
+    config = BoostingConfig(uniform_weights=True, segmentations=3 if alphabet.is_bpe else 1)
+    return build_boosting_tree(phrases, vocabulary, config) if phrases else None

@@ -25,34 +25,20 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet
+from nemo_gpu_decoding.compat.bonuses import hotword_tree
 from nemo_gpu_decoding.compat.language_model import LanguageModel
+from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, WordSearch, aligned_score, likely_labels, log_norms
 from nemo_gpu_decoding.extras import require
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.decoder import Decoder
-from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE, FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.search.result import NBest, Path
-from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTConfig
-from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.result import Path
 
 DEFAULT_ALPHA, DEFAULT_BETA, DEFAULT_UNK_LOGP_OFFSET, DEFAULT_SCORE_LM_BOUNDARY = 0.5, 1.5, -10.0, True
 DEFAULT_BEAM_WIDTH, DEFAULT_PRUNE_LOGP, DEFAULT_MIN_TOKEN_LOGP = 100, -10.0, -5.0
 DEFAULT_HOTWORD_WEIGHT, DEFAULT_PRUNE_BEAMS = 10.0, False
-LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
-# With an LM: the graph charges for a word at its beginning, where pyctcdecode does at its end, so the search keeps
-# hypotheses that are worse by LEAD more, natural log. One hypothesis of pyctcdecode corresponds to several states of
-# the graph. Higher values did not lower the error rates of the benchmark's tasks.
-LEAD, STATES_PER_BEAM = 5.0, 20
-MOST_RESULTS = 10_000
-SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
 
 Frames = tuple[int, int]  # the first frame of a word, and one past its last
 WordFrames = tuple[str, Frames]
@@ -90,25 +76,8 @@ class _Options(NamedTuple):
     beam_prune_logp: float
     token_min_logp: float
     prune_history: bool
-    hotwords: Mapping[str, float]  # word -> bonus
+    hotwords: tuple[Mapping[str, float], ...]  # word -> bonus; for all utterances, or for each
     n_best: int
-
-
-class _Before(NamedTuple):
-    """What comes before an utterance that continues another."""
-
-    frames: int
-    score: float  # of the LM and the bonuses
-
-
-class _WordSearch(CudaWFST):
-    def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
-        """Without a warning of large bonuses: the user does not choose the beam of the graph."""
-        return weight * max(0.0, float(boosting.arrays.states["upper_bound"].max())) * self.graph.most_words
-
-    def _parts(self, *path: Any) -> tuple[float, float, float]:
-        """None: beams have whole scores, and the parts take time to add up."""
-        return 0.0, 0.0, 0.0
 
 
 class BeamSearchDecoderCTC:
@@ -214,7 +183,7 @@ class BeamSearchDecoderCTC:
         beam_width: int = DEFAULT_BEAM_WIDTH,
         beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
         token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
-        hotwords: Iterable[str] | None = None,
+        hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[str]:
         """The texts of several utterances; arguments as in `decode_beams_batch`."""
@@ -258,7 +227,7 @@ class BeamSearchDecoderCTC:
         beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
         token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
         prune_history: bool = DEFAULT_PRUNE_BEAMS,
-        hotwords: Iterable[str] | None = None,
+        hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[list[OutputBeamMPSafe]]:
         """The hypotheses of several utterances.
@@ -266,6 +235,7 @@ class BeamSearchDecoderCTC:
         Args:
             pool: not used: the utterances are decoded as one batch in this process.
             logits_list: [T, V] of each utterance.
+            hotwords: as in `decode_beams`, or one such list for each utterance; None in their place: no words.
             beam_width and the others: as in `decode_beams`.
         """
         options = _options(
@@ -276,110 +246,98 @@ class BeamSearchDecoderCTC:
     def _decode(
         self, logits_list: Iterable[Any], options: _Options, state: LMState | None = None
     ) -> list[list[OutputBeam]]:
-        log_probs = [self._log_probs(logits) for logits in logits_list]
-        found, before = self._found(log_probs, options, state)
+        pairs = [self._logits(logits) for logits in logits_list]
+        if not pairs:
+            return []
+        search, requests = self._search_of(options, len(pairs))
+        forced, score = self._before(state, options.hotwords[0])
+        least, blank = options.token_min_logp, self._alphabet.blank
+        inputs = [np.concatenate([forced, likely_labels(*own, blank, least, merges=False)]) for own in pairs]
+        found = search.decode([torch.from_numpy(own) for own in inputs], requests=requests)
+        log_probs = (values - norms[:, None] for values, norms in pairs)
+        ordered = (np.append(np.delete(own, blank, 1), own[:, blank : blank + 1], 1) for own in log_probs)
         return [
-            self._beams(nbest.paths, values.numpy(), options, before)
-            for nbest, values in zip(found, log_probs, strict=True)
+            self._beams([self._beam(path, values, len(forced), score) for path in nbest.paths], options)
+            for nbest, values in zip(found, ordered, strict=True)
         ]
 
     def _texts(self, logits_list: Iterable[Any], options: _Options, state: LMState | None = None) -> list[str]:
-        found, before = self._found([self._log_probs(logits) for logits in logits_list], options, state)
-        own = (nbest.best.tokens[nbest.best.frames >= before.frames].tolist() for nbest in found)
-        return [" ".join(word.text for word in self._alphabet.words(tokens)) for tokens in own]
+        """The best text of each utterance."""
+        least, blank = options.token_min_logp, self._alphabet.blank
+        inputs = [likely_labels(*self._logits(own), blank, least, merges=True) for own in logits_list]
+        if not inputs:
+            return []
+        search, requests = self._search_of(options, len(inputs))
+        forced, _ = self._before(state, options.hotwords[0])
+        if len(forced):
+            inputs = [np.concatenate([forced, own]) for own in inputs]
+        return [self._alphabet.text(tokens.tolist()) for tokens in search.best_tokens(inputs, requests, len(forced))]
 
-    def _found(self, log_probs: list[Tensor], options: _Options, state: LMState | None) -> tuple[list[NBest], _Before]:
-        """The hypotheses of utterances, and what comes before each of them."""
-        if not log_probs:
-            return [], _Before(0, 0.0)
-        lm, bonuses = self._language_model, self._bonuses(options.hotwords)
-        request = None if bonuses is None else Request(bonuses, 1.0, None if lm is None else float(lm.alpha))
-        search = self._search(options.beam_width, options.beam_prune_logp, options.n_best, self._graph())
-        inputs = [_masked(values, options.token_min_logp) for values in log_probs]
-        before = _Before(0, 0.0)
-        if lm is not None and state is not None and state.tokens:
-            forced = self._forced(state)
-            inputs = [torch.cat([forced, values]) for values in inputs]
-            words = [word.text for word in self._alphabet.words(state.tokens)]
-            before = _Before(len(forced), lm.score(words, options.hotwords))
-        batch = inputs if len(inputs) > 1 else inputs[0]
-        return search.decode(batch, requests=[request] * len(inputs)), before
+    def _before(self, state: LMState | None, hotwords: Mapping[str, float]) -> tuple[np.ndarray, float]:
+        """What comes before an utterance: log-probs [n, V + 1] that only the tokens of `state` fit, and their score.
 
-    def _forced(self, state: LMState) -> Tensor:
-        """Log-probs [T, V + 1] that only the tokens of an LM state fit, each followed by a blank."""
+        A blank follows each token.
+        """
+        lm, columns = self._language_model, len(self._alphabet.labels)
+        if lm is None or state is None or not state.tokens:
+            return np.empty((0, columns), np.float32), 0.0
         separator = self._alphabet.separator
         tokens = [*state.tokens, *([] if separator is None else [separator])]
-        forced = torch.full((2 * len(tokens), len(self._alphabet.labels)), SKIPPED)
+        forced = np.full((2 * len(tokens), columns), SKIPPED, np.float32)
         forced[1::2, -1] = 0.0
-        forced[torch.arange(0, len(forced), 2), torch.tensor(tokens)] = 0.0
-        return forced
+        forced[np.arange(0, len(forced), 2), tokens] = 0.0
+        return forced, lm.score([word.text for word in self._alphabet.words(state.tokens)], hotwords)
 
     # ------------------------------------------------------------------------------------ search
 
-    def _graph(self) -> WordGraph | None:
-        return None if self._language_model is None else self._language_model.graph(self._alphabet)
+    def _search_of(self, options: _Options, count: int) -> tuple[Any, list[Request | None]]:
+        """The search with these options, and the weights of each of `count` utterances."""
+        if len(options.hotwords) not in (1, count):
+            expected = f"one list of words, or one for each of the {count} utterances"
+            raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
+        graph = None if self._language_model is None else self._language_model.graph(self._alphabet)
+        search = self._search(options.beam_width, options.beam_prune_logp, options.n_best, graph)
+        requests = [self._request(own) for own in options.hotwords]
+        return search, requests * count if len(requests) == 1 else requests
 
-    def _make_search(
-        self, beam_width: int, beam_prune_logp: float, n_best: int, graph: WordGraph | None
-    ) -> Decoder[Any, Any]:
+    def _request(self, hotwords: Mapping[str, float]) -> Request | None:
+        """The weights of an utterance."""
+        lm, alphabet = self._language_model, self._alphabet
+        if lm is None:
+            tree = hotword_tree(alphabet, hotwords)
+            return None if tree is None else Request(tree, 1.0)
+        return Request(lm.bonuses(alphabet, hotwords), 1.0, float(lm.alpha))
+
+    def _make_search(self, beam_width: int, beam_prune_logp: float, n_best: int, graph: WordGraph | None) -> Any:
         size = len(self._alphabet.pieces)
-        search: Decoder[Any, Any]
         if graph is None:
-            check_int("beam_width", beam_width, 1, MAX_BEAM_SIZE)
-            token = FlexCTCConfig(
-                beam_size=beam_width, beam_threshold=-beam_prune_logp, merge="prefix", n_best=n_best, backend="cpu"
-            )
-            search = FlexCTCBeam(size, size, token)
-        else:
-            beam = LEAD - beam_prune_logp
-            word = WFSTConfig(
-                beam=beam,
-                lattice_beam=beam,
-                max_active=min(STATES_PER_BEAM * beam_width, MAX_ACTIVE_LIMIT),
-                n_best=min(n_best, MOST_RESULTS),
-                topology="normal",
-                backend="cpu",
-            )
-            search = _WordSearch(graph, size, size, word)
-        search._is_sampled = True  # rows without unlikely tokens do not add up to 1
-        return search
-
-    def _bonuses(self, hotwords: Mapping[str, float]) -> BackoffAutomaton | None:
-        if self._language_model is not None:
-            return self._language_model.bonuses(self._alphabet, hotwords)
-        vocabulary, phrases = self._alphabet.vocabulary, []
-        for word, bonus in hotwords.items():
-            phrases.append(Phrase(word, bonus / len(vocabulary.tokenize(word))))
-        config = BoostingConfig(uniform_weights=True, segmentations=3 if self._alphabet.is_bpe else 1)
-        return build_boosting_tree(phrases, vocabulary, config) if phrases else None
+            return TokenSearch(size, beam_width, beam_prune_logp, n_best)
+        return WordSearch(graph, size, beam_width, beam_prune_logp, n_best)
 
     # ----------------------------------------------------------------------------------- results
 
-    def _log_probs(self, logits: Any) -> Tensor:
-        """Log-probs [T, V + 1] with the blank as the last column."""
-        values = torch.as_tensor(logits).detach().cpu()
+    def _logits(self, logits: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Logits [T, V + 1] float32 or float64, and what is subtracted from each frame to give log-probs [T]."""
+        values = logits
+        if not isinstance(logits, np.ndarray):
+            values = torch.as_tensor(logits).detach().cpu()
+            values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
         columns = len(self._alphabet.labels)
         if values.ndim != 2 or values.shape[1] != columns:
             raise ValueError(f"logits has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
-        if not values.is_floating_point():
-            values = values.double()
-        if math.isclose(float(values.sum(dim=1).mean()), 1, rel_tol=1e-9 if values.dtype == torch.float64 else 1e-5):
-            values = values.clamp(1e-15, 1).log()
-        else:
-            values = values.log_softmax(dim=1)
-        blank = self._alphabet.blank
-        if blank == columns - 1:
-            return values
-        return values[:, [*range(blank), *range(blank + 1, columns), blank]]
+        kind = np.float32 if values.dtype in (np.float16, np.float32) else np.float64
+        values = np.ascontiguousarray(values, kind)
+        mean = float(values.sum()) / max(1, len(values))
+        if math.isclose(mean, 1, rel_tol=1e-5 if kind == np.float32 else 1e-9):  # probabilities, if they are >= 0
+            values = np.log(np.clip(values, 1e-15, 1))
+            return values, 0 * values.max(axis=1)
+        return values, log_norms(values)
 
-    def _beams(
-        self, paths: Sequence[Path], values: np.ndarray, options: _Options, before: _Before
-    ) -> list[OutputBeam]:
-        """The hypotheses with different texts; `values`: log-probs [T, V + 1]."""
+    def _beams(self, found: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
+        """The hypotheses with different texts, best first; `found`: as the search ranks them."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
-        for path in paths:
-            beam = self._beam(path, values, before)
+        for beam in found:
             least = max(least, beam.lm_score + options.beam_prune_logp)
             ending = tuple(beam.text.split()[-self._history :]) if options.prune_history else beam.text
             if beam.text not in beams and ending not in endings and beam.lm_score >= least:
@@ -392,34 +350,17 @@ class BeamSearchDecoderCTC:
         """Number of words that the LM looks back to, at least one."""
         return 1 if self._language_model is None else max(1, self._language_model.order - 1)
 
-    def _beam(self, path: Path, values: np.ndarray, before: _Before) -> OutputBeam:
-        starts = path.frames - before.frames
+    def _beam(self, path: Path, values: np.ndarray, before: int, score_before: float) -> OutputBeam:
+        """A hypothesis without the frames and the score of what comes before; `values`: log-probs, the blank last."""
+        starts = path.frames - before
         stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens.tolist()))
         frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]
         acoustic, state = path.parts.acoustic, None
         if self._language_model is not None:
-            acoustic = _aligned_score(path.tokens, starts, stops, values)
+            acoustic = aligned_score(path.tokens, starts, stops, values)
             first = words[-self._history].first if len(words) >= self._history else 0
             state = LMState(tuple(path.tokens[first:].tolist()))
-        return OutputBeam(" ".join(word for word, _ in frames), state, frames, acoustic, path.score - before.score)
-
-
-def _aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> float:
-    """The sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop."""
-    labels = np.full(len(values), values.shape[1] - 1)
-    for token, start, stop in zip(tokens.tolist(), starts.tolist(), stops.tolist(), strict=True):
-        labels[max(start, 0) : max(stop, 0)] = token
-    return float(sum(values[np.arange(len(values)), labels].tolist(), 0.0))
-
-
-def _masked(log_probs: Tensor, token_min_logp: float) -> Tensor:
-    """float32 log-probs in which less likely tokens are `SKIPPED`, except for the best one of each frame."""
-    least = max(token_min_logp, LEAST_LOGP)
-    kept = functional.threshold(log_probs.float(), np.nextafter(np.float32(least), np.float32(-np.inf)), SKIPPED)
-    for frame in (kept.amax(dim=1) == SKIPPED).nonzero()[:, 0].tolist():
-        best = int(log_probs[frame].argmax())
-        kept[frame, best] = log_probs[frame, best]
-    return kept
+        return OutputBeam(" ".join(word for word, _ in frames), state, frames, acoustic, path.score - score_before)
 
 
 def _options(
@@ -427,21 +368,28 @@ def _options(
     beam_prune_logp: float,
     token_min_logp: float,
     prune_history: bool,
-    hotwords: Iterable[str] | None,
+    hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None,
     hotword_weight: float,
     n_best: int,
 ) -> _Options:
-    """Checked options; a hotword of several words stands for these words."""
+    """Checked options."""
     check_int("beam_width", beam_width, 1, 1 << 30)
     check_number("hotword_weight", hotword_weight, negative=True)
     if not -math.inf < beam_prune_logp < 0:
         raise FieldError("beam_prune_logp", beam_prune_logp, "a finite number < 0")
     if math.isnan(token_min_logp):
         raise FieldError("token_min_logp", token_min_logp, "a number")
+    given: Any = hotwords if isinstance(hotwords, str) else list(hotwords or ())
+    is_one_list = all(isinstance(phrase, str) for phrase in given)
+    words = tuple(_bonuses(own, float(hotword_weight)) for own in ([given] if is_one_list else given))
+    return _Options(beam_width, beam_prune_logp, token_min_logp, bool(prune_history), words, n_best)
+
+
+def _bonuses(hotwords: Iterable[str] | None, weight: float) -> dict[str, float]:
+    """The bonus of each word; a hotword of several words stands for these words."""
     if isinstance(hotwords, str):
         raise FieldError("hotwords", hotwords, "a list of words")
-    words = {word: float(hotword_weight) for phrase in hotwords or () for word in phrase.split()}
-    return _Options(beam_width, beam_prune_logp, token_min_logp, bool(prune_history), words, n_best)
+    return {word: weight for phrase in hotwords or () for word in phrase.split()}
 
 
 def build_ctcdecoder(

@@ -3,52 +3,30 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus, FlexCTCBeam, FlexCTCConfig
+from nemo_gpu_decoding import ALSDConfig, ALSDPlusPlus, FlexCTCBeam, FlexCTCConfig
 from nemo_gpu_decoding.compat.features import log_mel
 from nemo_gpu_decoding.compat.onnx import OnnxCTC, OnnxTransducer
 from nemo_gpu_decoding.metrics import word_errors
-from tests.assets import ASSETS
+from tests.compat.conftest import DURATIONS, searched, tokens
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("nemo")
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 
-DURATIONS = {"rnnt": (), "tdt": (0, 1, 2, 3, 4)}
 LAYOUTS = "nemo", "sherpa", "int8"
-
-
-@pytest.fixture(scope="module")
-def speech():
-    """(samples, text) of the 100 shipped utterances."""
-    import soundfile
-
-    manifests = [(ASSETS / "speech" / f"{part}.json").read_text(encoding="utf-8") for part in ("dev", "test")]
-    rows = [json.loads(line) for manifest in manifests for line in manifest.splitlines()]
-    files = [ASSETS / "speech" / row["audio_filepath"] for row in rows]
-    return [(soundfile.read(file, dtype="float32")[0], row["text"]) for file, row in zip(files, rows, strict=True)]
-
-
-@pytest.fixture(scope="module")
-def features(speech):
-    return [log_mel(samples) for samples, _ in speech]
 
 
 class Exported:
     """A checkpoint, and its exports as NeMo and as the scripts of sherpa-onnx write them."""
 
-    def __init__(self, kind, folder):
-        from nemo.collections.asr.models import ASRModel
-
-        self.kind, self.folder = kind, folder
-        self.model = ASRModel.restore_from(str(ASSETS / "models" / f"self_hybrid_{kind}.nemo"), map_location="cpu")
-        self.model.eval()
+    def __init__(self, checkpoint, folder):
+        self.kind, self.folder, self.model = checkpoint.kind, folder, checkpoint.model
         self._nemo(folder / "nemo")
         self._sherpa(folder / "sherpa", folder / "int8")
 
@@ -81,34 +59,10 @@ class Exported:
         lines = [f"{piece} {i}\n" for i, piece in enumerate([*self.model.joint.vocabulary, "<blk>"])]
         path.write_text("".join(lines), encoding="utf-8")
 
-    def encoded(self, features):
-        with torch.inference_mode():
-            return [self.model.encoder(audio_signal=one[None], length=torch.tensor([one.shape[1]]))[0][0].T
-                    for one in features]  # fmt: skip
-
-    def networks(self):
-        from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
-        return networks_of(self.model.decoder, self.model.joint, DURATIONS[self.kind])
-
-
-@pytest.fixture(scope="module", params=DURATIONS)
-def exported(request, tmp_path_factory):
-    return Exported(request.param, tmp_path_factory.mktemp(request.param))
-
 
 @pytest.fixture(scope="module")
-def found(exported, features, speech):
-    """Tokens of 100 utterances by NeMo's networks."""
-    encoded = exported.encoded(features)
-    return {
-        "alsd": tokens(ALSDPlusPlus(exported.networks(), ALSDConfig(beam_size=4, backend="cpu")).decode(encoded)),
-        "aes": tokens(AESPlusPlus(exported.networks(), AESConfig(beam_size=4, backend="cpu")).decode(encoded)),
-    }
-
-
-def tokens(results):
-    return [nbest.best.tokens.tolist() for nbest in results]
+def exported(checkpoint, tmp_path_factory):
+    return Exported(checkpoint, tmp_path_factory.mktemp(checkpoint.kind))
 
 
 def test_features_are_those_of_nemo(exported, speech):
@@ -125,8 +79,7 @@ def test_no_hypothesis_differs(exported, features, found, layout):
     networks = OnnxTransducer(exported.folder / layout)
     encoded = networks.encode(features)
     assert networks.durations == DURATIONS[exported.kind]
-    assert tokens(ALSDPlusPlus(networks, ALSDConfig(beam_size=4)).decode(encoded)) == found["alsd"]
-    assert tokens(AESPlusPlus(networks, AESConfig(beam_size=4)).decode(encoded)) == found["aes"]
+    assert searched(networks, encoded) == found
 
 
 def test_int8_is_nearly_as_good(exported, features, found, speech):
@@ -167,13 +120,11 @@ def test_results_do_not_depend_on_the_batch_nor_on_a_copy(exported, features):
         assert [nbest.best.score for nbest in alone] == [nbest.best.score for nbest in together]
 
 
-def test_a_ctc_export(exported, features, tmp_path):
+def test_a_ctc_export(exported, checkpoint, features, tmp_path):
     if exported.kind == "tdt":
         pytest.skip("the heads are alike")
     model = OnnxCTC(exported.ctc(tmp_path / "ctc"))
-    with torch.inference_mode():
-        encoded = [one.T[None] for one in exported.encoded(features[:20])]
-        expected = [exported.model.ctc_decoder(encoder_output=one)[0] for one in encoded]
+    expected = checkpoint.ctc_log_probs(features[:20])
     log_probs = model.log_probs(features[:20])
     for ours, theirs in zip(log_probs, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)

@@ -161,6 +161,22 @@ def test_a_batch_is_decoded_as_its_utterances(lm):
     assert decoder.decode_batch(None, []) == []
 
 
+@pytest.mark.parametrize("has_lm", [True, False])
+def test_hotwords_of_each_utterance(lm, has_lm):
+    decoder = build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None)
+    batch = [random_logits(9, 4, seed) for seed in range(3)]
+    lists, options = [["bb"], None, ["a b", "ab"]], {"hotword_weight": 8.0, "token_min_logp": -30.0}
+    alone = [decoder.decode_beams(one, hotwords=own, **options) for one, own in zip(batch, lists, strict=True)]
+    assert decoder.decode_batch(None, batch, hotwords=lists, **options) == [beams[0].text for beams in alone]
+    together = decoder.decode_beams_batch(None, batch, hotwords=lists, **options)
+    assert [[b.lm_score for b in own] for own in together] == [[b.lm_score for b in own] for own in alone]
+    assert together != decoder.decode_beams_batch(None, batch, **options)
+    with pytest.raises(ValueError, match=r"hotwords is '2 lists', expected .* one for each of the 3 utterances"):
+        decoder.decode_batch(None, batch, hotwords=lists[:2])
+    with pytest.raises(ValueError, match="hotwords is 'bb', expected a list of words"):
+        decoder.decode_batch(None, batch, hotwords=["bb", None, ["ab"]])
+
+
 def test_logits_log_probs_and_probabilities(lm):
     decoder = build_ctcdecoder(CHARACTERS, lm[1])
     logits = random_logits(9, 4, 1)

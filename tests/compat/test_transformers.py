@@ -1,25 +1,42 @@
-"""Models of Hugging Face transformers with random weights, decoded by this package."""
+"""Models of Hugging Face transformers, with random and with our own weights, decoded by this package."""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding import ALSDConfig, ALSDPlusPlus
-from nemo_gpu_decoding.compat.parakeet import parakeet_networks
+from nemo_gpu_decoding import ALSDConfig, ALSDPlusPlus, FlexCTCBeam, FlexCTCConfig, Request, build_boosting_tree
 from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder
+from nemo_gpu_decoding.compat.transformers import (
+    parakeet_inputs,
+    parakeet_networks,
+    provide_pyctcdecode,
+    tokenizer_vocabulary,
+)
+from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.search.alternatives import timed_words
+from tests.assets import ASSETS, ROOT
+from tests.compat.conftest import searched, tokens
+from tests.compat.converted import converted, processor_of
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
+KINDS = {"ctc": "pad_token_id", "rnnt": "blank_token_id", "tdt": "blank_token_id"}  # -> name of the blank
+WORD_LM = ASSETS / "lm" / "word3.arpa"
+
+
+# ------------------------------------------------------------------ wav2vec2, random weights
 
 
 @pytest.fixture(scope="module")
-def recognizer(tmp_path_factory):
-    """A tiny wav2vec2, and the pipeline of its model, tokenizer and feature extractor with a decoder."""
+def wav2vec2(tmp_path_factory):
+    """A tiny model, its tokenizer and its feature extractor."""
     path = tmp_path_factory.mktemp("wav2vec2") / "vocab.json"
     path.write_text(json.dumps({symbol: i for i, symbol in enumerate(VOCABULARY)}))
     torch.manual_seed(3)
@@ -28,16 +45,34 @@ def recognizer(tmp_path_factory):
         conv_dim=(16, 16), conv_stride=(20, 16), conv_kernel=(20, 16), num_feat_extract_layers=2, pad_token_id=0,
         num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
     )  # fmt: skip
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(path), bos_token="<s>", eos_token="</s>")
+    return transformers.Wav2Vec2ForCTC(config).eval(), tokenizer, transformers.Wav2Vec2FeatureExtractor()
+
+
+@pytest.fixture(scope="module")
+def recognizer(wav2vec2):
+    model, tokenizer, extractor = wav2vec2
     return transformers.AutomaticSpeechRecognitionPipeline(
-        model=transformers.Wav2Vec2ForCTC(config).eval(),
-        tokenizer=transformers.Wav2Vec2CTCTokenizer(str(path)),
-        feature_extractor=transformers.Wav2Vec2FeatureExtractor(),
-        decoder=build_ctcdecoder(VOCABULARY),
+        model=model, tokenizer=tokenizer, feature_extractor=extractor, decoder=build_ctcdecoder(VOCABULARY)
     )
 
 
+def run_snippet(marker, name, folder, audio, **replaced):
+    """Run the block of the page of migration that has a marker, with a model in a folder."""
+    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if marker in block)
+    for old, new in {name: repr(str(folder)), **replaced}.items():
+        assert old in code
+        code = code.replace(old, new)
+    exec(code, {"audio": audio[0], "other": audio[1]})
+
+
+def noise(*seconds):
+    return [np.random.default_rng(i).standard_normal(int(16000 * n)).astype(np.float32) for i, n in enumerate(seconds)]
+
+
 def test_a_pipeline_decodes_with_offsets_and_hotwords(recognizer):
-    audio = [np.random.default_rng(seed).standard_normal(16000).astype(np.float32) for seed in (1, 2)]
+    audio = noise(1, 1)
     plain = recognizer(audio, batch_size=2, return_timestamps="word", decoder_kwargs={"beam_width": 8})
     alone = [recognizer(one, return_timestamps="word", decoder_kwargs={"beam_width": 8}) for one in audio]
     assert [found["text"] for found in plain] == [found["text"] for found in alone]
@@ -52,25 +87,219 @@ def test_a_pipeline_decodes_with_offsets_and_hotwords(recognizer):
     assert "ab" in boosted["text"].split()
 
 
-@pytest.mark.parametrize("kind", ["RNNT", "TDT"])
-def test_parakeet_transducers(kind):
+@pytest.fixture
+def without_pyctcdecode(monkeypatch):
+    """Neither pyctcdecode nor kenlm can be imported."""
+    for name in "pyctcdecode", "pyctcdecode.alphabet", "pyctcdecode.constants", "kenlm":
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.fixture
+def saved(wav2vec2, without_pyctcdecode, tmp_path):
+    """A repository of a model with an LM, made without pyctcdecode and kenlm."""
+    provide_pyctcdecode()
+    model, tokenizer, extractor = wav2vec2
+    lm = tmp_path / "lm.arpa"
+    words = ["<s>", "</s>", "<unk>", "abba", "bad", "cabbage"]
+    lm.write_text("\\data\\\nngram 1=6\n\n\\1-grams:\n" + "".join(f"-0.8\t{word}\n" for word in words) + "\n\\end\\\n")
+    decoder = build_ctcdecoder(VOCABULARY, str(lm), unigrams=words[3:])
+    processor = transformers.Wav2Vec2ProcessorWithLM(extractor, tokenizer, decoder)
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    # as on the hub, where this file names the class
+    (folder / "processor_config.json").unlink()
+    settings = {**extractor.to_dict(), "processor_class": "Wav2Vec2ProcessorWithLM"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_processor_with_an_lm(wav2vec2, saved):
+    processor = transformers.Wav2Vec2ProcessorWithLM.from_pretrained(saved)
+    inputs = processor(noise(1, 0.6), sampling_rate=16000, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        logits = wav2vec2[0](**inputs).logits.numpy()
+    logits[1, 30:] = -100.0  # transformers' value for padding
+    found = processor.batch_decode(logits, pool=False, output_word_offsets=True, beam_width=8)
+    for text, words, frames, row in zip(found.text, found.word_offsets, (50, 30), logits, strict=True):
+        one = processor.decode(row[:frames], output_word_offsets=True, beam_width=8)
+        assert (one.text, one.word_offsets) == (text, words)
+        assert [word["word"] for word in words] == text.split()
+        assert all(0 <= word["start_offset"] < word["end_offset"] <= frames for word in words)
+    plain = processor.decode(logits[0], beam_width=8, n_best=3)
+    assert plain.lm_score == sorted(plain.lm_score, reverse=True)
+    boosted = processor.decode(logits[0], hotwords=["cabbage"], hotword_weight=60.0, token_min_logp=-50.0)
+    assert "cabbage" in boosted.text.split()
+    assert "cabbage" not in plain.text[0].split()
+
+
+def test_the_pipeline_of_a_repository_with_an_lm(saved):
+    recognizer = transformers.pipeline("automatic-speech-recognition", model=str(saved))
+    assert recognizer.type == "ctc_with_lm"
+    assert recognizer.decoder.__class__.__module__ == "nemo_gpu_decoding.compat.pyctcdecode"
+    assert recognizer(noise(1)[0], return_timestamps="word")["chunks"]
+
+
+def test_the_page_about_processors(wav2vec2, saved, capsys):
+    run_snippet(
+        "Wav2Vec2ProcessorWithLM.from", '"patrickvonplaten/wav2vec2-base-100h-with-4-gram"', saved, noise(1, 0.6),
+        castellano="cabbage",
+    )  # fmt: skip
+    batch, one = capsys.readouterr().out.split("Wav2Vec2DecoderWithLMOutput")[1:]
+    assert "start_offset" in batch
+    assert "start_offset" not in one
+
+
+# ------------------------------------------------------------------ Parakeet, random weights
+
+
+def parakeet(kind, **options):
     torch.manual_seed(5)
     encoder = transformers.ParakeetEncoderConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_mel_bins=80,
         subsampling_conv_channels=8, conv_kernel_size=9,
     )  # fmt: skip
-    config = getattr(transformers, f"Parakeet{kind}Config")(
-        vocab_size=12, blank_token_id=11, decoder_hidden_size=16, num_decoder_layers=1, encoder_config=encoder
-    )
-    model = getattr(transformers, f"ParakeetFor{kind}")(config).eval()
+    if kind != "ctc":
+        options = {"decoder_hidden_size": 16, "num_decoder_layers": 2, **options}
+    config = {"vocab_size": 12, KINDS[kind]: 11, "encoder_config": encoder, **options}
+    config = getattr(transformers, f"Parakeet{kind.upper()}Config")(**config)
+    return getattr(transformers, f"ParakeetFor{kind.upper()}")(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["rnnt", "tdt"])
+def test_networks_are_those_of_the_model(kind):
+    model = parakeet(kind)
     networks = parakeet_networks(model)
+    texts = torch.tensor([[11, 3, 4], [11, 0, 0]])
     with torch.no_grad():
         encoded = model.get_audio_features(torch.randn(2, 80, 80))
-        logits = model(encoder_outputs=encoded, decoder_input_ids=torch.full((2, 1), config.blank_token_id)).logits
+        expected = model(encoder_outputs=encoded, decoder_input_ids=texts[:, :1]).logits
         frames = networks.project_encoder(encoded.last_hidden_state.flatten(0, 1))
-        first, _ = networks.start()
-        ours = networks.join(frames, first.expand(len(frames), -1))
-        torch.testing.assert_close(ours, logits.flatten(0, 1), atol=1e-5, rtol=1e-4)
-        results = ALSDPlusPlus(networks, ALSDConfig(beam_size=4)).decode(encoded.last_hidden_state)
-    assert len(results) == 2
-    assert all(0 <= token < config.blank_token_id for nbest in results for token in nbest.best.tokens)
+        prediction, state = networks.start()
+        found = networks.join(frames, prediction.expand(len(frames), -1))
+        torch.testing.assert_close(found, expected.flatten(0, 1), atol=1e-4, rtol=1e-4)
+        predictions, state = networks.predict(texts[:, 1], tuple(part.expand(2, -1, -1) for part in state))
+        predictions, _ = networks.predict(texts[:, 2], state)
+        torch.testing.assert_close(predictions, model.decoder(texts)[:, -1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_of_padding_do_not_count(kind):
+    model = parakeet(kind)
+    features, lengths = torch.randn(3, 96, 80), torch.tensor([96, 33, 64])
+    mask = torch.arange(96) < lengths[:, None]
+    inputs, frames = parakeet_inputs(model, input_features=features, attention_mask=mask)
+    assert frames.tolist() == [12, 5, 8]
+    assert inputs.shape == (3, 12, 12 if kind == "ctc" else 16)
+    for one, row, length in zip(features, inputs, lengths.tolist(), strict=True):
+        alone, none = parakeet_inputs(model, input_features=one[None, :length])
+        assert none is None
+        torch.testing.assert_close(row[: alone.shape[1]], alone[0], atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_whose_blank_is_elsewhere_is_named():
+    with pytest.raises(ValueError, match=r"config.blank_token_id is 3, expected the last of the model's tokens: 11"):
+        parakeet_networks(parakeet("tdt", blank_token_id=3))
+    with pytest.raises(ValueError, match=r"config.pad_token_id is 0, expected the last of the model's tokens: 11"):
+        parakeet_inputs(parakeet("ctc", pad_token_id=0), input_features=torch.randn(1, 80, 80))
+    with pytest.raises(ValueError, match=r"model is 'ParakeetForCTC', expected ParakeetForRNNT or ParakeetForTDT"):
+        parakeet_networks(parakeet("ctc"))
+
+
+# ------------------------------------------------------------------ our weights
+
+
+class Twin:
+    """A checkpoint as a model of transformers."""
+
+    def __init__(self, checkpoint, kind):
+        self.model, self.processor = converted(checkpoint.model, kind), processor_of(checkpoint.model)
+        self.vocabulary = tokenizer_vocabulary(self.processor.tokenizer, self.model.config.vocab_size - 1)
+
+    def inputs(self, audio):
+        return parakeet_inputs(self.model, **self.processor(audio, sampling_rate=16000))
+
+    def batches(self, speech):
+        """Inputs and lengths of batches of 10 utterances."""
+        audio = [samples for samples, _ in speech]
+        return [self.inputs(audio[i : i + 10]) for i in range(0, len(audio), 10)]
+
+
+@pytest.fixture(scope="module")
+def twin(checkpoint):
+    return Twin(checkpoint, checkpoint.kind)
+
+
+@pytest.fixture(scope="module")
+def ctc(checkpoint):
+    return Twin(checkpoint, "ctc")
+
+
+@pytest.mark.nemo
+def test_no_hypothesis_of_a_transducer_differs(twin, found, speech):
+    """`found` is what NeMo's networks give; ONNX exports are compared with the same in test_onnx.py."""
+    networks = parakeet_networks(twin.model)
+    batches = [searched(networks, *batch) for batch in twin.batches(speech)]
+    assert {name: [text for batch in batches for text in batch[name]] for name in found} == found
+
+
+@pytest.mark.nemo
+def test_no_hypothesis_of_a_ctc_model_differs(ctc, checkpoint, features, speech):
+    decoder = FlexCTCBeam(128, 128, FlexCTCConfig(beam_size=8, backend="cpu"))
+    batches = [text for batch in ctc.batches(speech) for text in tokens(decoder.decode(*batch))]
+    assert batches == tokens(decoder.decode(checkpoint.ctc_log_probs(features)))
+
+
+@pytest.mark.nemo
+def test_phrases_of_one_utterance_and_times_of_words(twin, checkpoint, speech):
+    audio, text = [samples for samples, _ in speech[:2]], speech[1][1]
+    tree = build_boosting_tree(["quay"], twin.vocabulary)
+    decoder = ALSDPlusPlus(parakeet_networks(twin.model), ALSDConfig(beam_size=8))
+    inputs, lengths = twin.inputs(audio)
+    plain = decoder.decode(inputs, lengths)
+    boosted = decoder.decode(inputs, lengths, [Request(tree, 20.0), None])
+    assert "quay" in twin.vocabulary.text(boosted[0].best.tokens)
+    assert boosted[1].best.score == plain[1].best.score
+    words = timed_words(plain[1].best, twin.vocabulary)
+    assert " ".join(word.text for word in words) == twin.vocabulary.text(plain[1].best.tokens)
+    assert twin.vocabulary.tokenize(text) == checkpoint.model.tokenizer.text_to_ids(text)
+    edges = [edge for word in words for edge in word[1:]]
+    assert 0 <= edges[0] < edges[-1] <= lengths[1]
+
+
+@pytest.mark.nemo
+def test_the_page_about_parakeet(twin, speech, tmp_path, capsys):
+    twin.model.save_pretrained(tmp_path)
+    twin.processor.save_pretrained(tmp_path)
+    audio, name = [samples for samples, _ in speech[:2]], '"nvidia/parakeet-tdt-0.6b-v3"'
+    run_snippet("AutoProcessor", name, tmp_path, audio, ParakeetForTDT=type(twin.model).__name__)
+    printed = capsys.readouterr().out
+    decoder = ALSDPlusPlus(parakeet_networks(twin.model), ALSDConfig(beam_size=8))
+    second = decoder.decode(*twin.inputs(audio))[1]
+    assert f"\n{twin.vocabulary.text(second.best.tokens)} [" in printed
+
+
+@pytest.mark.nemo
+def test_the_pipeline_with_our_weights_and_a_word_lm(ctc, speech):
+    tokenizer, extractor = ctc.processor.tokenizer, ctc.processor.feature_extractor
+    decoder = build_ctcdecoder(tokenizer.convert_ids_to_tokens(range(129)), str(WORD_LM))
+    # the stride keeps the frames of padding out
+    audio = [{"raw": samples, "sampling_rate": 16000, "stride": (0, 0)} for samples, _ in speech[:20]]
+    options = {"model": ctc.model, "tokenizer": tokenizer, "feature_extractor": extractor}
+    greedy = transformers.AutomaticSpeechRecognitionPipeline(**options)([dict(one) for one in audio], batch_size=5)
+    recognizer = transformers.AutomaticSpeechRecognitionPipeline(**options, decoder=decoder)
+    found = recognizer(
+        [dict(one) for one in audio], batch_size=5, return_timestamps="word", decoder_kwargs={"token_min_logp": -8.0}
+    )
+    found, texts = list(found), [text for _, text in speech[:20]]
+    rates = [word_errors(texts, [one["text"] for one in outputs]).wer for outputs in (found, greedy)]
+    assert rates[0] < 0.5 * rates[1]
+    for one, given in zip(found, audio, strict=True):
+        assert [chunk["text"] for chunk in one["chunks"]] == one["text"].split()
+        assert 0 < one["chunks"][-1]["timestamp"][1] <= len(given["raw"]) / 16000 + 0.08
+
+
+@pytest.mark.nemo
+def test_a_vocabulary_larger_than_the_tokenizer_is_named(ctc):
+    with pytest.raises(ValueError, match=r"size is 140, expected at most the tokenizer's 129 tokens"):
+        tokenizer_vocabulary(ctc.processor.tokenizer, 140)
