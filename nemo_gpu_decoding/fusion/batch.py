@@ -36,15 +36,18 @@ class Rules(NamedTuple):
 
     allowed: AllowedTokens | None = None
     grammar: Grammar | None = None
+    lm: str | None = None  # the name of its LM, as in `Request`
 
 
 class FusionLabels(NamedTuple):
     """The labels of the automata in a decoder's fusion."""
 
     size: int  # number of labels
+    opened: int = 0  # number of labels for requests with words that the graph lacks; 0: it takes none
     unit: str = "tokens"  # for messages, as `hint`
     hint: str = " (vocab_size)"
     lm_in_graph: bool = False  # the graph holds an LM that `Fusion.lm_weight` scales
+    large_lms: bool = False  # beside the LM of the graph, `Fusion.lm_pool` has `PackedLM`s; the decoder checks them
     max_states: int = 1 << 31  # of an automaton
     blank_id: int = 1 << 31  # column of the blank; a token above it has its column minus 1 as label
     unlocked: str = ""  # why tokens cannot be forbidden; "": they can
@@ -77,16 +80,16 @@ class BatchFusion:
         checked = _checked_requests(requests, fusion, n, labels)
         nothing = _nothing(labels.size)
         trees = [request.boosting or fusion.boosting for request in checked]
-        joined_lm, starts = fusion.token_lms
+        joined_lm, starts = (None, {}) if labels.large_lms else fusion.token_lms
         lm = joined_lm or nothing
         lm_weights = [_lm_weight(fusion, request, labels) for request in checked]
         boosting_weights = [
             _weight(tree, fusion.boosting_weight, request.boosting_weight)
             for tree, request in zip(trees, checked, strict=True)
         ]
-        rules = tuple(Rules(own.allowed or fusion.allowed, own.grammar or fusion.grammar) for own in checked)
+        rules = tuple(Rules(own.allowed or fusion.allowed, own.grammar or fusion.grammar, own.lm) for own in checked)
         priced: dict[tuple[int, int, float], tuple[BackoffAutomaton | None, float]] = {}  # most utterances are alike
-        for i, (allowed, grammar) in enumerate(rules):
+        for i, (allowed, grammar, _) in enumerate(rules):
             if grammar is not None:
                 trees[i], boosting_weights[i] = grammar.automaton, PRICE_WEIGHT
             if allowed is not None:
@@ -142,16 +145,18 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     Raises:
         ValueError: an automaton has other labels, or a second LM is given beside that of the graph.
     """
-    if fusion.lm is not None and labels.lm_in_graph:
-        raise ValueError(f"fusion.lm is {fusion.lm.name}, expected None: the LM of a word graph is in the graph")
-    if fusion.lm_pool and labels.lm_in_graph:
+    for name, lm in (("lm", fusion.lm), ("source_lm", fusion.source_lm)):
+        if lm is not None and labels.lm_in_graph:
+            raise ValueError(f"fusion.{name} is {lm.name}, expected None: the LM of a word graph is in the graph")
+    if fusion.lm_pool and labels.lm_in_graph and not labels.large_lms:
         names = ", ".join(fusion.lm_pool)
         raise ValueError(f"fusion.lm_pool has {names}, expected no LMs: the LM of a word graph is in the graph")
-    _check_automaton("fusion.lm", fusion.lm, labels)
-    _check_automaton("fusion.source_lm", fusion.source_lm, labels)
-    for name, lm in fusion.lm_pool.items():
-        _check_automaton(f"fusion.lm_pool[{name}]", lm, labels)
-    _check_automaton("fusion.lm", fusion.token_lms[0], labels)
+    if not labels.large_lms:
+        _check_automaton("fusion.lm", fusion.lm, labels)
+        _check_automaton("fusion.source_lm", fusion.source_lm, labels)
+        for name, lm in fusion.lm_pool.items():
+            _check_automaton(f"fusion.lm_pool[{name}]", lm, labels)
+        _check_automaton("fusion.lm", fusion.token_lms[0], labels)
     _check_automaton("fusion.boosting", fusion.boosting, labels)
     _check_rules("fusion", fusion, labels)
 
@@ -159,7 +164,7 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
 def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: FusionLabels) -> None:
     if automaton is None:
         return
-    if automaton.vocab_size != labels.size:
+    if automaton.vocab_size not in (labels.size, labels.opened):
         raise ValueError(
             f"{name} ({automaton.name}) was made for {automaton.vocab_size} {labels.unit}, "
             f"expected {labels.size}{labels.hint}"
@@ -208,7 +213,7 @@ def _checked_requests(
 
 
 def _check_lm_name(i: int, name: str | None, fusion: Fusion, labels: FusionLabels) -> None:
-    if name is not None and labels.lm_in_graph:
+    if name is not None and labels.lm_in_graph and not labels.large_lms:
         raise FieldError(f"requests[{i}].lm", name, "None: the LM of a word graph is in the graph")
     try:
         fusion.check_lm_name(name)

@@ -13,6 +13,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence
 
 Key = tuple[Hashable, ...]
+_NUMBER = object()  # no unit
 
 
 class Occurrence(NamedTuple):
@@ -52,7 +53,8 @@ class BoostingTree(BackoffAutomaton):
         """The tree without phrases other than these; penalties stay. None: nothing is left."""
         assert self.table is not None
         sequences, all_keys, texts = self.table[:3]
-        kept = [n for n, key in enumerate(all_keys) if key in keys or sequences[n].scores.sum() < 0]
+        numbers, penalties = self._numbers
+        kept = sorted([*penalties, *(n for key in keys for n in numbers.get(key, ()))])
         if not kept:
             return None
         chosen = ([sequences[n] for n in kept], [all_keys[n] for n in kept], [texts[n] for n in kept])
@@ -67,12 +69,15 @@ class BoostingTree(BackoffAutomaton):
         shift = 0 if before is None else 1
         read = (*[before] * shift, *units)
         covered = 0
-        for begin in range(len(read)):
-            for length in self._lengths:
-                end = begin + length
-                number = self._numbers.get(read[begin:end]) if covered < end <= len(read) else None
-                if number is None:
-                    continue
+        for begin, first in enumerate(read):
+            node, end = self._trie.get(first), begin + 1
+            found: list[tuple[int, int]] = []
+            while node is not None:
+                if _NUMBER in node and covered < end:
+                    found.append((node[_NUMBER], end))
+                node = node.get(read[end]) if end < len(read) else None
+                end += 1
+            for number, end in reversed(found):
                 checks = is_continuation is not None and self.table.sequences[number].ends_in_word
                 following: Any = read[end] if checks and end < len(read) else None
                 if is_continuation is not None and following is not None and is_continuation[following]:
@@ -84,23 +89,37 @@ class BoostingTree(BackoffAutomaton):
     @property
     def num_phrases(self) -> int:
         """Number of phrases with different units, without penalties."""
-        return len(self._numbers)
+        return len(self._numbers[0])
 
     @property
     def longest(self) -> int:
         """Units of the longest phrase."""
-        return max(self._lengths, default=0)
+        return max(map(len, self._numbers[0]), default=0)
 
     @cached_property
-    def _numbers(self) -> dict[Key, int]:
-        """The first sequence of each key, without penalties."""
+    def _numbers(self) -> tuple[dict[Key, list[int]], list[int]]:
+        """The sequences of each key, without penalties; the penalties."""
         assert self.table is not None
-        numbers: dict[Key, int] = {}
+        numbers: dict[Key, list[int]] = {}
+        penalties = []
         for n, (key, sequence) in enumerate(zip(self.table.keys, self.table.sequences, strict=True)):
-            if sequence.scores.sum() > 0:
-                numbers.setdefault(key, n)
-        return numbers
+            total = sequence.scores.sum()
+            if total > 0:
+                numbers.setdefault(key, []).append(n)
+            elif total < 0:
+                penalties.append(n)
+        return numbers, penalties
 
     @cached_property
-    def _lengths(self) -> list[int]:
-        return sorted({len(key) for key in self._numbers}, reverse=True)
+    def _trie(self) -> dict[Hashable, Any]:
+        """Units -> the same for the units after it; under `_NUMBER` the first sequence of the key that ends here.
+
+        A long list has phrases of many lengths. The trie replaces a look-up of each length at each unit.
+        """
+        trie: dict[Hashable, Any] = {}
+        for key, (first, *_) in self._numbers[0].items():
+            node = trie
+            for unit in key:
+                node = node.setdefault(unit, {})
+            node[_NUMBER] = first
+        return trie

@@ -32,7 +32,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.vocabulary import WORD_START, Vocabulary
 
 MOST_LETTERS = 300_000
-MOST_MEMBERS = 1_000_000  # states of letters in all states of sentences
+MEMBERS_PER_LETTER = 3  # at most: states of letters in all states of sentences
 OUTSIDE, BEGIN = 0, 1
 
 
@@ -51,28 +51,32 @@ class Grammar:
         return bool(self.is_sentence[state])
 
 
-def build_grammar(source: str | Sequence[str], vocabulary: Vocabulary, price: float = math.inf) -> Grammar:
+def build_grammar(
+    source: str | Sequence[str], vocabulary: Vocabulary, price: float = math.inf, most_letters: int = MOST_LETTERS
+) -> Grammar:
     """The grammar of a list of sentences, or of a text in JSGF. Results are cached.
 
     Args:
         source: sentences, or a text that begins with "#JSGF" (see jsgf.py).
         vocabulary: the model's tokens.
         price: of each token outside of the grammar, natural log, > 0; inf: such tokens are forbidden.
+        most_letters: of the grammar, rules included where they are used; bounds time and memory.
 
     Raises:
-        ValueError: the grammar cannot be read, has no sentence or too many states, or has a character that is in no
-            token.
+        ValueError: the grammar cannot be read, has no sentence, too many letters or states, or a character that is in
+            no token.
     """
     if price != math.inf:
         check_number("price", price, above_zero=True)
     if not isinstance(source, str):
         source = tuple(source)
-    return cached(("grammar", source, vocabulary, price), partial(_build, source, vocabulary, price))
+    arguments = source, vocabulary, price, most_letters
+    return cached(("grammar", *arguments), partial(_build, *arguments))
 
 
-def _build(source: str | tuple[str, ...], vocabulary: Vocabulary, price: float) -> Grammar:
+def _build(source: str | tuple[str, ...], vocabulary: Vocabulary, price: float, most_letters: int) -> Grammar:
     tokens = _Tokens(vocabulary)
-    sentences = _Sentences(_Letters(_expansion_of(source), tokens))
+    sentences = _Sentences(_Letters(_expansion_of(source), tokens, most_letters))
     arcs = _live_arcs(sentences, tokens)
     number_of = {state: number for number, state in enumerate(arcs, BEGIN)}
     rows = [sorted((label, number_of[after]) for label, after in own) for own in arcs.values()]
@@ -137,7 +141,8 @@ class _Letters:
     A state has one letter that leads to another state, or free steps to others.
     """
 
-    def __init__(self, expansion: jsgf.Expansion, tokens: _Tokens) -> None:
+    def __init__(self, expansion: jsgf.Expansion, tokens: _Tokens, most: int) -> None:
+        self.most = most  # letters
         self.letters: list[tuple[str, int] | None] = []
         self.free: list[list[int]] = []
         self._tokens = tokens
@@ -148,8 +153,8 @@ class _Letters:
 
     def _new_state(self, *before: int) -> int:
         """A state after free steps from others."""
-        if len(self.letters) == MOST_LETTERS:
-            raise ValueError(f"grammar has more than {MOST_LETTERS} letters, rules included where they are used")
+        if len(self.letters) == self.most:
+            raise ValueError(f"grammar has more than {self.most} letters, rules included where they are used")
         self.letters.append(None)
         self.free.append([])
         for state in before:
@@ -191,7 +196,7 @@ class _Sentences:
         self._letters = letters
         self._numbers: dict[frozenset[int], int] = {}
         self._members: list[frozenset[int]] = []
-        self._size = 0
+        self._size, self._most = 0, MEMBERS_PER_LETTER * letters.most
         self._after: dict[int, dict[str, int]] = {}
         begin = {letters.begin}
         # the separator before the first word may be missing
@@ -222,8 +227,8 @@ class _Sentences:
         found = frozenset(members)
         if found not in self._numbers:
             self._size += len(found)
-            if self._size > MOST_MEMBERS:
-                raise ValueError(f"grammar is ambiguous: more than {MOST_MEMBERS} states, expected fewer alternatives")
+            if self._size > self._most:
+                raise ValueError(f"grammar is ambiguous: more than {self._most} states, expected fewer alternatives")
             self._numbers[found] = len(self._members)
             self._members.append(found)
         return self._numbers[found]

@@ -176,7 +176,8 @@ class _Resolver:
         if isinstance(node, Rule):
             return self._of_rule(node.name)
         if isinstance(node, Sequence):
-            return Sequence(tuple(map(self, node.parts)))
+            # without empty parts: rules of nothing but such parts would multiply them
+            return Sequence(tuple(part for part in map(self, node.parts) if part != NOTHING))
         if isinstance(node, Choice):
             return Choice(tuple(map(self, node.options)))
         return Repeat(self(node.part)) if isinstance(node, Repeat) else node

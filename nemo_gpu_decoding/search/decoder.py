@@ -183,6 +183,9 @@ class Decoder(ABC, Generic[C, R]):
         if not 1 <= n_best <= most:
             raise FieldError("n_best", n_best, f"{'1' if most == 1 else f'1 .. {most}'}{reason}")
         results = as_committed(streams, numbers, self._hypotheses(streams, numbers, n_best, final=False), self._units)
+        for i, row in enumerate(numbers):
+            if streams.fusion.rules[row].grammar is not None and results[i].committed:
+                results[i] = replace(results[i], committed=0)  # the result is empty if no sentence fits
         self._commit(streams, {row: nbest.num_frames for row, nbest in zip(numbers, results, strict=True)})
         return results
 
@@ -224,6 +227,11 @@ class Decoder(ABC, Generic[C, R]):
     @abstractmethod
     def with_options(self, config: C, fusion: Fusion) -> Decoder[C, R]:
         """The same decoder with other options; both share their models and graphs."""
+
+    @property
+    def why_unlocked(self) -> str:
+        """Why tokens cannot be forbidden, so that there is no language lock and no grammar; empty: they can."""
+        return self._labels.unlocked
 
     # ---------------------------------------------------------------------- what a strategy adds
 

@@ -11,6 +11,7 @@ fewer phrases, and so on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -42,13 +43,14 @@ Decode = Callable[..., list[R]]
 def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhrase]:
     """The phrases of a path, in their order."""
     assert tree.table is not None
-    found = []
+    found: list[FoundPhrase] = []
+    logs: list[float] = []
     for number, begin, end in tree.occurrences(units.values):
         first, last = units.first_tokens[begin], units.end_tokens[end - 1]
         if first == last:  # a ready-made graph may emit a word without tokens
             continue
-        posteriors = np.maximum(path.token_confidence[first:last], LEAST)
-        probability = float(np.exp(np.log(posteriors.astype(np.float64)).mean()))
+        logs = logs or np.log(np.maximum(path.token_confidence, LEAST).astype(np.float64)).tolist()
+        probability = math.exp(sum(logs[first:last]) / (last - first))
         ended = int(path.frames[last - 1] + path.repeats[last - 1])
         found.append(FoundPhrase(tree.table.texts[number], first, last, int(path.frames[first]), ended, probability))
     return found

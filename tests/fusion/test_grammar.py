@@ -100,6 +100,9 @@ def test_limits_and_prices():
     rules = "".join(f"<r{i}> = <r{i + 1}> <r{i + 1}>;" for i in range(30))
     with pytest.raises(ValueError, match="more than 300000 letters"):
         build_grammar(f"#JSGF V1.0; {rules} <r30> = a; public <s> = <r0>;", BPE)
+    assert build_grammar(f"#JSGF V1.0; {rules} <r30> = <NULL>; public <s> = <r0> a;", BPE).accepts([1], 9)
+    with pytest.raises(ValueError, match="more than 3 letters"):
+        build_grammar(["a b"], BPE, most_letters=3)
     blow_up = "#JSGF V1.0; public <s> = (a | b)* a" + " (a | b)" * 24 + ";"
     with pytest.raises(ValueError, match="grammar is ambiguous"):
         build_grammar(blow_up, CHARACTERS)
