@@ -1,21 +1,28 @@
 """Calibration of word confidence: a monotone map to the probability that a word is right, and its measures.
 
-The map is an isotonic regression by pool-adjacent-violators over groups of words of similar confidence [Zadrozny &
-Elkan 2002].
+The map is a logistic regression on the logit of the confidence [Platt 1999]:
+
+    P(right) = sigmoid(slope * logit(confidence) + intercept).
+
+Two numbers are as many as a dev set of a few hundred words determines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-GROUP = 10  # words of a group, at least
+FEWEST_WORDS = 20  # for a map
+LEAST = 1e-5  # confidences are between this and 1 - this, so that logits are finite
 
-# (confidence, probability that the word is right), both ascending; linear between the points, constant outside
-ConfidenceMap = tuple[tuple[float, float], ...]
+
+class ConfidenceMap(NamedTuple):
+    """The map of word confidence to the probability that the word is right."""
+
+    slope: float  # >= 0
+    intercept: float
 
 
 class Calibration(NamedTuple):
@@ -32,34 +39,31 @@ def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceM
     Raises:
         ValueError: there are too few words.
     """
-    values, right = np.asarray(confidence, float), np.asarray(correct, float)
-    if len(values) < 2 * GROUP:
-        raise ValueError(f"{len(values)} words have a confidence, expected at least {2 * GROUP} to fit a map")
-    order = np.argsort(values, kind="stable")
-    values, right = values[order], right[order]
-    begins = [0]
-    for n in range(1, len(values)):
-        if n - begins[-1] >= max(GROUP, len(values) // 40) and values[n] > values[n - 1] and len(values) - n >= GROUP:
-            begins.append(n)
-    blocks: list[list[float]] = []  # sum of confidences, right words, words
-    for begin, end in zip(begins, [*begins[1:], len(values)], strict=True):
-        # one word more, half right: no probability is 0 or 1
-        blocks.append([values[begin:end].mean() * (end - begin + 1), right[begin:end].sum() + 0.5, end - begin + 1])
-        while len(blocks) > 1 and blocks[-2][1] * blocks[-1][2] >= blocks[-1][1] * blocks[-2][2]:
-            last = blocks.pop()
-            blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
-    return tuple((round(float(total) / n, 5), round(float(own) / n, 5)) for total, own, n in blocks)
+    from sklearn.linear_model import LogisticRegression
+
+    if len(confidence) < FEWEST_WORDS:
+        raise ValueError(f"{len(confidence)} words have a confidence, expected at least {FEWEST_WORDS} to fit a map")
+    right = np.asarray(correct, bool)
+    count = right.sum()
+    # the targets of [Platt 1999], so that no probability is 0 or 1: each word is a right and a wrong one, with weights
+    targets = np.where(right, (count + 1) / (count + 2), 1 / (len(right) - count + 2))
+    model = LogisticRegression(C=1e6)
+    model.fit(np.tile(_logits(confidence), 2)[:, None], np.repeat([1, 0], len(right)), np.append(targets, 1 - targets))
+    slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
+    if slope < 0:  # the confidence says nothing: the share of right words
+        slope, intercept = 0.0, float(_logits([targets.mean()])[0])
+    return ConfidenceMap(round(slope, 5), round(intercept, 5))
 
 
-def is_ascending(points: ConfidenceMap) -> bool:
-    """Whether confidences strictly ascend, and probabilities do not descend."""
-    return all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(points))
-
-
-def calibrated(confidence: Sequence[float], points: ConfidenceMap) -> list[float]:
+def calibrated(confidence: Sequence[float], fitted: ConfidenceMap) -> list[float]:
     """Confidences mapped to probabilities."""
-    known, probabilities = np.array(points).T
-    return list(np.interp(confidence, known, probabilities).tolist())
+    logits = fitted.slope * _logits(confidence) + fitted.intercept
+    return list((1 / (1 + np.exp(-logits))).tolist())
+
+
+def _logits(confidence: Sequence[float]) -> np.ndarray:
+    values = np.clip(np.asarray(confidence, float), LEAST, 1 - LEAST)
+    return np.log(values / (1 - values))
 
 
 def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration:

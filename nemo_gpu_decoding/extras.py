@@ -12,7 +12,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "soxr", "python_multipart"),
     "cluster": ("ray", "pyarrow"),
     "plot": ("matplotlib",),
-    "hf": ("huggingface_hub",),
+    "hf": ("huggingface_hub", "transformers"),
     "onnx": ("onnxruntime", "onnx"),
     "demo": ("rich",),
 }

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gpu_decoding.audio import checked_seconds
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.written import KEYS, WrittenRequest, written_request
 from nemo_gpu_decoding.text_file import read_lines
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
 RESULT_KEYS = (
     *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "in_grammar", "seconds"),
-    *("n_best", "words", "segments", "word_alternatives"),
+    *("n_best", "words", "segments", "word_alternatives", "found_phrases"),
     *("wer", "oracle_wer", "error", "manifest", "line"),
 )
 
-_READ = ("audio_filepath", "duration", "text", "phrases", "lm", "shard_id")
+_READ = ("audio_filepath", "duration", "text", "shard_id", *KEYS)
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,7 @@ class Utterance:
     path: Path
     duration: float  # seconds
     text: str | None = None
-    # to boost in this utterance only: texts, or objects with phrase and more; None: those of the decoding config
-    phrases: tuple[Any, ...] | None = None
-    lm: str | None = None  # name of its LM in the pool of the decoding config; None: the LM of the config
+    request: WrittenRequest | None = None  # None: that of the decoding config
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of its manifest row, for output
     fault: str = ""  # why its audio cannot be decoded
 
@@ -66,7 +66,7 @@ def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utter
         seconds = checked_seconds(path, name)
     except ValueError as error:
         fault = str(error)
-    return Utterance(name, path, seconds, row.get("text"), phrases_of(row), row.get("lm"), own_fields(row), fault)
+    return Utterance(name, path, seconds, row.get("text"), written_request(row), own_fields(row), fault)
 
 
 def find_audio(audio: Any) -> list[Path]:
@@ -120,22 +120,12 @@ def check_row(row: Any, where: str) -> None:
         raise ValueError(f"{where}: has no audio_filepath")
     if not isinstance(row.get("text"), (str, type(None))):
         raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
-    if not isinstance(row.get("lm"), (str, type(None))):
-        raise ValueError(f"{where}: lm is {row['lm']!r}, expected the name of an LM")
     if row.get("offset"):
         raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
-    phrases = row.get("phrases")
-    if phrases is not None and not (isinstance(phrases, list) and all(map(_is_phrase, phrases))):
-        raise ValueError(
-            f"{where}: phrases is {phrases!r}, expected a list of texts, or of objects with phrase, and optionally "
-            "weight, lang and aliases"
-        )
-
-
-def _is_phrase(item: Any) -> bool:
-    if isinstance(item, dict):
-        return isinstance(item.get("phrase"), str) and item.keys() <= {"phrase", "weight", "lang", "aliases"}
-    return isinstance(item, str)
+    try:
+        written_request(row)
+    except FieldError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,11 +137,6 @@ def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest's row with the keys for decoding; the other keys are in `fields`."""
     kept = {key: row[key] for key in _READ if key in row}
     return {**kept, "fields": own_fields(row)}
-
-
-def phrases_of(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """The phrases of a manifest's row; [] for no phrases, None for those of the decoding config."""
-    return None if row.get("phrases") is None else tuple(row["phrases"])
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:

@@ -1,7 +1,8 @@
 """Presets: NeMo `decoding` sections as YAML files.
 
-This package has one per strategy and one for open vocabulary, in `conf/ctc_decoding/` and, for RNN-T and
-TDT, in `conf/rnnt_decoding/`. Use a preset in a Hydra application, such as NeMo's scripts, by name:
+This package has one per strategy and one for open vocabulary, in `conf/ctc_decoding/` and, for RNN-T and TDT, in
+`conf/rnnt_decoding/`. Use a preset in a Hydra application, such as
+NeMo's scripts, by name:
 
     transcribe_speech.py ... +ctc_decoding=flexctc_beam ctc_decoding.beam.ngram_lm_model=lm.arpa
     transcribe_speech.py ... +rnnt_decoding=alsd_pp rnnt_decoding.beam.ngram_lm_model=lm.arpa
@@ -108,9 +109,13 @@ def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
 
 def _path_keys(config: Any) -> list[str]:
     """The keys of paths in a config."""
-    pool = OmegaConf.select(config, "beam.lm_pool", throw_on_resolution_failure=False)
-    names = [str(name) for name in pool] if isinstance(pool, DictConfig) else []
-    return [*PATH_KEYS, *(f"beam.lm_pool[{name}]" for name in names)]
+    keys = list(PATH_KEYS)
+    if isinstance(OmegaConf.select(config, "beam.grammar", throw_on_resolution_failure=False), str):
+        keys.append("beam.grammar")  # a file, not a list of sentences
+    for key in ("beam.lm_pool", "wfst.lm_pool"):
+        pool = OmegaConf.select(config, key, throw_on_resolution_failure=False)
+        keys += [f"{key}[{name!s}]" for name in pool] if isinstance(pool, DictConfig) else []
+    return keys
 
 
 def _relative(path: Path, folder: Path) -> str:

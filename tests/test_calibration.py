@@ -1,48 +1,67 @@
-"""Maps of word confidence, against the definition of isotonic regression and against known measures."""
+"""Maps of word confidence, against the definition of logistic regression and against known measures."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.calibration import calibrated, fit_map, is_ascending, measure, right_words
+pytest.importorskip("sklearn")
+
+from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, fit_map, measure, right_words
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_map_finds_the_probability(seed):
-    """Words that are right with the probability of the square of their confidence."""
+    """Words whose probability of being right is a logistic function of the logit of their confidence."""
     rng = np.random.default_rng(seed)
-    confidence = rng.random(4000)
-    right = rng.random(4000) < confidence**2
-    points = fit_map(confidence.tolist(), right.tolist())
-    assert is_ascending(points)
+
+    def draw():
+        confidence = rng.random(4000)
+        return confidence, (rng.random(4000) < probability(confidence)).tolist()
+
+    def probability(confidence):
+        return 1 / (1 + np.exp(-(1.5 * np.log(confidence / (1 - confidence)) + 2)))
+
+    confidence, right = draw()
+    fitted = fit_map(confidence.tolist(), right)
+    assert fitted == pytest.approx((1.5, 2), abs=0.25)
     probes = np.linspace(0.05, 0.95, 19)
-    assert np.abs(np.array(calibrated(probes.tolist(), points)) - probes**2).max() < 0.1
-    others = rng.random(4000)
-    is_right = (rng.random(4000) < others**2).tolist()
-    before, after = measure(others, is_right), measure(calibrated(others.tolist(), points), is_right)
+    assert np.abs(np.array(calibrated(probes.tolist(), fitted)) - probability(probes)).max() < 0.05
+    others, right = draw()
+    before, after = measure(others, right), measure(calibrated(others.tolist(), fitted), right)
     assert before.ece > 0.1
-    assert after.ece < 0.04
+    assert after.ece < 0.03
     assert after.nce > before.nce
-    assert after.auc == pytest.approx(before.auc, abs=0.02)
+    assert after.auc == pytest.approx(before.auc, abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_it_is_the_isotonic_regression_of_its_groups(seed):
-    """By its min-max formula. 30 confidences with ten words each, of which one counts half."""
-    rng = np.random.default_rng(seed)
-    means = np.sort(rng.random(30))
-    right = rng.integers(0, 11, 30)
-    found = fit_map(np.repeat(means, 10).tolist(), [n < count for count in right.tolist() for n in range(10)])
-    sums = np.append(0, np.cumsum((right + 0.5) / 11))
-    expected = [
-        max(min((sums[end] - sums[begin]) / (end - begin) for end in range(n + 1, 31)) for begin in range(n + 1))
-        for n in range(30)
-    ]
-    assert sorted({y for _, y in found}) == pytest.approx(sorted(set(np.round(expected, 5))), abs=2e-5)
-    for x, y in found:
-        own = means[np.isclose(expected, y, atol=2e-5)]
-        assert x == pytest.approx(own.mean(), abs=2e-5)
+def test_the_map_has_the_largest_likelihood_of_its_targets():
+    rng = np.random.default_rng(0)
+    confidence = rng.random(50)
+    right = rng.random(50) < confidence
+    targets = np.where(right, (right.sum() + 1) / (right.sum() + 2), 1 / ((~right).sum() + 2))
+
+    def likelihood(slope, intercept):
+        own = np.array(calibrated(confidence.tolist(), ConfidenceMap(slope, intercept)))
+        return (targets * np.log(own) + (1 - targets) * np.log(1 - own)).sum()
+
+    slope, intercept = fit_map(confidence.tolist(), right.tolist())
+    for change in ((0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05)):
+        assert likelihood(slope, intercept) > likelihood(slope + change[0], intercept + change[1])
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_no_probability_is_zero_or_one(right):
+    fitted = fit_map([0.0, 0.5, 1.0] * 20, [right] * 60)
+    assert fitted.slope >= 0
+    for probability in calibrated([0.0, 0.3, 1.0], fitted):
+        assert abs(probability - right) == pytest.approx(1 / 62, abs=1e-3)
+
+
+def test_a_confidence_that_falls_with_the_truth_says_nothing():
+    fitted = fit_map([0.2] * 30 + [0.8] * 30, [True] * 30 + [False] * 30)
+    assert fitted.slope == 0
+    assert calibrated([0.1, 0.9], fitted) == pytest.approx([0.5, 0.5])
 
 
 def test_confidences_that_say_nothing_and_those_that_say_all():
@@ -56,9 +75,8 @@ def test_confidences_that_say_nothing_and_those_that_say_all():
 
 
 def test_equal_confidences_have_one_probability():
-    points = fit_map([0.5] * 40, [True] * 30 + [False] * 10)
-    assert points == ((0.5, pytest.approx(30.5 / 41, abs=1e-5)),)
-    assert calibrated([0.1, 0.9], points) == [points[0][1]] * 2
+    fitted = fit_map([0.5] * 40, [True] * 30 + [False] * 10)
+    assert calibrated([0.5], fitted) == pytest.approx([(30 * 31 / 32 + 10 / 12) / 40], abs=1e-4)
     with pytest.raises(ValueError, match="19 words have a confidence, expected at least 20"):
         fit_map([0.5] * 19, [True] * 19)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+from io import BytesIO
 
 import numpy as np
 import pytest
 
 from nemo_gpu_decoding.audio import check_channel_selector, num_channels, write_mono
-from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
+from nemo_gpu_decoding.cluster.transcripts import Totals, file_of, row_of
+from nemo_gpu_decoding.live.recognizer import BoostedPhrase
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.text_file import read_lines
@@ -92,9 +95,22 @@ def test_fields_of_a_manifest_are_kept_but_for_those_of_results(folder):
     manifest = write_manifest(folder, {**row, "duration": 9.0, "wer": 1.0, "error": "old", "pred_text": "old"})
     (utterance,) = read_manifest(manifest)
     assert utterance.fields == {"uid": 7, "speaker": "ann", "phrases": ["x"]}
+    assert utterance.request.phrases == ("x",)
     assert row_of(utterance, Transcript("ho", -1.0), Totals()) == {
         **row, "duration": 0.5, "pred_text": "ho", "score": -1.0, "wer": 1.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("out_format", ["jsonl", "parquet"])
+def test_rows_name_the_boosted_phrases(folder, out_format):
+    (utterance,) = read_manifest(write_manifest(folder, {"audio_filepath": "b.wav"}))
+    row = row_of(utterance, Transcript("ho", -1.0, phrases=(BoostedPhrase("ho", 0.25),)), Totals())
+    if out_format == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        (read,) = parquet.read_table(BytesIO(file_of([row], out_format))).to_pylist()
+    else:
+        read = json.loads(file_of([row], out_format))
+    assert read["found_phrases"] == [{"phrase": "ho", "probability": 0.25}]
 
 
 @pytest.mark.parametrize(("selector", "expected"), [(None, 0.375), ("average", 0.375), (0, 0.5), (1, 0.25)])
@@ -133,6 +149,9 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ({"text": "x"}, "line 2: has no audio_filepath"),
         ({"audio_filepath": "nowhere.wav"}, "line 2: there is no file"),
         ({"audio_filepath": "b.wav", "offset": 1.5}, "line 2: offset is 1.5"),
+        ({"audio_filepath": "b.wav", "allowed_price": math.nan}, "line 2: allowed_price is nan, expected a finite"),
+        ({"audio_filepath": "b.wav", "grammar": "commands.jsgf"}, "grammar is 'commands.jsgf', expected a list"),
+        ({"audio_filepath": "b.wav", "grammar": ["a"], "phrases": ["a"]}, "expected none with a grammar"),
         ({"audio_filepath": "b.wav", "lm": ["law"]}, r"line 2: lm is \['law'\], expected the name of an LM"),
     ],
 )

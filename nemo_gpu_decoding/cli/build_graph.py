@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,7 @@ def run(options: BuildGraphOptions) -> int:
     from nemo_gpu_decoding.fusion.boosting import BoostingConfig, can_spell
     from nemo_gpu_decoding.fusion.phrases import read_phrases, spelled_phrases
     from nemo_gpu_decoding.graph.build import listed_words, spell_words
-    from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
+    from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, beginning_tokens
     from nemo_gpu_decoding.graph.word_boosting import words_of
 
     began = time.perf_counter()
@@ -135,6 +135,7 @@ def run(options: BuildGraphOptions) -> int:
         lexicon = spell_words(lm, vocabulary, options.segmentations, added, track)
     else:
         lexicon = Lexicon.from_file(lexicon_file, vocabulary.pieces)
+        lexicon = replace(lexicon, beginning_tokens=beginning_tokens(vocabulary))
     costs = OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
     graph = build(lm, lexicon, added, costs.of(vocabulary) if options.open_vocabulary else None)
     facts = save(graph, options, vocabulary.pieces, out)

@@ -31,26 +31,28 @@ def with_confidence_map(
     rows: list[list[Any]] = []
     best: tuple[float, str, ConfidenceMap] | None = None
     for aggregation in aggregations:
-        words = _words(head, _with(config, aggregation, None), utterances, outputs)
-        before = measure(*_joined(words))
-        after = measure(*_joined(_held_out(words)))
+        words = words_of(head, _with(config, aggregation, None), utterances, outputs)
+        before = measure(*joined(words))
+        after = measure(*joined(_held_out(words)))
         rows += [[aggregation, *(f"{value:.3f}" for value in (*before, *after))]]
         if best is None or after.nce > best[0]:
-            best = after.nce, aggregation, fit_map(*_joined(words))
+            best = after.nce, aggregation, fit_map(*joined(words))
     assert best is not None
     header = ["aggregation", "ECE", "NCE", "AUC", "mapped: ECE", "NCE", "AUC"]
     table = format_table(header, rows)
     return _with(config, *best[1:]), f"word confidence on the dev set, cross-validated:\n{table}"
 
 
-def _with(config: DictConfig, aggregation: str, points: ConfidenceMap | None) -> DictConfig:
+def _with(config: DictConfig, aggregation: str, fitted: ConfidenceMap | None) -> DictConfig:
     """The section with this confidence."""
     given: dict[str, Any] = {"confidence_cfg": {"preserve_word_confidence": True, "aggregation": aggregation}}
-    given[section_of(str(config.strategy))] = {"confidence_map": points and [list(point) for point in points]}
+    given[section_of(str(config.strategy))] = {"confidence_map": fitted and list(fitted)}
     return cast(DictConfig, OmegaConf.merge(config, given))
 
 
-def _words(head: Head, config: DictConfig, utterances: Sequence[Utterance], outputs: Sequence[Outputs]) -> list[Words]:
+def words_of(
+    head: Head, config: DictConfig, utterances: Sequence[Utterance], outputs: Sequence[Outputs]
+) -> list[Words]:
     """The words of each utterance."""
     head.use(cast(DictConfig, OmegaConf.merge(config, {"compute_timestamps": True})))
     found = [transcript.words for batch in outputs for transcript in head.model.decode(batch)]
@@ -66,10 +68,10 @@ def _held_out(words: Sequence[Words]) -> list[Words]:
     """The words with their confidence mapped, by maps that were fitted on other utterances."""
     found = []
     for fold in range(FOLDS):
-        points = fit_map(*_joined([own for n, own in enumerate(words) if n % FOLDS != fold]))
-        found += [(calibrated(confidence, points), right) for confidence, right in words[fold::FOLDS]]
+        fitted = fit_map(*joined([own for n, own in enumerate(words) if n % FOLDS != fold]))
+        found += [(calibrated(confidence, fitted), right) for confidence, right in words[fold::FOLDS]]
     return found
 
 
-def _joined(words: Sequence[Words]) -> Words:
+def joined(words: Sequence[Words]) -> Words:
     return [value for own, _ in words for value in own], [value for _, own in words for value in own]

@@ -62,9 +62,11 @@ class TranscribeOptions(decoding.DecodingOptions):
     audio: Any = None
     # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines with `text`
     # are scored: word error rate per line in `out`, and the total at the end. A list `phrases` in a line replaces the
-    # option phrases for that utterance, and `lm` is the name of its LM in lms (none: no LM). With a folder as `out`,
-    # manifest may also be a list, a pattern, compressed files and URLs, such as s3://corpus/*.jsonl.gz, and cuts of a
-    # Lhotse Shar, cuts.*.jsonl.gz with recording.*.tar in the same folder.
+    # option phrases for that utterance, and `lm` is the name of its LM in lms (none: no LM). allowed_scripts,
+    # allowed_tokens, allowed_price, grammar (a list of sentences, or a text in JSGF) and grammar_price in a line
+    # replace those of the decoding. With a folder as `out`, manifest may also be a list, a pattern, compressed files
+    # and URLs, such as s3://corpus/*.jsonl.gz, and cuts of a Lhotse Shar, cuts.*.jsonl.gz with recording.*.tar in the
+    # same folder.
     manifest: Any = None
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.
@@ -118,6 +120,13 @@ class TranscribeOptions(decoding.DecodingOptions):
     max_segment_seconds: float = 60.0
     # Minimum seconds without a word, for a cut and between lines of subtitles, > 0.
     min_pause: float = 0.3
+    # Seconds of silence that always end a segment, > 0. Models that were trained on single sentences need less.
+    max_pause: float = 0.6
+    # Seconds of silence that a segment keeps at both ends, >= 0. Few models need any; many make errors beside silence.
+    kept_silence: float = 0.0
+    # Segments whose tokens have a lower mean confidence in the first pass are left out: music and noise. A number in
+    # [0, 1]; 0 keeps all.
+    min_confidence: float = 0.0
     # Also write a file with lines and their times per recording: srt, vtt, tsv (milliseconds) or txt (no times), or
     # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. The option
     # implies timestamps.
@@ -165,7 +174,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     @property
     def cutting(self) -> Cutting:
         """Where long recordings are cut."""
-        return Cutting(self.segment_seconds, self.max_segment_seconds, self.min_pause)
+        return Cutting(**{each.name: getattr(self, each.name) for each in fields(Cutting)})
 
     @property
     def is_partitioned(self) -> bool:
@@ -200,7 +209,7 @@ def run(options: TranscribeOptions) -> int:
     With a folder as `out`, the texts go to its files and a table of totals to stdout.
 
     Returns:
-        The exit status: 1 if an utterance failed.
+        The exit status: 1 if an utterance failed. With a folder as `out`: 0 for up to `max_errors` failures.
     """
     if options.is_partitioned:
         return run_partitions(options)
@@ -209,7 +218,7 @@ def run(options: TranscribeOptions) -> int:
     from nemo_gpu_decoding.jit_progress import progress, working_seconds
 
     utterances = find_utterances(options.audio, options.manifest)
-    has_own_phrases = any(utterance.phrases is not None for utterance in utterances)
+    has_own_phrases = any(each.request is not None and each.request.phrases is not None for each in utterances)
     decoding.check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
     out = decoding.writable_file("out", options.out) if options.out else None
     if options.subtitles and len({each.path.stem for each in utterances}) < len(utterances):
@@ -369,7 +378,7 @@ def _transcripts(
     loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
     """The transcript of each utterance, or its error message."""
-    from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole, with_known_lm
+    from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole, with_checked_request
 
     seconds = sum(each.duration for each in utterances)
     with tqdm(total=seconds, unit="s", unit_scale=True, desc="transcribing", disable=None, file=sys.stderr) as bar:
@@ -381,7 +390,7 @@ def _transcripts(
 
         for begin in range(0, len(utterances), options.batch_size):
             batch = utterances[begin : begin + options.batch_size]
-            read = [with_known_lm(loaded.model, Item(n, {}, each)) for n, each in enumerate(batch)]
+            read = [with_checked_request(loaded.model, Item(n, {}, each)) for n, each in enumerate(batch)]
             found: dict[int, Transcript | str] = {i.position: i.utterance.fault for i in read if i.utterance.fault}
             items = [item for item in read if not item.utterance.fault]
             found |= {item.position: transcript for item, transcript in whole(parts(items))}

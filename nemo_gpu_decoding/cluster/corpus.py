@@ -21,6 +21,7 @@ from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.audio import audio_seconds
 from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
+from nemo_gpu_decoding.fusion.written import KEYS
 from nemo_gpu_decoding.manifest import check_row, find_audio, own_fields, parse_json, split_row
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
@@ -215,7 +216,7 @@ def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]
     return {
         **row,
         "text": " ".join(texts) if texts else None,
-        **{name: custom.get(name) for name in ("phrases", "lm")},
+        **{name: custom.get(name) for name in KEYS},
         "fields": own_fields(plain),
     }
 

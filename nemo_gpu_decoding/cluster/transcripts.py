@@ -93,6 +93,8 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
         details["outside_share"] = round(transcript.outside_share, 4)
     if transcript.in_grammar is not None:
         details["in_grammar"] = transcript.in_grammar
+    if transcript.phrases:
+        details["found_phrases"] = [phrase._asdict() for phrase in transcript.phrases]
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
@@ -139,6 +141,7 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
         "in_grammar": pa.bool_(),
         **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
         "word_alternatives": pa.list_(slot),
+        "found_phrases": pa.list_(pa.struct([("phrase", text), ("probability", number)])),
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
         "fields": text,
     }

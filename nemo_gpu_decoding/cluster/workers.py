@@ -17,6 +17,7 @@ from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder
 from nemo_gpu_decoding.cluster.transcripts import Totals, file_of, row_of
+from nemo_gpu_decoding.fusion.written import KEYS
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
@@ -125,7 +126,7 @@ class Transcriber:
         """The batches of a partition, longest utterances first. An unreadable utterance gets an error in its row."""
         lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
         with local_audio([json.loads(line) for line in lines]) as found:
-            read = [with_known_lm(self.model, _opened(position, audio)) for position, audio in enumerate(found)]
+            read = [with_checked_request(self.model, _opened(position, audio)) for position, audio in enumerate(found)]
             yield from (Batch([item], item.utterance.fault) for item in read if item.utterance.fault)
             ready = [item for item in read if not item.utterance.fault]
             for items in batches(ready, self.job.batch_size, self.job.batch_seconds):
@@ -192,7 +193,7 @@ def encoded_cut(model: Model, items: list[Item], cutting: Cutting, batch_size: i
                 raise
             yield Batch([item], _named(item, one_line(error)))
             continue
-        spans = plan.spans(model.frame_seconds)
+        spans = plan.spans()
         if not spans:
             yield Batch([item], _named(item, f"cannot be read as audio: {plan.fault}"))
         number = 0
@@ -242,19 +243,19 @@ def decoded(loaded: Loaded, batch: Batch) -> list[Transcript | str]:
     items, outputs, _ = batch
     if isinstance(outputs, str):
         return [outputs] * len(items)
-    phrases, lms = ([getattr(item.utterance, name) for item in items] for name in ("phrases", "lm"))
-    found = loaded.model.decode(outputs, second=loaded.second, phrases=phrases, lms=lms)
+    requests = [item.utterance.request for item in items]
+    found = loaded.model.decode(outputs, second=loaded.second, requests=requests)
     pairs = zip(items, found, strict=True)
     return [_named(item, transcript.error) if transcript.error else transcript for item, transcript in pairs]
 
 
-def with_known_lm(model: Model, item: Item) -> Item:
-    """The item; its utterance has a `fault` if the decoding config has no LM of the name that it gives."""
+def with_checked_request(model: Model, item: Item) -> Item:
+    """The item; its utterance has a `fault` if the model cannot decode with its request."""
     utterance = item.utterance
-    if utterance.lm is None or utterance.fault:
+    if utterance.request is None or utterance.fault:
         return item
     try:
-        model.check_lm(utterance.lm)
+        model.check_request(utterance.request)
     except ValueError as error:
         return item._replace(utterance=replace(utterance, fault=_named(item, one_line(error))))
     return item
@@ -274,7 +275,7 @@ def _is_fatal(error: Exception) -> bool:
 def _opened(position: int, audio: Audio) -> Item:
     """An utterance with the error of its audio, if there is one."""
     row, file = audio
-    read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", "phrases", "lm")}}
+    read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", *KEYS)}}
     utterance = opened(row["audio_filepath"], Path(file), read)
     fault = file if isinstance(file, str) else utterance.fault
     if fault:

@@ -7,22 +7,22 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.phrases import Phrase
+from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.search.slots import Slot
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
+MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar, rules included where they are used
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
 
 
 class StreamOptions(NamedTuple):
     """Options of a client for its stream; None: the server's values."""
 
-    phrases: tuple[str | Phrase, ...] = ()  # replace the server's phrases; empty: the server's
+    request: WrittenRequest | None = None  # LM, phrases, language lock and grammar
     boosting_weight: float | None = None  # of these phrases, natural log
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # for models with a language option
     n_best: int = 1  # hypotheses of each transcript
-    lm: str | None = None  # name of an LM of the server; "none": no LM; None: the LM of the decoding config
 
 
 class Chunk(NamedTuple):
@@ -51,6 +51,13 @@ class Alternative(NamedTuple):
     score: float  # natural log, as `Path.score`
 
 
+class BoostedPhrase(NamedTuple):
+    """A boosted phrase of a transcript."""
+
+    phrase: str  # as in the list of phrases
+    probability: float  # geometric mean of the posteriors of its tokens, 0 .. 1
+
+
 class Words(NamedTuple):
     """A transcript."""
 
@@ -60,6 +67,9 @@ class Words(NamedTuple):
     committed: str = ""  # of a partial transcript: the beginning of `text` that will not change
     n_best: tuple[Alternative, ...] = ()  # with n_best > 1: the hypotheses, best first, for the decoded audio
     alternatives: tuple[Slot, ...] = ()  # of a final transcript with n_best > 1: the confusion network
+    phrases: tuple[BoostedPhrase, ...] = ()  # of a final transcript, in their order
+    outside_share: float | None = None  # of a final transcript with a language lock: share of tokens outside
+    in_grammar: bool | None = None  # of a final transcript with a grammar; False: no sentence fits, the text is empty
 
 
 class StepOutput(NamedTuple):

@@ -22,8 +22,17 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
 from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
+from nemo_gpu_decoding.fusion.written import KEYS, written_request
 from nemo_gpu_decoding.live.options import Limits
-from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, StepOutput, StreamOptions, Words
+from nemo_gpu_decoding.live.recognizer import (
+    MAX_END_SILENCE,
+    MAX_GRAMMAR_LETTERS,
+    MAX_N_BEST,
+    Chunk,
+    StepOutput,
+    StreamOptions,
+    Words,
+)
 from nemo_gpu_decoding.search.slots import as_json
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
@@ -44,10 +53,17 @@ class Start(NamedTuple):
     partials: bool = True  # false: finals only
     n_best: int = 1  # hypotheses in each message
     lm: str | None = None
+    allowed_scripts: tuple[str, ...] | None = None
+    allowed_tokens: tuple[str, ...] | None = None
+    allowed_price: float | str | None = None
+    grammar: str | tuple[str, ...] | None = None
+    grammar_price: float | str | None = None
 
     @property
     def options(self) -> StreamOptions:
-        return StreamOptions(self.phrases, self.boosting_weight, self.end_silence, self.language, self.n_best, self.lm)
+        """Raises a FieldError for a value of the request that is out of range."""
+        request = written_request(self._asdict() | {"phrases": self.phrases or None})
+        return StreamOptions(request, self.boosting_weight, self.end_silence, self.language, self.n_best)
 
 
 def read_start(text: str, limits: Limits) -> Start:
@@ -69,7 +85,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
     Raises:
         FieldError: names the wrong key.
     """
-    given = {key: value if key == "phrases" else _short(value) for key, value in message.items()}
+    given = {key: value if key in KEYS else _short(value) for key, value in message.items()}
     for key in given:
         if key not in Start._fields:
             raise FieldError(key[:SHOWN], _short(given[key]), f"none; the keys are {', '.join(Start._fields)}")
@@ -86,10 +102,17 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
             raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
     if silence is not None and not (_is_number(silence) and -math.inf < silence <= MAX_END_SILENCE):
         raise FieldError("end_silence", silence, f"seconds, at most {MAX_END_SILENCE:g}; below 0: no silence")
-    for name in ("language", "lm"):
-        if not isinstance(getattr(start, name), str | None):
-            raise FieldError(name, getattr(start, name), "a text")
-    return start._replace(phrases=tuple(map(as_phrase, start.phrases)))
+    if not isinstance(start.language, str | None):
+        raise FieldError("language", start.language, "a text")
+    if len(str(start.lm)) > SHOWN:
+        raise FieldError("lm", _short(start.lm), "the name of an LM")
+    _check_grammar(start)
+    start = start._replace(phrases=tuple(map(as_phrase, start.phrases)))
+    try:
+        start.options  # noqa: B018
+    except FieldError as error:
+        raise FieldError(error.field, _short(error.value), error.expected) from None
+    return start
 
 
 def read_json(text: str) -> Any:
@@ -111,6 +134,14 @@ def _short(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_grammar(start: Start) -> None:
+    for name in ("allowed_scripts", "allowed_tokens", "grammar"):
+        texts = getattr(start, name)
+        letters = len(texts) if isinstance(texts, str) else sum(map(len, map(str, texts or ())))
+        if letters > MAX_GRAMMAR_LETTERS:
+            raise FieldError(name, f"{letters} characters", f"at most {MAX_GRAMMAR_LETTERS}")
 
 
 def _check_phrases(phrases: Any, limits: Limits) -> None:
@@ -322,8 +353,13 @@ class Session:
             message["n_best"] = [alternative._asdict() for alternative in found.n_best]
         if found.alternatives:
             message["word_alternatives"] = as_json(self._shifted(found.alternatives))
+        if found.phrases:
+            message["found_phrases"] = [phrase._asdict() for phrase in found.phrases]
         if found.is_joined:
             message["is_joined"] = True
+        for key in ("outside_share", "in_grammar"):
+            if getattr(found, key) is not None:
+                message[key] = getattr(found, key)
         return message
 
     def _shifted(self, spans: Sequence[Any]) -> list[Any]:

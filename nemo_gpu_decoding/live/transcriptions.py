@@ -269,4 +269,5 @@ def _segment(number: int, final: dict[str, Any], before: list[dict[str, Any]], s
     start = words[0]["start"] if words else before[-1]["end"] if before else 0.0
     end = words[-1]["end"] if words else min(final["audio_seconds"], seconds)
     n_best = {"n_best": final["n_best"]} if "n_best" in final else {}
-    return {"id": number, "start": start, "end": end, "text": final["text"], **n_best}
+    phrases = {"found_phrases": final["found_phrases"]} if "found_phrases" in final else {}
+    return {"id": number, "start": start, "end": end, "text": final["text"], **n_best, **phrases}

@@ -1,13 +1,14 @@
 """The segments of a long recording: cut at pauses between words, near a target length, without silence around them.
 
-Silence around speech costs accuracy: NeMo normalises features by their mean and variance over the whole segment, and
-many models were trained without silence.
+Silence around speech costs accuracy with models that were trained without it. Words of the greedy pass show where cuts
+are allowed. Loudness shows where sound begins and ends: a greedy word may span a pause, and may be heard in noise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from nemo_gpu_decoding.checks import check_number
 
 SHORTEST = 1.0  # seconds of a segment; NeMo pads shorter files on both sides, which would shift times
 _ROOM = 0.5  # seconds between a cut and the next word; more is not better
-_LONG_PAUSE = 0.6  # seconds of silence between segments, or `min_pause` if that is longer
-_KEPT = 0.16  # seconds of silence that a segment keeps at both ends
+_WORD_SILENCE = 0.4  # seconds; a longer silence within a greedy word is a pause, closures of stops are below 0.2
+_FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound: fricatives, breath, reverberation
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,25 @@ class Cutting:
         segment_seconds: target length of a segment, >= 2.
         max_segment_seconds: maximum length of a segment, >= segment_seconds. Longer recordings are cut.
         min_pause: minimum time between two words for a cut, > 0.
+        max_pause: silence of this length always ends a segment, > 0.
+        kept_silence: silence that a segment keeps at both ends, >= 0.
+        min_confidence: segments whose greedy tokens have a lower mean confidence are left out, in [0, 1]; 0 keeps all.
     """
 
     segment_seconds: float = 30.0
     max_segment_seconds: float = 60.0
     min_pause: float = 0.3
+    max_pause: float = 0.6
+    kept_silence: float = 0.0
+    min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("segment_seconds", "max_segment_seconds", "min_pause"):
+        for name in ("segment_seconds", "max_segment_seconds", "min_pause", "max_pause"):
             check_number(name, getattr(self, name), above_zero=True)
+        check_number("kept_silence", self.kept_silence)
+        check_number("min_confidence", self.min_confidence)
+        if self.min_confidence > 1:
+            raise ValueError(f"min_confidence is {self.min_confidence}, expected a number in [0, 1]")
         if self.segment_seconds < 2 * SHORTEST:
             raise ValueError(f"segment_seconds is {self.segment_seconds}, expected a number >= {2 * SHORTEST}")
         if self.max_segment_seconds < self.segment_seconds:
@@ -45,88 +56,157 @@ class Cutting:
             )
 
 
-def choose_segments(
-    words: np.ndarray, loudness: np.ndarray, cutting: Cutting, frame_seconds: float
-) -> tuple[list[tuple[int, int]], list[int]]:
-    """First and end frame of each segment; and the cuts that are at no pause of `min_pause`.
+class _Levels(NamedTuple):
+    """Root mean squares that separate speech and silence."""
 
-    Every silence of `_LONG_PAUSE` is between two segments, and only silence is between segments. A recording has at
+    speech: float  # median of words
+    noise: float  # of silence, if the recording has silence
+    loud: float  # sound above it is speech
+    faint: float  # sound above it is speech if it is beside louder sound
+
+
+def choose_segments(
+    words: np.ndarray, loudness: np.ndarray, cutting: Cutting, step_seconds: float
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """First and end step of each segment; and the cuts that are at no pause of `min_pause`.
+
+    Every silence of `max_pause` is between two segments, and only silence is between segments. A recording has at
     least one segment.
 
     Args:
-        words: first and end frame of each word, [W, 2], in order.
-        loudness: root mean square of the samples of each frame, [T].
+        words: first and end step of each word, [W, 2] int, in order.
+        loudness: root mean square of the samples of each step, [T].
     """
-    is_sound = _sound(words, loudness)
-    active = np.flatnonzero(is_sound)
-    if not len(active):
-        return [(0, min(len(loudness), _frames(SHORTEST, frame_seconds)))] if len(loudness) else [], []
-    pause = max(_LONG_PAUSE, cutting.min_pause)
-    before, after = active[:-1], active[1:]
-    is_long = (after - before - 1) * frame_seconds >= pause
-    edges = [0, *((before + after + 1)[is_long] // 2).tolist(), len(loudness)]
+    if not len(loudness):
+        return [], []
+    levels = _levels(words, loudness)
+    longest = _steps(min(_WORD_SILENCE, cutting.max_pause), step_seconds)
+    is_sound = _sound(words, loudness, levels, longest)
+    runs = np.flatnonzero(np.diff(np.pad(is_sound, 1))).reshape(-1, 2)  # first and end step of each sound
+    if not len(runs):
+        return [(0, min(len(loudness), _steps(SHORTEST, step_seconds)))], []
+    before, after = runs[:-1, 1], runs[1:, 0]
+    is_long = (after - before) * step_seconds >= cutting.max_pause - 1e-9
+    edges = [0, *((before + after)[is_long] // 2).tolist(), len(loudness)]
     segments, doubtful = [], []
     for begin, end in pairwise(edges):
-        cuts, unsure = _cuts(words, loudness, (begin, end), cutting, frame_seconds)
-        segments += [_trimmed(is_sound, own, frame_seconds) for own in pairwise(cuts)]
+        cuts, unsure = _cuts(words, loudness, (begin, end), cutting, step_seconds, levels)
+        for own in pairwise(cuts):
+            sound = _with_faint(is_sound, loudness, own, levels, step_seconds)
+            if not cutting.kept_silence and sound[0] > own[0]:
+                sound = _begun(sound, loudness)
+            segments.append(_widened(sound, own, cutting.kept_silence, step_seconds))
         doubtful += unsure
     return [own for own in segments if own[0] < own[1]], doubtful
 
 
-def _frames(seconds: float, frame_seconds: float) -> int:
-    return max(1, int(seconds / frame_seconds))
+def confident(segments: list[tuple[int, int]], tokens: np.ndarray, least: float) -> list[tuple[int, int]]:
+    """The segments whose tokens have a mean confidence of at least `least`, and those without tokens.
 
+    If there are none, the segment with the highest confidence: a recording has at least one segment.
 
-def _sound(words: np.ndarray, loudness: np.ndarray) -> np.ndarray:
-    """Whether a frame is in a word, or louder than silence, [T] bool.
-
-    Words that the greedy pass misses are louder than silence. The level of silence is estimated from the recording,
-    and is between -34 and -20 dB of the level of words.
+    Args:
+        segments: first and end step of each, in order.
+        tokens: first step and confidence of each greedy token, [N, 2], in order.
     """
+    bounds = np.searchsorted(tokens[:, 0], np.array(segments, float).reshape(-1, 2))
+    means = np.array([tokens[begin:end, 1].mean() if begin < end else 1.0 for begin, end in bounds])
+    kept = means >= min(least, means.max(initial=0.0))
+    return [segment for segment, keep in zip(segments, kept, strict=True) if keep]
+
+
+def _steps(seconds: float, step_seconds: float) -> int:
+    return max(1, int(seconds / step_seconds + 1e-9))
+
+
+def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
+    """Levels of a recording. Loud sound is at least between -34 and -20 dB of words, and 10 dB above silence."""
     in_word = np.zeros(len(loudness), bool)
     for begin, end in words:
         in_word[begin:end] = True
-    if not len(loudness):
-        return in_word
-    speech = np.median(loudness[in_word] if in_word.any() else loudness)
-    return in_word | (loudness > np.clip(3 * np.percentile(loudness, 10), 0.02 * speech, 0.1 * speech))
+    speech = float(np.median(loudness[in_word] if in_word.any() else loudness))
+    noise = float(np.percentile(loudness, 10))
+    loud = float(np.clip(3 * noise, 0.02 * speech, 0.1 * speech))
+    return _Levels(speech, noise, loud, min(loud, max(1.3 * noise, 0.003 * speech)))
 
 
-def _trimmed(is_sound: np.ndarray, segment: tuple[int, int], frame_seconds: float) -> tuple[int, int]:
-    """A segment with at most `_KEPT` seconds of silence at both ends, empty if all of it is silent.
+def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, longest: int) -> np.ndarray:
+    """Whether a step is louder than silence, or in a word, [T] bool.
 
-    It has at least SHORTEST seconds, if there are so many.
+    Words that the greedy pass misses are louder than silence. A quiet word is compared with its own loudest step. A
+    word that is no louder than silence was heard in noise; a silence of more than `longest` steps in it is a pause.
     """
+    is_sound = loudness > levels.loud
+    for begin, end in words:
+        own = loudness[begin:end]
+        active = np.flatnonzero(own > min(levels.loud, max(2 * levels.noise, 0.1 * np.max(own, initial=0))))
+        for first, last in zip(active, [*active[1:], *active[-1:] + 1], strict=True):
+            is_sound[begin + first : begin + (last if last - first <= longest else first + 1)] = True
+    return is_sound
+
+
+def _with_faint(
+    is_sound: np.ndarray, loudness: np.ndarray, segment: tuple[int, int], levels: _Levels, step_seconds: float
+) -> tuple[int, int]:
+    """First and end step of the sound in a segment, with the faint sound beside it; an empty range if it is silent."""
     begin, end = segment
     active = begin + np.flatnonzero(is_sound[begin:end])
     if not len(active):
         return begin, begin
-    kept = _frames(_KEPT, frame_seconds)
-    first, last = max(begin, int(active[0]) - kept), min(end, int(active[-1]) + 1 + kept)
-    missing = max(0, _frames(SHORTEST, frame_seconds) - (last - first))
+    first, last, most = int(active[0]), int(active[-1]) + 1, _steps(_FAINT, step_seconds)
+    begin, end = max(begin, first - most), min(end, last + most)
+    quiet_before = np.flatnonzero(loudness[begin:first] <= levels.faint)
+    quiet_after = np.flatnonzero(loudness[last:end] <= levels.faint)
+    return (
+        begin + int(quiet_before[-1]) + 1 if len(quiet_before) else begin,
+        last + int(quiet_after[0]) if len(quiet_after) else end,
+    )
+
+
+def _begun(sound: tuple[int, int], loudness: np.ndarray) -> tuple[int, int]:
+    """The sound without a first step that is partly silent.
+
+    Silence of 5 ms at the beginning costs more words than a beginning that is 10 ms late: it is an outlier for
+    encoders that normalise features.
+    """
+    first, end = sound
+    return (first + 1, end) if first + 1 < end and loudness[first] < loudness[first + 1] else sound
+
+
+def _widened(sound: tuple[int, int], segment: tuple[int, int], silence: float, step_seconds: float) -> tuple[int, int]:
+    """The sound of a segment with `silence` seconds at both ends, and at least SHORTEST seconds, if there are any."""
+    begin, end = segment
+    if sound[0] == sound[1]:
+        return sound
+    kept, shortest = int(silence / step_seconds + 0.5), _steps(SHORTEST, step_seconds)
+    first, last = max(begin, sound[0] - kept), min(end, sound[1] + kept)
+    missing = max(0, shortest - (last - first))
     first = max(begin, first - missing // 2)
-    last = min(end, max(last, first + _frames(SHORTEST, frame_seconds)))
-    return first, last
+    return first, min(end, max(last, first + shortest))
 
 
 def _cuts(
-    words: np.ndarray, loudness: np.ndarray, span: tuple[int, int], cutting: Cutting, frame_seconds: float
+    words: np.ndarray,
+    loudness: np.ndarray,
+    span: tuple[int, int],
+    cutting: Cutting,
+    step_seconds: float,
+    levels: _Levels,
 ) -> tuple[list[int], list[int]]:
     """The ends of a span and the cuts within it; and those of the cuts that are at no pause of `min_pause`."""
     target, most, shortest = (
-        _frames(seconds, frame_seconds) for seconds in (cutting.segment_seconds, cutting.max_segment_seconds, SHORTEST)
+        _steps(seconds, step_seconds) for seconds in (cutting.segment_seconds, cutting.max_segment_seconds, SHORTEST)
     )
     cuts, doubtful, total = [span[0]], [], span[1]
-    # relative to speech: words that the greedy pass misses look like a pause, but are as loud as the others
-    level = loudness / max(float(np.median(loudness)), 1e-9)
     while total - cuts[-1] > most:
         begin = cuts[-1]
         places = np.arange(begin + shortest, min(begin + most, total - shortest) + 1)
         before, after = _distances(words, places)
-        pause = (before + after) * frame_seconds
-        room = np.minimum(np.minimum(before, after) * frame_seconds, _ROOM) / _ROOM
-        noise = np.minimum(np.maximum(level[places - 1], level[places]), 1.0)
-        score = room - noise - np.abs(places - begin - target) / target
+        pause = (before + after) * step_seconds
+        room = np.minimum(np.minimum(before, after) * step_seconds, _ROOM) / _ROOM
+        # words that the greedy pass misses look like a pause, but are as loud as the others
+        level = np.maximum(loudness[places - 1], loudness[places]) / max(levels.speech, 1e-9)
+        score = room - np.minimum(level, 1.0) - np.abs(places - begin - target) / target
         between = np.minimum(before, after) >= 0
         is_pause = between & (pause >= cutting.min_pause)
         if is_pause.any():
@@ -136,7 +216,7 @@ def _cuts(
             score = np.where(between & (pause >= longest), score, -np.inf) if between.any() else -loudness[places]
             best = int(np.argmax(score))
             doubtful.append(int(places[best]))
-        reach = int(max(0, min(before[best], after[best], _ROOM / frame_seconds)) / 2)
+        reach = int(max(0, min(before[best], after[best], _ROOM / step_seconds)) / 2)
         near = places[max(0, best - reach) : best + reach + 1]
         cuts.append(int(near[np.argmin(loudness[near - 1] + loudness[near])]))
         if doubtful and doubtful[-1] == places[best]:
@@ -145,7 +225,7 @@ def _cuts(
 
 
 def _distances(words: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Frames between each place and the word before it, and the word after it; negative inside a word."""
+    """Steps between each place and the word before it, and the word after it; negative inside a word."""
     starts = np.append(words[:, 0], np.inf)
     ends = np.insert(np.maximum.accumulate(words[:, 1]).astype(float), 0, -np.inf)
     number = np.searchsorted(words[:, 0], places, side="left")  # of words that begin before the place

@@ -17,14 +17,16 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 from nemo.utils import logging
 from omegaconf import DictConfig
 
+from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
-from nemo_gpu_decoding.fusion.fusion import Fusion, Request
-from nemo_gpu_decoding.fusion.grammar import Grammar, build_grammar
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
 from nemo_gpu_decoding.fusion.jsgf import HEADER
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
+from nemo_gpu_decoding.fusion.written import MOST_LISTED, MOST_SHOWN
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.alternatives import word_alternatives
@@ -130,13 +132,6 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """The boosting tree of a request's own `boosting_tree` options."""
         return load_boosting_tree(config, self.vocabulary())
 
-    def check_lm(self, name: str | None) -> None:
-        """Raise a FieldError for the field `lm` unless a request may name this LM."""
-        try:
-            self.decoder().open(1, [Request(lm=name)])
-        except FieldError as error:
-            raise error.named("lm") from None
-
     def disable_cuda_graphs(self) -> bool:
         return False  # no change: this search has no CUDA graphs of its own
 
@@ -202,44 +197,61 @@ def warn_of_errors(errors: Mapping[int, str]) -> None:
 def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
     """Load the LMs and boosting tree of a config, with a cache."""
     load = partial(load_ngram_lm, vocab_size=vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
-    lm = source = None
+    lm = source_lm = None
     if options.lm_path is not None and options.lm_weight > 0:
         lm = load(options.lm_path)
     if options.source_lm_path is not None and options.source_lm_weight > 0:
-        source = load(options.source_lm_path)
+        source_lm = load(options.source_lm_path)
     boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
     pool = load_lm_pool(options.lm_pool, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
-    sources = source, options.source_lm_weight
-    rules = load_allowed(options.allowed, vocabulary), load_grammar(options, vocabulary)
+    sources = source_lm, options.source_lm_weight
+    source, price = options.grammar, options.grammar_price
+    grammar = None if source is None else load_grammar(source, price, vocabulary)
+    rules = load_allowed(options.allowed, vocabulary), grammar
     pools = pool, options.lm_pool_weights
     return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, *rules, *pools)
 
 
-def load_grammar(options: FusionOptions, vocabulary: Vocabulary) -> Grammar | None:
-    """The grammar of a config: a list of sentences, a file of sentences, one per line, or a file in JSGF."""
-    source: Any = options.grammar
-    if source is None:
-        return None
+def load_grammar(
+    source: Path | str | Sequence[str],
+    price: float,
+    vocabulary: Vocabulary,
+    section: str = "beam.",
+    most_letters: int = MOST_LETTERS,
+) -> Grammar:
+    """The grammar of a config or a request: sentences, a text in JSGF, or a file of either, one sentence per line.
+
+    Args:
+        section: before the names of keys in messages.
+
+    Raises:
+        FieldError: names the wrong key.
+    """
     if isinstance(source, Path):
         lines = read_lines(source)
         is_jsgf = bool(lines) and lines[0].startswith(HEADER)
         source = "\n".join(lines) if is_jsgf else [line for line in lines if line.strip()]
     try:
-        return build_grammar(source, vocabulary, options.grammar_price)
+        return build_grammar(source, vocabulary, price, most_letters)
     except FieldError as error:
-        raise error.named("beam.grammar_price" if error.field == "price" else "beam.grammar") from None
+        raise error.named(f"{section}grammar{'_price' if error.field == 'price' else ''}") from None
     except ValueError as error:
-        raise ValueError(f"beam.grammar: {error}") from None
+        shown = source[:MOST_SHOWN] if isinstance(source, str) else [*source][:MOST_LISTED]
+        raise FieldError(f"{section}grammar", shown, "a grammar of the model's tokens", f"({error})") from None
 
 
-def load_allowed(options: AllowedOptions, vocabulary: Vocabulary) -> AllowedTokens | None:
-    """The allowed tokens of a config; None: all."""
+def load_allowed(options: AllowedOptions, vocabulary: Vocabulary, section: str = "beam.") -> AllowedTokens | None:
+    """The allowed tokens of a config or a request, with a cache; None: all. `section` as in `load_grammar`."""
     if not (options.scripts or options.tokens or options.text):
         return None
-    texts = read_lines(options.text) if options.text else []
-    try:
+
+    def load() -> AllowedTokens:
+        texts = read_lines(options.text) if options.text else []
         return allowed_tokens(
             vocabulary, scripts=options.scripts, tokens=options.tokens, texts=texts, price=options.price
         )
+
+    try:
+        return cached(("allowed", options, options.text and file_key(options.text), vocabulary), load)
     except FieldError as error:
-        raise error.named(f"beam.allowed_{error.field}") from None
+        raise error.named(f"{section}allowed_{error.field}") from None

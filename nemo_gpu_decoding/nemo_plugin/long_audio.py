@@ -18,8 +18,8 @@ import numpy as np
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
-from nemo_gpu_decoding.live.recognizer import Word
-from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments
+from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
+from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, confident
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
 from nemo_gpu_decoding.search.slots import Slot
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
 
 _CONTEXT = 2.0  # seconds of audio on both sides of a window
+_CONFIDENCE = {"confidence_cfg": {"preserve_token_confidence": True, "method_cfg": {"name": "max_prob", "alpha": 1.0}}}
+_STEP = 0.01  # seconds, about: an encoder frame is a whole number of steps
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -35,35 +37,28 @@ logger = logging.getLogger("nemo_gpu_decoding")
 class Plan(NamedTuple):
     """The segments of a recording."""
 
-    segments: list[tuple[int, int]]  # first and end encoder frame of each; silence is between them
+    segments: list[tuple[int, int]]  # first and end step of each; silence is between them
+    step_seconds: float
     seconds: float  # that can be read
     fault: str = ""  # why the recording cannot be read to its end
 
-    def spans(self, frame_seconds: float) -> list[tuple[float, float]]:
+    def spans(self) -> list[tuple[float, float]]:
         """Start and end of each segment in seconds."""
-        times = [[round(min(frame * frame_seconds, self.seconds), 3) for frame in own] for own in self.segments]
+        times = [[round(min(step * self.step_seconds, self.seconds), 3) for step in own] for own in self.segments]
         return [(start, end) for start, end in times]
 
 
 def transcribe_long(
-    model: ASRModel | Model,
-    file: str | Path,
-    *,
-    segment_seconds: float = 30.0,
-    max_segment_seconds: float = 60.0,
-    min_pause: float = 0.3,
-    timestamps: bool = False,
-    batch_size: int = 8,
+    model: ASRModel | Model, file: str | Path, *, timestamps: bool = False, batch_size: int = 8, **cutting: float
 ) -> Transcript:
     """Transcribe a recording of any length with the model's current strategy.
 
     Args:
         model: of NeMo.
-        segment_seconds: target length of a segment, >= 2.
-        max_segment_seconds: maximum length of a segment, >= segment_seconds.
-        min_pause: minimum time between two words for a cut, > 0.
         timestamps: fill `words` of the result, with times in the whole recording.
         batch_size: segments per batch.
+        cutting: where the recording is cut, seconds: `segment_seconds`, `max_segment_seconds`, `min_pause`,
+            `max_pause`, `kept_silence` and `min_confidence`, as in the options of `transcribe`.
 
     Returns:
         The transcript with its `segments`. If the end of the file cannot be read, `error` is the reason.
@@ -71,9 +66,9 @@ def transcribe_long(
     Raises:
         ValueError: the file cannot be read as audio, or an option is out of range.
     """
-    cutting = Cutting(segment_seconds, max_segment_seconds, min_pause)
+    places = Cutting(**cutting)
     loaded = model if isinstance(model, Model) else Model(model)
-    plan = find_cuts(loaded, file, cutting, batch_size)
+    plan = find_cuts(loaded, file, places, batch_size)
     if not plan.segments:
         raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
     found: list[Transcript] = []
@@ -82,7 +77,7 @@ def transcribe_long(
         for paths in segment_files(loaded, file, plan, batch_size):
             for outputs in loaded.encode(paths, batch_size):
                 found += loaded.decode(outputs)
-    return joined(plan.spans(loaded.frame_seconds), found, plan.fault)
+    return joined(plan.spans(), found, plan.fault)
 
 
 def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int) -> Plan:
@@ -90,16 +85,20 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
 
     Where no pause of `min_pause` is within the maximum length, the cut is at the longest pause, with a warning.
     """
+    steps = _steps_per_frame(model)
+    step_seconds = model.frame_seconds / steps
     with MonoReader(file, model.channel_selector) as reader:
-        position = positions(model, reader.rate)
-        core, context = (round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
+        position = positions(step_seconds, reader.rate)
+        core, context = (steps * round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
         windows = _Windows(reader, position, core, context)
         tokens: list[tuple[int, int, int]] = []
+        confidences: list[float] = []
         loudness: list[np.ndarray] = []
+        section = {"strategy": "greedy_batch", **(_CONFIDENCE if cutting.min_confidence else {})}
         bar = tqdm(
             total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
         )
-        with bar, model.using({"strategy": "greedy_batch"}) as head, TemporaryDirectory() as folder:
+        with bar, model.using(section) as head, TemporaryDirectory() as folder:
             for batch in _grouped(windows, batch_size):
                 paths = [
                     _write(Path(folder) / f"{n}.wav", window.samples, reader.rate) for n, window in enumerate(batch)
@@ -107,44 +106,51 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
                 (outputs,) = model.encode(paths, len(paths))
                 for window, hypothesis in zip(batch, model.hypotheses(outputs), strict=True):
                     first = window.begin - window.before
-                    for start, end, token in head.greedy_tokens(hypothesis):
-                        if window.begin <= first + start < window.end:
-                            tokens.append((first + start, first + end, token))
+                    found = head.greedy_tokens(hypothesis)
+                    own = hypothesis.token_confidence if cutting.min_confidence else [1.0] * len(found)
+                    for (start, end, token), confidence in zip(found, own, strict=True):
+                        if window.begin <= first + start * steps < window.end:
+                            tokens.append((first + start * steps, first + end * steps, token))
+                            confidences.append(float(confidence))
                     loudness.append(window.loudness(position))
-                    bar.update(len(loudness[-1]) * model.frame_seconds)
+                    bar.update(len(loudness[-1]) * step_seconds)
             words = head.vocabulary().words([token for _, _, token in tokens])
-    spans = np.array([(tokens[w.first_token][0], tokens[w.end_token - 1][1]) for w in words]).reshape(-1, 2)
+    spans = np.array([(tokens[w.first_token][0], tokens[w.end_token - 1][1]) for w in words], int).reshape(-1, 2)
     levels = np.concatenate(loudness) if loudness else np.zeros(0)
-    segments, doubtful = choose_segments(spans, levels, cutting, model.frame_seconds)
+    loudness.clear()
+    segments, doubtful = choose_segments(spans, levels, cutting, step_seconds)
+    if cutting.min_confidence:
+        starts = [start for start, *_ in tokens]
+        segments = confident(segments, np.column_stack([starts, confidences]), cutting.min_confidence)
     if doubtful:
-        times = ", ".join(clock(frame * model.frame_seconds) for frame in doubtful[:5])
+        times = ", ".join(clock(step * step_seconds) for step in doubtful[:5])
         more = "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
         logger.warning(
             "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, cutting.min_pause, times, more
         )
-    return Plan(segments, windows.seconds, windows.fault)
+    return Plan(segments, step_seconds, windows.seconds, windows.fault)
 
 
 class _Window(NamedTuple):
     """A window of the first pass with its context."""
 
-    begin: int  # first frame without context
+    begin: int  # first step without context
     end: int
-    before: int  # frames of context before `begin`
+    before: int  # steps of context before `begin`
     samples: np.ndarray  # context included
 
     def loudness(self, position: Callable[[int], int]) -> np.ndarray:
-        """Root mean square of each frame without context; a last frame may be partial."""
+        """Root mean square of each step without context, float16; a last step may be partial."""
         first = position(self.begin - self.before)
-        edges = [position(frame) - first for frame in range(self.begin, self.end + 1)]
+        edges = [position(step) - first for step in range(self.begin, self.end + 1)]
         end = min(edges[-1], len(self.samples))
         edges = [*(edge for edge in edges if edge < end), end]
         squares = np.square(self.samples, dtype=np.float64)
-        return np.sqrt(np.add.reduceat(squares[:end], edges[:-1]) / np.diff(edges))
+        return np.sqrt(np.add.reduceat(squares[:end], edges[:-1]) / np.diff(edges)).astype(np.float16)
 
 
 class _Windows:
-    """Windows of a recording in order, [core] frames each, with up to [context] frames on both sides."""
+    """Windows of a recording in order, [core] steps each, with up to [context] steps on both sides."""
 
     def __init__(self, reader: MonoReader, position: Callable[[int], int], core: int, context: int) -> None:
         self.reader, self.position, self.core, self.context = reader, position, core, context
@@ -171,7 +177,7 @@ class _Windows:
 def segment_files(model: Model, file: str | Path, plan: Plan, batch_size: int) -> Iterator[list[Path]]:
     """Files with the segments of a recording, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
-        position, at = positions(model, reader.rate), 0
+        position, at = positions(plan.step_seconds, reader.rate), 0
         for batch in _grouped(plan.segments, batch_size):
             read = []
             for begin, end in batch:
@@ -193,6 +199,7 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
     words: list[Word] = []
     errors: list[str] = []
     slots: list[Slot] = []
+    phrases: list[BoostedPhrase] = []
     for (start, end), each in zip(spans, found, strict=True):
         error = each if isinstance(each, str) else each.error
         if isinstance(each, str) or error:
@@ -204,6 +211,7 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
             word_index = None if slot.word_index is None else slot.word_index + len(words)
             slots.append(slot._replace(word_index=word_index, **_times(slot, start)))
         words += [word._replace(**_times(word, start)) for word in each.words]
+        phrases += each.phrases
     if fault:
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
     scores = [segment.score for segment in segments if segment.score is not None]
@@ -214,6 +222,7 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         error="; ".join(errors),
         segments=tuple(segments),
         alternatives=tuple(slots),
+        phrases=tuple(phrases),
     )
 
 
@@ -222,9 +231,13 @@ def _times(span: Any, offset: float) -> dict[str, Any]:
     return {"start": round(span.start + offset, 3), "end": round(span.end + offset, 3)}
 
 
-def positions(model: Model, rate: int) -> Callable[[int], int]:
-    """The first sample of a frame."""
-    return lambda frame: round(frame * model.frame_seconds * rate)
+def positions(step_seconds: float, rate: int) -> Callable[[int], int]:
+    """The first sample of a step."""
+    return lambda step: round(step * step_seconds * rate)
+
+
+def _steps_per_frame(model: Model) -> int:
+    return max(1, round(model.frame_seconds / _STEP))
 
 
 def clock(seconds: float) -> str:

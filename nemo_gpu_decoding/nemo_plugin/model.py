@@ -18,11 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from nemo_gpu_decoding.audio import check_channel_selector, num_channels, unreadable, write_mono
+from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.nemo_plugin.requests import infer_of, utterance_requests
+from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript, boosted_phrases
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.search.slots import in_seconds
@@ -178,30 +179,27 @@ class Model:
         outputs: Outputs,
         *,
         second: Rescoring | None = None,
-        phrases: Sequence[Sequence[str] | None] = (),
-        lms: Sequence[str | None] = (),
+        requests: Sequence[WrittenRequest | None] = (),
     ) -> Iterator[Transcript]:
         """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
 
         Args:
             second: rescores n-best lists.
-            phrases: per utterance; None: those of the decoding config.
-            lms: names of LMs, per utterance; None: that of the decoding config.
+            requests: per utterance; None: the decoding config.
 
         Raises:
-            ValueError: the strategy's scores have no parts, which `second` needs; or the strategy does not support
-                phrases or LMs per utterance.
+            ValueError: the strategy's scores have no parts, which `second` needs; or the strategy does not support a
+                request.
         """
-        has_own = any(own is not None for own in (*phrases, *lms))
-        requests = phrases or [None] * len(lms)
-        with utterance_requests(self.model, requests, lms=lms or None) if has_own else nullcontext():
+        has_own = any(own is not None for own in requests)
+        with utterance_requests(self.model, requests) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
         for found in map(_as_list, hypotheses):
             yield self._transcript(found if second is None else second.reordered(found))
 
-    def check_lm(self, name: str) -> None:
-        """Raise a ValueError unless `lms` of `decode` may hold this name."""
-        infer_of(self.model).check_lm(name)
+    def check_request(self, written: WrittenRequest) -> None:
+        """Raise a ValueError unless `requests` of `decode` may hold this request."""
+        request_of(infer_of(self.model), written)
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
         """A `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
@@ -235,6 +233,7 @@ class Model:
             in_grammar=getattr(best, "in_grammar", None),
             error=getattr(best, "error", ""),
             alternatives=in_seconds(slots, words, self.frame_seconds),
+            phrases=boosted_phrases(getattr(best, "phrases", ())),
         )
 
     def _words(self, hypothesis: Hypothesis) -> tuple[Word, ...]:

@@ -1,4 +1,4 @@
-"""LM, phrases and weights per utterance with NeMo's `transcribe`."""
+"""LM, phrases, language lock, grammar and weights per utterance with NeMo's `transcribe`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
+from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 
     from nemo_gpu_decoding.fusion.boosting import Phrase
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
+    from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions
 
-Wanted = Request | Sequence["str | Phrase"] | None
+Wanted = Request | WrittenRequest | Sequence["str | Phrase"] | None
 
 
 @contextlib.contextmanager
@@ -28,7 +31,6 @@ def utterance_requests(
     requests: Sequence[Wanted],
     *,
     boosting_weight: float | None = None,
-    lms: Sequence[str | None] | None = None,
 ) -> Iterator[None]:
     """Within this block, the model decodes its first utterance with the first request, and so on.
 
@@ -38,20 +40,16 @@ def utterance_requests(
     Args:
         model: a NeMo model with a strategy of this package.
         requests: one per utterance, in the order of decoding: a list of phrases, which replaces the phrases
-            of the decoding config ([]: no phrases); a `Request`; or None for the decoding config.
+            of the decoding config ([]: no phrases); a `Request`, such as `Request(lm="news")`; a `WrittenRequest`; or
+            None for the decoding config.
         boosting_weight: weight of the lists of phrases; None: the config's `boosting_tree_alpha`.
-        lms: one per utterance, beside its phrases: the name of an LM in the config's `lm_pool`, "none" for no LM, or
-            None for the LM of the request or the config.
 
     Raises:
-        ValueError: the model has another strategy, a list of phrases has no weight, or the number of
-            utterances differs from that of requests.
+        ValueError: the model has another strategy, a list of phrases has no weight, the strategy does not support a
+            written request, or the number of utterances differs from that of requests.
     """
     infer = infer_of(model)
     queue = deque(_as_request(infer, wanted, boosting_weight) for wanted in requests)
-    if lms is not None:
-        pairs = zip(queue, lms, strict=True)
-        queue = deque(own if lm is None else replace(own or Request(), lm=lm) for own, lm in pairs)
     pending = _Pending(model, queue, total=len(queue))
     token = _pending.set(pending)
     try:
@@ -88,8 +86,64 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
     return [pending.queue.popleft() for _ in range(batch)]
 
 
+def request_of(
+    infer: FusedInfer,
+    written: WrittenRequest,
+    boosting_weight: float | None = None,
+    most_letters: int = MOST_LETTERS,
+) -> Request:
+    """The request of an utterance, compiled and checked.
+
+    Args:
+        boosting_weight: of its phrases; None: the config's `boosting_tree_alpha`.
+        most_letters: of its grammar, rules included where they are used.
+
+    Raises:
+        FieldError: the strategy has no such LM, cannot boost the phrases, or takes no lock or grammar.
+    """
+    from nemo_gpu_decoding.nemo_plugin.infer import load_allowed, load_grammar
+
+    fusion, decoder = infer.options.fusion, infer.decoder()
+    rules: dict[str, Any] = {}
+    for key in written.given.keys() - {"phrases", "lm"}:
+        if decoder.why_unlocked:
+            raise FieldError(key, written.shown[key], f"none: {decoder.why_unlocked}")
+    if written.given.keys() & {"allowed_scripts", "allowed_tokens", "allowed_price"}:
+        rules["allowed"] = load_allowed(_own_lock(fusion.allowed, written), infer.vocabulary(), "")
+    if written.given.keys() & {"grammar", "grammar_price"}:
+        source = fusion.grammar if written.grammar is None else written.grammar
+        price = fusion.grammar_price if written.grammar_price is None else written.grammar_price
+        if source is None:
+            raise FieldError("grammar_price", price, "a grammar that it is for")
+        rules["grammar"] = load_grammar(source, price, infer.vocabulary(), "", most_letters)
+    elif written.phrases and fusion.grammar is not None:
+        raise FieldError("phrases", written.shown["phrases"], "none: the decoder's grammar has all sentences")
+    phrases = None if written.phrases is None else list(written.phrases)
+    try:
+        own = _as_request(infer, phrases, boosting_weight) or Request()
+    except FieldError:
+        raise
+    except ValueError as error:
+        raise FieldError("phrases", written.shown["phrases"], "phrases that can be boosted", f"({error})") from error
+    request = replace(own, lm=written.lm, **rules)
+    try:
+        decoder.open(1, [request])
+    except FieldError as error:
+        raise error.named(error.field.removeprefix("requests[0].")) from None
+    return request
+
+
+def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
+    """The language lock of a request; a price alone is for the tokens of the decoding config."""
+    if written.allowed_scripts or written.allowed_tokens:
+        lock = lock._replace(scripts=written.allowed_scripts or (), tokens=written.allowed_tokens or (), text=None)
+    elif not (lock.scripts or lock.tokens or lock.text):
+        raise FieldError("allowed_price", written.allowed_price, "allowed_scripts or allowed_tokens that it is for")
+    return lock if written.allowed_price is None else lock._replace(price=written.allowed_price)
+
+
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
-    """The phrases and LM of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
+    """The request of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
 
     Its options replace those of the decoding config's `boosting_tree`. Keys that NeMo lacks, such as
     `whole_words`, keep the values of the decoding config.
@@ -99,19 +153,20 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
     """
     if biasing is None or biasing.is_empty():
         return None
-    lm = getattr(biasing, "lm", None)
+    own = getattr(biasing, "request", None)
     try:
         config = replace(infer.options.fusion.boosting, **vars(biasing.boosting_model_cfg))
     except FieldError as error:
         raise error.named(f"biasing_cfg.boosting_model_cfg.{error.field}") from None
     if config.is_empty:
-        if lm is not None:
-            return Request(lm=lm)
+        if own is not None:
+            return own
         raise ValueError(
             "biasing_cfg holds a model that is compiled for NeMo's decoders (multi_model_id, cache_key), expected "
             "phrases in boosting_model_cfg"
         )
-    return Request(infer.boosting_of(config), float(biasing.boosting_model_alpha), lm=lm)
+    tree, weight = infer.boosting_of(config), float(biasing.boosting_model_alpha)
+    return replace(own or Request(), boosting=tree, boosting_weight=weight)
 
 
 @dataclass
@@ -134,11 +189,13 @@ def _decoding(model: Any) -> Any:
 def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None) -> Request | None:
     if wanted is None or isinstance(wanted, Request):
         return wanted
+    if isinstance(wanted, WrittenRequest):
+        return request_of(infer, wanted, boosting_weight)
     if isinstance(wanted, str):
         raise ValueError(f"requests holds {wanted!r}, expected a list of phrases, a Request or None")
     if not wanted:
         return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None
     weight = infer.options.fusion.boosting_weight if boosting_weight is None else boosting_weight
     if weight == 0.0:
-        raise ValueError(f"boosting_weight is 0, expected a number > 0 (or set {infer.section}.boosting_tree_alpha)")
+        raise FieldError("boosting_weight", 0, f"a number > 0 (or set {infer.section}.boosting_tree_alpha)")
     return Request(boosting=infer.boosting_tree_of(wanted, weight), boosting_weight=weight)

@@ -24,7 +24,7 @@ from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConf
 from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.calibration import ConfidenceMap, is_ascending
+from nemo_gpu_decoding.calibration import ConfidenceMap
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_number, did_you_mean
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.fusion import check_lm_pool
@@ -77,7 +77,7 @@ class Options(Generic[S]):
     n_best: int  # hypotheses returned
     return_best: bool  # False: NeMo gets n-best lists
     fusion: FusionOptions
-    confidence_map: ConfidenceMap  # of word confidence; empty: none
+    confidence_map: ConfidenceMap | None  # of word confidence
 
 
 class NoEffect(NamedTuple):
@@ -275,23 +275,23 @@ class Values:
             )
         return n_best
 
-    def confidence_map(self) -> ConfidenceMap:
-        """The map of word confidence; empty if it is not set."""
+    def confidence_map(self) -> ConfidenceMap | None:
+        """The map of word confidence, if it is set."""
         value = self.entries["confidence_map"]
         if value is None:
-            return ()
+            return None
         try:
-            points = tuple((float(x), float(y)) for x, y in value)
+            fitted = ConfidenceMap(*(float(number) for number in value))
         except (TypeError, ValueError):
-            points = ()
-        if not points or not 0 <= min(min(points)) <= max(max(points)) <= 1 or not is_ascending(points):
-            raise self.error("confidence_map", "ascending pairs [confidence, probability] in 0 .. 1")
-        return points
+            fitted = ConfidenceMap(-1.0, 0.0)
+        if not (0 <= fitted.slope < math.inf and math.isfinite(fitted.intercept)):
+            raise self.error("confidence_map", "[slope, intercept], two finite numbers, the slope >= 0")
+        return fitted
 
     def fusion(self) -> FusionOptions:
         """LMs over tokens and phrases of a `beam` section."""
         lm, source = self.file("ngram_lm_model"), self.file("source_lm_model")
-        pool, pool_weights = self._lm_pool()
+        pool, pool_weights = self.lm_pool()
         model = "lm_pool" if lm is None and pool else "ngram_lm_model"
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
         sources = source, self._source_weight(lm is not None or bool(pool), weight)
@@ -308,7 +308,7 @@ class Values:
         fused = lm, weight, encoding, boosting, boosting_weight, *sources
         return FusionOptions(*fused, *rules, pool, pool_weights)
 
-    def _lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
+    def lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
         """The files of the LMs that requests name, and the weights of those that have their own."""
         files, weights = self.mapping("lm_pool"), self.mapping("lm_pool_alpha")
         pool = {name: file for name in files.entries if (file := files.file(name)) is not None}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from nemo_gpu_decoding.live.recognizer import Word
+from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
 from nemo_gpu_decoding.search.slots import Slot
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.result import FoundPhrase
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 
@@ -36,3 +38,9 @@ class Transcript:
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     in_grammar: bool | None = None  # False: no sentence of the grammar fits; None: no grammar
     alternatives: tuple[Slot, ...] = ()  # with timestamps: the confusion network of n-best lists and lattices
+    phrases: tuple[BoostedPhrase, ...] = ()  # boosted ones in the text, in their order
+
+
+def boosted_phrases(found: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
+    """The phrases of a hypothesis for output."""
+    return tuple(BoostedPhrase(phrase.text, round(phrase.probability, 4)) for phrase in found)

@@ -45,7 +45,7 @@ def transcribed(tmp_path, monkeypatch):
     (tmp_path / "hyps.jsonl").write_text("old\n")
 
     def run(transcripts):
-        utterance = SimpleNamespace(path="a.wav", text=None, duration=1.0, phrases=None)
+        utterance = SimpleNamespace(path="a.wav", text=None, duration=1.0, request=None)
         monkeypatch.setattr(transcribe, "find_utterances", lambda *_: [utterance])
         monkeypatch.setattr(transcribe, "load", lambda _: SimpleNamespace(model=SimpleNamespace(device_name="cpu")))
         monkeypatch.setattr(transcribe, "_transcripts", lambda *_: transcripts())

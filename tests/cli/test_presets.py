@@ -103,6 +103,17 @@ def test_named_lms(strategy, files, tmp_path):
     assert "lm_pool" not in decoding_config(strategy, None, {"lms": {}}).beam
 
 
+def test_a_grammar_in_a_preset_is_a_file_or_sentences(tmp_path):
+    (tmp_path / "commands.jsgf").touch()
+    config = decoding_config("alsd_pp", None, {})
+    for grammar in (str(tmp_path / "commands.jsgf"), ["light on", "light off"]):
+        config.beam.grammar = grammar
+        write_preset(tmp_path / "commands.yaml", config, "")
+        assert load_preset(str(tmp_path / "commands.yaml")) == config
+        written = (tmp_path / "commands.yaml").read_text()
+        assert ("grammar: commands.jsgf" in written) == isinstance(grammar, str)
+
+
 def test_a_word_graph_has_its_own_keys(files):
     options = {**files, "lm_weight": 0.7, "boosting_weight": 9.0, "beam_width": 12.0}
     config = decoding_config("cuda_wfst", None, options)

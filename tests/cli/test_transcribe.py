@@ -391,6 +391,39 @@ def test_lms_of_a_manifest_are_those_of_its_utterances(assets, manifest, tmp_pat
     assert [row.get("lm") for row in out] == [row.get("lm") for row in rows]
 
 
+@pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])
+@pytest.mark.parametrize("out", ["out.jsonl", "out/"])
+def test_locks_and_grammars_of_a_manifest_are_those_of_its_utterances(model, out, assets, manifest, tmp_path, capsys):
+    arguments = ["transcribe", f"model={assets}/models/{model}.nemo"]
+    arguments += ["strategy=alsd_pp"] if model == "self_hybrid_rnnt" else []
+    assert main([*arguments, f"manifest={manifest}", f"out={tmp_path}/plain.jsonl"]) == 0
+    plain = [row["pred_text"] for row in rows_of(tmp_path / "plain.jsonl")]
+    rows = rows_of(manifest)[:1] * 6
+    own = [
+        {},
+        {"allowed_tokens": ["\u2581", "o", "f", "t", "h", "e"], "allowed_price": "inf"},
+        {"grammar": ["of the"], "lm": "none"},
+        {"grammar": "#JSGF V1.0; public <s> = of the;", "grammar_price": 1e-3},
+        {"grammar": "#JSGF V1.0; <s> = of the;"},
+        {"allowed_scripts": ["Latn"]},
+    ]
+    manifest.write_text("\n".join(json.dumps({**row, **more}) for row, more in zip(rows, own, strict=True)))
+    status = main([*arguments, f"manifest={manifest}", f"out={tmp_path}/{out}"])
+    assert status == (0 if out == "out/" else 1)  # partitions fail by max_errors
+    capsys.readouterr()
+    found = rows_of(next(tmp_path.glob("out/part-*.jsonl")) if out == "out/" else tmp_path / out)
+    texts = [row.get("pred_text") for row in found]
+    assert texts[0] == plain[0]
+    assert set(texts[1]) <= {*"ofthe", " "} < set(texts[0])
+    assert texts[2:] == ["of the", "", None, None]
+    assert [(row.get("outside_share"), row.get("in_grammar")) for row in found[:4]] == [
+        (None, None), (0.0, None), (None, True), (None, False)
+    ]  # fmt: skip
+    assert "grammar has no public rule" in found[4]["error"]
+    assert "allowed_scripts is 'Latn', expected scripts" in found[5]["error"]
+    assert [row.get("allowed_tokens") for row in found] == [more.get("allowed_tokens") for more in own]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -548,7 +548,8 @@ def test_confidence_is_mapped_to_the_share_of_right_words(strategy, assets, tmp_
     assert main(arguments) == 0
     assert "mapped: ECE" in capsys.readouterr().out
     preset = load_preset(str(out))
-    points = preset["wfst" if lm else "beam"].confidence_map
+    slope, _ = preset["wfst" if lm else "beam"].confidence_map
+    assert slope > 0
     assert preset.confidence_cfg.aggregation in ("min", "prod")
     assert main(["transcribe", model, dev, f"preset={out}", "timestamps=true", f"out={tmp_path}/hyps.jsonl"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "hyps.jsonl").read_text().splitlines()]
@@ -559,15 +560,14 @@ def test_confidence_is_mapped_to_the_share_of_right_words(strategy, assets, tmp_
         found += [confidence for confidence, _ in pairs if confidence is not None]
         right += [ok for confidence, ok in pairs if confidence is not None]
     assert len(found) > 350
-    assert points[0][1] - 1e-4 <= min(found) < max(found) <= points[-1][1] + 1e-4
-    assert measure(found, right).ece < 0.08
+    assert measure(found, right).ece < 0.05
 
 
-@pytest.mark.parametrize("points", ["[]", "[[0.5]]", "[[0.5,1],[0.4,1]]", "[[0.5,0.9],[0.6,0.8]]", "[[0,2]]", "3"])
-def test_a_map_of_confidence_ascends(points):
+@pytest.mark.parametrize("value", ["[]", "[0.5]", "[-0.1,0]", "[.inf,0]", "[1,.nan]", "[1,2,3]", "[[0,1],[1,1]]", "3"])
+def test_a_map_of_confidence_is_slope_and_intercept(value):
     pytest.importorskip("nemo.collections.asr")
     from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
 
-    cfg = OmegaConf.create(f"strategy: flexctc_beam\nbeam: {{beam_size: 4, confidence_map: {points}}}")
-    with pytest.raises(ValueError, match=r"beam\.confidence_map is .*, expected ascending pairs"):
+    cfg = OmegaConf.create(f"strategy: flexctc_beam\nbeam: {{beam_size: 4, confidence_map: {value}}}")
+    with pytest.raises(ValueError, match=r"beam\.confidence_map is .*, expected .slope, intercept"):
         read_flexctc(cfg)

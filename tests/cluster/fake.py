@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from nemo_gpu_decoding.cluster.workers import Loaded
+from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 SECONDS = 0.05  # of a batch
@@ -27,16 +28,17 @@ class FakeModel:
             "sizes": torch.tensor([os.path.getsize(f) for f in files]),
         }
 
-    def check_lm(self, name):
-        if name != "news":
-            raise ValueError(f"lm is {name!r}, expected one of news, none")
+    def check_request(self, written):
+        if written.lm not in ("news", None):
+            raise ValueError(f"lm is {written.lm!r}, expected one of news, none")
 
-    def decode(self, outputs, *, second=None, phrases=(), lms=()):
+    def decode(self, outputs, *, second=None, requests=()):
         names = [bytes(row.tolist()).decode().rstrip() for row in outputs["names"]]
         if any("search_fails" in name for name in names):
             raise RuntimeError("no such state")
-        for name, own, lm in zip(names, phrases or [None] * len(names), lms or [None] * len(names), strict=True):
-            yield Transcript(" ".join([name, *(own or ()), *filter(None, [lm])]), -1.0)
+        for name, own in zip(names, requests or [None] * len(names), strict=True):
+            given = own or WrittenRequest()
+            yield Transcript(" ".join([name, *(given.phrases or ()), *filter(None, [given.lm])]), -1.0)
 
 
 def load(pids: str) -> Loaded:

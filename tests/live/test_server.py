@@ -32,7 +32,7 @@ from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live import server as server_module
 from nemo_gpu_decoding.live.batcher import Batcher
 from nemo_gpu_decoding.live.options import Address, Limits
-from nemo_gpu_decoding.live.recognizer import Alternative, StepOutput, Word, Words
+from nemo_gpu_decoding.live.recognizer import Alternative, BoostedPhrase, StepOutput, Word, Words
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.live.session import Resampler, Session, Start
 from nemo_gpu_decoding.search.slots import Option, Slot
@@ -55,8 +55,9 @@ class NumberReader:
     def prepare(self, wanted):
         if wanted.language not in (None, "en"):
             raise FieldError("language", wanted.language, "one of en")
-        if wanted.lm not in (None, "news"):
-            raise FieldError("lm", wanted.lm, "one of news")
+        lm = wanted.request and wanted.request.lm
+        if lm not in (None, "news"):
+            raise FieldError("lm", lm, "one of news")
         check_int("n_best", wanted.n_best, 1, self.max_n_best)
         return wanted
 
@@ -91,6 +92,10 @@ class NumberReader:
             choices = [Option(words[0].word, 0.75), Option("", 0.25)] if words else []
             slots = [Slot(0, words[0].start, words[0].end, tuple(choices))] if words else []
             found = found._replace(n_best=tuple(n_best), alternatives=tuple(slots))
+        request = chunk.options.request
+        if request and request.phrases and (chunk.is_last or value == 0):
+            said = [phrase.text for phrase in request.phrases if phrase.text in text.split()]
+            found = found._replace(phrases=tuple(BoostedPhrase(phrase, 0.25) for phrase in said))
         if chunk.is_last:
             return StepOutput(final=found if words else None)
         is_end = value == 0 and bool(words)
@@ -217,6 +222,14 @@ def test_what_is_committed_and_alternatives():
     assert all(len(message["n_best"]) == 2 for message in partials)
     assert not any("n_best" in message for message in plain)
     assert "committed" not in plain[-1]
+
+
+def test_final_messages_name_the_phrases_found():
+    with running() as server:
+        found, _ = conversation(server, audio(1, 2, 0, 3, 4)[:-10], first={"phrases": ["2", "7"]})
+    named = [message.get("found_phrases") for message in found if message["type"] == "final"]
+    assert named == [[{"phrase": "2", "probability": 0.25}], None]
+    assert not any("found_phrases" in message for message in found if message["type"] == "partial")
 
 
 @pytest.mark.parametrize("samples", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK])

@@ -81,12 +81,14 @@ def test_options_of_streams_are_extra_fields():
         extra = {"phrases": ["four", "five"], "boosting_weight": 2.5, "end_silence": 0.5, "n_best": 2}
         found = transcribe(server, response_format="verbose_json", extra_body=extra, language="en")
         assert [each["text"] for each in found.segments[0].n_best] == ["1 2", "1 2?"]
+        named = transcribe(server, response_format="verbose_json", extra_body={"phrases": ["2"]}).segments[0]
+        assert named.found_phrases == [{"phrase": "2", "probability": 0.25}]
         transcribe(server, extra_body={"phrases": '["four", "five"]', "boosting_weight": 2.5})
         transcribe(server, keywords=["four"])
         transcribe(server, extra_body={"phrases": "four"})
     assert seen[0][1:5] == (2.5, 0.5, "en", 2)
-    texts = [[phrase.text for phrase in options.phrases] for options in seen]
-    assert texts == [["four", "five"], ["four", "five"], ["four"], ["four"]]
+    texts = [[phrase.text for phrase in options.request.phrases] for options in seen]
+    assert texts == [["four", "five"], ["2"], ["four", "five"], ["four"], ["four"]]
 
 
 @pytest.mark.parametrize("kind", [{"file_format": "FLAC"}, {"channels": 2}, {"rate": 32000}])

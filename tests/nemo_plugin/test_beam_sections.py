@@ -291,7 +291,7 @@ def test_a_grammar_and_its_price_arrive(tmp_path):
 @pytest.mark.parametrize(
     ("beam", "message"),
     [
-        ({"grammar": ["the x"]}, r"beam\.grammar: grammar: 'x' has the character"),
+        ({"grammar": ["the x"]}, r"beam\.grammar is \['the x'\] \(grammar: 'x' has the character"),
         ({"grammar": ["the", ""]}, r"beam\.grammar is '', expected sentences"),
         ({"grammar": ["the"], "grammar_price": 0}, r"beam\.grammar_price is 0"),
         ({"grammar": 3}, r"beam\.grammar is 3"),

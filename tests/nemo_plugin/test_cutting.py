@@ -10,7 +10,7 @@ import pytest
 
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.live.subtitles import MAX_CHARACTERS, lines, subtitles
-from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments, confident
 
 STEP = 0.08
 
@@ -54,7 +54,7 @@ def test_cuts_are_between_words_and_segments_are_not_too_long(seed):
 def test_the_longest_pause_near_the_target_is_taken_at_its_quietest_place():
     words = np.array([(n, n + 4) for n in (*range(0, 100, 8), *range(120, 400, 8))])  # a pause of 1.3 s at frame 100
     loudness = np.ones(400)
-    loudness[112:114] = 0.1
+    loudness[112:114] = 0.2
     segments, doubtful = choose_segments(words, loudness, Cutting(10, 20, 0.3), STEP)
     assert cuts_of(segments)[1] == 113
     assert not doubtful
@@ -71,8 +71,9 @@ def test_noise_without_words_is_cut():
     assert not doubtful
 
 
+@pytest.mark.parametrize("kept", [0, 2])
 @pytest.mark.parametrize("level", [0.0, 0.01])
-def test_silence_is_between_segments(level):
+def test_silence_is_between_segments(level, kept):
     """Words of 0.8 s with silence of 0.24, 0.4 and 1.2 s, in turn. A quiet voice in a silence is kept."""
     words, at = [], 50
     for n in range(60):
@@ -82,12 +83,62 @@ def test_silence_is_between_segments(level):
     for begin, end in words:
         loudness[begin:end] = 1.0
     loudness[words[2][1] + 7] = 0.1 + level
-    segments, doubtful = choose_segments(np.array(words), loudness, Cutting(), STEP)
+    segments, doubtful = choose_segments(np.array(words), loudness, Cutting(kept_silence=kept * STEP), STEP)
     assert not doubtful
     assert len(segments) == 19  # the silence with the voice is shorter than 0.6 s on both sides of it
-    assert segments[0] == (48, words[5][1] + 2)
-    assert segments[1] == (words[6][0] - 2, words[8][1] + 2)
-    assert segments[-1][1] == words[-1][1] + 2
+    assert segments[0] == (50 - kept, words[5][1] + kept)
+    assert segments[1] == (words[6][0] - kept, words[8][1] + kept)
+    assert segments[-1][1] == words[-1][1] + kept
+
+
+def noisy(total, spans, rng, noise=0.001):
+    """Loudness of steps of 10 ms: 1.0 in spans, noise elsewhere."""
+    loudness = noise * (1 + 0.05 * rng.standard_normal(total))
+    for begin, end in spans:
+        loudness[begin:end] = 1.0
+    return loudness
+
+
+def test_a_long_word_does_not_hide_a_pause():
+    """The silence of 0.2 s in the word belongs to it; that of 1 s is between two segments."""
+    loudness = noisy(1000, [(200, 300), (320, 400), (500, 700)], np.random.default_rng(0))
+    segments, doubtful = choose_segments(np.array([(210, 690)]), loudness, Cutting(), 0.01)
+    assert segments == [(200, 400), (500, 700)]
+    assert not doubtful
+
+
+def test_a_word_heard_in_noise_is_no_sound():
+    loudness = noisy(1000, [(200, 400)], np.random.default_rng(0))
+    assert choose_segments(np.array([(220, 380), (700, 740)]), loudness, Cutting(), 0.01)[0] == [(200, 400)]
+
+
+def test_faint_sound_beside_speech_is_kept_and_noise_is_not():
+    loudness = noisy(1000, [(200, 400)], np.random.default_rng(0))
+    loudness[190:200] = loudness[400:415] = 0.01  # -40 dB; the fricatives of "six"
+    loudness[700:710] = 0.01
+    assert choose_segments(np.array([(220, 380)]), loudness, Cutting(), 0.01)[0] == [(190, 415)]
+
+
+def test_a_first_step_that_is_partly_silent_is_left_out():
+    loudness = noisy(1000, [(200, 400), (500, 700)], np.random.default_rng(0))
+    loudness[200] = 0.6
+    assert choose_segments(np.array([(200, 700)]), loudness, Cutting(), 0.01)[0] == [(201, 400), (500, 700)]
+    kept = Cutting(kept_silence=0.1)
+    assert choose_segments(np.array([(200, 700)]), loudness, kept, 0.01)[0] == [(190, 410), (490, 710)]
+
+
+@pytest.mark.parametrize(("most", "expected"), [(0.15, [(200, 400), (420, 700)]), (0.6, [(200, 700)])])
+def test_silence_of_max_pause_ends_a_segment_even_in_a_word(most, expected):
+    loudness = noisy(1000, [(200, 400), (420, 700)], np.random.default_rng(0))
+    assert choose_segments(np.array([(300, 500)]), loudness, Cutting(max_pause=most), 0.01)[0] == expected
+
+
+def test_quiet_words_are_sound():
+    """Words of -46 dB of the others that the greedy pass hears, with a closure of 0.1 s that is silent."""
+    loudness = noisy(2000, [(200, 400), (600, 800), (1000, 1200)], np.random.default_rng(0))
+    loudness[1500:1540] = loudness[1550:1600] = 0.005
+    words = np.array([(200, 400), (600, 800), (1000, 1200), (1500, 1600)])
+    assert choose_segments(words, loudness, Cutting(), 0.01)[0][-1] == (1500, 1600)
 
 
 def test_without_pauses_the_longest_gap_is_taken_and_reported():
@@ -110,6 +161,14 @@ def test_one_word_that_fills_the_range_is_cut_at_its_quietest_frame():
     assert doubtful == [cuts[1]]
 
 
+def test_segments_without_confidence_are_left_out():
+    tokens = np.array([(0, 0.9), (9, 0.5), (10, 0.2), (19, 0.6), (40, 1.0)])
+    segments = [(0, 10), (10, 20), (20, 30), (35, 50)]
+    assert confident(segments, tokens, 0.7) == [(0, 10), (20, 30), (35, 50)]
+    assert confident(segments, tokens, 0.71) == [(20, 30), (35, 50)]
+    assert confident(segments[:2], tokens, 0.9) == [(0, 10)]  # the best one
+
+
 def test_an_empty_recording_has_no_segment():
     assert choose_segments(np.zeros((0, 2), int), np.zeros(0), Cutting(), STEP) == ([], [])
 
@@ -120,6 +179,9 @@ def test_an_empty_recording_has_no_segment():
         ((1, 60, 0.3), "segment_seconds is 1, expected a number >= 2"),
         ((30, 20, 0.3), "max_segment_seconds is 20, expected a number >= segment_seconds, 30"),
         ((30, 60, 0), "min_pause is 0, expected a finite number > 0"),
+        ((30, 60, 0.3, 0), "max_pause is 0, expected a finite number > 0"),
+        ((30, 60, 0.3, 0.6, 0, 1.5), "min_confidence is 1.5, expected a number in [0, 1]"),
+        ((30, 60, 0.3, 0.6, -1), "kept_silence is -1, expected a finite number >= 0"),
     ],
 )
 def test_values_out_of_range(values, problem):

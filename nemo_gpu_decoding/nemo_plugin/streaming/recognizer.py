@@ -21,11 +21,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
-from nemo_gpu_decoding.fusion.phrases import as_phrase
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import recognizer as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
+from nemo_gpu_decoding.nemo_plugin.transcript import boosted_phrases
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.result import Path as SearchPath
@@ -126,8 +126,8 @@ class PipelineRecognizer:
     def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int]:
         """NeMo's options of a stream, and its number of hypotheses; a ValueError names an invalid field.
 
-        Compiles the phrases of the stream, so that they are not compiled between the chunks of other streams. A stream
-        may name an LM of the decoding config's `lm_pool`.
+        Compiles the phrases and the grammar of the stream, so that they are not compiled between the chunks of other
+        streams.
         """
         from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 
@@ -201,16 +201,20 @@ class PipelineRecognizer:
 
     def _step(self, chunk: live.Chunk, output: Any) -> live.StepOutput:
         final, wanted = None, self._n_best.get(chunk.stream, 1)
-        if output.final_transcript:
+        ended = getattr(output, "n_best", None)  # of pipelines that search
+        if output.final_transcript or (ended is not None and ended.in_grammar is False):
             separator = self.pipeline.get_sep()
             text = output.final_transcript
-            is_joined = not chunk.is_first and not text.startswith(separator)
+            is_joined = bool(text) and not chunk.is_first and not text.startswith(separator)
             alternatives = self._alternatives(output.n_best, wanted) if wanted > 1 else ()
             final = live.Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
             if alternatives:
                 slots = word_alternatives(output.n_best.paths, self._infer().vocabulary())
                 timed = in_seconds(slots, final.words, self.pipeline.model_stride_in_secs)
                 final = final._replace(alternatives=timed)
+            if ended is not None:
+                share, phrases = ended.best.outside_share, boosted_phrases(ended.phrases)
+                final = final._replace(phrases=phrases, outside_share=share, in_grammar=ended.in_grammar)
         error = getattr(output, "error", None)  # of pipelines that search
         if error is not None or chunk.is_last:
             return live.StepOutput(final=final, error=error and str(error))
@@ -254,30 +258,19 @@ class PipelineRecognizer:
         return ctc_search(model) or transducer_search(model)
 
     def _biasing(self, wanted: live.StreamOptions) -> Any:
-        """The stream's phrases and LM in NeMo's form; None: those of the decoding config."""
-        if not wanted.phrases and wanted.lm is None:
+        """The stream's request in NeMo's form; None: that of the decoding config."""
+        if wanted.request is None:
             return None
-        from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
+        from nemo_gpu_decoding.nemo_plugin.requests import request_of
         from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import StreamRequest
 
         infer = self._infer()
-        if infer is None and wanted.phrases:
-            raise FieldError("phrases", _texts(wanted), f"none: strategy {self.strategy} boosts no phrases")
         if infer is None:
-            raise FieldError("lm", wanted.lm, f"none: strategy {self.strategy} has no LMs that streams name")
-        infer.check_lm(wanted.lm)
-        if not wanted.phrases:
-            return StreamRequest(lm=wanted.lm)
-        default = infer.options.fusion.boosting_weight
-        weight = default if wanted.boosting_weight is None else wanted.boosting_weight
-        if weight == 0:
-            raise FieldError("boosting_weight", wanted.boosting_weight, "a number > 0: the server's is 0")
-        cfg = StreamRequest({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight, lm=wanted.lm)
-        try:
-            biasing_request(infer, cfg)  # compiled and cached
-        except ValueError as error:
-            raise FieldError("phrases", _texts(wanted), "phrases that can be boosted", f"({error})") from error
-        return cfg
+            name, value = next(iter(wanted.request.shown.items()))
+            raise FieldError(name, value, f"none: strategy {self.strategy} takes no requests")
+        return StreamRequest(
+            request=request_of(infer, wanted.request, wanted.boosting_weight, live.MAX_GRAMMAR_LETTERS)
+        )
 
 
 def head_of(config: DictConfig, strategy: str) -> str:
@@ -351,10 +344,6 @@ def _pipeline_config(
             "log_level": logging.ERROR,
         }
     )  # fmt: skip
-
-
-def _texts(wanted: live.StreamOptions) -> list[str]:
-    return [as_phrase(phrase).text for phrase in wanted.phrases]
 
 
 def _words(segments: Sequence[Any] | None) -> tuple[live.Word, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.aliases import Aliases
+from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.live.endpointing import StreamProgress, find_endpoint, progress_of
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
@@ -28,12 +29,12 @@ MOST_AT_FIRST = 64  # largest number of slots that a pipeline allocates at first
 
 @dataclass
 class StreamRequest(BiasingRequestItemConfig):
-    """The phrases of a stream and the name of its LM, for NeMo's `ASRRequestOptions.biasing_cfg`."""
+    """The request of a stream, for NeMo's `ASRRequestOptions.biasing_cfg`; phrases here replace the request's."""
 
-    lm: str | None = None  # in the decoding config's `lm_pool`; "none": no LM
+    request: Request | None = None
 
     def is_empty(self) -> bool:
-        return self.lm is None and super().is_empty()
+        return self.request is None and super().is_empty()
 
 
 # Functions create these classes with one base each, because Python changes an object's class only between
@@ -79,10 +80,7 @@ def in_slots(base: Any) -> type:
         def aliases_of(self, options: Any) -> Aliases | None:
             """The aliases of a stream's phrases."""
             request = biasing_request(self.infer, getattr(options, "biasing_cfg", None))
-            fusion = self.slots.decoder.fusion
-            tree = request.boosting if request else fusion.boosting
-            weight = request.boosting_weight if request else fusion.boosting_weight
-            return tree.aliases if tree is not None and weight else None
+            return self.slots.decoder.open(1, [request]).fusion.aliases_of(0)
 
         def decoder(self) -> Any:
             """The search of the model, with `streaming.n_best` hypotheses per utterance."""

@@ -18,6 +18,7 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
+from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions, warm_up
 from tests.nemo_plugin.conftest import SELF
 
@@ -27,6 +28,10 @@ LM = f"lm={SELF / 'lm' / 'tok3.arpa'}"
 
 def recognizer(*arguments):
     return build_recognizer(parse_options(ServeOptions, arguments))
+
+
+def own_request(boosting_weight=None, **written):
+    return StreamOptions(WrittenRequest(**written), boosting_weight)
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +128,23 @@ def test_rules_end_utterances_and_their_texts_add_up(speech):
 
 
 def test_phrases_of_a_stream(shared, speech):
-    wanted = [StreamOptions(), StreamOptions(phrases=("zebra",), boosting_weight=30.0)]
+    wanted = [StreamOptions(), own_request(30.0, phrases=("zebra",))]
     (_, plain, _), (_, boosted, _) = streamed(shared, [speech[0], speech[0]], wanted)
     assert "zebra" in boosted
     assert "zebra" not in plain
+
+
+def test_final_transcripts_name_their_phrases(shared, speech):
+    wanted = own_request(30.0, phrases=("zebra",))
+    n, samples, finals = shared.chunk_samples, speech[0], []
+    for at in range(0, len(samples), n):
+        last = at + n >= len(samples)
+        (step,) = shared.step([Chunk(7, samples[at : at + n], at == 0, last, shared.prepare(wanted))])
+        finals += [step.final] if step.final else []
+    found = [phrase for final in finals for phrase in final.phrases]
+    assert len(found) == sum(final.text.split().count("zebra") for final in finals) > 0
+    assert {phrase.phrase for phrase in found} == {"zebra"}
+    assert all(0 <= phrase.probability < 0.5 for phrase in found)
 
 
 @pytest.mark.parametrize(
@@ -134,21 +152,80 @@ def test_phrases_of_a_stream(shared, speech):
 )
 def test_lms_of_streams(arguments, speech):
     own = recognizer(*arguments, f"lms.office={SELF / 'lm' / 'tok3.arpa'}", "lm_weight=0.8")
-    phrases = {"phrases": ("zebra",), "boosting_weight": 30.0}
     named = [
         StreamOptions(),
-        StreamOptions(lm="office"),
-        StreamOptions(lm="none"),
-        StreamOptions(lm="office", **phrases),
+        own_request(lm="office"),
+        own_request(lm="none"),
+        own_request(30.0, lm="office", phrases=("zebra",)),
     ]
     plain, office, none, both = (text for _, text, _ in streamed(own, [speech[0]] * 4, named))
     assert plain == none
     alone = recognizer(*arguments, LM, "lm_weight=0.8")
-    ((_, expected, _), (_, boosted, _)) = streamed(alone, [speech[0]] * 2, [StreamOptions(), StreamOptions(**phrases)])
+    wanted = [StreamOptions(), own_request(30.0, phrases=("zebra",))]
+    ((_, expected, _), (_, boosted, _)) = streamed(alone, [speech[0]] * 2, wanted)
     assert (office, both) == (expected, boosted)
     assert "zebra" in both
     with pytest.raises(FieldError, match="lm is 'law', expected one of office, none"):
-        own.prepare(StreamOptions(lm="law"))
+        own.prepare(own_request(lm="law"))
+
+
+@pytest.mark.parametrize("arguments", [[f"model={CTC}"], [f"model={CAUSAL}", "strategy=alsd_pp"]])
+def test_locks_and_grammars_of_streams(arguments, speech):
+    own, tokens = recognizer(*arguments, "end_silence=-1", "max_streams=4"), ("\u2581", "o", "f", "t", "h", "e")
+    sentences = ("castle door", "of the")
+    wanted = [
+        StreamOptions(),
+        own_request(allowed_tokens=tokens),
+        own_request(grammar=sentences),
+        own_request(grammar="#JSGF V1.0; public <s> = castle door | of the;", grammar_price=1e-3),
+    ]
+    found = streamed(own, [speech[0]] * 4, wanted)
+    finals = [finals_of(own, speech[0], each)[-1] for each in wanted]
+    texts = [text for _, text, _ in found]
+    assert [final.text for final in finals] == texts
+    assert [(final.outside_share, final.in_grammar) for final in finals] == [
+        (None, None), (0.0, None), (None, True), (None, False)
+    ]  # fmt: skip
+    assert set(texts[1]) <= {*"ofthe", " "} < set(texts[0])
+    assert texts[2] in sentences
+    assert texts[3] == ""
+
+
+def finals_of(own, samples, wanted):
+    n, prepared, finals = own.chunk_samples, own.prepare(wanted), []
+    for at in range(0, len(samples), n):
+        (step,) = own.step([Chunk(0, samples[at : at + n], at == 0, at + n >= len(samples), prepared)])
+        finals += [step.final] if step.final is not None else []
+    return finals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written", "problem"),
+    [
+        ([f"model={CTC}"], {"allowed_scripts": ("Latn",)}, "allowed_scripts is 'Latn', expected scripts of the voc"),
+        ([f"model={CTC}"], {"allowed_price": 2.0}, "allowed_price is 2.0, expected allowed_scripts or allowed_tokens"),
+        ([f"model={CTC}"], {"grammar": ("\u4f60",)}, r"grammar is .* is in no token of the model\), expected a gr"),
+        ([f"model={CTC}"], {"grammar_price": 2.0}, "grammar_price is 2.0, expected a grammar that it is for"),
+        ([f"model={CTC}", "grammar=GRAMMAR"], {"phrases": ("a",)}, "expected none: the decoder's grammar has all"),
+        ([f"model={CTC}", "strategy=cuda_wfst", WORD_LM], {"grammar": ("a",)}, "expected none: a word graph writes"),
+        (
+            [f"model={HYBRID}", "strategy=aes_pp", "decoding.beam.pruning_mode=early"],
+            {"allowed_scripts": ("Latin",)},
+            "expected none: pruning_mode 'early' drops labels",
+        ),
+        (
+            [f"model={CTC}"],
+            {"grammar": "#JSGF;<a> = <b> <b>;<b> = <c> <c>;<c> = " + "a " * 5001 + ";public <s> = <a>;"},
+            "more than 20000 letters, rules included",
+        ),
+    ],
+)
+def test_requests_that_a_model_cannot_have(arguments, written, problem, tmp_path):
+    (tmp_path / "g").write_text("the\n")
+    own = recognizer(*[each.replace("GRAMMAR", str(tmp_path / "g")) for each in arguments])
+    with pytest.raises(FieldError, match=problem) as error:
+        own.prepare(own_request(1.0 if "phrases" in written else None, **written))
+    assert error.value.field in written
 
 
 @pytest.mark.parametrize(
@@ -165,7 +242,7 @@ def test_aliases_in_streams(arguments, speech):
     """Words of an alias are not committed before they are complete; `streamed` checks what is committed."""
     own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
     phrases = [("of the",), (Phrase("K\u20ac-9", aliases=("of the",)),)]
-    wanted = [StreamOptions(phrases=each, boosting_weight=1.0) for each in phrases]
+    wanted = [own_request(1.0, phrases=each) for each in phrases]
     (_, plain, heard), (partials, text, words) = streamed(own, [speech[0], speech[0]], wanted, commits=True)
     assert " of the " in plain
     assert text == plain.replace("of the", "K\u20ac-9")
@@ -220,14 +297,14 @@ def test_what_a_stream_cannot_have(shared):
     with pytest.raises(FieldError, match="language is 'de', expected none: this model takes no language"):
         shared.prepare(StreamOptions(language="de"))
     with pytest.raises(FieldError, match=r"phrases is \['\u4f60'\] \(.*expected phrases that can be boosted"):
-        shared.prepare(StreamOptions(phrases=("\u4f60",), boosting_weight=1.0))
+        shared.prepare(own_request(1.0, phrases=("\u4f60",)))
     greedy = recognizer(f"model={CTC}", "strategy=greedy")
     with pytest.raises(FieldError, match="lm is 'a', expected none: the decoder has no lm_pool"):
-        shared.prepare(StreamOptions(lm="a"))
-    with pytest.raises(FieldError, match="lm is 'a', expected none: strategy greedy has no LMs that streams name"):
-        greedy.prepare(StreamOptions(lm="a"))
-    with pytest.raises(FieldError, match=r"phrases is \['a'\], expected none: strategy greedy boosts no phrases"):
-        greedy.prepare(StreamOptions(phrases=("a",)))
+        shared.prepare(own_request(lm="a"))
+    with pytest.raises(FieldError, match="lm is 'a', expected none: strategy greedy takes no requests"):
+        greedy.prepare(own_request(lm="a"))
+    with pytest.raises(FieldError, match=r"phrases is \['a'\], expected none: strategy greedy takes no requests"):
+        greedy.prepare(own_request(phrases=("a",)))
 
 
 @pytest.mark.parametrize("model", ["buffered", "cache_aware"])
