@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from benchmarks.options import GRAPH_STRATEGIES, BenchOptions
-from benchmarks.ours import BOUNDED_EAGER, EAGER, EAGER_GROUPS, LARGE_LM, LET, SMALL_LM, TWO_PASS
+from benchmarks.options import GRAPH_STRATEGIES, TRANSDUCER_STRATEGIES, BenchOptions
+from benchmarks.ours import BOUNDED_EAGER, EAGER, EAGER_GROUPS, LARGE_LM, LET, MINIMAL, NORMAL, SMALL_LM, TWO_PASS
 from benchmarks.peers.base import Peer, Setting
-from benchmarks.peers.nemo import BEAM_BATCH, GREEDY, GREEDY_BATCH, MAES, MALSD
+from benchmarks.peers.nemo import BEAM_BATCH, GREEDY, GREEDY_BATCH, GREEDY_FUSION, GREEDY_FUSION_CTC, MAES, MALSD
 from benchmarks.peers.text import FLASHLIGHT, PYCTCDECODE
 from benchmarks.peers.word_graphs import KALDI_DECODER, RIVA
 from benchmarks.tasks import Task
@@ -47,14 +47,17 @@ class Line(NamedTuple):
     added: tuple[tuple[bool, bool], ...] = (LM,)
     parts: tuple[str, ...] = (DECODER,)
     greedy: bool = False  # the peer has neither beam nor LM nor phrases
+    fused: bool = False  # the peer has no beam, and the LM and the phrases of the strategy
 
 
 CPU, GPU, ANYWHERE = ("cpu",), ("cuda",), (DECODER, END_TO_END)
+EVERY = (PLAIN, LM, PHRASES, BOTH)
 TABLE = (
     Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, CPU, (PLAIN, LM, BOTH)),
     Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, GPU, (PLAIN, BOTH), ANYWHERE),
     Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, CPU, greedy=True),
     Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, GPU, (PLAIN, BOTH), ANYWHERE, greedy=True),
+    Line("flexctc_beam", "greedy_fusion", GREEDY_FUSION_CTC, Check.SCORES, added=EVERY, parts=ANYWHERE, fused=True),
     Line("flexctc_beam", "flashlight", FLASHLIGHT, Check.WER, CPU),
     Line("flexctc_beam", "pyctcdecode", PYCTCDECODE, Check.WER, CPU, (LM, BOTH)),
     Line("flexctc_beam", "", None, Check.SCORES, CPU, (BOTH,)),
@@ -62,8 +65,10 @@ TABLE = (
     Line("alsd_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
     Line("aes_pp", "nemo", MAES, Check.EQUAL, added=(PLAIN, LM, BOTH, PHRASES)),
     Line("aes_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
+    *(Line(s, "greedy_fusion", GREEDY_FUSION, Check.ALONE, added=EVERY, fused=True) for s in TRANSDUCER_STRATEGIES),
     Line("cuda_wfst", "riva", RIVA, Check.ABOUT, GPU),
     Line("cuda_wfst", "kaldi_decoder", KALDI_DECODER, Check.WORDS),
+    *(Line("cuda_wfst", "topologies", peer, Check.ALONE) for peer in (NORMAL, MINIMAL)),
     Line("cuda_wfst", "nemo", GREEDY_BATCH, Check.ALONE, GPU, parts=(END_TO_END,), greedy=True),
     Line("paged_biglm", "small_lm", SMALL_LM, Check.LM),
     Line("paged_biglm", "large_lm", LARGE_LM, Check.LM),
@@ -116,12 +121,14 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
     everything = line.added
     if line.greedy and options.device == "cpu":  # one row: cost and gain of a beam, with an LM if there is one
         beams, everything = (max(beams),), (LM if task.lm else PLAIN,)
+    if line.fused:
+        beams = (max(beams),)
     for lm, boosted in everything:
         if boosted and not options.phrases:
             continue
         for beam in beams:
             ours = Setting(beam, lm, options.phrases * boosted, threads)
-            theirs = Setting(0, threads=threads) if line.greedy else ours
+            theirs = Setting(0, threads=threads) if line.greedy else ours._replace(beam_size=0) if line.fused else ours
             why_not = missing(ours, line, task)
             yield Case(task, line.peer, theirs, ours, line.check, skipped=why_not)
             if why_not == NO_TDT:

@@ -58,7 +58,7 @@ class EmissionModel:
         lengths = self.task.lengths[chosen]
         yield {"inputs": self.task.inputs[chosen, : int(lengths.max())], "lengths": lengths}
 
-    def decode(self, outputs: Outputs, second: Any = None, phrases: Any = (), lms: Any = ()) -> Iterator[Transcript]:
+    def decode(self, outputs: Outputs, second: Any = None, requests: Any = ()) -> Iterator[Transcript]:
         for best, *_ in self.search.hypotheses(outputs["inputs"], outputs["lengths"]):
             yield Transcript(self.task.vocabulary.text(best.labels), round(float(best.score), 4))
 

@@ -12,6 +12,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from statistics import fmean as mean
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -279,7 +280,9 @@ class Queue:
         return heard / _busy(taken)
 
     def figures(self) -> Row:
-        """Load and latencies; latencies are None if the queue is unbounded."""
+        """Load and latencies; latencies are None if the queue is unbounded. The mean latency has two parts, the wait
+        in the queue and the step.
+        """
         taken = self._counted()
         sizes = [one.batch for one in taken]
         latency: dict[str, dict[str, float | None]] = {}
@@ -295,6 +298,10 @@ class Queue:
             "load": _busy(taken) / (taken[-1].end - taken[0].begin),
             "batch": {"mean": len(sizes) / sum(1 / size for size in sizes), "max": max(sizes)},
             "latency": latency,
+            "mean": {
+                "queue": mean([one.begin - one.chunk.time for one in taken]) if self.keeps_up else None,
+                "compute": mean([one.end - one.begin for one in taken]) if self.keeps_up else None,
+            },
         }
 
     def _counted(self) -> list[Served]:

@@ -18,7 +18,9 @@ ASKED_PEERS = (
     "two_pass",
     "bounded_eager",
     "eager_groups",
-)  # of paged_biglm, measured only if `peers` has them
+    "greedy_fusion",
+    "topologies",
+)  # measured only if `peers` has them
 TASKS = ("synthetic", "speech")
 TRANSDUCERS = ("rnnt", "tdt")
 MODES = ("batch", "live", "scale", "cluster")
@@ -77,7 +79,8 @@ class BenchOptions:
     # search of its small LM alone and eager composition; if peers names them, also beside large_lm, the
     # graph of the large LM; let, the other composition [LET]; two_pass, lattices of the small LM that the
     # large LM rescores; bounded_eager, eager composition with the bounds of lazy; eager_groups, that with
-    # token groups).
+    # token groups). If peers names them, flexctc_beam, alsd_pp and aes_pp are also measured beside greedy_fusion
+    # (NeMo's greedy_batch with the same LM and phrases), cuda_wfst beside its other CTC topologies.
     strategy: str = "flexctc_beam"
     # batch: whole utterances, compared with peers. live: latency and streams per core, with utterances that begin at
     # random times and share one decoder, see `streams`; compared with a call per stream and with NeMo's greedy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ def cuda_wfst(which: str, options: BenchOptions, task: Task, setting: Setting) -
     return ready(CudaWFST(word_graph(task, which), task.vocab_size, task.vocab_size, config))
 
 
+def other_topology(topology: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    """cuda_wfst with this CTC topology in place of that of the options."""
+    return cuda_wfst(LARGE, replace(options, topology=topology), task, setting)
+
+
 def paged_biglm(composition: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
     """Search with a composition of the config, or one of `ABLATIONS`."""
     search, decoder = graph_search(options, task, setting), ABLATIONS.get(composition, PagedBigLM)
@@ -103,6 +109,7 @@ OURS: dict[str, Any] = {
 ABLATIONS: dict[str, type[PagedBigLM]] = {"eager": Eager, "bounded_eager": BoundedEager, "eager_groups": EagerGroups}
 # Peers of paged_biglm: the graph of the large LM, that of the small LM alone, and other compositions
 LARGE_LM, SMALL_LM = (Peer(f"{lm}_lm", partial(cuda_wfst, lm), multithreaded=True) for lm in (LARGE, SMALL))
+NORMAL, MINIMAL = (Peer(name, partial(other_topology, name), multithreaded=True) for name in ("normal", "minimal"))
 TWO_PASS = Peer("two_pass", two_pass, multithreaded=True)
 LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS = (
     Peer(name, partial(paged_biglm, name), multithreaded=True) for name in ("let", *ABLATIONS)

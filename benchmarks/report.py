@@ -75,7 +75,8 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         TASK, Column("peer", "peer"), Column("beam", _both("beam_size")), Column("LM", _both("lm")),
         Column("phrases", _both("phrases")), Column("threads", _both("threads")),
         Column("s peer", "seconds.peer", 4), Column("s ours", "seconds.ours", 4), Column("ratio", "ratio", 2),
-        Column("WER peer", "wer.peer", 2), Column("WER ours", "wer.ours", 2), VERIFIED,
+        Column("WER peer", "wer.peer", 2), Column("WER ours", "wer.ours", 2),
+        Column("F peer", "fscore.peer", 2), Column("F ours", "fscore.ours", 2), VERIFIED,
     ),
     "live": (
         TASK, Column("streams", "streams"), Column("decoder", "peer"), Column("load", "load", 2),
@@ -139,13 +140,20 @@ def format_rows(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def result_path(out: str, header: Mapping[str, Any]) -> Path:
-    """The file to write: `out`, or if it is a folder <strategy>[-<mode>]-<device>-<date>.json in it."""
+    """The file to write: `out`, or if it is a folder <run>-<device>-<date>.json in it; see `name_of_run`."""
     path = Path(out)
     if not path.is_dir():
         return path
     name = re.sub(r"[^a-z0-9]+", "-", header["device"].lower()).strip("-")
-    mode = "" if header["mode"] == "batch" else f"-{header['mode']}"
-    return path / f"{header['strategy']}{mode}-{name}-{header['date'][:10]}.json"
+    return path / f"{name_of_run(header)}-{name}-{header['date'][:10]}.json"
+
+
+def name_of_run(header: Mapping[str, Any]) -> str:
+    """Strategy, mode, and the peer if it is the only one that is measured on request: "cuda_wfst-topologies"."""
+    peers = header["options"].get("peers", [])
+    only = peers[0] if len(peers) == 1 and peers[0] in ("greedy_fusion", "topologies") else ""
+    mode = "" if header["mode"] == "batch" else header["mode"]
+    return "-".join(filter(None, (header["strategy"], mode, only)))
 
 
 def write_result(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -230,6 +230,7 @@ class BatchBench:
             "rtfx": {side: self._batch.audio_seconds / value for side, value in seconds.items()},
             "wer": {"peer": errors[0].wer, "ours": errors[1].wer},
             "ter": {"peer": errors[0].ter, "ours": errors[1].ter},
+            "fscore": {"peer": errors[0].fscore, "ours": errors[1].fscore},
         }  # fmt: skip
 
     def _prepared(self, peer: Peer, setting: Setting, device: str | None = None) -> Ready:
@@ -240,7 +241,8 @@ class BatchBench:
     def _counted(self, peer: Peer, setting: Setting) -> Errors:
         """Errors of a decoder on the batch; this call also warms it up."""
         decoder, batch = self._ready(peer, setting), self._batch
-        return Errors.of(batch, decoder.read(decoder.run(batch.inputs, batch.lengths)))
+        count = self._setup.options.phrases if self._task.lexicon else 0
+        return Errors.of(batch, decoder.read(decoder.run(batch.inputs, batch.lengths)), self._task.phrases(count))
 
     def _verdict(self, case: Case, peer: Peer, ours: Peer, errors: tuple[Errors, Errors]) -> Verdict:
         batch, mine = self._batch, self._ready(ours, case.ours)
@@ -290,7 +292,7 @@ class BatchBench:
 def empty_row(options: BenchOptions, case: Case, peer: Peer) -> Row:
     """A row of names and settings, without measurements or checks."""
     used = case.theirs if peer.multithreaded else case.theirs._replace(threads=1)
-    names = ("seconds", "timing", "rtfx", "wer", "ter")
+    names = ("seconds", "timing", "rtfx", "wer", "ter", "fscore")
     nothing = {name: {"ours": None, "peer": None} for name in names}
     return {
         "strategy": options.strategy, "peer": peer.name, "task": case.task.name,

@@ -16,7 +16,7 @@ from benchmarks.peers.base import Batch, Hypothesis, Output, Ready, alone
 from benchmarks.tasks import Task
 from nemo_gpu_decoding import Path
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.metrics import phrase_score, word_errors
 
 WER_TOLERANCE = 0.5  # percent
 # natural log: hundreds of float32 additions in another order, against those of a peer or one in double
@@ -26,19 +26,23 @@ LEAST_SAME = 0.95  # share of utterances, of two searches that prune by differen
 
 
 class Errors(NamedTuple):
-    """Percent of words and of tokens that are wrong; no token errors for decoders that give words."""
+    """Percent of words and of tokens that are wrong; no token errors for decoders that give words. The F-score of
+    phrases; None without phrases.
+    """
 
     wer: float
     ter: float | None
+    fscore: float | None = None
 
     @classmethod
-    def of(cls, task: Task, outputs: Sequence[Output]) -> Errors:
+    def of(cls, task: Task, outputs: Sequence[Output], phrases: Sequence[str] = ()) -> Errors:
         texts = [o if isinstance(o, str) else task.vocabulary.text(o) for o in outputs]
         wer = 100 * word_errors(task.texts, texts).wer
+        fscore = phrase_score(task.texts, texts, phrases).fscore if phrases else None
         if any(isinstance(output, str) for output in outputs):
-            return cls(wer, None)
+            return cls(wer, None, fscore)
         spelled = [" ".join(map(str, tokens)) for tokens in task.tokens]
-        return cls(wer, 100 * word_errors(spelled, [" ".join(map(str, o)) for o in outputs]).wer)
+        return cls(wer, 100 * word_errors(spelled, [" ".join(map(str, o)) for o in outputs]).wer, fscore)
 
 
 class Verdict(NamedTuple):

@@ -29,19 +29,9 @@ def ctc_beam(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     silence_nemo()
     from nemo.collections.asr.parts.submodules.ctc_beam_decoding import BeamBatchedCTCInfer
 
-    fusion: dict[str, Any] = {}
+    fusion = _ctc_fusion(task, setting)
     if setting.lm:
-        fusion |= {
-            "ngram_lm_model": str(ngram_lm(task)),
-            "ngram_lm_alpha": task.weights.lm_weight,
-            "beam_beta": task.weights.beam_beta,
-        }
-    if setting.phrases:
-        fusion |= {
-            "boosting_tree": _phrases(task, setting),
-            "boosting_tree_alpha": task.weights.boosting_weight,
-            "tokenizer": _tokenizer(task),
-        }
+        fusion["beam_beta"] = task.weights.beam_beta
     decoder = BeamBatchedCTCInfer(
         blank_index=task.vocab_size, beam_size=setting.beam_size, allow_cuda_graphs=options.device != "cpu", **fusion
     )
@@ -57,8 +47,21 @@ def ctc_greedy(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     silence_nemo()
     from nemo.collections.asr.parts.submodules.ctc_greedy_decoding import GreedyBatchedCTCInfer
 
-    run = _runner(GreedyBatchedCTCInfer(blank_id=task.vocab_size), task)
+    decoder = GreedyBatchedCTCInfer(blank_id=task.vocab_size, **_ctc_fusion(task, setting))
+    run = _runner(decoder, task)
     return Ready(run, lambda found: [collapse(labels, task.vocab_size) for labels in _tokens(found)])
+
+
+def _ctc_fusion(task: Task, setting: Setting) -> dict[str, Any]:
+    fusion: dict[str, Any] = {}
+    if setting.lm:
+        fusion |= {"ngram_lm_model": str(ngram_lm(task)), "ngram_lm_alpha": task.weights.lm_weight}
+    if setting.phrases:
+        fusion |= {
+            "boosting_tree": _phrases(task, setting), "boosting_tree_alpha": task.weights.boosting_weight,
+            "tokenizer": _tokenizer(task),
+        }  # fmt: skip
+    return fusion
 
 
 def transducer_beam(search: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
@@ -98,10 +101,11 @@ def transducer_greedy(options: BenchOptions, task: Task, setting: Setting) -> Re
         GreedyBatchedTDTInfer,
     )
 
-    use_graphs = {"use_cuda_graph_decoder": options.device != "cpu"}
-    return Ready(
-        _runner(_transducer(GreedyBatchedRNNTInfer, GreedyBatchedTDTInfer, options, task, **use_graphs), task), _tokens
-    )
+    decoder = _transducer(
+        GreedyBatchedRNNTInfer, GreedyBatchedTDTInfer, options, task, use_cuda_graph_decoder=options.device != "cpu",
+        **_fusion_models(options, task, setting),
+    )  # fmt: skip
+    return Ready(_runner(decoder, task), _tokens)
 
 
 def live_greedy(options: BenchOptions, task: Task) -> LiveCTC | LiveTransducer:
@@ -298,3 +302,4 @@ BEAM_BATCH, GREEDY_BATCH = Peer("nemo", ctc_beam, **NEMO), Peer("nemo_greedy", c
 MALSD = Peer("nemo_malsd", partial(transducer_beam, "malsd_batch"), **NEMO)
 MAES = Peer("nemo_maes", partial(transducer_beam, "maes_batch"), **NEMO)
 GREEDY = Peer("nemo_greedy", transducer_greedy, **NEMO)
+GREEDY_FUSION_CTC, GREEDY_FUSION = (Peer("greedy_fusion", p, **NEMO) for p in (ctc_greedy, transducer_greedy))

@@ -1,7 +1,8 @@
 """Records of benchmarks: measured anew, written into docs/measured.md, drawn.
 
-    python docs/results/records.py measure [NAME ...]      all records, or some of `RUNS`; then the two others
-    python docs/results/records.py write                   figures and pictures of docs/measured.md, from the records
+    python docs/results/records.py measure [NAME ...] [KEY=VALUE ...]
+                                                           all records, or some of `RUNS`; then the two others
+    python docs/results/records.py write                   figures and pictures of the pages, from the records
     python docs/results/records.py plot RECORD.json PICTURE.png [TASK]
 
 A picture shows one task: error rate against speed, on a GPU milliseconds per batch.
@@ -19,9 +20,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.report import name_of_run
+
 HERE = Path(__file__).resolve().parent
-PAGE, ROOT = HERE.parent / "measured.md", HERE.parents[1]
-# 25 minutes on two cores; scale, which is not measured unless it is named, takes 7 more and 6 GB of disk
+PAGES, ROOT = [HERE.parent / name for name in ("measured.md", "papers.md", "boosting.md")], HERE.parents[1]
+# 25 minutes on two cores. Two are measured only if they are named: scale takes 7 more and 6 GB of disk; boosting needs
+# folder=FOLDER and takes 8 more
 RUNS = {
     "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=5 probes=true",
     "alsd_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",
@@ -33,8 +38,15 @@ RUNS = {
     "cuda_wfst-live": "strategy=cuda_wfst mode=live",
     "alsd_pp-live": "strategy=alsd_pp mode=live",
     "cluster": "strategy=flexctc_beam mode=cluster tasks=[speech] beams=[4] repeats=2",
+    "flexctc_beam-greedy_fusion": "strategy=flexctc_beam peers=[greedy_fusion] utterances=32 beams=[16]",
+    "alsd_pp-greedy_fusion": "strategy=alsd_pp peers=[greedy_fusion] utterances=4 beams=[8]",
+    "aes_pp-greedy_fusion": "strategy=aes_pp peers=[greedy_fusion] utterances=4 beams=[8]",
+    "cuda_wfst-topologies": "strategy=cuda_wfst peers=[topologies] utterances=32",
     "scale": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=100000000",
+    "boosting": "",
 }
+PROGRAMS = {"boosting": "benchmarks.boosting_cells"}  # others: benchmarks
+NAMED = ("scale", "boosting")  # measured only if they are named
 TASKS = {"synthetic": "peaked", "speech": "hard"}  # as the page calls them
 KINDS = {"rnnt": "RNN-T", "tdt": "TDT"}
 Record = dict[str, Any]
@@ -169,12 +181,13 @@ def _label_batches(axes: Any) -> None:
 
 def measure(names: Sequence[str]) -> None:
     """Run benchmarks; a new record takes the place of the old one of the same strategy and mode."""
-    for name in names or [name for name in RUNS if name != "scale"]:
-        options = RUNS[name].split()
-        if "mode=" not in RUNS[name]:
+    given = [name for name in names if "=" in name]
+    for name in [name for name in names if name not in given] or [name for name in RUNS if name not in NAMED]:
+        program, options = PROGRAMS.get(name, "benchmarks"), [*RUNS[name].split(), *given]
+        if program == "benchmarks" and "strategy=" not in RUNS[name]:
             options.insert(0, f"strategy={name}")
         before = {path for path, _ in records().values()}
-        command = [sys.executable, "-m", "benchmarks", *options, f"out={HERE}"]
+        command = [sys.executable, "-m", program, *options, f"out={HERE}"]
         print(" ".join(command[2:]), flush=True)
         subprocess.run(command, cwd=ROOT, check=True)
         for path in before - {path for path, _ in records().values()}:
@@ -183,13 +196,13 @@ def measure(names: Sequence[str]) -> None:
 
 
 def records() -> dict[str, tuple[Path, Record]]:
-    """The latest record of each strategy on a CPU, "cuda_wfst-live" of other modes than batch."""
+    """The latest record of each run on a CPU, by the name of the run: "cuda_wfst", "cuda_wfst-live"."""
     found: dict[str, tuple[Path, Record]] = {}
     for path in HERE.glob("*-*.json"):  # demo.json is no benchmark
         record = read(path)
         if record["options"]["device"] != "cpu":
             continue
-        name = record["strategy"] + f"-{record['mode']}" * (record["mode"] != "batch")
+        name = name_of_run(record)
         if name not in found or record["date"] > found[name][1]["date"]:
             found[name] = path, record
     return found
@@ -209,14 +222,15 @@ def read(path: str | Path) -> Record:
 
 
 def write() -> None:
-    PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_figures(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name, task in PICTURED.items():
         record = records()[name][1]
         plot_rows(record, record["rows"], str(HERE / f"{name}_cpu.png"), task)
 
 
 def with_figures(text: str) -> str:
-    """The page with the figures of the latest records between its marks.
+    """A page with the figures of the latest records between its marks: "records: NAME [NAME ...] [as WRITER]".
 
     Raises:
         ValueError: a row of a record is not verified.
@@ -224,11 +238,12 @@ def with_figures(text: str) -> str:
     found = records()
 
     def replaced(match: re.Match[str]) -> str:
-        names = match[1].split()
+        given, _, form = match[1].partition(" as ")
+        names = given.split()
         for name in names:
             check_verified(name, found[name][1])
         links = [f"[rows](results/{found[name][0].name})" for name in names]
-        written = WRITERS[names[0]](*(found[name][1] for name in names), *links)
+        written = WRITERS[form or names[0]](*(found[name][1] for name in names), *links)
         return f"<!-- records: {match[1]} -->\n{written}\n<!-- end -->"
 
     return re.sub(r"<!-- records: ([\w -]+?) -->\n.*?\n<!-- end -->", replaced, text, flags=re.DOTALL)
@@ -240,7 +255,7 @@ COMPARED_BY_ERRORS = ("flashlight", "pyctcdecode")
 
 def check_verified(name: str, record: Record) -> None:
     for row in record["rows"]:
-        if not row.get("skipped") and row.get("verified") is False and row["peer"] not in COMPARED_BY_ERRORS:
+        if not row.get("skipped") and row.get("verified") is False and row.get("peer") not in COMPARED_BY_ERRORS:
             raise ValueError(f"the record of {name} has a row that is not verified: {row}")
 
 
@@ -323,15 +338,16 @@ def flexctc_beam(record: Record, link: str) -> str:
     errors = f"WER % at the largest beam, peer / ours ({'; '.join(TASKS[task] for task, _ in last)})"
     own = {(row["peer"], task_of(row)): row for row in record["rows"] if not row.get("skipped")}
     greedy, many = own["nemo_greedy", "synthetic"], own["flexctc_beam", "synthetic"]
+    slower = [1 / own["nemo_greedy", task]["ratio"] for task in ("synthetic", "speech")]
     few, lots = (many[side]["phrases"] for side in ("peer_params", "params"))
     memory = record["probes"]["memory"]["bytes_per_frame_and_slot"]
     starts = [record["probes"]["start"][when]["first_decode"] for when in ("first_ever", "later")]
     return table(["ours against", *column_names(columns), "verified", errors], shown) + prose(f"""
-        ({audio(record)}; {link}.) On the peaked task beam {greedy["params"]["beam_size"]} with the LM takes
-        {1 / greedy["ratio"]:.1f} times the CPU seconds of NeMo's `greedy_batch`. With {lots:,} boosted phrases it
-        takes {1 / many["ratio"]:.2f} times as long as with {few}. Memory is {memory:.1f} bytes per frame and
-        hypothesis, for any vocabulary. The first decoding on a machine compiles and takes {starts[0]:.0f} s; in later
-        processes the first one takes {starts[1]:.2f} s.""")
+        ({audio(record)}; {link}.) Beam {greedy["params"]["beam_size"]} with the LM takes {slower[0]:.1f} times the CPU
+        seconds of NeMo's `greedy_batch` on the peaked task and {slower[1]:.1f} times on the hard task. With {lots:,}
+        boosted phrases it takes {1 / many["ratio"]:.2f} times as long as with {few}. Memory is {memory:.1f} bytes per
+        frame and hypothesis, for any vocabulary. The first decoding on a machine compiles and takes {starts[0]:.0f} s;
+        in later processes the first one takes {starts[1]:.2f} s.""")
 
 
 def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str:
@@ -341,6 +357,8 @@ def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str
     for record in (alsd, aes):
 
         def label(row: Record) -> str | None:
+            if row["peer"] == "nemo_greedy":
+                return f"{KINDS[row['networks']]} `{row['strategy']}` + LM / `greedy_batch`"
             if row["peer"] not in searches:
                 return None
             return f"{KINDS[row['networks']]} `{row['strategy']}` / `{searches[row['peer']]}`{fused(row)}"
@@ -348,7 +366,8 @@ def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str
         columns, lines = ratio_rows(record, label)
         shown += [[name, *ratio_cells(columns, cells)] for name, cells in lines.items()]
     header = [f"against NeMo {alsd['versions']['nemo_toolkit']}, ratio of seconds", *column_names(columns)]
-    return table(header, shown) + prose(f"({audio(alsd)}; {alsd_link} of alsd_pp, {aes_link} of aes_pp.)")
+    return table(header, shown) + prose(f"""({audio(alsd)}; {alsd_link} of alsd_pp, {aes_link} of aes_pp. The rows with
+        `greedy_batch` set a beam with an LM beside greedy decoding without one.)""")
 
 
 def cuda_wfst(record: Record, link: str) -> str:
@@ -389,6 +408,24 @@ def live(*given: Any) -> str:
     return table(header, shown) + prose(f"""
         ({n} utterances at once on average, chunks of {1000 * found[0]["rows"][0]["chunk_seconds"]:.0f} ms, one core;
         -: chunks come faster than they are decoded; {audio(found[0])}; {links}.)""")
+
+
+def waits(*given: Any) -> str:
+    """Mean latency of live streams and its parts, and the throughput."""
+    found, shown = given[: len(given) // 2], []
+    for record in found:
+        for row in record["rows"]:
+            if not row.get("skipped"):
+                queue, compute = row["mean"]["queue"], row["mean"]["compute"]
+                times = ["-"] * 3 if queue is None else [f"{1e3 * x:.1f}" for x in (queue + compute, compute, queue)]
+                name = {"one_by_one": "one by one", "nemo_greedy": "NeMo greedy"}.get(row["peer"], "in slots")
+                kind = f" of {KINDS[row['networks']]}" if row["networks"] else ""
+                shown.append([f"{TASKS[task_of(row)]}, `{row['strategy']}`{kind}, {name}", *times,
+                              f"{row['streams_per_core']:,.0f}"])  # fmt: skip
+    return table(["", "mean ms until the text", "of these computing", "in the queue", "RTFx"], shown) + prose(
+        f"({found[0]['rows'][0]['streams']} streams at once on average, one core; -: chunks come faster than they are "
+        f"decoded; {', '.join(given[len(found) :])}.)"
+    )
 
 
 def _milliseconds(row: Record, text: str) -> str:
@@ -491,6 +528,76 @@ def _spread(counts: Mapping[str, int]) -> list[str]:
     return [f"{sum(c * n for c, n in known.items()) / total:.2f}", *shares]
 
 
+def let_tables(record: Record, link: str) -> str:
+    """Error rates, speeds and compositions of [LET]'s baseline, of LET and of rescored lattices."""
+    shown = []
+    for task, beam, rows in _by_beam(record):
+        eager, let, large, two_pass = (rows[name] for name in ("eager", "let", "large_lm", "two_pass"))
+        errors = [row["wer"]["peer"] for row in (eager, let, two_pass, large)]
+        speeds = [eager["ratio"] / row["ratio"] for row in (let, two_pass)]
+        queries = [row["work"]["peer"]["look_ups"] for row in (eager, let)]
+        shown.append([
+            TASKS[task], str(beam), " / ".join(f"{wer:.1f}" for wer in errors),
+            *(f"{speed:.1f}" for speed in (speeds[0], eager["ratio"], speeds[1])),
+            " / ".join(f"{count:,.1f}" for count in queries),
+        ])  # fmt: skip
+    header = ["task", "beam", "WER %: eager / LET / two passes / large LM's graph", "times as fast as eager: LET",
+              "lazy", "two passes", "LM queries per frame, eager / LET"]  # fmt: skip
+    return table(header, shown) + prose(f"({audio(record)}; {link}.)")
+
+
+def large_lm_curve(record: Record, link: str) -> str:
+    """Error rates against speeds over the beams, with the small and the large LM."""
+    shown = []
+    for task, beam, rows in _by_beam(record):
+        small, large = rows["small_lm"], rows["large_lm"]
+        sides = ((small, "peer"), (small, "ours"), (large, "peer"))
+        shown.append([TASKS[task], str(beam), " / ".join(f"{row['wer'][side]:.1f}" for row, side in sides),
+                      " / ".join(f"{row['rtfx'][side]:,.0f}" for row, side in sides)])  # fmt: skip
+    three = "small LM / large LM on the fly / large LM's graph"
+    return table(["task", "beam", f"WER %: {three}", f"RTFx: {three}"], shown) + prose(
+        f"({record['device']}, {record['threads']} thread; {audio(record)}; {link}.)"
+    )
+
+
+def _by_beam(record: Record) -> Iterable[tuple[str, int, dict[str, Record]]]:
+    """Task, beam and the rows by peer, without those of other group sizes."""
+    found: dict[tuple[str, int], dict[str, Record]] = defaultdict(dict)
+    for row in record["rows"]:
+        if not row.get("skipped") and row["peer"] != record["strategy"]:
+            found[task_of(row), row["params"]["beam_size"]][row["peer"]] = row
+    return [(*key, rows) for key, rows in found.items()]
+
+
+def greedy_fusion(*given: Any) -> str:
+    """A beam beside NeMo's greedy decoding; both without models, with an LM, with phrases, and with both."""
+    found, shown = given[: len(given) // 2], []
+    for record in found:
+        for row in record["rows"]:
+            if row["peer"] == "greedy_fusion" and not row.get("skipped"):
+                name = " ".join(filter(None, (f"`{row['strategy']}`", KINDS.get(row["networks"]))))
+                beam, models = row["params"]["beam_size"], fused(row).removeprefix(" + ")
+                shown.append([
+                    f"{TASKS[task_of(row)]}, {name}, beam {beam}", models or "none", both(row, "wer"),
+                    both(row, "fscore", 2), f"{row['ratio']:.{int(row['ratio'] < 20)}f}", both(row, "rtfx", 0),
+                ])  # fmt: skip
+    header = ["", "both with", "WER %, greedy / beam", "F-score of phrases", "seconds, greedy / beam", "RTFx"]
+    return table(header, shown) + prose(
+        f"({audio(found[0])}; of transducers the first {found[-1]['tasks'][0]['utterances']} utterances; "
+        f"{', '.join(given[len(found) :])}.)"
+    )
+
+
+def topologies(record: Record, link: str) -> str:
+    shown = []
+    for row in record["rows"]:
+        if row["peer"] in ("normal", "minimal") and not row.get("skipped"):
+            shown.append([TASKS[task_of(row)], str(row["params"]["beam_size"]), f"{row['peer']} / compact",
+                          both(row, "wer", 2), f"{row['ratio']:.2f}"])  # fmt: skip
+    header = ["task", "beam", "topologies", "WER %", "seconds, ratio"]
+    return table(header, shown) + prose(f"({audio(record)}; {link}.)")
+
+
 def scale(record: Record, link: str) -> str:
     by_stage = {(row["stage"], row.get("layout")): row for row in record["rows"]}
     packed, quantised = (by_stage["pack", layout] for layout in ("exact", "quantised"))
@@ -522,10 +629,49 @@ def cluster(record: Record, link: str) -> str:
         {alone["beam"]}; all runs wrote the same bytes; {link}.)""")
 
 
+SETS = {"shipped": "shipped", "lj": "LJ Speech", "digits": "digits"}
+
+
+def boosting(record: Record, link: str) -> str:
+    """Each way of paying phrases, with its weight from dev; then thresholds with the weights of the presets."""
+    ways, rows, gates = ("nemo", "default", "threshold", "tuned"), [], []
+    least = record["options"]["thresholds"]
+    for row in record["rows"]:
+        name, found = f"{SETS[row['task']]}, {row['head']}", row["results"]
+        shown = [_score(found[way]["test"]) if way in found else "" for way in ("none", *ways)]
+        wrong, many = [
+            " / ".join(of(found[way]) if way in found else "-" for way in ways)
+            for of in (lambda own: _per_100(own["test-wrong"]), lambda own: f"{own['test-many']['fscore']:.2f}")
+        ]
+        rows.append([name, *shown, wrong, many])
+        counts = [(gate["dev"]["found"], gate["test"]["found"], _per_100(gate["test-wrong"])) for gate in row["gate"]]
+        cells = [f"{dev} / {test}; {wrong}" for dev, test, wrong in counts]
+        gates.append([name, f"{row['default_weight']:g}", *cells])
+    more = f"{record['options']['distractors']:,} distractors"
+    header = ["set, head", "no phrases", "NeMo's refunds", "default", "`ac_threshold`", "tuned", "only wrong phrases: "
+              "inserted per 100 files, the last four columns", f"F-score with {more}, the same"]  # fmt: skip
+    title = "phrases found on dev / on test; inserted per 100 files of test if all phrases are wrong"
+    return "\n\n".join((
+        table(header, rows),
+        f"With the default way and the weights of the presets, {title}:",
+        table(["set, head", "weight", "no threshold", *(f"`ac_threshold: {value:g}`" for value in least)], gates),
+    )) + prose(f"({record['device']}, beam {record['options']['beam_size']}; {link}.)")  # fmt: skip
+
+
+def _score(found: Record) -> str:
+    return f"{found['wer']:.1f}, {found['fscore']:.2f}"
+
+
+def _per_100(found: Record) -> str:
+    return f"{100 * found['false'] / found['utterances']:.0f}"
+
+
 WRITERS: dict[str, Callable[..., str]] = {
     "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "flexctc_beam-live": live,
     "flexctc_beam-cluster": cluster,
-    "paged_biglm": paged_biglm, "paged_biglm-scale": scale,
+    "paged_biglm": paged_biglm, "paged_biglm-scale": scale, "flexctc_beam-greedy_fusion": greedy_fusion,
+    "cuda_wfst-topologies": topologies,
+    "cuda_wfst-live": waits, "boosting": boosting, "let_tables": let_tables, "large_lm_curve": large_lm_curve,
 }  # fmt: skip
 
 

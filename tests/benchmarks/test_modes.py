@@ -54,6 +54,7 @@ def test_chunks_wait_for_the_step_before_them_and_go_together():
     assert figures["batch"] == {"mean": pytest.approx(5 / 4), "max": 2}
     assert figures["latency"]["partial"]["p50"] == pytest.approx(1.8)
     assert figures["latency"]["final"] == {"p50": None, "p99": None}
+    assert figures["mean"] == {"queue": pytest.approx(3.4 / 5), "compute": pytest.approx(1.0)}
     assert queue.streams_per_core(0.08) == pytest.approx(5 * 5 * 0.08 / 4)
 
 
@@ -71,6 +72,7 @@ def test_a_queue_without_end_is_given_up_and_has_no_latency():
     assert not queue.keeps_up
     assert len(queue.served) < 50
     assert queue.figures()["latency"]["partial"] == {"p50": None, "p99": None}
+    assert queue.figures()["mean"] == {"queue": None, "compute": None}
     assert queue.figures()["load"] == pytest.approx(1.0)
     assert queue.streams_per_core(0.08) == pytest.approx(5 * 0.08 / 0.2)
     assert served(Queue(chunks, lambda batch: 0.2)).keeps_up  # as steps of several chunks
