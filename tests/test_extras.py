@@ -23,7 +23,7 @@ PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 DISTRIBUTIONS = {
     "cuda": "cuda-python", "flashlight": "flashlight-text", "hydra": "hydra-core", "nemo": "nemo_toolkit",
     "huggingface_hub": "huggingface-hub", "kaldi_decoder": "kaldi-decoder", "python_multipart": "python-multipart",
-    "yaml": "pyyaml",
+    "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 # where extras may be imported with the file: other files import these in functions only
 FILES_OF_EXTRAS = {

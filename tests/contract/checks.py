@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 import re
 import threading
@@ -25,10 +26,13 @@ import torch
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.fusion.aliases import Aliases
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.grammar import build_grammar
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.contract.subject import (
     BATCH,
     FRAMES,
@@ -787,7 +791,9 @@ def test_phrases_that_are_not_heard_are_withdrawn(subject, decoder, inputs):
     all_paid = decoder.decode(inputs, LENGTHS, [request] * BATCH)
     limited, limit = with_threshold(request, all_paid)
     table = request.boosting.table
-    bonuses = dict(zip(table.texts, (sequence.scores.sum() for sequence in table.sequences), strict=True))
+    bonuses = dict.fromkeys(table.texts, 0.0)  # a phrase may have sequences that refund costs, too
+    for text, sequence in zip(table.texts, table.sequences, strict=True):
+        bonuses[text] += sequence.scores.sum()
     results = decoder.decode(inputs, LENGTHS, [limited] * BATCH)
     for nbest, paid in zip(results, all_paid, strict=True):
         for phrase in nbest.phrases:
@@ -899,6 +905,34 @@ def test_unknown_lms_are_named(subject, variant, inputs):
         decoder = subject.with_fusion(variant, fusion)
         with pytest.raises(ValueError, match=re.escape(f"requests[1].lm is 'newz', expected {expected}")):
             decoder.open(2, [None, Request(lm="newz")])
+
+
+@of(TokenFusion)
+def test_grammars_of_requests_are_those_of_decoders_made_so(subject, variant, inputs):
+    own = dataclasses.replace(subject.fusion(), boosting=None)
+    decoder, letters = subject.with_fusion(variant, own), Vocabulary(tuple(map(chr, range(97, 97 + VOCAB))), "char")
+    sentences = "#JSGF V1.0; public <s> = (a | b | c d | e f | [g] h | i | j | k)+;"
+    hard, soft = (Request(grammar=build_grammar(sentences, letters, price)) for price in (math.inf, 3.0))
+    if decoder.why_unlocked:
+        for request, name in ((hard, "grammar"), (Request(allowed=AllowedTokens((True,) * VOCAB)), "allowed")):
+            with pytest.raises(ValueError, match=rf"requests\[1\]\.{name} is given, expected None: pruning_mode"):
+                decoder.open(2, [None, request])
+        return
+    requests = [hard, soft, None, soft, None, hard]
+    found = decoder.decode(inputs, LENGTHS, requests)
+    for b, request in enumerate(requests):
+        grammar = request and request.grammar
+        alone = subject.with_fusion(variant, dataclasses.replace(own, grammar=grammar))
+        (expected,) = alone.decode(inputs[b : b + 1], [LENGTHS[b]])
+        assert (facts(found[b]), found[b].in_grammar) == (facts(expected), expected.in_grammar)
+        assert (found[b].in_grammar is None) == (grammar is None)
+        for path in found[b] if grammar else ():
+            assert grammar.accepts(path.tokens, VOCAB) if found[b].in_grammar else len(path) == 0
+    streams = decoder.open(BATCH, requests)
+    decoder.push(streams, inputs, LENGTHS)
+    assert all(not nbest.committed for b, nbest in enumerate(decoder.partial(streams)) if requests[b])
+    assert all_facts(decoder.close(streams)) == all_facts(found)
+    assert True in {found[b].in_grammar for b in (0, 5)}
 
 
 @of(TokenFusion)
@@ -1054,7 +1088,8 @@ def test_a_beam_wider_than_all_texts(subject):
 def test_temperature_divides_the_logits(subject, networks, inputs):
     warm = subject.make(networks, beam_size=4, softmax_temperature=2.0).decode(inputs, LENGTHS)
     plain = subject.make(networks, beam_size=4).decode(inputs, LENGTHS)
-    networks.output, networks.bias = networks.output / 2, networks.bias / 2
+    for weight in subject.joint_of(networks):
+        weight /= 2
     halved = subject.make(networks, beam_size=4).decode(inputs, LENGTHS)
     for a, b in zip(warm, halved, strict=True):
         assert a.best.tokens.tolist() == b.best.tokens.tolist()
@@ -1066,7 +1101,7 @@ def test_temperature_divides_the_logits(subject, networks, inputs):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_networks_that_fail_are_named(subject, networks, inputs, value):
     decoder = subject.make(networks, beam_size=4)
-    networks.bias[:] = value
+    subject.joint_of(networks)[1][:] = value
     streams = decoder.open(BATCH)
     with pytest.raises(ValueError, match=r"networks give NaN or \+inf for utterance 0"):
         decoder.push(streams, inputs, LENGTHS)
@@ -1106,8 +1141,16 @@ def test_boosting_is_what_the_automaton_says(subject, decoder, inputs):
     request = subject.request()
     for nbest in decoder.decode(inputs, LENGTHS, [request] * BATCH):
         for path in nbest:
-            bonus = request.boosting.score([word.label for word in path.words])
+            bonus = request.boosting.score(subject.emitted(path, decoder))
             assert path.parts.boosting == pytest.approx(request.boosting_weight * bonus, abs=1e-3)
+
+
+@of(WordGraph)
+def test_locks_and_grammars_are_refused(decoder):
+    words = Vocabulary(("a", "b"), "char")
+    for request in (Request(allowed=AllowedTokens((True, False))), Request(grammar=build_grammar(["a"], words))):
+        with pytest.raises(ValueError, match=r"requests\[0\]\.\w+ is given, expected None: a word graph writes"):
+            decoder.open(1, [request])
 
 
 @of(WordGraph)
@@ -1118,7 +1161,8 @@ def test_boosting_weight_zero_means_no_boosting(subject, decoder, inputs, expect
 
 @of(WordGraph)
 def test_lms_of_requests_are_refused(subject, decoder):
-    with pytest.raises(ValueError, match=r"requests\[0\].lm is 'news', expected None: .* is in the graph"):
+    reason = "none: the decoder has no lm_pool" if decoder.takes_large_lms else "None: .* is in the graph"
+    with pytest.raises(ValueError, match=rf"requests\[0\].lm is 'news', expected {reason}"):
         decoder.open(1, [Request(lm="news")])
 
 

@@ -259,6 +259,10 @@ class WordGraph(LogProbs):
     def text(self, path):
         return tuple(word.label for word in path.words)
 
+    def emitted(self, path, decoder):
+        """The labels that boosting reads."""
+        return [word.label for word in path.words]
+
 
 # --------------------------------------------------------------- What is compared of results, exactly
 

@@ -14,8 +14,13 @@ from nemo_gpu_decoding import (
     Request,
     build_word_boosting,
 )
+from nemo_gpu_decoding.graph.unknown_words import Speller
 from nemo_gpu_decoding.search.word_graph.decoder import MOST_PARTIAL
+from nemo_gpu_decoding.search.word_graph.result import emitted_labels
+from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.contract.subject import VOCAB, DensityRatio, LMPool, Locked, LogProbs, Subject, TokenFusion, WordGraph
+from tests.graph.toy import PIECES
+from tests.search.transducer.lstm import lstm_networks
 from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_frames
 
 SEARCH = "nemo_gpu_decoding.search"
@@ -67,12 +72,16 @@ class Transducer(TokenFusion):
     def networks_of(self, variant: str) -> TableNetworks:
         return TableNetworks(VOCAB, KINDS[variant], seed=4)
 
+    def joint_of(self, networks) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight and bias of the output layer, to be changed in place."""
+        return networks.output, networks.bias
+
     def random_inputs(self, batch, frames, *, seed):
         return random_frames(batch, frames, seed=seed)
 
     def blank_only(self, variant):
         networks = self.networks_of(variant)
-        networks.bias[VOCAB] = 100.0
+        self.joint_of(networks)[1][VOCAB] = 100.0
         return self.make(networks, beam_size=4), random_frames(1, 20, seed=3)
 
     def without_preference(self, variant):
@@ -96,6 +105,23 @@ class Transducer(TokenFusion):
 
     def wrong_width(self, width):
         return rf"encoder_output has shape \(2, 5, {width}\), expected \[B, T, {WIDTH}\]"
+
+
+class TransducerLSTM(Transducer):
+    """An LSTM and a joint of plain torch modules, which run in compiled code."""
+
+    def networks_of(self, variant):
+        return lstm_networks(VOCAB, KINDS[variant], seed=4, sharpness=2.0)
+
+    def joint_of(self, networks):
+        return networks.output[-1].weight.detach(), networks.output[-1].bias.detach()
+
+    def without_preference(self, variant):
+        networks = self.networks_of(variant)
+        for weight in self.joint_of(networks):
+            weight.zero_()
+        decoder = self.make(networks, beam_size=6, n_best=self.n_best, alignments=True)
+        return decoder, torch.zeros(3, 6, self.width)
 
 
 class AES(Transducer):
@@ -127,6 +153,10 @@ class TransducerLocked(Locked, Transducer):
 
     def make(self, networks, fusion=None, **options):
         return super().make(networks, fusion, pruning_mode="late", **options)
+
+
+class AESLSTM(TransducerLSTM, AES):
+    pass
 
 
 class AESLocked(TransducerLocked, AES):
@@ -214,6 +244,56 @@ class LetLattices(DifferenceAutomaton):
         return super().make(composition="let", **options)
 
 
+class NewWords(CudaWFSTSubject):
+    """A request has words that the graph lacks; others read the graph without them."""
+
+    variants = ("normal",)
+
+    def graph(self):
+        from tests.search.word_graph.models import random_lm
+
+        return random_lm(0).graph
+
+    def make(self, **options):
+        from tests.search.word_graph.models import make
+
+        return make(self.graph(), pieces=PIECES, **self._options(options))
+
+    def request(self):
+        speller = Speller(Vocabulary.from_pieces(PIECES), 0.3 / 1.5)
+        graph = self.make().opened_graph
+        boosting = build_word_boosting({"cab": 4.0, "ad": 5.0, "a bcd": 6.0}, graph, speller=speller)
+        return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
+
+    def emitted(self, path, decoder):
+        return emitted_labels(path.words, path.tokens, decoder.opened_graph, complete=True)
+
+
+class PagedNewWords(NewWords, PagedBigLMSubject):
+    """An open vocabulary."""
+
+    composition = "lazy"
+
+    def graph(self):
+        from tests.search.word_graph.models import open_graph
+
+        return open_graph(self.lms()[0].path)
+
+    def make(self, **options):
+        options = {"graph": self.graph(), "pieces": PIECES, "composition": self.composition, **options}
+        return PagedBigLMSubject.make(self, **options)
+
+
+class PagedClosed(PagedNewWords):
+    """A closed vocabulary."""
+
+    graph = NewWords.graph
+
+
+class LetNewWords(PagedClosed):
+    composition = "let"
+
+
 # name, class, backends
 TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("flexctc_beam", FlexCTC, ("cpu", "cuda")),
@@ -224,13 +304,19 @@ TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("alsd_pp density ratio", TransducerDensityRatio, ("cpu", "cuda")),
     ("alsd_pp allowed tokens", TransducerLocked, ("cpu", "cuda")),
     ("alsd_pp lm pool", TransducerPool, ("cpu", "cuda")),
+    ("alsd_pp lstm", TransducerLSTM, ("cpu",)),
     ("aes_pp", AES, ("cpu", "cuda")),
+    ("aes_pp lstm", AESLSTM, ("cpu",)),
     ("aes_pp allowed tokens", AESLocked, ("cpu", "cuda")),
     ("cuda_wfst", CudaWFSTSubject, ("cpu", "cuda")),
     ("cuda_wfst lattices", Lattices, ("cpu", "cuda")),
     ("paged_biglm", PagedBigLMSubject, ("cpu", "cuda")),
     ("paged_biglm let", Let, ("cpu",)),
     ("paged_biglm let lattices", LetLattices, ("cpu",)),
+    ("cuda_wfst new words", NewWords, ("cpu", "cuda")),
+    ("paged_biglm new words", PagedClosed, ("cpu", "cuda")),
+    ("paged_biglm open vocabulary", PagedNewWords, ("cpu",)),
+    ("paged_biglm let new words", LetNewWords, ("cpu",)),
     ("paged_biglm difference", DifferenceAutomaton, ("cpu", "cuda")),
 ]
 

@@ -90,7 +90,7 @@ class ToyEngine(Engine):
         return sorted(best.values(), key=lambda h: (-h.score, h.text, h.last))[: self.config.beam_size]
 
     def _extended(self, old: Hypothesis, label: int, log_prob: float, b: int, t: int) -> Hypothesis:
-        score, tokens, states = old.score + log_prob, old.tokens, old.states
+        score, tokens, states, weight = old.score + log_prob, *old[3:], float(self.fusion.boosting_weights[b])
         if label == self.blank_id:
             return Hypothesis(score, old.text, label, tokens, states)
         if label == old.last:
@@ -98,7 +98,7 @@ class ToyEngine(Engine):
             return Hypothesis(score, old.text, label, (*tokens[:-1], longer), states)
         lm, state = self.fusion.lm.advance(states[0], label)
         bonus, node = self.fusion.trees[self.fusion.tree_of[b]].advance(states[1], label)
-        score += float(self.fusion.lm_weights[b]) * lm + float(self.fusion.boosting_weights[b]) * bonus
+        score += float(self.fusion.lm_weights[b]) * lm + (weight and weight * bonus)  # 0 * inf would be NaN
         token = Token(t, (log_prob,))
         return Hypothesis(score, (*old.text, label), label, (*tokens, token), (state, node))
 
@@ -137,8 +137,8 @@ class ToyBeam(Decoder[ToyConfig, NBest]):
 
     def _path(self, hypothesis: Hypothesis, fusion: BatchFusion, b: int, final: bool) -> Path:
         lm = replace(fusion.lm, start_state=int(fusion.lm_starts[b])).score(hypothesis.text, final=final)
-        boosting = fusion.trees[fusion.tree_of[b]].score(hypothesis.text, final=final)
-        lm, boosting = float(fusion.lm_weights[b]) * lm, float(fusion.boosting_weights[b]) * boosting
+        lm, weight = float(fusion.lm_weights[b]) * lm, float(fusion.boosting_weights[b])
+        boosting = weight and weight * fusion.trees[fusion.tree_of[b]].score(hypothesis.text, final=final)
         return Path(
             tokens=np.array(hypothesis.text, np.int32),
             frames=np.array([token.frame for token in hypothesis.tokens], np.int32),

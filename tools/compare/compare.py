@@ -19,7 +19,7 @@ from omegaconf import MISSING
 
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli.decoding import load_phrase_file, writable_file
-from nemo_gpu_decoding.manifest import parse_row, phrases_of
+from nemo_gpu_decoding.manifest import parse_row
 from nemo_gpu_decoding.metrics import PhraseScore, PhraseWords, WordErrors, phrase_score, word_errors
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.text_file import read_lines
@@ -141,9 +141,8 @@ class Material:
             reference = row.get("text")
             if reference is not None and self.references.setdefault(key, reference) != reference:
                 raise ValueError(f"{where}: text is {reference!r}, elsewhere {self.references[key]!r}")
-            phrases = phrases_of(row)
-            if phrases is not None:
-                self.phrases[key] = phrases
+            if row.get("phrases") is not None:
+                self.phrases[key] = tuple(row["phrases"])
             yield key, row, where
 
 
