@@ -27,10 +27,7 @@ Wanted = Request | WrittenRequest | Sequence["str | Phrase"] | None
 
 @contextlib.contextmanager
 def utterance_requests(
-    model: ASRModel,
-    requests: Sequence[Wanted],
-    *,
-    boosting_weight: float | None = None,
+    model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
     """Within this block, the model decodes its first utterance with the first request, and so on.
 
@@ -87,10 +84,7 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
 
 
 def request_of(
-    infer: FusedInfer,
-    written: WrittenRequest,
-    boosting_weight: float | None = None,
-    most_letters: int = MOST_LETTERS,
+    infer: FusedInfer, written: WrittenRequest, boosting_weight: float | None = None, most_letters: int = MOST_LETTERS
 ) -> Request:
     """The request of an utterance, compiled and checked.
 

@@ -201,7 +201,7 @@ def test_a_recurrent_product_serves_all_extensions_of_a_text(monkeypatch):
             counted["texts"] += len(np.unique(self.outputs[self.is_recalled], axis=0))
 
     made = cpu_networks.text_cache
-    monkeypatch.setattr(cpu_engine, "text_cache", lambda *parts: Counting(*made(*parts)))
+    monkeypatch.setattr(cpu_networks, "text_cache", lambda *parts: Counting(*made(*parts)))
     decoder = decoder_of("alsd_pp", lstm_networks(VOCAB))
     decoder.decode(random_frames(2, T, seed=1), [T, T])
     assert 0 < counted["products"] == counted["texts"]
