@@ -19,22 +19,11 @@ LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 # option -> key of NeMo's section
 BEAM_KEYS = {
     "beam_size": "beam_size",
-    "lm": "ngram_lm_model",
-    "lm_weight": "ngram_lm_alpha",
-    "lms": "lm_pool",
-    "source_lm": "source_lm_model",
-    "source_lm_weight": "source_lm_alpha",
-    "allowed_scripts": "allowed_scripts",
-    "grammar": "grammar",
-    "beam_beta": "beam_beta",
-    "blank_lm_score_mode": "blank_lm_score_mode",
-    "pruning_mode": "pruning_mode",
-    "phrases": "boosting_tree.key_phrases_file",
-    "boosting_weight": "boosting_tree_alpha",
-    "segmentations": "boosting_tree.segmentations",
-    "refund": "boosting_tree.refund",
-    "overlapping": "boosting_tree.overlapping",
-    "ac_threshold": "boosting_tree.ac_threshold",
+    **{"lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"},
+    **{"source_lm": "source_lm_model", "source_lm_weight": "source_lm_alpha"},
+    **{name: name for name in ("allowed_scripts", "grammar", "beam_beta", "blank_lm_score_mode", "pruning_mode")},
+    **{"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"},
+    **{name: f"boosting_tree.{name}" for name in ("segmentations", "refund", "overlapping", "ac_threshold")},
 }
 WORD_GRAPH_KEYS = {
     "beam_width": "beam_width",
@@ -268,13 +257,13 @@ def existing_file(option: str, value: str) -> str:
     return str(path.resolve())
 
 
-def load_phrase_file(option: str, path: str | None) -> list[str]:
-    """Phrases with weights >= 0 of the list file that an option names; [] if `path` is None."""
+def load_phrase_file(path: str | None) -> list[str]:
+    """The phrases with weights >= 0 of the file of the option `phrases`; [] without it."""
     if path is None:
         return []
     from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with
 
-    return [phrase.text for phrase in read_phrases(existing_file(option, path)) if weight_of(phrase) >= 0]
+    return [phrase.text for phrase in read_phrases(existing_file("phrases", path)) if weight_of(phrase) >= 0]
 
 
 def writable_file(option: str, value: str) -> Path:

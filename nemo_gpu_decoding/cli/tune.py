@@ -172,7 +172,7 @@ def run(options: TuneOptions) -> int:
     check_source_lm(options)
     plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
-    phrases = decoding.load_phrase_file("phrases", options.phrases)
+    phrases = decoding.load_phrase_file(options.phrases)
     decoding.check_weight("boosting_weight", options.boosting_weight, bool(phrases))
     files = {name: getattr(options, name, None) for name in decoding.FILES}  # tune has no grammar
     # a model with weight 0 would not be loaded; the weights are set per point of the grid

@@ -28,10 +28,7 @@ MORE = {
 
 FLEXCTC = Section(
     "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE, hidden=("alignments",),
-    foreign={
-        "flashlight_cfg": "strategy 'flashlight'",
-        "pyctcdecode_cfg": "strategy 'pyctcdecode'",
-    },
+    foreign={"flashlight_cfg": "strategy 'flashlight'", "pyctcdecode_cfg": "strategy 'pyctcdecode'"},
 )  # fmt: skip
 DEPRECATED = {"beam_alpha": "ngram_lm_alpha", "kenlm_path": "ngram_lm_model"}
 
