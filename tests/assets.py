@@ -1,12 +1,22 @@
-"""Where the shipped speech, checkpoints and LMs are."""
+"""Where the shipped speech, checkpoints, LMs and scripts are."""
 
+import sys
 import tarfile
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "assets" / "self"
 CTC_MODEL = ASSETS / "models" / "self_ctc.nemo"
 HYBRID_MODEL = ASSETS / "models" / "self_hybrid_rnnt.nemo"
+
+
+def load_script(path: Path):
+    """A Python file that no package has, as a module."""
+    spec = spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def quoted(value) -> str:

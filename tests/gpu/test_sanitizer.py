@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gpu_decoding.search.word_graph import kernel_abi
-from tests.gpu import REHEARSAL, sanitized
+from tests.gpu import sanitized
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 80  # for one check
@@ -34,14 +33,7 @@ CHECKS = {
     "synccheck": (),
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_blocks")]
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    if REHEARSAL:
-        for name, size in {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}.items():
-            monkeypatch.setattr(kernel_abi, name, size)
+pytestmark = pytest.mark.slow
 
 
 def find_tool() -> str | None:

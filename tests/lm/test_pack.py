@@ -45,16 +45,6 @@ ngram 3=1
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write_file(text, name="lm.arpa"):
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write_file
-
-
 def same(one, other):
     """Whether two LMs are equal to the bit."""
     tables = zip(one.arrays, other.arrays, strict=True)

@@ -154,20 +154,12 @@ def run(folder, monkeypatch):
     return call
 
 
-@pytest.fixture(scope="module")
-def transcripts():
+def transcripts(row: Row, decoding, files):
     """What `transcribe` returns by the checkpoint and head of a row with a decoding config."""
-    models = {}
-
-    def transcribe(row: Row, decoding, files):
-        if row.model not in models:
-            models[row.model] = restore(row.model)
-        model = models[row.model]
-        more = {"decoder_type": row.head} if hasattr(model, "cur_decoder") else {}
-        model.change_decoding_strategy(decoding, verbose=False, **more)
-        return model.transcribe(files, batch_size=len(files), verbose=False)
-
-    return transcribe
+    model = restore(row.model)
+    more = {"decoder_type": row.head} if hasattr(model, "cur_decoder") else {}
+    model.change_decoding_strategy(decoding, verbose=False, **more)
+    return model.transcribe(files, batch_size=len(files), verbose=False)
 
 
 GREEDY = {"strategy": "greedy_batch"}
@@ -189,7 +181,7 @@ def name(row: Row) -> str:
 
 @runs
 @pytest.mark.parametrize("row", TRANSCRIBING, ids=name)
-def test_transcripts_are_those_of_transcribe(row, run, files, transcripts):
+def test_transcripts_are_those_of_transcribe(row, run, files):
     fused = FUSED["wfst" if "wfst" in row.words else "beam"].replace("ctc_decoding", f"{row.head}_decoding")
     words = f"{row.words} {fused}"
     found = predicted(run(row, words))
@@ -199,7 +191,7 @@ def test_transcripts_are_those_of_transcribe(row, run, files, transcripts):
 
 @runs
 @pytest.mark.parametrize("row", [row for row in DECODING if "ngram" in row.script], ids=name)
-def test_candidates_are_those_of_transcribe(row, run, files, transcripts):
+def test_candidates_are_those_of_transcribe(row, run, files):
     found = [line.split("\t") for line in run(row, row.words)]
     beam = {"beam_size": 8, "ngram_lm_model": "lm.arpa", "ngram_lm_alpha": 0.5, "return_best_hypothesis": False}
     beam |= {"beam_beta": 1.0} if row.head == "ctc" else {"maes_prefix_alpha": 2}
@@ -230,7 +222,7 @@ def test_scripts_that_decode_with_no_strategy_of_ours(run):
 @runs
 @pytest.mark.parametrize("more", ["presort_manifest=false", "", "timestamps=true"])
 @pytest.mark.parametrize("row", TRANSCRIBING[:20:4], ids=name)
-def test_n_best_lists(row, more, run, files, transcripts):
+def test_n_best_lists(row, more, run, files):
     words = row.words + " ctc_decoding.wfst.beam_size=3" * ("wfst" in row.words)
     lines = [json.loads(line) for line in run(row, f"{words} extract_nbest=true {more}")]
     decoding = decoding_of(row, words)

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.search.flexctc_beam.both import random_fusion
 
 __all__ = ["random_fusion"]
@@ -94,5 +94,5 @@ def assert_equal(make: Any, networks, config, frames, lengths, fusion: Fusion | 
         make(networks, replace(config, backend=backend), fusion).decode(frames, lengths, requests)
         for backend in ("cpu", "cuda")
     )
-    assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
+    assert all_facts(found) == all_facts(expected)
     assert [nbest.num_frames for nbest in found] == [nbest.num_frames for nbest in expected]
