@@ -61,12 +61,11 @@ class ModelOptions:
     model: str = MISSING
     # Decoding strategy. CTC: flexctc_beam, cuda_wfst (word graphs) or paged_biglm (word graphs and a large LM).
     # RNN-T and TDT: alsd_pp or aes_pp. `transcribe` also accepts NeMo's own strategies, such as greedy_batch. null:
-    # the strategy of the preset; without a preset flexctc_beam if the model has a CTC head (and head=rnnt is not
-    # given), else alsd_pp.
+    # the strategy of the preset. Without a preset: flexctc_beam if the model has a CTC head and head=rnnt is not
+    # given, else alsd_pp.
     strategy: str | None = None
-    # A YAML file of decoding options with NeMo's keys (`tune` writes one), or the name of a shipped preset. null:
-    # the shipped preset of the strategy, adapted to lm and phrases if they are given. Options of the command line
-    # override it.
+    # A YAML file of decoding options with NeMo's keys (`tune` writes one), or the name of a shipped preset. Options of
+    # the command line override it. null: the shipped preset of the strategy, adapted to lm and phrases.
     preset: str | None = None
     # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs: a word-level ARPA file, or a
     # graph that `build-graph` built from one.
@@ -75,8 +74,7 @@ class ModelOptions:
     # Its scores are subtracted from those of `lm` (density ratio), because the network has learnt this text.
     source_lm: str | None = None
     # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file. `lm` is the small LM. If `lm` is
-    # a graph, set wfst.small_lm_path (in a preset, or decoding.wfst.small_lm_path of `transcribe`) to the ARPA file
-    # from which the graph was built.
+    # a graph, set wfst.small_lm_path in the preset, or decoding.wfst.small_lm_path of `transcribe`, to its ARPA file.
     large_lm: str | None = None
     # Text file of phrases to boost, one per line, optionally followed by a weight and by aliases, each after a tab:
     # spellings that are written as the phrase. `tune` reports precision, recall and F-score of the phrases.

@@ -88,8 +88,8 @@ class TuneOptions(decoding.ModelOptions):
     beam_width: list[float] | None = None
     # The measure to optimise: wer (with phrases: and their false_phrase_cost), or fscore of the phrases.
     objective: str = "wer"
-    # With the objective wer and phrases: word errors that a false phrase counts beside its own errors, >= 0. 0: WER
-    # alone, which gains from a large boosting weight that inserts phrases in place of words that are wrong anyway.
+    # With the objective wer and phrases: word errors that a false phrase counts on top of its own errors, >= 0. 0: WER
+    # alone. It gains from a large boosting weight that inserts phrases in place of words that are wrong anyway.
     false_phrase_cost: float = FALSE_PHRASE_COST
     # Output file: the best combination, as a preset for `transcribe preset=...`.
     out: str | None = None
@@ -113,8 +113,8 @@ class TuneOptions(decoding.ModelOptions):
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.
     channel_selector: Any = None
-    # Aggregations of token confidence to words to try, min, mean or prod: fits a map of word confidence to the
-    # probability that the word is right, which `out` gets with the best aggregation. null: no map.
+    # Aggregations of token confidence to words to try: min, mean or prod. Fits a map of word confidence to the
+    # probability that the word is right. `out` gets the map and the best aggregation. null: no map.
     confidence: list[str] | None = None
     # Type of the stored encoder output: float32, or float16 for half the memory.
     store: str = "float32"
