@@ -1,7 +1,5 @@
 """Which tests of the contract there are; `slow` marks those that run in `make test-all` rather than in `make test`."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.register_assert_rewrite("tests.contract.checks")

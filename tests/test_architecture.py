@@ -1,7 +1,5 @@
 """Rooms build on those before them; nothing imports upwards, and nothing in a circle. Public names."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The table of ways of paying phrases."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import boosting

@@ -1,7 +1,5 @@
 """Shared by the tests of the command line."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`transcribe` of long recordings: cut, with subtitles, alone and in partitions."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`transcribe` in-process, on the shipped models and two utterances."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

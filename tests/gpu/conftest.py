@@ -1,7 +1,5 @@
 """Everything below this folder is marked `gpu` and `slow`, and skipped with the reason where no kernel can run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator
 from pathlib import Path

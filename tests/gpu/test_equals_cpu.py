@@ -1,7 +1,5 @@
 """The GPU finds what the CPU finds: tokens, times, confidence and scores, to the bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """compute-sanitizer finds no stray access, no race and no barrier that only some threads reach."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

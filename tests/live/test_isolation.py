@@ -1,7 +1,5 @@
 """No client hurts another one, and none keeps a slot behind its end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

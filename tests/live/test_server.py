@@ -1,7 +1,5 @@
 """The server of live streams, over real sockets, before a recognizer that reads numbers out of the audio."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

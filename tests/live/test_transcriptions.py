@@ -1,7 +1,5 @@
 """OpenAI's endpoint, called with its client, before a recognizer that reads numbers out of the audio."""
 
-from __future__ import annotations
-
 import io
 import threading
 import urllib.error

@@ -1,7 +1,5 @@
 """Shared by the tests of the NeMo plugin: importing NeMo takes long, restoring a model a second."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator

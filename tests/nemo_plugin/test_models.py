@@ -1,8 +1,6 @@
 """Hybrid models with both heads; models that are saved and restored; presets under conf/."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]

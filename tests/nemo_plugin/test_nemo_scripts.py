@@ -4,8 +4,6 @@ The scripts are in NeMo's repository alone, not in its wheel: the page says how 
 runs this. That the page can be run (names, files, strategies) is tested without them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """alsd_pp and aes_pp in NeMo's transducers: transcription, timestamps, and utterances that go on."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import copy
 import pickle
 

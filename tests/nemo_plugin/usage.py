@@ -1,7 +1,5 @@
 """What tests do with a model, the strategies as they see them, and word LMs to decode with."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,6 @@
 """A fault at any point of a step ends one stream, and no other."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import sys

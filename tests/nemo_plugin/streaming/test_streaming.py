@@ -1,8 +1,6 @@
 """NeMo's streaming with our strategies: `conformer_stream_step` and the pipelines of its inference package."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """A decoder on both backends: the kernels, run by the emulator, must find what the CPU finds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

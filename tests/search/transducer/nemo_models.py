@@ -1,7 +1,5 @@
 """NeMo transducers: small random ones, the shipped checkpoints, and NeMo's own searches over them."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Its output for a row is the same to the bit in every batch, so that results are compared to the bit.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ First with fakes in the place of CUDA's graphs; then with the kernels themselves
 plays: a loop and chunks find what plain launches find.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Prediction networks on the GPU: fused weights and kernels compute what the torch modules compute."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import nullcontext
 from dataclasses import replace

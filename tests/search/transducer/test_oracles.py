@@ -1,7 +1,5 @@
 """Both searches against brute force on tiny problems and against themselves in plain Python."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 
