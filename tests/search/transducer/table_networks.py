@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -94,3 +95,12 @@ def assert_equal(make: Any, networks, config, frames, lengths, fusion: Fusion | 
     )
     assert all_facts(found) == all_facts(expected)
     assert [nbest.num_frames for nbest in found] == [nbest.num_frames for nbest in expected]
+
+
+def assert_same(found, expected, score: float = 1e-4) -> None:
+    """The same tokens and frames, and scores that differ by `score` at most."""
+    for nbest, wanted in zip(found, expected, strict=True):
+        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in wanted]
+        for path, other in zip(nbest, wanted, strict=True):
+            assert path.frames.tolist() == other.frames.tolist()
+            assert path.score == pytest.approx(other.score, abs=score)
