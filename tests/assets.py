@@ -1,5 +1,7 @@
 """Where the shipped speech, checkpoints, LMs and scripts are."""
 
+import json
+import subprocess
 import sys
 import tarfile
 from importlib.util import module_from_spec, spec_from_file_location
@@ -17,6 +19,20 @@ def load_script(path: Path):
     module = sys.modules[path.stem] = module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def speech() -> list[dict]:
+    """The utterances of the shipped test set; `audio_filepath` is made absolute."""
+    rows = [json.loads(line) for line in (ASSETS / "speech" / "test.json").read_text().splitlines()]
+    return [row | {"audio_filepath": str(ASSETS / "speech" / row["audio_filepath"])} for row in rows]
+
+
+def build(source: Path, target: str, folder: Path) -> Path:
+    """Build one of `wheel` and `sdist`."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (file,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return file
 
 
 def quoted(value) -> str:

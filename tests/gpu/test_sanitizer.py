@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.assets import ROOT
 from tests.gpu import sanitized
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 80  # for one check
 FOUND = 99  # exit status if something is found
 # the tool's own words for GPUs and containers in which it can't work

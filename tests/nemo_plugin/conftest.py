@@ -1,33 +1,22 @@
 """Shared by the tests of the NeMo plugin: importing NeMo takes long, restoring a model a second."""
 
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.assets import ASSETS, speech
 from tests.nemo_plugin.usage import CASES, Case, strategy_case, write_lower_orders
 
-SELF = Path(__file__).parents[2] / "assets" / "self"
 NUM_FILES = 6
 MANY_FILES = 30
 
 
 @pytest.fixture(scope="session")
-def assets() -> Path:
-    """The speech, models and LMs that the repository ships."""
-    return SELF
-
-
-@pytest.fixture(scope="session")
 def many_utterances() -> list[dict]:
-    """Test utterances enough to tell word error rates apart; `audio_filepath` is made absolute."""
-    lines = (SELF / "speech" / "test.json").read_text().splitlines()[:MANY_FILES]
-    entries = [json.loads(line) for line in lines]
-    for entry in entries:
-        entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
-    return entries
+    """Test utterances enough to tell word error rates apart."""
+    return speech()[:MANY_FILES]
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +39,7 @@ def restore(name: str):
 
     register()
     logging.setLevel(logging.ERROR)
-    model = ASRModel.restore_from(str(SELF / "models" / f"{name}.nemo"), map_location="cpu")
+    model = ASRModel.restore_from(str(ASSETS / "models" / f"{name}.nemo"), map_location="cpu")
     return model.eval()
 
 
@@ -169,7 +158,7 @@ def graph_cache(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def word_lm() -> Path:
-    return SELF / "lm" / "word3.arpa"
+    return ASSETS / "lm" / "word3.arpa"
 
 
 @pytest.fixture(scope="session")

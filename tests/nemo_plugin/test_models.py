@@ -8,7 +8,6 @@ pytest.importorskip("nemo.collections.asr")
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize
@@ -25,6 +24,7 @@ from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from nemo_gpu_decoding.presets import load_preset, preset_names
+from tests.assets import ROOT
 
 FLEXCTC = {"strategy": "flexctc_beam", "beam": {"beam_size": 4, "beam_beta": 0.0}}
 
@@ -261,7 +261,7 @@ class CTCStreamingConfig:
 
 
 def test_overrides_of_the_page_about_nemos_scripts_compose():
-    page = (Path(__file__).parents[2] / "docs" / "nemo_scripts.md").read_text()
+    page = (ROOT / "docs" / "nemo_scripts.md").read_text()
     spans = [span for span in re.findall(r"`([^`\n]+)`", page) if re.match(r"\+*(ctc_|rnnt_|asr\.)decoding\.", span)]
     strategies = set()
     for span in spans:

@@ -17,12 +17,13 @@ import yaml
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.metrics import word_errors
-from tests.nemo_plugin.conftest import SELF, restore
+from tests.assets import ASSETS, ROOT, speech
+from tests.nemo_plugin.conftest import restore
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[2] / "docs" / "nemo_scripts.md").read_text()
+PAGE = (ROOT / "docs" / "nemo_scripts.md").read_text()
 NEMO = Path(os.environ.get("NEMO_EXAMPLES", "examples/asr")).resolve().parents[1]
 TRANSDUCERS = ("alsd_pp", "aes_pp")
 STRATEGIES = ("flexctc_beam", "cuda_wfst", "paged_biglm", *TRANSDUCERS)
@@ -111,8 +112,8 @@ runs = pytest.mark.skipif(
 def folder(tmp_path, monkeypatch, utterances) -> Path:
     """A working folder with the files that the page names."""
     for name, file in FILES.items():
-        (tmp_path / name).symlink_to(SELF / file)
-    for model in (SELF / "models").iterdir():
+        (tmp_path / name).symlink_to(ASSETS / file)
+    for model in (ASSETS / "models").iterdir():
         (tmp_path / model.name).symlink_to(model)
     write_manifest(tmp_path / "test.json", utterances)
     (tmp_path / "spelled.txt").write_text("graham_graham\n")  # said in the first utterance
@@ -236,12 +237,12 @@ def tuned(strategy: str, model: str) -> str:
     """The overrides of a decoding in assets/self that `tune` has found."""
     presets = {"flexctc_beam": "demo", "cuda_wfst": "demo_wfst", "paged_biglm": "demo_paged"}
     preset = presets.get(strategy, "demo_tdt" if model.endswith("tdt") else "demo_rnnt")
-    options = yaml.safe_load((SELF / f"{preset}.yaml").read_text()) | {"strategy": strategy}
+    options = yaml.safe_load((ASSETS / f"{preset}.yaml").read_text()) | {"strategy": strategy}
 
     def flat(prefix, value):
         if isinstance(value, dict):
             return [word for key in value for word in flat(f"{prefix}.{key}", value[key])]
-        file = SELF / str(value)
+        file = ASSETS / str(value)
         return [] if value is None else [f"++{prefix}={file if file.is_file() else value}"]
 
     return " ".join(flat("asr.decoding", options))
@@ -252,9 +253,7 @@ def tuned(strategy: str, model: str) -> str:
 def test_streams(config, model, strategy, wer, run, folder, monkeypatch, pushed):
     from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 
-    entries = [json.loads(line) for line in (SELF / "speech" / "test.json").read_text().splitlines()]
-    for entry in entries:
-        entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
+    entries = speech()
     write_manifest(folder / "test.json", entries)
     pipelines, build = [], PipelineBuilder.build_pipeline
     monkeypatch.setattr(PipelineBuilder, "build_pipeline", lambda cfg: pipelines.append(build(cfg)) or pipelines[-1])

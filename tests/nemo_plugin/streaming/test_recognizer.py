@@ -20,10 +20,10 @@ from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
 from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions, warm_up
-from tests.nemo_plugin.conftest import SELF
+from tests.assets import ASSETS
 
-CTC, HYBRID, CAUSAL = (str(SELF / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
-LM = f"lm={SELF / 'lm' / 'tok3.arpa'}"
+CTC, HYBRID, CAUSAL = (str(ASSETS / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
+LM = f"lm={ASSETS / 'lm' / 'tok3.arpa'}"
 
 
 def recognizer(*arguments):
@@ -88,8 +88,8 @@ def test_what_nemos_own_loop_gives(shared, files, speech):
         assert sum(word.confidence > 0 for word in words) >= len(words) - 1  # 0: less likely than by chance
 
 
-WORD_LM = f"lm={SELF / 'lm' / 'word3.arpa'}"
-SMALL_LM = [f"lm={SELF / 'lm' / 'word_small.arpa'}", f"large_{WORD_LM}"]
+WORD_LM = f"lm={ASSETS / 'lm' / 'word3.arpa'}"
+SMALL_LM = [f"lm={ASSETS / 'lm' / 'word_small.arpa'}", f"large_{WORD_LM}"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_final_transcripts_name_their_phrases(shared, speech):
     "arguments", [[f"model={CTC}"], [f"model={HYBRID}", "strategy=alsd_pp"], [f"model={CAUSAL}", "strategy=alsd_pp"]]
 )
 def test_lms_of_streams(arguments, speech):
-    own = recognizer(*arguments, f"lms.office={SELF / 'lm' / 'tok3.arpa'}", "lm_weight=0.8")
+    own = recognizer(*arguments, f"lms.office={ASSETS / 'lm' / 'tok3.arpa'}", "lm_weight=0.8")
     named = [
         StreamOptions(),
         own_request(lm="office"),
@@ -397,6 +397,6 @@ def test_served_streams_are_those_of_the_pipeline(shared, speech, monkeypatch):
 
 
 def test_the_decoding_is_that_of_transcribe(shared):
-    config = decoding_config("flexctc_beam", None, {"lm": str(SELF / "lm" / "tok3.arpa")})
+    config = decoding_config("flexctc_beam", None, {"lm": str(ASSETS / "lm" / "tok3.arpa")})
     assert shared.pipeline.asr_model.decoding_cfg.beam.beam_size == config.beam.beam_size == 16
     assert json.loads(json.dumps(shared.languages)) == []
