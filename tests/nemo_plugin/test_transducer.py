@@ -22,7 +22,7 @@ from omegaconf import OmegaConf, open_dict
 from nemo_gpu_decoding import utterance_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import RECENT_BATCHES
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
-from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, decoded, predicted, transcribed
+from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, decoded, predicted, texts_of, transcribed
 
 STRATEGIES = ["alsd_pp", "aes_pp"]
 PEERS = {"alsd_pp": "malsd_batch", "aes_pp": "maes_batch"}
@@ -42,10 +42,6 @@ def encoded(transducer, encoded_by, utterances):
 
 def lm_options(assets, weight=0.3):
     return {"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": weight}
-
-
-def texts(model, audio, **kwargs):
-    return [result.text for result in model.transcribe(audio, verbose=False, **kwargs)]
 
 
 def decode(model, encoded, partial=None):
@@ -89,9 +85,9 @@ def test_texts_times_and_scores_are_nemos_for_each_utterance(transducer, encoded
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_beam_of_one_is_greedy_where_posteriors_are_sharp(transducer, files, strategy):
-    greedy = texts(transducer, files)
+    greedy = texts_of(transducer, files)
     use(transducer, strategy, beam_size=1)
-    ours = texts(transducer, files)
+    ours = texts_of(transducer, files)
     assert sum(a != b for a, b in zip(greedy, ours, strict=True)) <= 1
 
 

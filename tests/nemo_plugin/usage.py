@@ -52,6 +52,11 @@ def texts(hypotheses):
     return [hypothesis.text for hypothesis in hypotheses]
 
 
+def texts_of(model, audio, **kwargs):
+    """What `transcribe` hears."""
+    return texts(model.transcribe(audio, verbose=False, **kwargs))
+
+
 def one_shot(infer, utterances) -> list[list[int]]:
     """Tokens of whole utterances."""
     rows = [torch.cat(parts) for parts in utterances.values()]

@@ -45,6 +45,14 @@ def speech(files):
     return [soundfile.read(file, dtype="float32")[0] for file in files]
 
 
+def finals_of(own, samples, wanted):
+    n, prepared, finals = own.chunk_samples, own.prepare(wanted), []
+    for at in range(0, len(samples), n):
+        (step,) = own.step([Chunk(0, samples[at : at + n], at == 0, at + n >= len(samples), prepared)])
+        finals += [step.final] if step.final is not None else []
+    return finals
+
+
 def streamed(own, speech, options=None, *, commits=False):
     """(partial texts, final text, words) of utterances, all in the same steps. What is committed is no more taken
     back; with `commits` there was some of it."""
@@ -116,11 +124,7 @@ def test_pipelines_of_all_kinds(arguments, files, speech):
 
 def test_rules_end_utterances_and_their_texts_add_up(speech):
     own = recognizer(f"model={CTC}", LM, "rules={rule5: {min_utterance_length: 1.5}}")
-    n, samples, finals = own.chunk_samples, speech[0], []
-    for at in range(0, len(samples), n):
-        chunk = Chunk(0, samples[at : at + n], at == 0, at + n >= len(samples), own.prepare(StreamOptions()))
-        (step,) = own.step([chunk])
-        finals += [step.final] if step.final else []
+    finals = finals_of(own, speech[0], StreamOptions())
     words = [word for final in finals for word in final.words]
     assert len(finals) > 1
     assert words[0].start < 0.5 < 3 < words[-1].end
@@ -135,12 +139,7 @@ def test_phrases_of_a_stream(shared, speech):
 
 
 def test_final_transcripts_name_their_phrases(shared, speech):
-    wanted = own_request(30.0, phrases=("zebra",))
-    n, samples, finals = shared.chunk_samples, speech[0], []
-    for at in range(0, len(samples), n):
-        last = at + n >= len(samples)
-        (step,) = shared.step([Chunk(7, samples[at : at + n], at == 0, last, shared.prepare(wanted))])
-        finals += [step.final] if step.final else []
+    finals = finals_of(shared, speech[0], own_request(30.0, phrases=("zebra",)))
     found = [phrase for final in finals for phrase in final.phrases]
     assert len(found) == sum(final.text.split().count("zebra") for final in finals) > 0
     assert {phrase.phrase for phrase in found} == {"zebra"}
@@ -189,14 +188,6 @@ def test_locks_and_grammars_of_streams(arguments, speech):
     assert set(texts[1]) <= {*"ofthe", " "} < set(texts[0])
     assert texts[2] in sentences
     assert texts[3] == ""
-
-
-def finals_of(own, samples, wanted):
-    n, prepared, finals = own.chunk_samples, own.prepare(wanted), []
-    for at in range(0, len(samples), n):
-        (step,) = own.step([Chunk(0, samples[at : at + n], at == 0, at + n >= len(samples), prepared)])
-        finals += [step.final] if step.final is not None else []
-    return finals
 
 
 @pytest.mark.parametrize(
