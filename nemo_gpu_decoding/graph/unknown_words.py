@@ -9,9 +9,8 @@ W words, "ab" in the loop writes
     unk      W     W + 1    W + 2
 
 A word is now a sequence of olabels, like a phrase of words. The boosting automaton of an utterance
-(`word_boosting.py`) matches it and refunds the cost of the loop. The word then has the same cost as in a
-graph that was built with it: the LM's cost of <unk>, less its bonus. [CUDA-WFST] names this as future
-work.
+(`word_boosting.py`) matches it and refunds the cost of the loop. The word then costs as much as in a graph
+that was built with it: the LM's cost of <unk>, less its bonus. [CUDA-WFST] names this as future work.
 
 A graph with a closed vocabulary gets the loop by `with_new_words` when the first request needs it. Its file says in
 which state (`Entrance`). States, arcs and closure arcs of the graph keep their numbers, and the loop's follow. Only
