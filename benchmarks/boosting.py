@@ -62,7 +62,7 @@ def run(options: BoostingOptions) -> int:
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
-    phrases = load_phrase_file("phrases", options.phrases)
+    phrases = load_phrase_file(options.phrases)
     head = Model.load(options.model, device="cpu").head(STRATEGIES[options.strategy].family)
     speech = encode(head, read_manifest(Path(options.manifest)))
     rows = []

@@ -220,7 +220,7 @@ class Files:
     @cached_property
     def lists(self) -> Lists:
         """dev, test: the lists of the two parts; *-wrong: their distractors; test-many: many distractors."""
-        listed = load_phrase_file("phrases", self.path(self.speech.phrases))
+        listed = load_phrase_file(self.path(self.speech.phrases))
         texts = {part: self._references(part) for part in ("dev", "test")}
         lists = {"dev": listed, "test": listed}
         if self.speech.rare:

@@ -34,16 +34,9 @@ from nemo_gpu_decoding.text_file import read_lines
 GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
 # paths in preset files are relative to the file, so that a folder with preset and LM can be moved
 PATH_KEYS = (
-    "beam.ngram_lm_model",
-    "beam.source_lm_model",
-    "beam.allowed_text",
-    "beam.boosting_tree.key_phrases_file",
-    "beam.boosting_tree.model_path",
-    "wfst.arpa_lm_path",
-    "wfst.wfst_lm_path",
-    "wfst.words_path",
-    "wfst.large_lm_path",
-    "wfst.small_lm_path",
+    *("beam.ngram_lm_model", "beam.source_lm_model", "beam.allowed_text"),
+    *("beam.boosting_tree.key_phrases_file", "beam.boosting_tree.model_path"),
+    *("wfst.arpa_lm_path", "wfst.wfst_lm_path", "wfst.words_path", "wfst.large_lm_path", "wfst.small_lm_path"),
     "wfst.boosting_tree.key_phrases_file",
 )
 

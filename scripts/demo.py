@@ -109,7 +109,7 @@ def run(options: DemoOptions) -> int:
     if not (data / "demo.yaml").is_file():
         raise ValueError(f"data={data} has no demo.yaml, expected the folder assets/self of the source tree")
     utterances = read_manifest(data / "speech" / "test.json")[: options.utterances]
-    phrases = load_phrase_file("phrases", str(data / "phrases.txt"))
+    phrases = load_phrase_file(str(data / "phrases.txt"))
     rows: list[Row] = []
     console = Console(highlight=False, soft_wrap=True)  # colours if the terminal supports them
     others = compile_meanwhile(options.models)

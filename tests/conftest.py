@@ -1,8 +1,10 @@
 """Which tests of the contract there are; `slow` marks those that run in `make test-all` rather than in `make test`."""
 
-from __future__ import annotations
+from pathlib import Path
 
 import pytest
+
+from tests.assets import ASSETS
 
 pytest.register_assert_rewrite("tests.contract.checks")
 
@@ -16,3 +18,9 @@ def _without_subject(item: pytest.Item) -> bool:
     if "subject" not in getattr(item, "fixturenames", ()):  # other tests have cases of their own
         return False
     return not isinstance(item.callspec.params["case"], tuple)
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """The speech, models and LMs that the repository ships."""
+    return ASSETS

@@ -1,7 +1,5 @@
 """Rooms build on those before them; nothing imports upwards, and nothing in a circle. Public names."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -18,18 +16,7 @@ from tests.assets import ROOT as REPOSITORY
 
 # Each room may import those before it and those in its own row; files at the root are rooms, too.
 ORDER = [
-    {
-        "__init__",
-        "checks",
-        "extras",
-        "calibration",
-        "jit",
-        "vocabulary",
-        "cache",
-        "container",
-        "metrics",
-        "report",
-    }
+    {"__init__", "checks", "extras", "calibration", "jit", "vocabulary", "cache", "container", "metrics", "report"}
     | {"calibration", "presets", "text_file", "audio", "jit_cache", "jit_linked", "jit_progress"},
     {"cuda"},
     {"fusion", "lm"},

@@ -1,7 +1,5 @@
 """Maps of word confidence, against the definition of logistic regression and against known measures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Dependencies are declared where they are used, and a command that lacks one names the extra that brings it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Which files a command works on."""
 
-from __future__ import annotations
-
 import json
 import math
 from io import BytesIO

@@ -30,7 +30,7 @@ from nemo_gpu_decoding.graph.csr import GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from tests.assets import ASSETS, CTC_MODEL, ROOT
+from tests.assets import ASSETS, CTC_MODEL, ROOT, load_script
 from tools.compare.__main__ import main as compare
 
 
@@ -74,14 +74,6 @@ def pages_run(wanted):
     """The same for tests that run what a page shows: README's in `make test`, the others' in `make test-all`."""
     pages = [pytest.param(p, marks=() if p.path.stem == "README" else pytest.mark.slow) for p in PAGES if wanted(p)]
     return pytest.mark.parametrize("page", pages, ids=lambda page: page.path.stem)
-
-
-def script(path):
-    """A module of docs/."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ------------------------------------------------------------------------------------------- snippets
@@ -306,7 +298,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
 # -------------------------------------------------------------------------------------------- options
 @pytest.fixture
 def tables():
-    return script(ROOT / "docs" / "pages.py")
+    return load_script(ROOT / "docs" / "pages.py")
 
 
 @pages_with(lambda page: "<!-- options: " in page.text)
@@ -361,7 +353,7 @@ def test_endpoint_rules():
 # ----------------- The figures of docs/measured.md are those of the records, and of the command beside them
 @pytest.fixture
 def records():
-    return script(ROOT / "docs" / "results" / "records.py")
+    return load_script(ROOT / "docs" / "results" / "records.py")
 
 
 def test_figures_are_those_of_the_records(records):

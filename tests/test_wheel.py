@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from tests.assets import ROOT
+from tests.assets import ROOT, build
 
 pytestmark = pytest.mark.slow
 
@@ -57,21 +57,14 @@ def direct_dependencies():
         pytest.fail(f"{error} is a dependency that is not installed")
 
 
-def build(target, source, folder):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-    (file,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
-    return file
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """Runs Python in an environment with the wheel: `installed("-c", CODE)`."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(["tar", "-xf", build("sdist", ROOT, folder)], cwd=folder, check=True)
+    subprocess.run(["tar", "-xf", build(ROOT, "sdist", folder)], cwd=folder, check=True)
     (source,) = [path for path in folder.iterdir() if path.is_dir()]
-    wheel = build("wheel", source, folder)
+    wheel = build(source, "wheel", folder)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
     found = pip(python, *direct_dependencies())

@@ -42,8 +42,8 @@ class AliasesOptions(decoding.DecodingOptions):
     # NeMo manifest of recordings in which the phrases are spoken, with their transcripts in `text`.
     manifest: str | None = None
     # Instead of manifest: a command of a speech synthesiser, or a list of commands with different voices, such as
-    # 'espeak-ng -v en-us -w {wav} {text}'. {wav} is the file to write, {text} the text to speak; without both the
-    # command gets them as its last arguments. It is run without a shell.
+    # 'espeak-ng -v en-us -w {wav} {text}'. {wav} is the file to write and {text} the text to speak. A command without
+    # both gets them as its last arguments. It is run without a shell.
     command: Any = None
     # Sentences that the commands speak, with PHRASE in place of the phrase.
     sentences: list[str] = field(default_factory=lambda: ["PHRASE"])
@@ -52,7 +52,7 @@ class AliasesOptions(decoding.DecodingOptions):
     texts: str | None = None
     # Hypotheses of each recording that are looked at, >= 1.
     n_best: int = 1
-    # Maximum number of new aliases of a phrase, those that are heard most often, >= 1.
+    # Maximum number of new aliases per phrase, the most frequent ones, >= 1.
     most: int = 4
     # Number of times that an alias has to be heard, >= 1.
     min_count: int = 1

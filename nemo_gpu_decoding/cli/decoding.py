@@ -19,22 +19,11 @@ LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 # option -> key of NeMo's section
 BEAM_KEYS = {
     "beam_size": "beam_size",
-    "lm": "ngram_lm_model",
-    "lm_weight": "ngram_lm_alpha",
-    "lms": "lm_pool",
-    "source_lm": "source_lm_model",
-    "source_lm_weight": "source_lm_alpha",
-    "allowed_scripts": "allowed_scripts",
-    "grammar": "grammar",
-    "beam_beta": "beam_beta",
-    "blank_lm_score_mode": "blank_lm_score_mode",
-    "pruning_mode": "pruning_mode",
-    "phrases": "boosting_tree.key_phrases_file",
-    "boosting_weight": "boosting_tree_alpha",
-    "segmentations": "boosting_tree.segmentations",
-    "refund": "boosting_tree.refund",
-    "overlapping": "boosting_tree.overlapping",
-    "ac_threshold": "boosting_tree.ac_threshold",
+    **{"lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"},
+    **{"source_lm": "source_lm_model", "source_lm_weight": "source_lm_alpha"},
+    **{name: name for name in ("allowed_scripts", "grammar", "beam_beta", "blank_lm_score_mode", "pruning_mode")},
+    **{"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"},
+    **{name: f"boosting_tree.{name}" for name in ("segmentations", "refund", "overlapping", "ac_threshold")},
 }
 WORD_GRAPH_KEYS = {
     "beam_width": "beam_width",
@@ -72,12 +61,11 @@ class ModelOptions:
     model: str = MISSING
     # Decoding strategy. CTC: flexctc_beam, cuda_wfst (word graphs) or paged_biglm (word graphs and a large LM).
     # RNN-T and TDT: alsd_pp or aes_pp. `transcribe` also accepts NeMo's own strategies, such as greedy_batch. null:
-    # the strategy of the preset; without a preset flexctc_beam if the model has a CTC head (and head=rnnt is not
-    # given), else alsd_pp.
+    # the strategy of the preset. Without a preset: flexctc_beam if the model has a CTC head and head=rnnt is not
+    # given, else alsd_pp.
     strategy: str | None = None
-    # A YAML file of decoding options with NeMo's keys (`tune` writes one), or the name of a shipped preset. null:
-    # the shipped preset of the strategy, adapted to lm and phrases if they are given. Options of the command line
-    # override it.
+    # A YAML file of decoding options with NeMo's keys (`tune` writes one), or the name of a shipped preset. Options of
+    # the command line override it. null: the shipped preset of the strategy, adapted to lm and phrases.
     preset: str | None = None
     # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs: a word-level ARPA file, or a
     # graph that `build-graph` built from one.
@@ -86,8 +74,7 @@ class ModelOptions:
     # Its scores are subtracted from those of `lm` (density ratio), because the network has learnt this text.
     source_lm: str | None = None
     # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file. `lm` is the small LM. If `lm` is
-    # a graph, set wfst.small_lm_path (in a preset, or decoding.wfst.small_lm_path of `transcribe`) to the ARPA file
-    # from which the graph was built.
+    # a graph, set wfst.small_lm_path in the preset, or decoding.wfst.small_lm_path of `transcribe`, to its ARPA file.
     large_lm: str | None = None
     # Text file of phrases to boost, one per line, optionally followed by a weight and by aliases, each after a tab:
     # spellings that are written as the phrase. `tune` reports precision, recall and F-score of the phrases.
@@ -268,13 +255,13 @@ def existing_file(option: str, value: str) -> str:
     return str(path.resolve())
 
 
-def load_phrase_file(option: str, path: str | None) -> list[str]:
-    """Phrases with weights >= 0 of the list file that an option names; [] if `path` is None."""
+def load_phrase_file(path: str | None) -> list[str]:
+    """The phrases with weights >= 0 of the file of the option `phrases`; [] without it."""
     if path is None:
         return []
     from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with
 
-    return [phrase.text for phrase in read_phrases(existing_file(option, path)) if weight_of(phrase) >= 0]
+    return [phrase.text for phrase in read_phrases(existing_file("phrases", path)) if weight_of(phrase) >= 0]
 
 
 def writable_file(option: str, value: str) -> Path:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 # options that are weights: values between two tried values are possible
 WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight", "beam_beta", "rescore_weight")
-
-
 TREE = ("segmentations", "refund", "overlapping", "ac_threshold")  # options of the boosting tree
 
 

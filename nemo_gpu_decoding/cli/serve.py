@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.cli.decoding import (
-    DEFAULT_STRATEGY,
-    DecodingOptions,
-    check_counts,
-    check_weights,
-    decoding_config,
-)
+from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.live.options import Address, Limits
 
 if TYPE_CHECKING:
@@ -34,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class ServeOptions(Limits, Address, DecodingOptions):
+class ServeOptions(Limits, Address, decoding.DecodingOptions):
     """Options of `serve`."""
 
     # Maximum number of streams in one step of encoder and decoder, >= 1.
@@ -59,7 +53,7 @@ class ServeOptions(Limits, Address, DecodingOptions):
     max_n_best: int | None = None
 
     def __post_init__(self) -> None:
-        check_counts(self, "batch_size")
+        decoding.check_counts(self, "batch_size")
 
 
 OPTIONS = ServeOptions
@@ -95,12 +89,12 @@ def build_recognizer(options: ServeOptions) -> Any:
 
     strategy = options.strategy
     if strategy is None and options.preset is None:
-        strategy = DEFAULT_STRATEGY[default_head(options.model, verbose=options.verbose)]
-    config = decoding_config(strategy, options.preset, vars(options))
-    decoding = cast(DictConfig, OmegaConf.merge(config, options.decoding))
-    check_weights(decoding, options, has_own_phrases=True)
+        strategy = decoding.DEFAULT_STRATEGY[default_head(options.model, verbose=options.verbose)]
+    preset = decoding.decoding_config(strategy, options.preset, vars(options))
+    config = cast(DictConfig, OmegaConf.merge(preset, options.decoding))
+    decoding.check_weights(config, options, has_own_phrases=True)
     return PipelineRecognizer.build(
-        options.model, decoding, _fields_of(PipelineOptions, options), device=options.device, verbose=options.verbose
+        options.model, config, _fields_of(PipelineOptions, options), device=options.device, verbose=options.verbose
     )
 
 

@@ -65,18 +65,18 @@ class TranscribeOptions(decoding.DecodingOptions):
     # option phrases for that utterance, and `lm` is the name of its LM in lms (none: no LM). allowed_scripts,
     # allowed_tokens, allowed_price, grammar (a list of sentences, or a text in JSGF) and grammar_price in a line
     # replace those of the decoding. With a folder as `out`, manifest may also be a list, a pattern, compressed files
-    # and URLs, such as s3://corpus/*.jsonl.gz, and cuts of a Lhotse Shar, cuts.*.jsonl.gz with recording.*.tar in the
-    # same folder.
+    # and URLs, such as s3://corpus/*.jsonl.gz. It may name the cuts of a Lhotse Shar: cuts.*.jsonl.gz, in the folder
+    # of recording.*.tar.
     manifest: Any = None
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.
     channel_selector: Any = None
     # Output file, one JSON object per utterance: the fields of its manifest row, audio_filepath, duration, pred_text,
-    # score, seconds (processing time; for a batch, on its first line), and where they apply n_best, words (with start,
-    # end and confidence), text, wer and oracle_wer. oracle_wer is the lowest WER of the n_best hypotheses, or of the
-    # lattice with decoding.wfst.decoding_mode=lattice. An utterance that fails has `error` in place of pred_text; the
-    # others are transcribed. A folder or URL that ends with / gets partitions: the same command, run again, resumes
-    # an interrupted run.
+    # score and seconds (processing time; for a batch, on its first line). Where they apply also n_best, words (with
+    # start, end and confidence), text, wer and oracle_wer: the lowest WER of the n_best hypotheses, or of the lattice
+    # with decoding.wfst.decoding_mode=lattice. An utterance that fails has `error` in place of pred_text; the others
+    # are transcribed. A folder or URL that ends with / gets partitions: the same command, run again, resumes an
+    # interrupted run.
     out: str | None = None
     # Hypotheses per utterance in `out`, >= 1; for beam searches at most beam_size.
     n_best: int = 1
@@ -99,7 +99,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     # number. null: workers do both.
     decoders: Any = None
     # Where the workers run: local (this machine), auto (the Ray cluster of this machine), or an address, such as
-    # ray://head:10001. null: local if there are several workers; one worker runs in this process without Ray.
+    # ray://head:10001. null: local if there are several workers. A single worker runs in this process without Ray.
     ray: str | None = None
     # GPUs per worker; with 0.5 two workers share one. null: one if the cluster has GPUs.
     gpus_per_worker: float | None = None

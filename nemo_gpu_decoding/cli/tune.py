@@ -16,18 +16,7 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
-from nemo_gpu_decoding.cli.decoding import (
-    DEFAULT_STRATEGY,
-    FILES,
-    ModelOptions,
-    check_counts,
-    check_rescoring,
-    check_weight,
-    decoding_config,
-    load_phrase_file,
-    section_of,
-    writable_file,
-)
+from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_edge, at_point, combinations, finer, tried_values, varied
 from nemo_gpu_decoding.cli.options import show_value
@@ -57,7 +46,7 @@ FALSE_PHRASE_COST = 2.0  # word errors
 
 
 @dataclass
-class TuneOptions(ModelOptions):
+class TuneOptions(decoding.ModelOptions):
     """Options of `tune`. A list, or a single value, holds the values to try; every combination is decoded. With
     phrases, options that are null are tried in stages, around the best combination so far."""
 
@@ -99,8 +88,8 @@ class TuneOptions(ModelOptions):
     beam_width: list[float] | None = None
     # The measure to optimise: wer (with phrases: and their false_phrase_cost), or fscore of the phrases.
     objective: str = "wer"
-    # With the objective wer and phrases: word errors that a false phrase counts beside its own errors, >= 0. 0: WER
-    # alone, which gains from a large boosting weight that inserts phrases in place of words that are wrong anyway.
+    # With the objective wer and phrases: word errors that a false phrase counts on top of its own errors, >= 0. 0: WER
+    # alone. It gains from a large boosting weight that inserts phrases in place of words that are wrong anyway.
     false_phrase_cost: float = FALSE_PHRASE_COST
     # Output file: the best combination, as a preset for `transcribe preset=...`.
     out: str | None = None
@@ -124,16 +113,16 @@ class TuneOptions(ModelOptions):
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.
     channel_selector: Any = None
-    # Aggregations of token confidence to words to try, min, mean or prod: fits a map of word confidence to the
-    # probability that the word is right, which `out` gets with the best aggregation. null: no map.
+    # Aggregations of token confidence to words to try: min, mean or prod. Fits a map of word confidence to the
+    # probability that the word is right. `out` gets the map and the best aggregation. null: no map.
     confidence: list[str] | None = None
     # Type of the stored encoder output: float32, or float16 for half the memory.
     store: str = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(self, "n_best")
-        check_rescoring(self)
+        decoding.check_counts(self, "n_best")
+        decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
@@ -183,9 +172,9 @@ def run(options: TuneOptions) -> int:
     check_source_lm(options)
     plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
-    phrases = load_phrase_file("phrases", options.phrases)
-    check_weight("boosting_weight", options.boosting_weight, bool(phrases))
-    files = {name: getattr(options, name, None) for name in FILES}  # tune has no grammar
+    phrases = decoding.load_phrase_file(options.phrases)
+    decoding.check_weight("boosting_weight", options.boosting_weight, bool(phrases))
+    files = {name: getattr(options, name, None) for name in decoding.FILES}  # tune has no grammar
     # a model with weight 0 would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
     if options.source_lm:
@@ -198,7 +187,9 @@ def run(options: TuneOptions) -> int:
         options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
     )
     strategy = choose_strategy(options, model.default_head)
-    check_weight("lm_weight", options.lm_weight, options.lm is not None or section_of(strategy) == "wfst")
+    decoding.check_weight(
+        "lm_weight", options.lm_weight, options.lm is not None or decoding.section_of(strategy) == "wfst"
+    )
     head = model.head(STRATEGIES[strategy].family)
     searches = Searches(head, strategy, options.preset, loaded)
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
@@ -209,7 +200,7 @@ def run(options: TuneOptions) -> int:
     best = trials[0].point
     print(f"best: {best}")
     print(f"tried: {tried_values([trial.point for trial in trials])}")
-    preset = decoding_config(strategy, options.preset, {**files, **best._asdict()})
+    preset = decoding.decoding_config(strategy, options.preset, {**files, **best._asdict()})
     if options.confidence:
         from nemo_gpu_decoding.cli.confidence import with_confidence_map
 
@@ -229,13 +220,13 @@ def check_source_lm(options: TuneOptions) -> None:
     """Raise a ValueError for a source LM without an LM, or its weights without a source LM."""
     if options.source_lm is not None and options.lm is None:
         raise ValueError(f"source_lm is {options.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
-    check_weight("source_lm_weight", options.source_lm_weight, options.source_lm is not None)
+    decoding.check_weight("source_lm_weight", options.source_lm_weight, options.source_lm is not None)
 
 
 def plot_file(options: TuneOptions) -> Path | None:
     """The file of the plot, or None."""
     if options.plot is not None:
-        return writable_file("plot", options.plot)
+        return decoding.writable_file("plot", options.plot)
     if options.out is None:
         return None
     if not is_installed("matplotlib"):
@@ -266,7 +257,7 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
     if options.strategy:
         return options.strategy
     if options.preset is None:
-        return DEFAULT_STRATEGY[default_head]
+        return decoding.DEFAULT_STRATEGY[default_head]
     strategy = str(load_preset(options.preset).strategy)
     if strategy not in STRATEGIES:
         expected = ", ".join(STRATEGIES)
@@ -278,7 +269,7 @@ def search_points(
     options: TuneOptions, strategy: str, searches: Searches, dev: DevSet, phrases: Sequence[str]
 ) -> list[Trial]:
     """Decode the dev set at the points of all stages; best first."""
-    in_graph = section_of(strategy) == "wfst"
+    in_graph = decoding.section_of(strategy) == "wfst"
     given: dict[str, Any] = {"has_phrases": bool(phrases), "most_bonus": searches.most_bonus if in_graph else 0.0}
     points = points_of(options, strategy, has_lm=options.lm is not None, **given)
     if options.rescore:

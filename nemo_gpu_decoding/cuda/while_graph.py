@@ -131,8 +131,8 @@ def capture_while(
 capture_lock = threading.RLock()
 # Pools of failed captures. Deleting one ends the process if torch still has a capture in progress.
 _abandoned: list[Any] = []
-# Device index -> streams that no graph uses. torch has 32 streams in turn, but graphs must not share one:
-# cuBLAS has a workspace per stream, which torch from 2.12 on frees with the first graph of the stream.
+# Device index -> streams that no graph uses. torch has 32 streams in turn, but graphs must not share one.
+# cuBLAS has a workspace per stream; torch from 2.12 on frees it with the first graph of the stream.
 _idle_streams: dict[int, list[torch.cuda.Stream]] = {}
 
 
@@ -149,9 +149,9 @@ def _unused_stream(bindings: Bindings) -> torch.cuda.Stream:
 def _capturing(bindings: Bindings, device: torch.device) -> Iterator[tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]]:
     """Capture the block into a new graph on a stream of its own; restores torch's state if that fails.
 
-    torch.cuda.graph does not restore it. If CUDA refuses to end a capture, the capture's stream stays current,
-    torch before 2.12 (its pull request 180395) continues to allocate from the graph's pool, and the generator of
-    random numbers refuses to work. The stream of a failed capture is not used again.
+    torch.cuda.graph does not restore it. If CUDA refuses to end a capture, the capture's stream stays current and the
+    generator of random numbers refuses to work. torch before 2.12 (its pull request 180395) also continues to allocate
+    from the graph's pool. The stream of a failed capture is not used again.
     """
     with capture_lock, torch.cuda.device(device):  # graph and pool belong to the current device
         graph, stream, pool = torch.cuda.CUDAGraph(), _unused_stream(bindings), torch.cuda.graph_pool_handle()

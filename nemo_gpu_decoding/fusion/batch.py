@@ -143,7 +143,7 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     """Check that LMs and boosting tree are automata over these labels.
 
     Raises:
-        ValueError: an automaton has other labels, or a second LM is given beside that of the graph.
+        ValueError: an automaton has other labels, or a second LM is given in addition to that of the graph.
     """
     for name, lm in (("lm", fusion.lm), ("source_lm", fusion.source_lm)):
         if lm is not None and labels.lm_in_graph:

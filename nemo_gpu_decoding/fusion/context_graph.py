@@ -11,9 +11,8 @@ What a text earns (refund "full")
 
     Without `overlapping` (the default of `BoostingConfig`), each token counts for one phrase. The matching is
     that of Aho & Corasick (1975): the longest suffix that begins a phrase. Within a match, the occurrences
-    count that do not overlap and have the largest total bonus. When the match ends, these bonuses are final,
-    and matching continues after the last occurrence (also if the next token continues its word and takes
-    its bonus back).
+    count that do not overlap and have the largest total bonus. When the match ends, these bonuses are final
+    and matching continues after the last occurrence, even if the next token takes its bonus back.
 
     A negative bonus is a penalty. If several penalties begin at the same token, the largest counts. Without
     `overlapping`, a penalty does not count if it begins inside a phrase with a final bonus and ends after it.
@@ -31,7 +30,7 @@ Weights
         advance(t)    = largest partial sum of a phrase through t, less committed(t); at least 0
         earned(t)     = committed(t) - base(t)
         revocable(t)  = refund(t) = committed(t) - kept(t)         taken back if the word goes on
-        failure link f(t) = longest suffix that begins behind the last phrase in committed(t)
+        failure link f(t) = longest suffix that begins after the last phrase in committed(t)
 
         arc p -> t    earned(t) + advance(t) - advance(p), less revocable(p) if l is a continuation
         back-off t->f advance(f) - advance(t), less refund(t) for continuations (see refunds.py)
@@ -54,9 +53,9 @@ no token is a continuation:
     Overlapping: "a b c x": c +3: 1 in advance, 2 for "b c"; x takes back 1          total 4
     If x continues a word: "a b x" loses the 2 of "a b" with x                       total 0
 
-NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014) differs: an utterance that
-ends inside a phrase keeps the advance; leaving a longer phrase takes back a completed prefix of it as well; leaving a
-completed phrase towards a suffix takes back an advance that it has not paid; a phrase that shares tokens with another
+NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014) differs. An utterance that
+ends inside a phrase keeps the advance. Leaving a longer phrase takes back its completed prefix as well. Leaving a
+completed phrase towards a suffix takes back an advance that was never paid. A phrase that shares tokens with another
 may raise a node, but not those below it. "nemo_potentials": the same nodes; arcs are differences of nodes.
 """
 

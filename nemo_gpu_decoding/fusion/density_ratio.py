@@ -16,8 +16,8 @@ A state is a pair of an LM state t and a source state s. A look-up backs off in 
     (root, s)       those of s; the LM reads their labels        (root, back-off of s)
     (root, root)    all labels
 
-So every weight is exact, whatever the two LMs are. The context of t fixes s unless s has the longer one: with a bigram
-source the automaton has the states of the LM, and about one more for each token.
+So every weight is exact for any two LMs. The context of t fixes s unless s has the longer context. With a bigram
+source, the automaton has the states of the LM and about one more per token.
 """
 
 from __future__ import annotations

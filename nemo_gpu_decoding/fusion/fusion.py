@@ -29,8 +29,8 @@ class Fusion:
     state for each, so that the utterances of a batch may have different LMs. The source LM is subtracted from each.
 
     Raises:
-        ValueError: a weight is negative or not finite; a source LM has no weight, or no LM from which to subtract it;
-            an LM of the pool has an invalid name, or a weight belongs to none.
+        ValueError: a weight is negative or not finite; a source LM has no weight or no LM; an LM of the pool has an
+            invalid name; a weight belongs to no LM of the pool.
     """
 
     lm: BackoffAutomaton | None = None  # over tokens; None for word graphs, which hold their LM

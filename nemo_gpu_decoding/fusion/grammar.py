@@ -1,6 +1,6 @@
 """Closed grammars: the sentences that an utterance may be, as an automaton over tokens.
 
-A token path belongs to a sentence if its pieces spell the sentence, in whatever segmentation. Letter case and
+A token path belongs to a sentence if its pieces spell the sentence, in any segmentation. Letter case and
 punctuation do not matter, so that models that write them need no other grammar. The automaton has a state for each
 place in the grammar's letters where a token may end:
 

@@ -1,9 +1,9 @@
 """Refunds of a context graph: back-off arcs with a weight that depends on the label.
 
-A back-off arc has one weight for all labels. If some labels must pay a refund r in addition, the arc
-leads to a copy of the back-off state, in which the weights of these labels are lower by r. That copy
-backs off to a copy of the next back-off state with the sum of the refunds so far. The last copy is one of
-the root: it lists the refunding labels and backs off to the root for the others:
+A back-off arc has one weight for all labels. If some labels must also pay a refund r, the arc leads to a
+copy of the back-off state. In the copy, the weights of these labels are lower by r. It backs off to a copy
+of the next back-off state with the sum of the refunds so far. The last copy is one of the root: it lists the
+refunding labels and backs off to the root for the others:
 
     t --back-off, refund 2--> f --back-off, refund 1--> root
 

@@ -18,7 +18,7 @@ MOST_SHOWN, MOST_LISTED = 80, 3  # characters and sentences of a value in a mess
 class WrittenRequest:
     """Phrases, LM, language lock and grammar of one utterance, with the keys of `beam`; None: the decoding config's.
 
-    A grammar is a list of sentences or a text in JSGF, never a file. A price without what it is for replaces the price
+    A grammar is a list of sentences or a text in JSGF, never a file. A price alone replaces the price
     of the decoding config.
 
     Raises:

@@ -5,8 +5,8 @@
     back-off  #0:epsilon, cost -log of the back-off weight, to the next shorter context
 
 The back-off label is a separate symbol, as in Kaldi, so that determinization does not treat it as epsilon.
-A context that has a back-off arc only is removed; the arcs that led to it get its back-off weight.
-(Kaldi's arpa2fst does this, too; kaldilm does not and has 197k states instead of 52k for one LM.)
+A context with only a back-off arc is removed; the arcs that led to it get its back-off weight. Kaldi's
+arpa2fst does the same. kaldilm does not: it has 197k states instead of 52k for one LM.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ W words, "ab" in the loop writes
     unk      W     W + 1    W + 2
 
 A word is now a sequence of olabels, like a phrase of words. The boosting automaton of an utterance
-(`word_boosting.py`) matches it and refunds the cost of the loop. The word then has the same cost as in a
-graph that was built with it: the LM's cost of <unk>, less its bonus. [CUDA-WFST] names this as future
-work.
+(`word_boosting.py`) matches it and refunds the cost of the loop. The word then costs as much as in a graph
+that was built with it: the LM's cost of <unk>, less its bonus. [CUDA-WFST] names this as future work.
 
 A graph with a closed vocabulary gets the loop by `with_new_words` when the first request needs it. Its file says in
 which state (`Entrance`). States, arcs and closure arcs of the graph keep their numbers, and the loop's follow. Only
@@ -30,16 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_number
-from nemo_gpu_decoding.graph.csr import (
-    EPSILON,
-    GRAPH_ARC,
-    GRAPH_STATE,
-    INFINITE,
-    GraphArrays,
-    PieceLabels,
-    WordGraph,
-    arc_sources,
-)
+from nemo_gpu_decoding.graph import csr
 from nemo_gpu_decoding.graph.grammar import Grammar
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.jit import read_only
@@ -57,7 +47,7 @@ class Entrance(NamedTuple):
     tokens: int  # number of tokens of the model
 
     @classmethod
-    def of(cls, graph: WordGraph, grammar: Grammar, vocab_size: int) -> Entrance:
+    def of(cls, graph: csr.WordGraph, grammar: Grammar, vocab_size: int) -> Entrance:
         states, _, epsilons, _ = graph.arrays
         start = states[graph.start]
         own = epsilons[start["epsilon_begin"] : start["epsilon_end"]]
@@ -65,7 +55,7 @@ class Entrance(NamedTuple):
         return cls(int(backed_off[0]) if len(backed_off) else graph.start, grammar.cost_of_added_word, vocab_size)
 
 
-def with_new_words(graph: WordGraph, costs: OpenVocabulary | None = None) -> WordGraph:
+def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) -> csr.WordGraph:
     """A graph with the loop of <unk> beside its words, for the requests of some utterances.
 
     Args:
@@ -82,34 +72,34 @@ def with_new_words(graph: WordGraph, costs: OpenVocabulary | None = None) -> Wor
         )
     entrance, costs = Entrance(**graph.report[NEW_WORDS]), costs or OpenVocabulary()
     unknown = len(graph.words)
-    labels = PieceLabels(unknown + 1, unknown + 1 + entrance.tokens, costs.word_cost, costs.piece_cost)
+    labels = csr.PieceLabels(unknown + 1, unknown + 1 + entrance.tokens, costs.word_cost, costs.piece_cost)
     names = (f"<piece {token}>" for token in range(entrance.tokens))
     words = (*graph.words, "<unk>", *names, "</unk>")
     loop, spelling = _new_loop(graph, entrance, labels)
     states = np.append(graph.arrays.states, loop)
     shut = read_only(states.copy())
     epsilons, sequences = _with_entrances(graph, entrance, labels, states)
-    arrays = GraphArrays(states, np.append(graph.arrays.arcs, spelling), epsilons, sequences)
+    arrays = csr.GraphArrays(states, np.append(graph.arrays.arcs, spelling), epsilons, sequences)
     return replace(graph, arrays=arrays, words=words, unknown=unknown, pieces=labels, shut=shut)
 
 
-def _new_loop(graph: WordGraph, entrance: Entrance, labels: PieceLabels) -> tuple[np.ndarray, np.ndarray]:
+def _new_loop(graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels) -> tuple[np.ndarray, np.ndarray]:
     """The two states of the loop, without closure arcs, and their arcs: of first pieces, and of other pieces."""
     assert graph.spellings is not None
     first, begins = len(graph.arrays.arcs), len(graph.arrays.states)
     beginning = np.unique(graph.spellings.beginning)
-    arcs, loop = np.zeros(entrance.tokens, GRAPH_ARC), np.zeros(2, GRAPH_STATE)
+    arcs, loop = np.zeros(entrance.tokens, csr.GRAPH_ARC), np.zeros(2, csr.GRAPH_STATE)
     arcs["ilabel"] = np.append(beginning, np.setdiff1d(np.arange(entrance.tokens), beginning))
     arcs["olabel"] = labels.first + arcs["ilabel"]
     arcs["cost"], arcs["target"] = labels.piece_cost, begins + 1
     loop["arc_begin"] = first, first + len(beginning)
     loop["arc_end"] = first + len(beginning), first + entrance.tokens
-    loop["final_cost"], loop["least_cost"] = INFINITE, labels.piece_cost
+    loop["final_cost"], loop["least_cost"] = csr.INFINITE, labels.piece_cost
     return loop, arcs
 
 
 def _with_entrances(
-    graph: WordGraph, entrance: Entrance, labels: PieceLabels, states: np.ndarray
+    graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels, states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The closure arcs of the graph, then those of all states from which the loop is entered or left.
 
@@ -120,9 +110,9 @@ def _with_entrances(
         [E] EPSILON; [C, 2] int32, the word sequences.
     """
     epsilons, begins, num_words = graph.arrays.epsilons, len(states) - 2, labels.end + 1
-    own, unknown = arc_sources(graph.arrays.states, "epsilon"), labels.first - 1
+    own, unknown = csr.arc_sources(graph.arrays.states, "epsilon"), labels.first - 1
     leads, sequences = np.flatnonzero(epsilons["target"] == entrance.state), dict[tuple[int, int], int]()
-    entering = np.zeros(len(leads) + 1, EPSILON)  # after the closure arcs to the state, and from it
+    entering = np.zeros(len(leads) + 1, csr.EPSILON)  # after the closure arcs to the state, and from it
     entering[:-1] = epsilons[leads]
     before, number = np.unique(entering["olabel"], return_inverse=True)
     behind = [_behind(olabel, unknown, num_words, sequences) if olabel else unknown for olabel in before.tolist()]
@@ -138,7 +128,7 @@ def _with_entrances(
     states["epsilon_begin"][opened], states["epsilon_end"][opened] = ends - sizes, ends
     table = np.append(epsilons, table)
     at = states[entrance.state]
-    leaving = np.append(np.zeros(1, EPSILON), table[at["epsilon_begin"] : at["epsilon_end"]])
+    leaving = np.append(np.zeros(1, csr.EPSILON), table[at["epsilon_begin"] : at["epsilon_end"]])
     leaving["target"][0], leaving["least_cost"][0] = entrance.state, at["least_cost"]
     for n, olabel in enumerate(leaving["olabel"].tolist()):
         leaving["olabel"][n] = _behind(labels.end, olabel, num_words, sequences)
@@ -146,7 +136,7 @@ def _with_entrances(
     return np.append(table, leaving), np.array(list(sequences), np.int32).reshape(-1, 2)
 
 
-def num_opened_labels(graph: WordGraph) -> int:
+def num_opened_labels(graph: csr.WordGraph) -> int:
     """The number of labels, without word sequences, of `with_new_words(graph)`; 0: the graph takes no new words."""
     known = graph.spellings is not None and len(graph.spellings.beginning) > 0
     if graph.unknown or not known or NEW_WORDS not in graph.report or len(graph.arrays.word_sequences):
@@ -154,7 +144,7 @@ def num_opened_labels(graph: WordGraph) -> int:
     return len(graph.words) + Entrance(**graph.report[NEW_WORDS]).tokens + 2
 
 
-def with_piece_labels(graph: WordGraph, costs: OpenVocabulary | None = None) -> WordGraph:
+def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None) -> csr.WordGraph:
     """A graph with olabels on the pieces of <unk>; its arcs are copies, the other arrays are shared.
 
     Args:
@@ -173,7 +163,7 @@ def with_piece_labels(graph: WordGraph, costs: OpenVocabulary | None = None) -> 
     if costs is None:
         raise FieldError("costs", None, f"the OpenVocabulary that the graph ({graph.name}) was built with")
     num_words, num_pieces = len(graph.words), graph.largest_label + 1
-    labels = PieceLabels(num_words, num_words + num_pieces, costs.word_cost, costs.piece_cost)
+    labels = csr.PieceLabels(num_words, num_words + num_pieces, costs.word_cost, costs.piece_cost)
     names = (f"<piece {token}>" for token in range(num_pieces))
     words = (*graph.words, *names, "</unk>")
     begins, inside = _loop(graph)
@@ -181,16 +171,16 @@ def with_piece_labels(graph: WordGraph, costs: OpenVocabulary | None = None) -> 
     arcs, epsilons, sequences = (array.copy() for array in graph.arrays[1:])
     for table in (arcs["olabel"], epsilons["olabel"], sequences):  # sequences are numbered after the words
         table[table >= num_words] += len(words) - num_words
-    spells = (begins | inside)[arc_sources(states, "arc")]
+    spells = (begins | inside)[csr.arc_sources(states, "arc")]
     if arcs["olabel"][spells].any() or (inside[arcs["target"]] != spells).any():
         raise ValueError(f"graph ({graph.name}) has arcs between words and the pieces of <unk>, expected none")
     arcs["olabel"][spells] = labels.first + arcs["ilabel"][spells]
     more = {tuple(pair): len(words) + n for n, pair in enumerate(sequences.tolist())}
-    leaving = np.flatnonzero(inside[arc_sources(states, "epsilon")])
+    leaving = np.flatnonzero(inside[csr.arc_sources(states, "epsilon")])
     for olabel in np.unique(epsilons["olabel"][leaving]).tolist():
         own = leaving[epsilons["olabel"][leaving] == olabel]
         epsilons["olabel"][own] = _behind(labels.end, olabel, len(words), more)
-    arrays = GraphArrays(states, arcs, epsilons, np.array(list(more), np.int32).reshape(-1, 2))
+    arrays = csr.GraphArrays(states, arcs, epsilons, np.array(list(more), np.int32).reshape(-1, 2))
     return replace(graph, arrays=arrays, words=words, pieces=labels)
 
 
@@ -206,7 +196,7 @@ class Speller:
     def __post_init__(self) -> None:
         check_number("weight_ratio", self.weight_ratio)
 
-    def spelled(self, word: str, graph: WordGraph) -> tuple[list[int], np.ndarray]:
+    def spelled(self, word: str, graph: csr.WordGraph) -> tuple[list[int], np.ndarray]:
         """The n olabels of a word in the loop of <unk>, and their costs, [n] natural log.
 
         Raises:
@@ -226,13 +216,13 @@ class Speller:
         return labels, self.weight_ratio * np.array(costs)
 
 
-def _loop(graph: WordGraph) -> tuple[np.ndarray, np.ndarray]:
+def _loop(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
     """Masks [S] of the states that read the first piece of an unknown word, and of those for other pieces."""
     states, arcs, epsilons, _ = graph.arrays
     into = [label for label in np.unique(epsilons["olabel"]).tolist() if graph.expanded(label)[-1:] == [graph.unknown]]
     begins, inside = np.zeros(len(states), bool), np.zeros(len(states), bool)
     begins[epsilons["target"][np.isin(epsilons["olabel"], into)]] = True
-    from_states = arc_sources(states, "arc")
+    from_states = csr.arc_sources(states, "arc")
     while True:
         found = arcs["target"][(begins | inside)[from_states]]
         if inside[found].all():

@@ -21,7 +21,7 @@ import hmac
 import json
 import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,19 +45,8 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 DONE, RESTART, REFUSED, FULL, FAILED = 1000, 1012, 1008, 1013, 1011  # codes of RFC 6455 and its registry
 # Outcomes of streams in the metrics: fields of errors among them, but no names chosen by clients.
-OUTCOMES = frozenset(
-    (
-        "end",
-        "restart",
-        "disconnect",
-        "send_seconds",
-        "streams",
-        "idle_seconds",
-        "audio",
-        "file",
-        "server",
-        *Start._fields,
-    )
+OUTCOMES = frozenset(Start._fields).union(
+    ("end", "restart", "disconnect", "send_seconds", "streams", "idle_seconds", "audio", "file", "server")
 )
 MESSAGES = 4  # maximum number of unread messages per client
 TRIM_SECONDS = 10.0  # between two returns of free memory to the system
@@ -167,16 +156,22 @@ class LiveServer(uvicorn.Server):
             return transcriptions.failure(403, "pages of other servers are not let in")
         if self.is_draining:
             return transcriptions.failure(503, "the server stops")
-        task = asyncio.current_task()
+        with self._handling("server") as outcomes:
+            outcome, response = await transcriptions.answer(request, self.batcher)
+            outcomes.append(outcome)
+        return response
+
+    @contextlib.contextmanager
+    def _handling(self, default: str) -> Iterator[list[str]]:
+        """Register this task as a handler, and count its outcome: the last one in the yielded list, else `default`."""
+        task, outcomes = asyncio.current_task(), [default]
         assert task is not None
         self.handlers.add(task)
-        outcome = "server"
         try:
-            outcome, response = await transcriptions.answer(request, self.batcher)
+            yield outcomes
         finally:
             self.handlers.discard(task)
-            self.batcher.metrics.streams.labels(_outcome(outcome)).inc()
-        return response
+            self.batcher.metrics.streams.labels(_outcome(outcomes[-1])).inc()
 
     def _knows_token(self, request: HTTPConnection) -> bool:
         if self.address.token is None:
@@ -196,27 +191,21 @@ class LiveServer(uvicorn.Server):
             await socket.send_denial_response(PlainTextResponse("pages of other servers are not let in\n", 403))
             return
         await socket.accept()
-        task = asyncio.current_task()
-        assert task is not None
-        self.handlers.add(task)
-        outcome = "disconnect"
-        try:
-            outcome = await self._converse(socket)
-        except WebSocketDisconnect:
-            pass
-        except asyncio.TimeoutError:
-            outcome = "send_seconds"
-            logger.warning("a client is dropped: it does not read what it is sent")
-            self._abort(socket)
-        except Exception as error:
-            if not _is_gone(socket):  # else Starlette raised it, because the connection was closed
-                outcome = "server"
-                logger.error("a connection ended by a fault of the server", exc_info=error)
-                with contextlib.suppress(Exception):
-                    await self._refuse(socket, "server", "the server failed; its log has the reason", FAILED)
-        finally:
-            self.handlers.discard(task)
-            self.batcher.metrics.streams.labels(_outcome(outcome)).inc()
+        with self._handling("disconnect") as outcomes:
+            try:
+                outcomes.append(await self._converse(socket))
+            except WebSocketDisconnect:
+                pass
+            except asyncio.TimeoutError:
+                outcomes.append("send_seconds")
+                logger.warning("a client is dropped: it does not read its messages")
+                self._abort(socket)
+            except Exception as error:
+                if not _is_gone(socket):  # else Starlette raised it, because the connection was closed
+                    outcomes.append("server")
+                    logger.error("a connection ended by a fault of the server", exc_info=error)
+                    with contextlib.suppress(Exception):
+                        await self._refuse(socket, "server", "the server failed; its log has the reason", FAILED)
 
     async def _converse(self, socket: WebSocket) -> str:
         """Serve a connection from its first message to its close; returns the outcome for the metrics."""

@@ -3,14 +3,14 @@
     header      magic, order, kind, number of n-grams of each order
     vocabulary  hashes of the words; not read
     search      the n-grams
-    strings     the words, in the order of their numbers, each with a zero byte behind it
+    strings     the words, in the order of their numbers, each followed by a zero byte
 
 A trie reads n-grams from their last word to their first: the children of an n-gram are the n-grams with one more word
 before it. Its entries are packed to the bit: word, back-off and probability, first child.
 
 A probing file has a hash table per order, whose keys cannot be decoded: the key of "a b c" is combined(key of "b c",
-a). So the reader tries the words that may stand before "b c": for bigrams all words, for trigrams the words w with a
-listed "w b". [Heafield 2011; lm/binary_format.cc of KenLM, format version 5]
+a). So the reader tries every word that may precede "b c": all words for bigrams, and for trigrams those of a listed
+"w b". [Heafield 2011; lm/binary_format.cc of KenLM, format version 5]
 """
 
 from __future__ import annotations

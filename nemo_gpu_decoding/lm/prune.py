@@ -4,9 +4,9 @@ Removing (h, w) changes the relative entropy between the LM and the pruned LM by
 
     D(h, w) = -P(h) { p(w|h) [log p(w|h') + log a' - log p(w|h)] + (1 - S) [log a' - log a] }
 
-h' is h without its first symbol, S the sum of p(.|h) over the symbols that the LM lists after h, a the
-back-off weight of h with which all p(.|h) sum to 1, and a' that without (h, w). P(h) is the probability
-of h in the LM. The lower orders of Kneser-Ney LMs estimate P(h) badly, so heavy pruning degrades them more
+h' is h without its first symbol. S is the sum of p(.|h) over the symbols that the LM lists after h. a is the
+back-off weight of h with which all p(.|h) sum to 1; a' is the one without (h, w). P(h) is the probability of
+h in the LM. The lower orders of Kneser-Ney LMs estimate P(h) badly, so heavy pruning degrades them more
 than other LMs [Chelba et al. 2010].
 
 Kept n-grams keep their probabilities, contexts and suffixes; back-off weights are recomputed. So the

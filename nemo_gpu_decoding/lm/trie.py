@@ -1,8 +1,8 @@
 """The n-grams of an LM as a trie in flat arrays, filled order by order.
 
-Node i is an n-gram. The nodes of order 1 come first, in the order of their labels, then those of order
-2, and so on; within an order they are sorted by their words, so that the nodes that extend a node lie
-together, sorted by label. With the words a = 0, b = 1 and the n-grams "a", "b", "a a", "b b", "a a b":
+Node i is an n-gram. The nodes of order 1 come first, then those of order 2, and so on. Within an order they
+are sorted by their words, so that the nodes that extend a node lie together, sorted by label. With the words
+a = 0, b = 1 and the n-grams "a", "b", "a a", "b b", "a a b":
 
     node      0 (a)  1 (b)  2 (a a)  3 (b b)  4 (a a b)
     labels    0      1      0        1        1

@@ -1,8 +1,8 @@
 """Read NeMo's `beam` section for flexctc_beam, alsd_pp and aes_pp.
 
-For CTC the keys are those of NeMo's `beam_batch`, for transducers those of its `malsd_batch` and `maes_batch`.
+CTC has the keys of NeMo's `beam_batch`, transducers those of its `malsd_batch` and `maes_batch`. This package adds
 `source_lm_model` and `source_lm_alpha` (density ratio), `lm_pool` and `lm_pool_alpha` (LMs that requests name),
-`allowed_*` (language lock) and `grammar` are keys of this package.
+`allowed_*` (language lock) and `grammar`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ MORE = {
 
 FLEXCTC = Section(
     "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE, hidden=("alignments",),
-    foreign={
-        "flashlight_cfg": "strategy 'flashlight'",
-        "pyctcdecode_cfg": "strategy 'pyctcdecode'",
-    },
+    foreign={"flashlight_cfg": "strategy 'flashlight'", "pyctcdecode_cfg": "strategy 'pyctcdecode'"},
 )  # fmt: skip
 DEPRECATED = {"beam_alpha": "ngram_lm_alpha", "kenlm_path": "ngram_lm_model"}
 

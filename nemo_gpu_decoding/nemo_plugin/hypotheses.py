@@ -122,9 +122,8 @@ def from_labels(labels: np.ndarray, blank_id: int) -> BeamHypothesis:
 class NBestList(list):
     """The hypotheses of one utterance, best first.
 
-    NeMo's n-best lists are plain lists, but some of its code uses fields of a hypothesis: the WER metric logs
-    `.text`, and `transcribe(return_hypotheses=True)` sets `.y_sequence` to the log-probs and reads
-    `.alignments`.
+    NeMo's n-best lists are plain lists, but some of its code uses fields of a hypothesis. The WER metric logs `.text`.
+    `transcribe(return_hypotheses=True)` sets `.y_sequence` to the log-probs and reads `.alignments`.
     """
 
     y_sequence: Any = None  # [T, V + 1] log-probs, once `transcribe` has set them

@@ -175,11 +175,7 @@ class Model:
         return target
 
     def decode(
-        self,
-        outputs: Outputs,
-        *,
-        second: Rescoring | None = None,
-        requests: Sequence[WrittenRequest | None] = (),
+        self, outputs: Outputs, *, second: Rescoring | None = None, requests: Sequence[WrittenRequest | None] = ()
     ) -> Iterator[Transcript]:
         """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
 

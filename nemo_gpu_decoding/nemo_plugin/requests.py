@@ -27,10 +27,7 @@ Wanted = Request | WrittenRequest | Sequence["str | Phrase"] | None
 
 @contextlib.contextmanager
 def utterance_requests(
-    model: ASRModel,
-    requests: Sequence[Wanted],
-    *,
-    boosting_weight: float | None = None,
+    model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
     """Within this block, the model decodes its first utterance with the first request, and so on.
 
@@ -39,14 +36,13 @@ def utterance_requests(
 
     Args:
         model: a NeMo model with a strategy of this package.
-        requests: one per utterance, in the order of decoding: a list of phrases, which replaces the phrases
-            of the decoding config ([]: no phrases); a `Request`, such as `Request(lm="news")`; a `WrittenRequest`; or
-            None for the decoding config.
+        requests: one per utterance, in the order of decoding: a list of phrases instead of those of the decoding
+            config ([]: none); a `Request`, such as `Request(lm="news")`; a `WrittenRequest`; or None for the config.
         boosting_weight: weight of the lists of phrases; None: the config's `boosting_tree_alpha`.
 
     Raises:
-        ValueError: the model has another strategy, a list of phrases has no weight, the strategy does not support a
-            written request, or the number of utterances differs from that of requests.
+        ValueError: the model has another strategy; a list of phrases has no weight; the strategy does not support a
+            written request; the numbers of utterances and requests differ.
     """
     infer = infer_of(model)
     queue = deque(_as_request(infer, wanted, boosting_weight) for wanted in requests)
@@ -87,10 +83,7 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
 
 
 def request_of(
-    infer: FusedInfer,
-    written: WrittenRequest,
-    boosting_weight: float | None = None,
-    most_letters: int = MOST_LETTERS,
+    infer: FusedInfer, written: WrittenRequest, boosting_weight: float | None = None, most_letters: int = MOST_LETTERS
 ) -> Request:
     """The request of an utterance, compiled and checked.
 

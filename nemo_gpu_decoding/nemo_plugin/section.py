@@ -1,9 +1,8 @@
 """Strict reader of sections of NeMo's decoding config (`beam`, `wfst`): an ignored key is an error.
 
-A `Section` describes the section of a strategy as data: the dataclass of its search, with its fields as keys;
-keys that NeMo lacks; and NeMo keys without effect here, with the values that are accepted silently (NeMo's
-structured configs contain the options of all its strategies). `beam_sections.py` and
-`word_graph_sections.py` have the sections of this package's strategies.
+A `Section` describes the section of a strategy as data: the dataclass of its search, whose fields are keys; keys that
+NeMo lacks; and NeMo keys without effect here, with the values that are accepted silently. NeMo's structured configs
+contain the options of all its strategies. `beam_sections.py` and `word_graph_sections.py` define the sections.
 
 NeMo's scripts take a new key with a plus: `+ctc_decoding.beam.merge=prefix`. `change_decoding_strategy`
 takes a dict or DictConfig with any keys: `{"strategy": "flexctc_beam", "beam": {"merge": "prefix"}}`.

@@ -138,14 +138,14 @@ class NBest(Sequence[P]):
     num_frames: int = 0
     notes: tuple[str, ...] = ()  # messages for the user, e.g. overflow of a limit
     lattice: Lattice | None = None  # of a word-graph search with `lattice` in its config
-    # Partial results of word-graph searches: score of the best hypothesis less that of the best hypothesis that may
-    # end here; inf if none may end. Endpointing uses it.
+    # Partial results of word-graph searches: score of the best hypothesis less that of the best one that may end here;
+    # inf if none may end. Endpointing uses it.
     relative_cost: float | None = None
     work: Work | None = None  # of paged_biglm
     # With a grammar, of an utterance that has ended: whether a sentence fits. If not, the only path has no tokens
     in_grammar: bool | None = None
-    # Partial results: number of tokens at the beginning of the best hypothesis that will not change any more, because
-    # all live hypotheses share them (alternatives in a lattice may differ). It never decreases in a stream.
+    # Partial results: number of first tokens of the best hypothesis that all live hypotheses share, so they no longer
+    # change (alternatives in a lattice may differ). It never decreases in a stream.
     committed: int | None = None
     # Boosted phrases of the best hypothesis. Partial results have them where phrases have an `ac_threshold`; never for
     # trees that NeMo made.

@@ -1,7 +1,7 @@
 """Distributes the utterances of a batch over threads.
 
-The compiled searches release the GIL, so Python threads run them in parallel. (numba's `prange` is not used: with some
-threading layers it aborts the process when two threads decode at the same time, or after a fork.)
+The compiled searches release the GIL, so Python threads run them in parallel. numba's `prange` is no alternative: with
+some threading layers it aborts the process when two threads decode at the same time, or after a fork.
 """
 
 from __future__ import annotations

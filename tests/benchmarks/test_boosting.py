@@ -1,12 +1,12 @@
 """The table of ways of paying phrases."""
 
-from __future__ import annotations
+import json
 
 import pytest
 
 from benchmarks import boosting
 from nemo_gpu_decoding.cli.options import parse_options
-from tests.assets import ASSETS
+from tests.assets import ASSETS, speech
 
 
 def options(strategy, *more):
@@ -44,9 +44,8 @@ def test_word_graphs_have_one_way_and_no_beam_size():
 @pytest.mark.nemo
 def test_the_table_counts_words_and_phrases(tmp_path, monkeypatch, capsys):
     pytest.importorskip("nemo.collections.asr")
-    lines = (ASSETS / "speech" / "test.json").read_text().splitlines()[31:36]
     manifest = tmp_path / "few.json"
-    manifest.write_text("\n".join(lines).replace('"test/', f'"{ASSETS}/speech/test/'))
+    manifest.write_text("\n".join(map(json.dumps, speech()[31:36])))
     arguments = [f"model={ASSETS}/models/self_ctc.nemo", f"manifest={manifest}", f"phrases={ASSETS}/phrases.txt"]
     monkeypatch.setattr("sys.argv", ["boosting", *arguments, "weights=1.5", "beams=16"])
     assert boosting.main() == 0

@@ -1,7 +1,5 @@
 """The cells of phrase boosting: lists of phrases, choices on dev, and one row."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

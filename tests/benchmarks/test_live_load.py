@@ -1,7 +1,5 @@
 """The load run of the live server, in simulated time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Live streams, LMs of any size, and what is measured in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The table of words that the LM lacks."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import new_words

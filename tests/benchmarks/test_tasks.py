@@ -1,7 +1,5 @@
 """Options, and the tasks that they name: synthetic, real speech, the user's files; made-up LMs."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import replace
 

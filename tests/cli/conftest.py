@@ -1,31 +1,19 @@
 """Shared by the tests of the command line."""
 
-from __future__ import annotations
-
+import json
 import logging
 from pathlib import Path
 
 import pytest
 
-SELF = Path(__file__).parents[2] / "assets" / "self"
-
-
-@pytest.fixture(scope="session")
-def assets() -> Path:
-    """The speech, models and LMs that the repository ships."""
-    return SELF
+from tests.assets import speech
 
 
 @pytest.fixture
 def manifest(tmp_path) -> Path:
     """A manifest of the first two test utterances, paths made absolute."""
-    import json
-
-    rows = [json.loads(line) for line in (SELF / "speech" / "test.json").read_text().splitlines()[:2]]
-    for row in rows:
-        row["audio_filepath"] = str(SELF / "speech" / row["audio_filepath"])
     file = tmp_path / "two.json"
-    file.write_text("\n".join(map(json.dumps, rows)))
+    file.write_text("\n".join(map(json.dumps, speech()[:2])))
     return file
 
 

@@ -1,7 +1,5 @@
 """`build-graph`, `pack-lm`, `build-lm` and `prune-lm`: what is made of text and LMs, and the reports."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from types import SimpleNamespace

@@ -1,15 +1,12 @@
 """`transcribe` of long recordings: cut, with subtitles, alone and in partitions."""
 
-from __future__ import annotations
-
-import json
-
 import numpy as np
 import pytest
 
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions
+from tests.assets import speech
 from tests.cli.test_transcribe import rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
@@ -18,11 +15,9 @@ soundfile = pytest.importorskip("soundfile")
 
 
 @pytest.fixture
-def talk(assets, tmp_path):
+def talk(tmp_path):
     """Six utterances with pauses of a second."""
-    lines = (assets / "speech" / "test.json").read_text().splitlines()[:6]
-    names = [json.loads(line)["audio_filepath"] for line in lines]
-    parts = [soundfile.read(assets / "speech" / name, dtype="float32")[0] for name in names]
+    parts = [soundfile.read(row["audio_filepath"], dtype="float32")[0] for row in speech()[:6]]
     file = tmp_path / "talk.flac"
     soundfile.write(file, np.concatenate([np.pad(part, (0, 16000)) for part in parts]), 16000)
     return file

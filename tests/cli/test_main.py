@@ -1,7 +1,5 @@
 """The program as a whole: help, exit codes, which errors are shown as one line; key=value options."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass, field

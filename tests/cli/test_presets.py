@@ -1,7 +1,5 @@
 """Presets: shipped ones, files, and what options make of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

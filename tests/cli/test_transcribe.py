@@ -1,7 +1,5 @@
 """`transcribe` in-process, on the shipped models and two utterances."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -115,22 +113,6 @@ def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, 
     arguments = ["model=nowhere.nemo", f"manifest={manifest}", f"out={tmp_path}/no/hyps.jsonl"]
     assert main(["transcribe", *arguments]) == 2
     assert "there is no folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argument", "problem"),
-    [
-        ("n_best=0", "n_best is 0"),
-        ("batch_size=0", "batch_size is 0"),
-        ("head=x", "head is 'x'"),
-        ("rescore=lm.arpa", "rescore=lm.arpa orders n_best hypotheses; n_best is 1, expected >= 2"),
-        ("rescore_weight=-1", "rescore_weight is -1"),
-        ("rescore_lm_share=-1", "rescore_lm_share is -1"),
-    ],
-)
-def test_values_out_of_range(argument, problem, capsys):
-    assert main(["transcribe", "model=m.nemo", argument]) == 2
-    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -427,6 +409,12 @@ def test_locks_and_grammars_of_a_manifest_are_those_of_its_utterances(model, out
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (["n_best=0"], "n_best is 0"),
+        (["batch_size=0"], "batch_size is 0"),
+        (["head=x"], "head is 'x'"),
+        (["rescore=lm.arpa"], "rescore=lm.arpa orders n_best hypotheses; n_best is 1, expected >= 2"),
+        (["rescore_weight=-1"], "rescore_weight is -1"),
+        (["rescore_lm_share=-1"], "rescore_lm_share is -1"),
         (["workers=0"], "workers is 0, expected an integer >= 1, or [FEWEST,MOST]"),
         (["workers=[4,2]"], "workers is [4, 2]"),
         (["workers=2"], "workers=2 is for partitions, out is None, expected a folder or URL that ends with /"),
@@ -442,7 +430,7 @@ def test_locks_and_grammars_of_a_manifest_are_those_of_its_utterances(model, out
         (["manifest=a.json", "audio=x.wav", "out=x/"], "give either audio"),
     ],
 )
-def test_options_of_partitions(arguments, problem, tmp_path, monkeypatch, capsys):
+def test_values_out_of_range_and_options_of_partitions(arguments, problem, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["transcribe", "model=m.nemo", *arguments]) == 2
     assert problem in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """`tune`: the grid, the ranking, and one small run that ends in a preset that `transcribe` takes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """A model that needs no NeMo: its text is the file's name, and its processes can be found and killed."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

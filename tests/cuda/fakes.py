@@ -1,8 +1,6 @@
 # ruff: noqa: N802 (methods are named like the functions of the driver)
 """A CUDA driver that only writes down what it is asked, in place of `cuda.bindings.driver`."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The cache of compiled kernels, and the compiler behind it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

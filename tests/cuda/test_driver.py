@@ -1,7 +1,5 @@
 """Launches as the driver sees them, against a driver that writes down what it is asked."""
 
-from __future__ import annotations
-
 import logging
 import re
 import struct

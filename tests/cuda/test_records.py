@@ -1,7 +1,5 @@
 """Records and kernel arguments as C++ structs: the same layout in both languages."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import re

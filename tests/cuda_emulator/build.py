@@ -7,8 +7,6 @@ compiled with -fsanitize=thread and linked without ThreadSanitizer: the engine h
 Results are kept by content: sources, headers that they include, flags, and the emulator's own files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

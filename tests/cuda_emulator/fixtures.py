@@ -1,7 +1,5 @@
 """Fixtures for tests that run kernels: import them in the test's file or conftest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

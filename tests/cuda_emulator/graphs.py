@@ -8,8 +8,6 @@ that reads a tensor on the host, or a replay after a buffer was replaced, shows 
 don't run while they are captured; torch operators do, which must do no harm.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Kernels less one barrier: where the checker finds nothing wrong then, the barrier is idle."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

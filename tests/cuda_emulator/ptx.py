@@ -12,8 +12,6 @@ include/ptx.h. Forms that are in no table here are refused: a compiler that emit
 not a guess.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

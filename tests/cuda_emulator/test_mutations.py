@@ -1,7 +1,5 @@
 """Without any one of its barriers a kernel is faulty, and the checker says so: none is idle."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ The whole contract, and any other test of kernels, runs so with
     EMULATOR=nvrtc python -m pytest tests/search -k test_contract_cuda
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The emulator as a `Runtime`: what it promises to decoders, and its messages for wrong launches."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """LMs and boosting trees against NeMo's own, state by state."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

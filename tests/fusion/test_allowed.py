@@ -1,7 +1,5 @@
 """Allowed tokens: which tokens belong to a script, and what prices do to automata."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Density ratios: every weight against the two LMs themselves; what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Closed grammars: JSGF, the texts that the automaton accepts, and what leaving it costs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -8,8 +8,6 @@ finds typing errors and changed interfaces before the first minute on a GPU is s
 nothing about GPUs.
 """
 
-from __future__ import annotations
-
 import os
 from typing import TypeVar
 

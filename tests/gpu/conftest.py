@@ -1,7 +1,5 @@
 """Everything below this folder is marked `gpu` and `slow`, and skipped with the reason where no kernel can run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
+from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.fixtures import new_runtime
 from tests.gpu import REHEARSAL
@@ -65,6 +64,8 @@ def place(request, monkeypatch):
         return
     monkeypatch.setattr(cuda_engine, "THREADS", 32)
     monkeypatch.setattr(cuda_engine, "FINISH_THREADS", 32)
+    for name, size in {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}.items():
+        monkeypatch.setattr(kernel_abi, name, size)
     with use_runtime(new_runtime(request)):
         yield
 

@@ -7,8 +7,6 @@ a tool makes kernels up to a thousand times slower. The name of a kernel of kern
 argument runs that instead.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterator

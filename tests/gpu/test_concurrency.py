@@ -1,7 +1,5 @@
 """CUDA streams, threads, several GPUs, memory: nobody disturbs anybody, nothing is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import resource

@@ -1,7 +1,5 @@
 """The contract of all decoders on a GPU; flexctc_beam with each type of log-probs that kernels read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The GPU finds what the CPU finds: tokens, times, confidence and scores, to the bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ import torch
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.gpu import sized
 from tests.random_models import random_boosting, random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
@@ -151,11 +149,11 @@ def test_streams(device, merge, lengths_on_device):
         given = torch.from_numpy(sizes).to(device) if lengths_on_device else sizes.tolist()
         cuda.push(streams[cuda], chunk, given)
         done += sizes
-        early = [[facts(n) for n in d.partial(streams[d], n_best=3)] for d in (cpu, cuda)]
+        early = [all_facts(d.partial(streams[d], n_best=3)) for d in (cpu, cuda)]
         assert early[0] == early[1]
-    last = [[facts(n) for n in d.close(streams[d])] for d in (cpu, cuda)]
+    last = [all_facts(d.close(streams[d])) for d in (cpu, cuda)]
     assert last[0] == last[1]
-    assert last[1] == [facts(n) for n in cuda.decode(log_probs, totals.tolist())]
+    assert last[1] == all_facts(cuda.decode(log_probs, totals.tolist()))
 
 
 @pytest.mark.parametrize("seed", range(sized(150, 6)))

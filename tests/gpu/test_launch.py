@@ -11,7 +11,7 @@ from benchmarks.probe import measure_start, probe_process
 from nemo_gpu_decoding.cuda.driver import DriverError
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, runtime
 from nemo_gpu_decoding.cuda.pinned import HostTable
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.gpu import sized
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
@@ -127,7 +127,7 @@ def test_replays_decode_chunk_by_chunk(gpu, log_probs, merge, dtype):
     for begin in range(0, T, CHUNK):
         captured.replay(log_probs, begin)
     expected = decoder_of(merge, on_cpu).decode(log_probs, LENGTHS)
-    assert [facts(n) for n in decoder.close(captured.streams)] == [facts(n) for n in expected]
+    assert all_facts(decoder.close(captured.streams)) == all_facts(expected)
 
 
 def test_a_graph_may_hold_more_than_the_decoder(gpu):
@@ -145,7 +145,7 @@ def test_a_graph_may_hold_more_than_the_decoder(gpu):
     static.copy_(logits)
     graph.replay()
     expected = decoder.decode(torch.log_softmax(logits, -1), LENGTHS)
-    assert [facts(n) for n in decoder.close(streams)] == [facts(n) for n in expected]
+    assert all_facts(decoder.close(streams)) == all_facts(expected)
 
 
 def test_pushes_with_and_without_the_graph_may_alternate(gpu, log_probs):
@@ -155,7 +155,7 @@ def test_pushes_with_and_without_the_graph_may_alternate(gpu, log_probs):
     rest = [max(0, length - CHUNK) for length in LENGTHS]
     decoder.push(captured.streams, log_probs[:, CHUNK:], rest)
     expected = decoder.decode(log_probs, LENGTHS)
-    assert [facts(n) for n in decoder.close(captured.streams)] == [facts(n) for n in expected]
+    assert all_facts(decoder.close(captured.streams)) == all_facts(expected)
 
 
 def test_what_goes_wrong_in_a_replay_is_said_at_the_end(gpu, log_probs):
@@ -170,7 +170,7 @@ def test_what_goes_wrong_in_a_replay_is_said_at_the_end(gpu, log_probs):
 
 def test_a_capture_that_is_refused_does_no_harm(gpu, log_probs):
     decoder = decoder_of()
-    expected = [facts(n) for n in decoder.decode(log_probs, LENGTHS)]
+    expected = all_facts(decoder.decode(log_probs, LENGTHS))
     streams = decoder.open(BATCH, capacity=T, device=gpu)
     graph = torch.cuda.CUDAGraph()
     with (
@@ -179,7 +179,7 @@ def test_a_capture_that_is_refused_does_no_harm(gpu, log_probs):
     ):
         decoder.push(streams, log_probs, LENGTHS)
     torch.cuda.synchronize()
-    assert [facts(n) for n in decoder.decode(log_probs, LENGTHS)] == expected
+    assert all_facts(decoder.decode(log_probs, LENGTHS)) == expected
 
 
 # -------------------------- What a first use costs on a machine, and the first use in a later process

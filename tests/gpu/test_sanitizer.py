@@ -1,7 +1,5 @@
 """compute-sanitizer finds no stray access, no race and no barrier that only some threads reach."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -12,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gpu_decoding.search.word_graph import kernel_abi
-from tests.gpu import REHEARSAL, sanitized
+from tests.assets import ROOT
+from tests.gpu import sanitized
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 80  # for one check
 FOUND = 99  # exit status if something is found
 # the tool's own words for GPUs and containers in which it can't work
@@ -34,14 +31,7 @@ CHECKS = {
     "synccheck": (),
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_blocks")]
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    if REHEARSAL:
-        for name, size in {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}.items():
-            monkeypatch.setattr(kernel_abi, name, size)
+pytestmark = pytest.mark.slow
 
 
 def find_tool() -> str | None:

@@ -5,25 +5,24 @@ import gc
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from nemo_gpu_decoding.search.transducer import cuda_graphs
-from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
-from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
-from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from tests.gpu import sized
 from tests.gpu.test_concurrency import in_threads
-from tests.search.transducer.table_networks import random_fusion
+from tests.search.transducer import table_networks
+from tests.search.transducer.table_networks import STRATEGIES, random_fusion
 
 VOCAB, WIDTH, HIDDEN = 30, 16, 32
 BATCH, FRAMES = sized(8, 3), sized(60, 8)
 LENGTHS = [FRAMES, 0, FRAMES // 2, 1, FRAMES - 1, 7, 20, 33][:BATCH]
-STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AESConfig)}
+assert_same = partial(table_networks.assert_same, score=1e-2)
 
 
 class Model(nn.Module):
@@ -77,14 +76,6 @@ pytestmark = pytest.mark.usefixtures("full_precision")
 
 def frames_of(batch=BATCH, frames=FRAMES, seed=1):
     return torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed))
-
-
-def assert_same(found, expected):
-    for nbest, wanted in zip(found, expected, strict=True):
-        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in wanted]
-        for path, other in zip(nbest, wanted, strict=True):
-            assert path.frames.tolist() == other.frames.tolist()
-            assert path.score == pytest.approx(other.score, abs=1e-2)
 
 
 def both(strategy, device, durations=(), fusion=None, networks=Model.networks, **options):
@@ -202,7 +193,7 @@ def test_threads_decode_for_the_first_time_at_once(gpu, strategy):
 
 def test_a_graph_survives_those_after_it(gpu, strategy):
     """torch has 32 streams in turn, and cuBLAS a workspace for each: twenty captures would come round to the first."""
-    frames, decoders = frames_of(), [both(strategy, gpu, fusion=random_fusion(VOCAB)) for _ in range(20)]
+    frames, decoders = (frames_of(), [both(strategy, gpu, fusion=random_fusion(VOCAB)) for _ in range(20)])
     for found, expected in decoders:
         assert_same(found.decode(frames.to(gpu), LENGTHS), expected.decode(frames, LENGTHS))
     (first, expected), decoders = decoders[0], None

@@ -8,32 +8,16 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda_kernels, kernel_abi
+from nemo_gpu_decoding.search.word_graph import cuda_kernels
 from tests.contract.subject import all_facts
-from tests.gpu import REHEARSAL, sized
+from tests.gpu import sized
 from tests.random_models import random_log_probs
-from tests.search.word_graph.both import (
-    WORDS,
-    assert_equal,
-    assert_equal_lattices,
-    assert_equal_paged,
-    on,
-    on_cpu,
-    on_cuda,
-    pair,
-)
+from tests.search.word_graph import both
 from tests.search.word_graph.models import LM, lm_table, random_graph
 
 COLUMNS, T = sized(200, 12), sized(80, 8)
 BATCH = sized(150, 3)
 TOPOLOGIES = ("compact", "normal", "minimal", "graph")
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    if REHEARSAL:
-        for name, size in {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}.items():
-            monkeypatch.setattr(kernel_abi, name, size)
 
 
 def graph_of(seed, topology="compact", coarse=False):
@@ -59,7 +43,7 @@ def options_of(topology):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_topologies_and_types(device, topology, dtype):
     for seed, max_active in enumerate(sized((10_000, 700, 50), (50,))):
-        assert_equal(
+        both.assert_equal(
             graph_of(seed, topology), log_probs_on(device, seed=seed, dtype=dtype), lengths_for(),
             beam=10.0, max_active=max_active, **options_of(topology),
         )  # fmt: skip
@@ -68,7 +52,7 @@ def test_topologies_and_types(device, topology, dtype):
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_ties_are_broken_alike(device, topology):
     log_probs = torch.round(log_probs_on(device, seed=3))
-    assert_equal(
+    both.assert_equal(
         graph_of(3, topology, coarse=True), log_probs, lengths_for(), beam=5.0, max_active=300,
         **options_of(topology),
     )  # fmt: skip
@@ -82,7 +66,7 @@ def test_requests_of_single_utterances(device, topology):
     ]
     wishes = [Request(boosting=tree, lm_weight=0.5 * i) for i, tree in enumerate(trees)] + [None]
     requests = [wishes[b % 4] for b in range(BATCH)]
-    assert_equal(
+    both.assert_equal(
         graph, log_probs_on(device, seed=4), lengths_for(), requests, beam=8.0, max_active=300,
         boosting=trees[0], **options_of(topology),
     )  # fmt: skip
@@ -93,7 +77,7 @@ def test_lattices(device, topology):
     """Link for link, with ties."""
     for coarse in (False, True):
         log_probs = log_probs_on(device, sized(20, 2), seed=6)
-        assert_equal_lattices(
+        both.assert_equal_lattices(
             graph_of(6, topology, coarse), torch.round(log_probs) if coarse else log_probs,
             lengths_for(len(log_probs)), beam=6.0, lattice_beam=5.0, n_best=10, max_active=300,
             **options_of(topology),
@@ -103,7 +87,8 @@ def test_lattices(device, topology):
 def test_streams(device):
     """Chunks of random sizes; partial results on the way are equal too."""
     rng, log_probs, totals = np.random.default_rng(0), log_probs_on(device, seed=2), lengths_for()
-    decoders = [build(graph_of(2), beam=9.0, max_active=400, **options_of("compact")) for build in (on_cpu, on_cuda)]
+    options = {"beam": 9.0, "max_active": 400, **options_of("compact")}
+    decoders = [build(graph_of(2), **options) for build in (both.on_cpu, both.on_cuda)]
     streams = [decoder.open(BATCH) for decoder in decoders]
     done = np.zeros(BATCH, int)
     while (done < totals).any():
@@ -132,7 +117,7 @@ def inputs_on(device, batch=BATCH, **options):
 
 def check(graph, lms, log_probs, requests=None, **options):
     options = {"columns": COLUMNS, "threads": 0, **options}
-    assert_equal_paged(graph, lms, log_probs, lengths_for(len(log_probs), FRAMES), requests, **options)
+    both.assert_equal_paged(graph, lms, log_probs, lengths_for(len(log_probs), FRAMES), requests, **options)
 
 
 @needs_kaldifst
@@ -141,7 +126,7 @@ def check(graph, lms, log_probs, requests=None, **options):
 def test_topologies_and_placements(device, topology, placement):
     for seed, max_active in enumerate(sized((10_000, 700, 50), (50,))):
         check(
-            graph_of(seed, topology), pair(seed, nested=seed == 1), inputs_on(device, seed=seed),
+            graph_of(seed, topology), both.pair(seed, nested=seed == 1), inputs_on(device, seed=seed),
             topology=topology, placement=placement, beam=10.0, max_active=max_active, chunk=FRAMES // 2,
         )  # fmt: skip
 
@@ -151,7 +136,7 @@ def test_topologies_and_placements(device, topology, placement):
 @pytest.mark.parametrize("group_size", [0, 2])
 def test_ties_are_broken_alike_paged(device, topology, group_size):
     check(
-        graph_of(3, topology, coarse=True), pair(3, coarse=True),
+        graph_of(3, topology, coarse=True), both.pair(3, coarse=True),
         torch.round(inputs_on(device, seed=3)), topology=topology, group_size=group_size, beam=5.0,
         max_active=300,
     )  # fmt: skip
@@ -164,14 +149,14 @@ def test_requests_of_single_utterances_paged(device):
     wishes = [Request(boosting=tree, lm_weight=0.5 + i) for i, tree in enumerate(trees)] + [None]
     requests = [wishes[b % 3] for b in range(BATCH)]
     log_probs = inputs_on(device, seed=4)
-    check(graph, pair(1), log_probs, requests, boosting=trees[0], beam=8.0, max_active=300)
+    check(graph, both.pair(1), log_probs, requests, boosting=trees[0], beam=8.0, max_active=300)
 
 
 @needs_kaldifst
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_lattices_paged(device, topology):
     check(
-        graph_of(2, topology), pair(2), inputs_on(device, sized(20, 2), seed=6),
+        graph_of(2, topology), both.pair(2), inputs_on(device, sized(20, 2), seed=6),
         topology=topology, lattice=True, n_best=10, lattice_beam=5.0, beam=6.0, max_active=300,
     )  # fmt: skip
 
@@ -180,8 +165,8 @@ def test_lattices_paged(device, topology):
 def test_many_histories(device):
     """An LM with so many states that groups are large."""
     order, keep = sized((6, 0.9), (3, 0.9))
-    large = LM(lm_table(seed=2, words=WORDS, order=order, keep=keep))
-    lms = LM(lm_table(seed=1, words=WORDS)), large
+    large = LM(lm_table(seed=2, words=both.WORDS, order=order, keep=keep))
+    lms = LM(lm_table(seed=1, words=both.WORDS)), large
     log_probs = inputs_on(device, sized(20, 2), seed=7, sharpness=0.5)
     check(graph_of(4), lms, log_probs, beam=20.0, max_active=sized(5000, 200))
 
@@ -190,8 +175,8 @@ def test_many_histories(device):
 def test_a_tiny_cache_is_shared_by_all_blocks(device, monkeypatch):
     placed = cuda_kernels.PlacedLM
     monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
-    graph, lms = graph_of(5), pair(0)
+    graph, lms = graph_of(5), both.pair(0)
     options = {"placement": "paged", "beam": 10.0, "max_active": 300}
     check(graph, lms, inputs_on(device, seed=8), **options)
-    decoder = on("cuda", graph, lms, columns=COLUMNS, **options)
+    decoder = both.on("cuda", graph, lms, columns=COLUMNS, **options)
     assert all(nbest.work.cache_misses for nbest in decoder.decode(inputs_on(device, seed=8), [FRAMES] * BATCH))

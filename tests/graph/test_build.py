@@ -1,7 +1,5 @@
 """Graphs against what they are made of: each text costs what LM and lexicon say, no other is in."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -1,7 +1,5 @@
 """G with exact back-off: the cheapest path of a bigram text costs what the LM says."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

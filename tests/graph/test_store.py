@@ -1,7 +1,5 @@
 """Graphs on disk, ready-made FST files, and everything that may be wrong with either."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import os

@@ -1,7 +1,5 @@
 """Small word LMs and lexicons with everything that makes graphs hard."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

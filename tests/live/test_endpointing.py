@@ -1,7 +1,5 @@
 """Kaldi's endpointing rules on partial results."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

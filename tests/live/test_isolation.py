@@ -1,7 +1,5 @@
 """No client hurts another one, and none keeps a slot behind its end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -37,21 +35,12 @@ from tests.live.test_server import (
     messages,
     running,
     stream,
+    told,
     wait_for,
 )
 
 DEEP = "[" * 400_000
 VICTIM = {"n_best": 2}  # how a victim begins
-
-
-def told(server, first, *sent, query=""):
-    """All messages but `ready`, and the code of the close, of a client that sends just these texts and PCM."""
-    with connect(server.url.replace("http", "ws") + "stream" + query, compression=None) as socket:
-        with contextlib.suppress(ConnectionClosed):
-            for message in (first, *sent):
-                socket.send(message)
-        found, code = messages(socket)
-    return [message for message in found if message["type"] != "ready"], code
 
 
 @contextlib.contextmanager

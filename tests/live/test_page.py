@@ -5,8 +5,6 @@
 makes the screenshot of the docs.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The server of live streams, over real sockets, before a recognizer that reads numbers out of the audio."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -153,15 +151,27 @@ def messages(socket):
         return found, closed.rcvd and closed.rcvd.code
 
 
-def conversation(server, *sent, first=None):
-    """Messages, but for `ready`, and the code of the close, of a client that sends all this and the end."""
-    with stream(server, first) as socket:
-        with contextlib.suppress(ConnectionClosed):
-            for message in (*sent, '{"type": "end"}'):
+def told(server, *sent, query=""):
+    """All messages but `ready`, and the code of the close, of a client that sends just these texts and PCM."""
+    with connect(server.url.replace("http", "ws") + "stream" + query, compression=None, max_size=None) as socket:
+        with contextlib.suppress(ConnectionClosed):  # a server that is full does not wait
+            for message in sent:
                 socket.send(message)
         found, code = messages(socket)
-    assert found[0]["type"] in ("ready", "error")
+    assert not found or found[0]["type"] in ("ready", "error")
     return [message for message in found if message["type"] != "ready"], code
+
+
+def conversation(server, *sent, first=None):
+    """The same with a first message and the end around what is sent."""
+    return told(server, json.dumps(first or {}), *sent, '{"type": "end"}')
+
+
+def wait_for(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def finals(found):
@@ -421,13 +431,6 @@ def test_what_streams_leave_is_collected_without_visiting_the_model():
     assert gc.get_freeze_count() == 0
 
 
-def wait_for(condition, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 # ------------------------------------------------------------------------- who may come in; the rest
 def test_a_token_and_pages_of_other_servers():
     with running(token="secret") as server:
@@ -582,10 +585,7 @@ def test_free_memory_returns_to_the_system_while_the_server_runs(monkeypatch):
     monkeypatch.setattr(server_module.ctypes, "CDLL", Library)
     monkeypatch.setattr(server_module, "TRIM_SECONDS", 0.01)
     with running():
-        deadline = time.monotonic() + 10
-        while len(trimmed) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: len(trimmed) >= 2)
     assert set(trimmed) == {0}
     ended = len(trimmed)
     time.sleep(0.05)

@@ -1,7 +1,5 @@
 """`Slots`: utterances that come and go give what they give alone."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

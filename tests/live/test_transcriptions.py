@@ -1,10 +1,7 @@
 """OpenAI's endpoint, called with its client, before a recognizer that reads numbers out of the audio."""
 
-from __future__ import annotations
-
 import io
 import threading
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +15,7 @@ pytest.importorskip("python_multipart")
 pytest.importorskip("starlette")
 
 from nemo_gpu_decoding.live.options import Limits  # noqa: E402
-from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, running  # noqa: E402
+from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, running, wait_for  # noqa: E402
 
 SPOKEN = (1, 2, 0, 3, 0)  # two utterances
 
@@ -153,8 +150,7 @@ def test_the_limits_of_streams_hold():
     with running(NumberReader(seconds=0.05), limits=Limits(max_streams=1)) as server:
         first = threading.Thread(target=transcribe, args=(server, recording(*[1] * 30)))
         first.start()
-        while not server.batcher.sessions:
-            time.sleep(0.005)
+        wait_for(lambda: server.batcher.sessions)
         with pytest.raises(openai.InternalServerError, match="no more than 1 streams are served") as caught:
             transcribe(server)
         assert caught.value.status_code == 503
@@ -168,18 +164,14 @@ def test_a_client_that_leaves_frees_its_stream():
     with running(NumberReader(seconds=0.05)) as server:
         with pytest.raises(openai.APITimeoutError):
             client(server, timeout=0.3).audio.transcriptions.create(file=recording(*[1] * 200), model="any")
-        deadline = time.monotonic() + 5
-        while server.batcher.sessions and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not server.batcher.sessions
+        wait_for(lambda: not server.batcher.sessions, seconds=5.0)
         assert transcribe(server).text == "1 2 3"
 
 
 def test_a_server_that_stops_says_so():
     with running(NumberReader(seconds=0.02)) as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(transcribe, server, recording(*[1] * 20000))
-        while not server.batcher.sessions:
-            time.sleep(0.005)
+        wait_for(lambda: server.batcher.sessions)
         server.should_exit = True
         with pytest.raises(openai.InternalServerError, match="the server stops"):
             answer.result()

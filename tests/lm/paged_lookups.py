@@ -1,7 +1,5 @@
 """Look-ups in a `DeviceLM`, by a kernel around paged.cuh."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -34,16 +34,6 @@ ngram 2=2
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write_file(text, name="lm.arpa"):
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write_file
-
-
 @pytest.mark.parametrize("separator", ["\t", " "])
 def test_reads_what_srilm_writes(write, separator):
     lm = read_arpa(write(BIGRAM.replace(" <s> -0.5", f"{separator}<s>{separator}-0.5")))

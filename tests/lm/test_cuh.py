@@ -71,15 +71,6 @@ def test_every_lookup_is_that_of_the_cpu(emulated_runtime, tmp_path, layout, ord
     assert list(zip(costs.tolist(), targets.tolist(), strict=True)) == expected
 
 
-@needs_nvrtc
-def test_nvrtc_compiles_it_without_a_word():
-    source = read_source(str(SOURCE))
-    options = compiler_options(Architecture(nvrtc.architectures()[-1]))
-    compiled = nvrtc.compile_program(SOURCE.name, source.text, source.headers, options)
-    assert len(compiled.code) > 0
-    assert "warning" not in compiled.log
-
-
 # -------- paged.cuh against packed.py: every look-up through the cache, to the bit, whatever its size
 CPU = torch.device("cpu")
 HUGE = 10**6
@@ -153,10 +144,11 @@ def test_a_slot_with_halves_of_two_arcs_would_be_noticed(emulated_runtime, lm, t
 
 
 @needs_nvrtc
-def test_nvrtc_compiles_it_without_a_word_paged():
-    source = read_source(str(PAGED_SOURCE))
+@pytest.mark.parametrize("path", [SOURCE, PAGED_SOURCE], ids=["packed", "paged"])
+def test_nvrtc_compiles_it_without_a_word(path):
+    source = read_source(str(path))
     for arch in (nvrtc.architectures()[0], nvrtc.architectures()[-1]):
         options = compiler_options(Architecture(arch))
-        compiled = nvrtc.compile_program(PAGED_SOURCE.name, source.text, source.headers, options)
+        compiled = nvrtc.compile_program(path.name, source.text, source.headers, options)
         assert len(compiled.code) > 0
         assert "warning" not in compiled.log

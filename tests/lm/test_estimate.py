@@ -1,7 +1,5 @@
 """Kneser-Ney LMs against the formulas of Chen & Goodman, counted one by one."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -7,8 +7,6 @@ build_binary -a 22 trie small.arpa compressed.bin
 build_binary -q 3 -b 3 -a 22 trie small.arpa both.bin
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import shutil

@@ -1,7 +1,5 @@
 """LMs on a device: their bytes, who shares them, how long they live, what is said if they don't fit."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor

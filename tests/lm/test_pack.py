@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +18,9 @@ from nemo_gpu_decoding.lm import pack as pack_module
 from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm
 from nemo_gpu_decoding.lm.trie import read_trie
+from tests.assets import ROOT
 from tests.oracles.ngram import closed_table, missing_suffixes, write_arpa
 
-ROOT = Path(__file__).parents[2]
 TRIGRAM = r"""\data\
 ngram 1=4
 ngram 2=3
@@ -43,16 +42,6 @@ ngram 3=1
 
 \end\
 """
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write_file(text, name="lm.arpa"):
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write_file
 
 
 def same(one, other):

@@ -1,7 +1,5 @@
 """Packed LMs score as the ARPA files they were made from."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

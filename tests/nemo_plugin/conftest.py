@@ -1,34 +1,22 @@
 """Shared by the tests of the NeMo plugin: importing NeMo takes long, restoring a model a second."""
 
-from __future__ import annotations
-
-import json
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.assets import ASSETS, speech
 from tests.nemo_plugin.usage import CASES, Case, strategy_case, write_lower_orders
 
-SELF = Path(__file__).parents[2] / "assets" / "self"
 NUM_FILES = 6
 MANY_FILES = 30
 
 
 @pytest.fixture(scope="session")
-def assets() -> Path:
-    """The speech, models and LMs that the repository ships."""
-    return SELF
-
-
-@pytest.fixture(scope="session")
 def many_utterances() -> list[dict]:
-    """Test utterances enough to tell word error rates apart; `audio_filepath` is made absolute."""
-    lines = (SELF / "speech" / "test.json").read_text().splitlines()[:MANY_FILES]
-    entries = [json.loads(line) for line in lines]
-    for entry in entries:
-        entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
-    return entries
+    """Test utterances enough to tell word error rates apart."""
+    return speech()[:MANY_FILES]
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +30,7 @@ def files(utterances) -> list[str]:
     return [utterance["audio_filepath"] for utterance in utterances]
 
 
+@functools.cache
 def restore(name: str):
     from nemo.collections.asr.models import ASRModel
     from nemo.utils import logging
@@ -50,7 +39,17 @@ def restore(name: str):
 
     register()
     logging.setLevel(logging.ERROR)
-    model = ASRModel.restore_from(str(SELF / "models" / f"{name}.nemo"), map_location="cpu")
+    model = ASRModel.restore_from(str(ASSETS / "models" / f"{name}.nemo"), map_location="cpu")
+    return model.eval()
+
+
+def greedy(model, *heads):
+    """The model with NeMo's greedy decoding in each of its heads; the last becomes the active one."""
+    from nemo_gpu_decoding import register
+
+    register()
+    for kwargs in [{"decoder_type": head} for head in heads] or [{}]:
+        model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False, **kwargs)
     return model.eval()
 
 
@@ -61,43 +60,20 @@ def shared_ctc_model():
 
 @pytest.fixture
 def ctc_model(shared_ctc_model):
-    """A CTC model with NeMo's greedy decoding; what a test changes there is undone for the next."""
-    reset(shared_ctc_model)
-    return shared_ctc_model
-
-
-@pytest.fixture(scope="session")
-def shared_hybrid_model():
-    return restore("self_hybrid_rnnt")
+    """A CTC model, greedy; what a test changes there is undone for the next."""
+    return greedy(shared_ctc_model)
 
 
 @pytest.fixture
-def hybrid_model(shared_hybrid_model):
+def hybrid_model():
     """A hybrid RNN-T/CTC model, RNN-T active, both heads greedy."""
-    reset(shared_hybrid_model, decoder_type="ctc")
-    reset(shared_hybrid_model, decoder_type="rnnt")
-    return shared_hybrid_model
-
-
-def reset(model, **kwargs) -> None:
-    from nemo_gpu_decoding import register
-
-    register()
-    model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False, **kwargs)
-    model.eval()
-
-
-@pytest.fixture(scope="session")
-def shared_tdt_model():
-    return restore("self_hybrid_tdt")
+    return greedy(restore("self_hybrid_rnnt"), "ctc", "rnnt")
 
 
 @pytest.fixture
-def tdt_model(shared_tdt_model):
+def tdt_model():
     """As `hybrid_model`, but TDT/CTC."""
-    reset(shared_tdt_model, decoder_type="ctc")
-    reset(shared_tdt_model, decoder_type="rnnt")
-    return shared_tdt_model
+    return greedy(restore("self_hybrid_tdt"), "ctc", "rnnt")
 
 
 @pytest.fixture(params=["rnnt", "tdt"])
@@ -134,16 +110,21 @@ def run_encoder(model, utterances):
 
 
 @pytest.fixture(scope="session")
-def emissions(shared_ctc_model, files):
+def emissions(shared_ctc_model, utterances):
     """(log_probs [B, T, V + 1], lengths [B]) of the test utterances."""
+    return emissions_of(shared_ctc_model, utterances, batch_size=3)[:2]
+
+
+def emissions_of(model, utterances, batch_size=15):
+    """(log_probs [B, T, V + 1], lengths [B], greedy texts) of utterances."""
     import torch
 
-    reset(shared_ctc_model)
-    with torch.inference_mode():
-        results = shared_ctc_model.transcribe(files, batch_size=3, return_hypotheses=True, verbose=False)
-    rows = [hypothesis.y_sequence.clone() for hypothesis in results]
+    files = [utterance["audio_filepath"] for utterance in utterances]
+    found = greedy(model).transcribe(files, batch_size=batch_size, return_hypotheses=True, verbose=False)
+    rows = [hypothesis.y_sequence.clone() for hypothesis in found]
     lengths = torch.tensor([len(row) for row in rows])
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return padded, lengths, [hypothesis.text for hypothesis in found]
 
 
 @pytest.fixture
@@ -177,7 +158,7 @@ def graph_cache(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def word_lm() -> Path:
-    return SELF / "lm" / "word3.arpa"
+    return ASSETS / "lm" / "word3.arpa"
 
 
 @pytest.fixture(scope="session")

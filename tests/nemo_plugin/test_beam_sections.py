@@ -157,10 +157,6 @@ def test_weights_that_are_missing_or_have_no_effect(assets, warnings):
         options(ngram_lm_model=str(assets / "lm" / "tok3.arpa"), ngram_lm_alpha=None)
 
 
-def test_a_weight_without_an_lm_may_be_missing():
-    assert options(ngram_lm_alpha=None).fusion.lm_weight == 0.0
-
-
 SOURCED = ("flexctc_beam", "alsd_pp", "aes_pp")
 
 
@@ -321,17 +317,8 @@ def test_keys_beside_the_section():
 
 def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    assert set(FLEXCTC.valid) == {
-        *nemo,
-        *LMS,
-        *ALLOWED,
-        "confidence_map",
-        "merge",
-        "n_best",
-        "backend",
-        "threads",
-        "lm_encoding",
-    }
+    own = ("confidence_map", "merge", "n_best", "backend", "threads", "lm_encoding")
+    assert set(FLEXCTC.valid) == {*nemo, *LMS, *ALLOWED, *own}
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
         "ac_threshold", "bpe_mode", "var_bpe_scoring_temp", "var_bpe_penalize_subsplits",
@@ -490,17 +477,8 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    known = {
-        *nemo,
-        *section.undeclared,
-        *LMS,
-        *ALLOWED,
-        "confidence_map",
-        "n_best",
-        "backend",
-        "threads",
-        "lm_encoding",
-    }
+    own = ("confidence_map", "n_best", "backend", "threads", "lm_encoding")
+    known = {*nemo, *section.undeclared, *LMS, *ALLOWED, *own}
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known
     for key, what in section.unused.items():

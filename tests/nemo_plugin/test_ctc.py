@@ -15,7 +15,7 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecoding, CTCD
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodConfig
 from omegaconf import OmegaConf
 
-from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, GREEDY, decoded, transcribed
+from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, GREEDY, decoded, texts_of, transcribed
 
 
 def use(model, cfg=None, **beam):
@@ -27,14 +27,10 @@ def lm_options(assets):
     return {"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.7, "beam_beta": 1.0}
 
 
-def texts(model, audio, **kwargs):
-    return [result.text for result in model.transcribe(audio, verbose=False, **kwargs)]
-
-
 @pytest.fixture(scope="module")
 def greedy_texts(shared_ctc_model, files):
     shared_ctc_model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False)
-    return texts(shared_ctc_model, files)
+    return texts_of(shared_ctc_model, files)
 
 
 def errors(hypotheses, utterances):
@@ -44,7 +40,7 @@ def errors(hypotheses, utterances):
 
 def test_an_lm_repairs_what_greedy_got_wrong(ctc_model, files, utterances, greedy_texts, assets):
     use(ctc_model, beam_size=8, **lm_options(assets))
-    with_lm = texts(ctc_model, files)
+    with_lm = texts_of(ctc_model, files)
     assert errors(with_lm, utterances) < errors(greedy_texts, utterances)
 
 
@@ -100,7 +96,7 @@ def test_a_structured_config_as_nemos_scripts_pass_it(ctc_model, files, greedy_t
     cfg.beam.beam_size = 1
     cfg.beam.beam_beta = 0.0
     ctc_model.change_decoding_strategy(cfg, verbose=False)
-    assert texts(ctc_model, files) == greedy_texts
+    assert texts_of(ctc_model, files) == greedy_texts
 
 
 def test_notes_of_the_search_reach_the_log(ctc_model, emissions, monkeypatch):

@@ -1,7 +1,5 @@
 """Where long recordings are cut, and subtitles: without a model."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

@@ -25,7 +25,7 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, 
 from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 from tests.nemo_plugin.test_word_graph_files import WordPieces
-from tests.nemo_plugin.usage import GREEDY
+from tests.nemo_plugin.usage import GREEDY, texts_of
 
 BLANK = 5
 
@@ -158,10 +158,6 @@ def use(model, assets=None, **beam):
     model.change_decoding_strategy(cfg, verbose=False)
 
 
-def texts(model, files, **kwargs):
-    return [result.text for result in model.transcribe(files, verbose=False, **kwargs)]
-
-
 def test_timestamps_make_a_new_decoder_which_finds_them_too(ctc_model, files):
     use(ctc_model)
     with utterance_requests(ctc_model, [["graam"]], boosting_weight=1.0):
@@ -172,34 +168,34 @@ def test_timestamps_make_a_new_decoder_which_finds_them_too(ctc_model, files):
 def test_hybrid_models(hybrid_model, files):
     cfg = {"strategy": "flexctc_beam", "beam": {"beam_size": 8, "beam_beta": 0.0}}
     hybrid_model.change_decoding_strategy(cfg, decoder_type="ctc", verbose=False)
-    plain = texts(hybrid_model, files[:2])
+    plain = texts_of(hybrid_model, files[:2])
     with utterance_requests(hybrid_model, [["twoo"], None], boosting_weight=3.0):
-        boosted = texts(hybrid_model, files[:2])
+        boosted = texts_of(hybrid_model, files[:2])
     assert boosted[0] != plain[0]
     assert boosted[1] == plain[1]
 
 
 def test_too_few_and_too_many_are_errors_and_leave_nothing_behind(ctc_model, files):
     use(ctc_model)
-    plain = texts(ctc_model, files[:1])
+    plain = texts_of(ctc_model, files[:1])
     with utterance_requests(ctc_model, [[]]):  # where there are no phrases at all
-        assert texts(ctc_model, files[:1]) == plain
+        assert texts_of(ctc_model, files[:1]) == plain
     with (
         pytest.raises(ValueError, match="requests has 2 entries, but after 0 utterances 4 more"),
         utterance_requests(ctc_model, [None, None]),
     ):
-        texts(ctc_model, files[:4])
+        texts_of(ctc_model, files[:4])
     with (
         pytest.raises(ValueError, match="requests has 3 entries, but 2 utterances"),
         utterance_requests(ctc_model, [None] * 3),
     ):
-        texts(ctc_model, files[:2])
+        texts_of(ctc_model, files[:2])
     with (
         pytest.raises(ValueError, match="0 utterances"),
         utterance_requests(ctc_model, [["graam"]], boosting_weight=1),
     ):
         pass
-    assert texts(ctc_model, files[:1]) == plain
+    assert texts_of(ctc_model, files[:1]) == plain
     with pytest.raises(KeyError), utterance_requests(ctc_model, [None]):
         raise KeyError  # leftovers hide no error
 
@@ -209,8 +205,8 @@ def test_requests_are_for_this_model_in_this_thread(ctc_model, hybrid_model, fil
     cfg = {"strategy": "flexctc_beam", "beam": {"beam_size": 8, "beam_beta": 0.0}}
     hybrid_model.change_decoding_strategy(cfg, decoder_type="ctc", verbose=False)
     with utterance_requests(ctc_model, [None]):
-        texts(hybrid_model, files[:2])
-        texts(ctc_model, files[:1])
+        texts_of(hybrid_model, files[:2])
+        texts_of(ctc_model, files[:1])
     use(ctc_model)
     decode = ctc_model.decoding.ctc_decoder_predictions_tensor
     pool = ThreadPoolExecutor(1)
@@ -292,7 +288,7 @@ def use_transducer(model, strategy="alsd_pp", **beam):
 def test_requests_are_for_the_head_that_decodes(hybrid_model, files):
     use_transducer(hybrid_model)
     with pytest.raises(ValueError, match="2 entries, but 1 utter"), utterance_requests(hybrid_model, [None, None]):
-        texts(hybrid_model, files[:1])
+        texts_of(hybrid_model, files[:1])
     hybrid_model.change_decoding_strategy(GREEDY, decoder_type="ctc", verbose=False)
     with pytest.raises(ValueError, match="strategy 'greedy_batch'"), utterance_requests(hybrid_model, [None]):
         pass

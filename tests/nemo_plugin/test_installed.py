@@ -13,19 +13,9 @@ from pathlib import Path
 import pytest
 
 from nemo_gpu_decoding.presets import conf_folder
-from tests.assets import quoted
+from tests.assets import ROOT, build, quoted
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
-
-
-def build(source, target, folder):
-    """Build one of `wheel` and `sdist`, and return it."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-    (file,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
-    return file
 
 
 def test_a_wheel_built_from_the_sdist_has_the_hydra_plugin_and_the_presets(tmp_path):

@@ -1,7 +1,5 @@
 """Long recordings: segments joined again, on the shipped models and speech."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from contextlib import contextmanager

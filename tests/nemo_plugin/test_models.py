@@ -1,8 +1,6 @@
 """Hybrid models with both heads; models that are saved and restored; presets under conf/."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
@@ -10,7 +8,6 @@ pytest.importorskip("nemo.collections.asr")
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize
@@ -27,29 +24,27 @@ from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from nemo_gpu_decoding.presets import load_preset, preset_names
+from tests.assets import ROOT
+from tests.nemo_plugin.usage import texts_of
 
 FLEXCTC = {"strategy": "flexctc_beam", "beam": {"beam_size": 4, "beam_beta": 0.0}}
 
 
-def texts(model, files, **kwargs):
-    return [result.text for result in model.transcribe(files, verbose=False, **kwargs)]
-
-
 def test_the_ctc_head_is_switched_and_the_transducer_left_alone(hybrid_model, files):
     transducer = hybrid_model.decoding
-    before = texts(hybrid_model, files)
+    before = texts_of(hybrid_model, files)
     hybrid_model.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
     assert hybrid_model.cur_decoder == "ctc"
     assert isinstance(hybrid_model.ctc_decoding.decoding, FlexCTCInfer)
     assert hybrid_model.decoding is transducer
     assert hybrid_model.cfg.decoding.strategy == "greedy_batch"
     assert hybrid_model.cfg.aux_ctc.decoding.strategy == "flexctc_beam"
-    ctc_texts = texts(hybrid_model, files)
+    ctc_texts = texts_of(hybrid_model, files)
     hybrid_model.change_decoding_strategy(None, decoder_type="rnnt", verbose=False)
-    assert texts(hybrid_model, files) == before
+    assert texts_of(hybrid_model, files) == before
     hybrid_model.change_decoding_strategy(None, decoder_type="ctc", verbose=False)
     assert isinstance(hybrid_model.ctc_decoding.decoding, FlexCTCInfer)
-    assert texts(hybrid_model, files) == ctc_texts
+    assert texts_of(hybrid_model, files) == ctc_texts
 
 
 @pytest.mark.parametrize("timestamps", [None, True])
@@ -70,30 +65,30 @@ def test_both_heads_with_ours(transducer, files, strategy):
     transducer.change_decoding_strategy({"strategy": strategy}, verbose=False)
     assert transducer.cur_decoder == "rnnt"
     assert transducer.ctc_decoding is greedy_ctc
-    rnnt_texts = texts(transducer, files)
+    rnnt_texts = texts_of(transducer, files)
     transducer.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
     assert isinstance(transducer.decoding.decoding, TransducerInfer)
     assert isinstance(transducer.ctc_decoding.decoding, FlexCTCInfer)
-    ctc_texts = texts(transducer, files)
+    ctc_texts = texts_of(transducer, files)
     assert ctc_texts != rnnt_texts
     transducer.change_decoding_strategy(None, decoder_type="rnnt", verbose=False)
     assert isinstance(transducer.decoding.decoding, TransducerInfer)
-    assert texts(transducer, files) == rnnt_texts
+    assert texts_of(transducer, files) == rnnt_texts
     transducer.change_decoding_strategy(None, decoder_type="ctc", verbose=False)
-    assert texts(transducer, files) == ctc_texts
+    assert texts_of(transducer, files) == ctc_texts
 
 
 def test_restored_hybrids_keep_both_strategies(transducer, files, tmp_path):
     cfg = {"strategy": "alsd_pp", "beam": {"beam_size": 3}}
     transducer.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
     transducer.change_decoding_strategy(cfg, decoder_type="rnnt", verbose=False)
-    expected = texts(transducer, files[:2])
+    expected = texts_of(transducer, files[:2])
     transducer.save_to(str(tmp_path / "hybrid.nemo"))
     other = type(transducer).restore_from(str(tmp_path / "hybrid.nemo"), map_location="cpu").eval()
     assert isinstance(other.decoding.decoding, TransducerInfer)
     assert isinstance(other.ctc_decoding.decoding, FlexCTCInfer)
     assert other.decoding.decoding.options == transducer.decoding.decoding.options
-    assert texts(other, files[:2]) == expected
+    assert texts_of(other, files[:2]) == expected
 
 
 # ------------------------------------------------------------------------ saved and restored models
@@ -126,7 +121,7 @@ def test_without_the_plugin_restore_with_another_decoding_section(saved, files, 
             saved, override_config_path=str(tmp_path / "greedy.yaml"), map_location="cpu"
         ).eval()
         assert type(model.decoding).__module__.startswith("nemo.")
-        assert all(texts(model, files[:2]))
+        assert all(texts_of(model, files[:2]))
     finally:
         register()
 
@@ -148,7 +143,7 @@ def test_a_transducers_enums_come_back_by_name(transducer, assets, tmp_path, fil
         },
     }  # fmt: skip
     transducer.change_decoding_strategy(cfg, verbose=False)
-    expected = texts(transducer, files[:2])
+    expected = texts_of(transducer, files[:2])
     path = str(tmp_path / "model.nemo")
     transducer.save_to(path)
     # NeMo's own enums are written with their names
@@ -166,7 +161,7 @@ def test_a_transducers_enums_come_back_by_name(transducer, assets, tmp_path, fil
     search = model.decoding.decoding.options.search
     assert (search.pruning_mode, search.blank_lm_score_mode) == ("early", "no_score")
     assert (search.max_symbols, search.n_best) == (7, 2)
-    assert texts(model, files[:2]) == expected
+    assert texts_of(model, files[:2]) == expected
 
 
 # --------------------------------------- The presets under conf/: only keys that exist, and they work
@@ -263,7 +258,7 @@ class CTCStreamingConfig:
 
 
 def test_overrides_of_the_page_about_nemos_scripts_compose():
-    page = (Path(__file__).parents[2] / "docs" / "nemo_scripts.md").read_text()
+    page = (ROOT / "docs" / "nemo_scripts.md").read_text()
     spans = [span for span in re.findall(r"`([^`\n]+)`", page) if re.match(r"\+*(ctc_|rnnt_|asr\.)decoding\.", span)]
     strategies = set()
     for span in spans:

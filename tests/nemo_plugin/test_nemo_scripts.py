@@ -4,8 +4,6 @@ The scripts are in NeMo's repository alone, not in its wheel: the page says how 
 runs this. That the page can be run (names, files, strategies) is tested without them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,12 +17,13 @@ import yaml
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.metrics import word_errors
-from tests.nemo_plugin.conftest import SELF, restore
+from tests.assets import ASSETS, ROOT, speech
+from tests.nemo_plugin.conftest import restore
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[2] / "docs" / "nemo_scripts.md").read_text()
+PAGE = (ROOT / "docs" / "nemo_scripts.md").read_text()
 NEMO = Path(os.environ.get("NEMO_EXAMPLES", "examples/asr")).resolve().parents[1]
 TRANSDUCERS = ("alsd_pp", "aes_pp")
 STRATEGIES = ("flexctc_beam", "cuda_wfst", "paged_biglm", *TRANSDUCERS)
@@ -113,8 +112,8 @@ runs = pytest.mark.skipif(
 def folder(tmp_path, monkeypatch, utterances) -> Path:
     """A working folder with the files that the page names."""
     for name, file in FILES.items():
-        (tmp_path / name).symlink_to(SELF / file)
-    for model in (SELF / "models").iterdir():
+        (tmp_path / name).symlink_to(ASSETS / file)
+    for model in (ASSETS / "models").iterdir():
         (tmp_path / model.name).symlink_to(model)
     write_manifest(tmp_path / "test.json", utterances)
     (tmp_path / "spelled.txt").write_text("graham_graham\n")  # said in the first utterance
@@ -154,20 +153,12 @@ def run(folder, monkeypatch):
     return call
 
 
-@pytest.fixture(scope="module")
-def transcripts():
+def transcripts(row: Row, decoding, files):
     """What `transcribe` returns by the checkpoint and head of a row with a decoding config."""
-    models = {}
-
-    def transcribe(row: Row, decoding, files):
-        if row.model not in models:
-            models[row.model] = restore(row.model)
-        model = models[row.model]
-        more = {"decoder_type": row.head} if hasattr(model, "cur_decoder") else {}
-        model.change_decoding_strategy(decoding, verbose=False, **more)
-        return model.transcribe(files, batch_size=len(files), verbose=False)
-
-    return transcribe
+    model = restore(row.model)
+    more = {"decoder_type": row.head} if hasattr(model, "cur_decoder") else {}
+    model.change_decoding_strategy(decoding, verbose=False, **more)
+    return model.transcribe(files, batch_size=len(files), verbose=False)
 
 
 GREEDY = {"strategy": "greedy_batch"}
@@ -189,7 +180,7 @@ def name(row: Row) -> str:
 
 @runs
 @pytest.mark.parametrize("row", TRANSCRIBING, ids=name)
-def test_transcripts_are_those_of_transcribe(row, run, files, transcripts):
+def test_transcripts_are_those_of_transcribe(row, run, files):
     fused = FUSED["wfst" if "wfst" in row.words else "beam"].replace("ctc_decoding", f"{row.head}_decoding")
     words = f"{row.words} {fused}"
     found = predicted(run(row, words))
@@ -199,7 +190,7 @@ def test_transcripts_are_those_of_transcribe(row, run, files, transcripts):
 
 @runs
 @pytest.mark.parametrize("row", [row for row in DECODING if "ngram" in row.script], ids=name)
-def test_candidates_are_those_of_transcribe(row, run, files, transcripts):
+def test_candidates_are_those_of_transcribe(row, run, files):
     found = [line.split("\t") for line in run(row, row.words)]
     beam = {"beam_size": 8, "ngram_lm_model": "lm.arpa", "ngram_lm_alpha": 0.5, "return_best_hypothesis": False}
     beam |= {"beam_beta": 1.0} if row.head == "ctc" else {"maes_prefix_alpha": 2}
@@ -230,7 +221,7 @@ def test_scripts_that_decode_with_no_strategy_of_ours(run):
 @runs
 @pytest.mark.parametrize("more", ["presort_manifest=false", "", "timestamps=true"])
 @pytest.mark.parametrize("row", TRANSCRIBING[:20:4], ids=name)
-def test_n_best_lists(row, more, run, files, transcripts):
+def test_n_best_lists(row, more, run, files):
     words = row.words + " ctc_decoding.wfst.beam_size=3" * ("wfst" in row.words)
     lines = [json.loads(line) for line in run(row, f"{words} extract_nbest=true {more}")]
     decoding = decoding_of(row, words)
@@ -246,12 +237,12 @@ def tuned(strategy: str, model: str) -> str:
     """The overrides of a decoding in assets/self that `tune` has found."""
     presets = {"flexctc_beam": "demo", "cuda_wfst": "demo_wfst", "paged_biglm": "demo_paged"}
     preset = presets.get(strategy, "demo_tdt" if model.endswith("tdt") else "demo_rnnt")
-    options = yaml.safe_load((SELF / f"{preset}.yaml").read_text()) | {"strategy": strategy}
+    options = yaml.safe_load((ASSETS / f"{preset}.yaml").read_text()) | {"strategy": strategy}
 
     def flat(prefix, value):
         if isinstance(value, dict):
             return [word for key in value for word in flat(f"{prefix}.{key}", value[key])]
-        file = SELF / str(value)
+        file = ASSETS / str(value)
         return [] if value is None else [f"++{prefix}={file if file.is_file() else value}"]
 
     return " ".join(flat("asr.decoding", options))
@@ -262,9 +253,7 @@ def tuned(strategy: str, model: str) -> str:
 def test_streams(config, model, strategy, wer, run, folder, monkeypatch, pushed):
     from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 
-    entries = [json.loads(line) for line in (SELF / "speech" / "test.json").read_text().splitlines()]
-    for entry in entries:
-        entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
+    entries = speech()
     write_manifest(folder / "test.json", entries)
     pipelines, build = [], PipelineBuilder.build_pipeline
     monkeypatch.setattr(PipelineBuilder, "build_pipeline", lambda cfg: pipelines.append(build(cfg)) or pipelines[-1])

@@ -1,8 +1,6 @@
 """alsd_pp and aes_pp in NeMo's transducers: transcription, timestamps, and utterances that go on."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -24,7 +22,7 @@ from omegaconf import OmegaConf, open_dict
 from nemo_gpu_decoding import utterance_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import RECENT_BATCHES
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
-from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, decoded, predicted, transcribed
+from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, decoded, predicted, texts_of, transcribed
 
 STRATEGIES = ["alsd_pp", "aes_pp"]
 PEERS = {"alsd_pp": "malsd_batch", "aes_pp": "maes_batch"}
@@ -44,10 +42,6 @@ def encoded(transducer, encoded_by, utterances):
 
 def lm_options(assets, weight=0.3):
     return {"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": weight}
-
-
-def texts(model, audio, **kwargs):
-    return [result.text for result in model.transcribe(audio, verbose=False, **kwargs)]
 
 
 def decode(model, encoded, partial=None):
@@ -91,9 +85,9 @@ def test_texts_times_and_scores_are_nemos_for_each_utterance(transducer, encoded
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_beam_of_one_is_greedy_where_posteriors_are_sharp(transducer, files, strategy):
-    greedy = texts(transducer, files)
+    greedy = texts_of(transducer, files)
     use(transducer, strategy, beam_size=1)
-    ours = texts(transducer, files)
+    ours = texts_of(transducer, files)
     assert sum(a != b for a, b in zip(greedy, ours, strict=True)) <= 1
 
 
@@ -320,11 +314,8 @@ def best_of(result):
     return result[0] if isinstance(result, list) else result
 
 
-def summary(hypothesis):
-    return (
-        hypothesis.text, hypothesis.score, hypothesis.y_sequence.tolist(), hypothesis.timestamp,
-        hypothesis.token_duration, int(hypothesis.length),
-    )  # fmt: skip
+def summaries(hypotheses):
+    return [(h.text, h.score, h.y_sequence.tolist(), h.timestamp, h.token_duration, int(h.length)) for h in hypotheses]
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
@@ -334,7 +325,7 @@ def test_chunks_give_the_result_of_the_whole(transducer, encoded, strategy, size
     use(transducer, strategy, **lm_options(assets), **boosting)
     whole = decode(transducer, encoded)
     hypotheses, seen = in_chunks(transducer, encoded, size)
-    assert [summary(h) for h in hypotheses] == [summary(h) for h in whole]
+    assert summaries(hypotheses) == summaries(whole)
     assert seen[0] != seen[-1]  # texts grow
 
 
@@ -354,7 +345,7 @@ def test_n_best_lists_can_be_continued(transducer, encoded):
     whole = decode(transducer, encoded)
     hypotheses, _ = in_chunks(transducer, encoded, 13)
     for a, b in zip(whole, hypotheses, strict=True):
-        assert [summary(h) for h in a] == [summary(h) for h in b]
+        assert summaries(a) == summaries(b)
 
 
 def test_streams_may_come_and_go_and_change_places(transducer, encoded):
@@ -380,7 +371,7 @@ def test_streams_may_come_and_go_and_change_places(transducer, encoded):
     )
     third = decode(transducer, chunk([1, 3], [half[1], half[3]], [lengths[1], lengths[3]]), [first[1], second[1]])
     finished = [second[2], third[0], second[0], third[1]]
-    assert [summary(h) for h in finished] == [summary(h) for h in whole[:4]]
+    assert summaries(finished) == summaries(whole[:4])
 
 
 def test_an_empty_hypothesis_begins_an_utterance_and_a_chunk_without_frames_changes_nothing(transducer, encoded):
@@ -389,9 +380,9 @@ def test_an_empty_hypothesis_begins_an_utterance_and_a_chunk_without_frames_chan
     before = decode(transducer, (encoder_output, lengths))
     partial = [Hypothesis(score=0.0, y_sequence=[]), *[None] * 5]
     begun = decode(transducer, (encoder_output, lengths), partial)
-    assert [summary(h) for h in begun] == [summary(h) for h in before]
+    assert summaries(begun) == summaries(before)
     after = decode(transducer, (encoder_output, torch.zeros_like(lengths)), before)
-    assert [summary(h) for h in after] == [summary(h) for h in before]
+    assert summaries(after) == summaries(before)
 
 
 def test_requests_count_where_an_utterance_begins(transducer, encoded):
@@ -409,7 +400,7 @@ def test_copies_of_hypotheses_can_be_continued_once(transducer, encoded):
     first = decode(transducer, (encoder_output[:, :, :9], lengths.clamp(max=9)))
     rest = encoder_output[:, :, 9:], lengths - 9
     result = decode(transducer, rest, copy.deepcopy(first))
-    assert [summary(h) for h in result] == [summary(h) for h in whole]
+    assert summaries(result) == summaries(whole)
     with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] was continued before"):
         decode(transducer, rest, first)
 
@@ -453,7 +444,7 @@ def test_a_biasing_request_has_the_phrases_of_an_utterance(transducer, encoded):
     biasing = BiasingRequestItemConfig(boosting_model_cfg=phrases, boosting_model_alpha=30.0)
     boosted = decode(transducer, encoded, [Hypothesis.empty_with_biasing_cfg(biasing), *[None] * 5])
     assert "zebra" in boosted[0].text
-    assert [summary(h) for h in boosted[1:]] == [summary(h) for h in plain[1:]]
+    assert summaries(boosted[1:]) == summaries(plain[1:])
     biasing = BiasingRequestItemConfig(multi_model_id=3)
     with pytest.raises(ValueError, match="biasing_cfg holds a model that is compiled for NeMo's decoders"):
         decode(transducer, encoded, [Hypothesis.empty_with_biasing_cfg(biasing), *[None] * 5])

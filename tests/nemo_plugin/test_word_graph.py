@@ -1,7 +1,6 @@
 """cuda_wfst and paged_biglm in NeMo's CTC models: transcription, words, lattices, both LMs."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ pytest.importorskip("kaldifst")
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from omegaconf import OmegaConf
 
@@ -31,6 +29,8 @@ from nemo_gpu_decoding.nemo_plugin.adapters import written_words
 from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
 from nemo_gpu_decoding.search.word_graph.result import Word
+from tests.assets import speech
+from tests.nemo_plugin.conftest import emissions_of
 from tests.nemo_plugin.usage import decoded, predicted, texts, transcribed, write_without_unknown
 
 
@@ -41,17 +41,6 @@ def cfg(assets):
         return {"strategy": "cuda_wfst", "wfst": {**lm, **wfst}, **(top or {})}
 
     return config
-
-
-def emissions_of(model, utterances):
-    """(log_probs [B, T, V + 1], lengths [B], greedy texts) of many utterances."""
-    model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False)
-    files = [utterance["audio_filepath"] for utterance in utterances]
-    found = model.transcribe(files, batch_size=15, return_hypotheses=True, verbose=False)
-    rows = [hypothesis.y_sequence.clone() for hypothesis in found]
-    lengths = torch.tensor([len(row) for row in rows])
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return padded, lengths, [hypothesis.text for hypothesis in found]
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +55,9 @@ def names(assets):
 
 
 @pytest.fixture(scope="module")
-def named_utterances(assets, names):
+def named_utterances(names):
     """Utterances with such names."""
-    lines = (assets / "speech" / "test.json").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
-    entries = [entry for entry in entries if set(entry["text"].split()) & set(names)][:15]
-    return [e | {"audio_filepath": str(assets / "speech" / e["audio_filepath"])} for e in entries]
+    return [row for row in speech() if set(row["text"].split()) & set(names)][:15]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """What tests do with a model, the strategies as they see them, and word LMs to decode with."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +50,11 @@ def decoded(model, cfg, inputs, **kwargs):
 
 def texts(hypotheses):
     return [hypothesis.text for hypothesis in hypotheses]
+
+
+def texts_of(model, audio, **kwargs):
+    """What `transcribe` hears."""
+    return texts(model.transcribe(audio, verbose=False, **kwargs))
 
 
 def one_shot(infer, utterances) -> list[list[int]]:

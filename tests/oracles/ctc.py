@@ -1,7 +1,5 @@
 """CTC decoding by brute force: every alignment of a tiny problem, no beam, no pruning."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -3,8 +3,6 @@
 It is NeMo as it is that gets timed.
 """
 
-from __future__ import annotations
-
 import inspect
 import textwrap
 from collections.abc import Iterator

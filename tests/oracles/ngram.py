@@ -1,7 +1,5 @@
 """Back-off n-gram probabilities straight from the definition, and ARPA text for made-up n-grams."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

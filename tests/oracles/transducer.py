@@ -4,8 +4,6 @@ Texts are tuples, scores doubles, nothing is hashed, bounded or batched: too sim
 and TDT alike: an RNN-T knows the duration 0 only, and a blank moves on by at least one frame.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext

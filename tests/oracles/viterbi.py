@@ -4,8 +4,6 @@ The graph is an `openfst.Fst` with input labels column + 1 and epsilons 0. A CTC
 into the key (graph state, last label), as its definition says and not as the search does it.
 """
 
-from __future__ import annotations
-
 import math
 
 

@@ -1,10 +1,7 @@
 """Scripts that look at kernels without a GPU: one compiles them all and refuses spills, one counts."""
 
-import importlib.util
 import re
 import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +10,12 @@ import torch
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import Architecture
 from nemo_gpu_decoding.cuda.sources import read_source
+from tests.assets import ROOT, load_script
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.emulator import Counts, EmulatedRuntime, Launched
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"
+SCRIPT = ROOT / "scripts" / "check_kernels.py"
 GOOD = """// variants: SIZE=32
 // variants: SIZE=64 TYPE=int
 // variants: SIZE=96 arch>=90
@@ -58,10 +56,7 @@ ptxas info    : Used 32 registers, used 1 barriers
 @pytest.fixture
 def check_kernels(tmp_path, monkeypatch):
     """The script, on a package of kernels of our own."""
-    spec = importlib.util.spec_from_file_location("check_kernels", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "check_kernels", module)
-    spec.loader.exec_module(module)
+    module = load_script(SCRIPT)
     monkeypatch.setattr(module, "read_source", lambda name: read_source(name, tmp_path))
     monkeypatch.setattr(module, "kernel_files", lambda: sorted(path.name for path in tmp_path.glob("*.cu")))
     return module
@@ -174,11 +169,7 @@ def test_keeping_compiles_all_variants_for_the_gpu_here(check_kernels, tmp_path,
 
 
 def test_printed_headers_are_written(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("check_kernels_of_the_package", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    assert module.main(["--headers", str(tmp_path / "include")]) == 0
+    assert load_script(SCRIPT).main(["--headers", str(tmp_path / "include")]) == 0
     written = {path.relative_to(tmp_path / "include").as_posix() for path in tmp_path.rglob("*.cuh")}
     assert {"fusion/automaton.cuh", "search/flexctc_beam/records.cuh", "graph/csr.cuh"} <= written
     assert "struct State {" in (tmp_path / "include/fusion/automaton.cuh").read_text()
@@ -186,15 +177,10 @@ def test_printed_headers_are_written(tmp_path, capsys):
 
 
 # --------------------------------------------------------------------- Which torch `make setup` takes
-TORCH_SCRIPT = Path(__file__).parents[2] / "scripts" / "choose_torch.py"
-
-
 @pytest.fixture
 def choose_torch(monkeypatch):
     """The script, on a Linux machine without torch and without a GPU."""
-    spec = importlib.util.spec_from_file_location("choose_torch", TORCH_SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(SCRIPT.with_name("choose_torch.py"))
     monkeypatch.setattr(module, "installed_torch", lambda: None)
     monkeypatch.setattr(module, "has_nvidia_gpu", lambda: False)
     monkeypatch.setattr(module.platform, "system", lambda: "Linux")
@@ -246,10 +232,7 @@ def test_where_plain_torch_is_right_and_an_installed_one_stays(choose_torch, mon
 # --------------------------------------------------------------------- counts of scripts/count_kernels.py
 @pytest.fixture(scope="module")
 def count_kernels():
-    spec = importlib.util.spec_from_file_location("count_kernels", SCRIPT.with_name("count_kernels.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT.with_name("count_kernels.py"))
 
 
 def page_rows(module):

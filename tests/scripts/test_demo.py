@@ -1,6 +1,5 @@
 """The demo keeps what it promises."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -12,12 +11,9 @@ from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
 from nemo_gpu_decoding.cli.options import options_of
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import PhraseWords
-from tests.assets import ROOT
+from tests.assets import ROOT, load_script
 
-spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
-demo = importlib.util.module_from_spec(spec)
-sys.modules["demo"] = demo  # where dataclasses look for the module of their fields' types
-spec.loader.exec_module(demo)
+demo = load_script(ROOT / "scripts" / "demo.py")
 Row, differences = demo.Row, demo.differences
 
 STRATEGIES = {"ctc": "flexctc_beam", "rnnt": "alsd_pp", "tdt": "alsd_pp"}

@@ -1,7 +1,5 @@
 """Confusion networks of n-best lists and lattices, against alignments that are easy to see."""
 
-from __future__ import annotations
-
 import json
 import math
 from types import SimpleNamespace

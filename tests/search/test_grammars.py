@@ -1,7 +1,5 @@
 """Closed grammars in the searches against brute force over all texts, and the kernels against the CPU."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A language lock on emissions that drift into a second script."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The toy keeps the contract: base classes and battery are enough for a strategy that nobody foresaw."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.contract.checks import *

@@ -149,7 +149,7 @@ class Material:
 def run(options: CompareOptions) -> int:
     """Write the page; the table of totals goes to stdout."""
     target = writable_file("out", options.out)
-    phrases = load_phrase_file("phrases", options.phrases)
+    phrases = load_phrase_file(options.phrases)
     folders = [Path.cwd()]
     if options.manifest is not None:
         if not Path(options.manifest).is_file():

@@ -47,9 +47,9 @@ def in_slots(base: Any) -> type:
     If a stream has an invalid frame (NaN), it ends there with its text so far. The `error` of this step's output is
     a ValueError that names the stream; else it is None. Later outputs of the stream are empty.
 
-    Outputs also have `committed_transcript`, the beginning of `partial_transcript` that does not change, and `n_best`,
-    the `NBest` of the utterance that ended in this step, or None. Aliases of phrases are replaced in all of them but
-    `current_step_transcript`. Words that may become an alias are not committed.
+    Outputs also have `committed_transcript`, the beginning of `partial_transcript` that does not change. Their
+    `n_best` is the `NBest` of the utterance that ended in this step, or None. Aliases of phrases are replaced in all
+    of them but `current_step_transcript`. Words that may become an alias are not committed.
     """
 
     class InSlots(base):

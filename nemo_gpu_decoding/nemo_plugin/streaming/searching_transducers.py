@@ -20,8 +20,9 @@ from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import in_slots
 
 
 def buffered_transducer(base: Any) -> type:
-    """A transducer pipeline that continues the search in each buffer until the utterance ends or, with
-    `streaming.stateful: false`, decodes each buffer anew with the phrases of its stream."""
+    """A transducer pipeline that continues the search in each buffer until the utterance ends.
+
+    With `streaming.stateful: false`, it decodes each buffer from scratch, with the phrases of its stream."""
 
     class Adapted(_over_whole_buffers(_over_chunks(in_slots(base)))):  # type: ignore[misc]
         def init_decoding_computer(self) -> None:
@@ -175,8 +176,8 @@ def cache_aware_transducer(base: Any) -> type:
                 super().cache_aware_transcribe_step(*args, **kwargs)
 
         def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
-            """Replace the hypothesis of earlier steps by the current best one, and pass the tokens of this step's
-            frames to NeMo, which decides whether the utterance ends here."""
+            """Replace the hypothesis of earlier steps by the current best one and return NeMo's decision, from the
+            tokens of this step's frames, whether the utterance ends here."""
             state.slot = hyp.dec_state.slot
             if state.error is None and hyp.dec_state.error is not None:
                 self.fail(request.stream_id, state, hyp.dec_state.error)

@@ -2,7 +2,7 @@
 
 The score of a hypothesis is
     log P_CTC(alignment) + alpha_LM log P_LM(text) + alpha_PB boost(text) + beta |text|
-and a frame keeps the K best of all K x V continuations, LM and boosting included ("late" pruning).
+A frame keeps the K best of all K x V continuations, LM and boosting included ("late" pruning).
 
 **Bound-pruned late fusion.** Scoring all K x V continuations with an LM takes most of the time, and nearly all of them
 are pruned. A blank or a repeated label needs no LM: these candidates give a floor, a lower bound of the K-th best

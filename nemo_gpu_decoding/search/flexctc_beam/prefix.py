@@ -2,8 +2,8 @@
 
 A text has two probabilities: of its alignments that end in a blank, and of those that end in its last token. A frame
 leads to a text in three ways: by a blank, by a repetition of the last token, or by the last token as a new token after
-the text without it. The third way may add to a text that is already in the beam; every other extension is a new text,
-so that the bound of `frame.py` is valid here too.
+the text without it. The third way may add to a text that is already in the beam. Every other extension is a new text,
+so the bound of `frame.py` is valid here too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`AESPlusPlus`: adaptive expansion search of RNN-T and TDT models [ALSD++/AES++].
 
-The search works frame by frame; the open hypotheses are those at the present frame. Prefix search comes first: if an
-open text is another one without its last token, the probability of emitting that token in this frame is added to the
-longer text. Then, up to maes_num_steps times, every open hypothesis is expanded by its best labels, within gamma of
+The search works frame by frame; the open hypotheses are those at the present frame. Prefix search comes first. If an
+open text is another one without its last token, the longer text gains the probability of that token in this frame.
+Then, up to maes_num_steps times, every open hypothesis is expanded by its best labels, within gamma of
 the best one. The new beam holds the K best of these expansions and of the hypotheses that have left the frame.
 Hypotheses with a new token in this frame stay open. The ones that are open after the last step take a blank.
 

@@ -69,9 +69,9 @@ class ALSDConfig(TransducerConfig):
 class AESConfig(TransducerConfig):
     """Options of `AESPlusPlus`, with NeMo's defaults for `maes_batch`, except for `pruning_mode`."""
 
-    # As in `TransducerConfig`. NeMo's default is late. gamma then prunes scores that contain the LM; with a large LM
-    # weight their differences grow, and words are deleted. late suits boosting: phrases may raise tokens that the
-    # joint scores below gamma.
+    # As in `TransducerConfig`. NeMo's default is late: gamma prunes scores that contain the LM. A large LM weight
+    # increases their differences and deletes words. late suits boosting: phrases may raise tokens that the joint
+    # scores below gamma.
     pruning_mode: str = "early"
     # Maximum number of tokens of a hypothesis in one frame, >= 1; then it takes a blank.
     maes_num_steps: int = 2

@@ -20,17 +20,9 @@ from torch import Tensor
 
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.transducer import cpu_networks
 from nemo_gpu_decoding.search.transducer.beam import BeamState, PendingPredictions, StepData, grown_nodes, new_pending
 from nemo_gpu_decoding.search.transducer.cpu_math import copy
-from nemo_gpu_decoding.search.transducer.cpu_networks import (
-    NetworkArrays,
-    PackedNetworks,
-    TextCache,
-    join,
-    network_buffers,
-    predict,
-    text_cache,
-)
 from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.prediction_cache import flattened
@@ -52,7 +44,7 @@ class CPUEngine(TransducerEngine):
         elif state.frames.values.shape[1]:
             self._advance_compiled(state, ended, networks)
 
-    def _advance_compiled(self, state: StreamState, ended: bool, networks: PackedNetworks) -> None:
+    def _advance_compiled(self, state: StreamState, ended: bool, networks: cpu_networks.PackedNetworks) -> None:
         algorithm, beams = self._algorithm, state.beams
         frames = beams.ends - state.frames.first
         beam_size = beams.beam.shape[1]
@@ -66,7 +58,7 @@ class CPUEngine(TransducerEngine):
                 algorithm.run(rows, run, networks, options, algorithm.params, algorithm.durations, state.fusions)
 
         needed = int(beams.counters["node_count"].max()) + beam_size * (2 + int(frames.max()))
-        texts = text_cache(state.predictions.outputs, state.predictions.state)
+        texts = cpu_networks.text_cache(state.predictions.outputs, state.predictions.state)
         while True:
             state.nodes = grown_nodes(state.nodes, needed)
             shared = SharedRows.of(beams.beam.shape)
@@ -150,10 +142,12 @@ class Run(NamedTuple):
     shared: SharedRows
     sources: RowSources
     log_probs: np.ndarray  # [2, R, V + 1 (+ D)], of this step and of the last one in turn
-    networks: NetworkArrays
+    networks: cpu_networks.NetworkArrays
 
 
-def new_run(networks: TransducerNetworks, state: StreamState, texts: TextCache, shared: SharedRows, group: int) -> Run:
+def new_run(
+    networks: TransducerNetworks, state: StreamState, texts: cpu_networks.TextCache, shared: SharedRows, group: int
+) -> Run:
     """The arrays for groups of at most so many utterances."""
     rows = group * state.beams.beam.shape[1]
     columns = networks.vocab_size + 1 + len(networks.durations)
@@ -165,8 +159,8 @@ def new_run(networks: TransducerNetworks, state: StreamState, texts: TextCache, 
         shared=shared,
         sources=new_sources(rows),
         log_probs=np.empty((2, rows, columns), np.float32),
-        networks=NetworkArrays(
-            state.frames.values.flatten(0, 1).numpy(), texts, network_buffers(texts, columns, rows)
+        networks=cpu_networks.NetworkArrays(
+            state.frames.values.flatten(0, 1).numpy(), texts, cpu_networks.network_buffers(texts, columns, rows)
         ),
     )
 
@@ -189,7 +183,7 @@ def read_joint(rows, turn, run, networks, options, params):
         rows, run.state, ended, run.shared.row_of, run.shared.kept, run.first_frames, run.strides, run.sources
     )
     log_probs, before = run.log_probs[turn], run.log_probs[1 - turn]
-    join(run.sources, new, params.vocab_size + 1, scale, networks, run.networks, log_probs)
+    cpu_networks.join(run.sources, new, params.vocab_size + 1, scale, networks, run.networks, log_probs)
     rows_in_all = log_probs.shape[0]
     for row in range(rows_in_all - repeated, rows_in_all):
         copy(before[run.sources.old_rows[row]], log_probs[row])
@@ -217,7 +211,7 @@ def extend_texts(rows, run, networks):
     """Run the prediction network for the pending texts of these utterances."""
     count = flattened(run.shared.pending, rows, run.strides[1], run.networks.buffers.requests)
     if count:
-        predict(count, networks, run.networks)
+        cpu_networks.predict(count, networks, run.networks)
 
 
 class JointRows:

@@ -12,8 +12,8 @@ a vector of ones. Then
 
     projection(norm(x_0 | x_1 | ..)) = (sum_i P_i x_i - mean * P 1) / deviation + bias
 
-so that tables of P_i x_i, of the sum of x_i and of the sum of its squares replace all products. (P and the bias
-contain the norm's weight and bias, if it has them.)
+so tables of P_i x_i, of the sum of x_i and of the sum of its squares replace all products. P and the bias contain the
+norm's weight and bias, if it has them.
 
 Matrices have the type in which torch would multiply, that of the weights or of autocast. They are cast here once
 instead of in every step. Sums and the tables of a stateless network are float32. Results differ from torch's by

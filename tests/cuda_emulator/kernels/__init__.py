@@ -1,7 +1,5 @@
 """Kernels for the emulator's own tests, and a launcher that reads signatures off the arguments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

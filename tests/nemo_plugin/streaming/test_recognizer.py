@@ -20,10 +20,10 @@ from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
 from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions, warm_up
-from tests.nemo_plugin.conftest import SELF
+from tests.assets import ASSETS
 
-CTC, HYBRID, CAUSAL = (str(SELF / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
-LM = f"lm={SELF / 'lm' / 'tok3.arpa'}"
+CTC, HYBRID, CAUSAL = (str(ASSETS / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
+LM = f"lm={ASSETS / 'lm' / 'tok3.arpa'}"
 
 
 def recognizer(*arguments):
@@ -43,6 +43,14 @@ def shared():
 @pytest.fixture(scope="module")
 def speech(files):
     return [soundfile.read(file, dtype="float32")[0] for file in files]
+
+
+def finals_of(own, samples, wanted):
+    n, prepared, finals = own.chunk_samples, own.prepare(wanted), []
+    for at in range(0, len(samples), n):
+        (step,) = own.step([Chunk(0, samples[at : at + n], at == 0, at + n >= len(samples), prepared)])
+        finals += [step.final] if step.final is not None else []
+    return finals
 
 
 def streamed(own, speech, options=None, *, commits=False):
@@ -88,8 +96,8 @@ def test_what_nemos_own_loop_gives(shared, files, speech):
         assert sum(word.confidence > 0 for word in words) >= len(words) - 1  # 0: less likely than by chance
 
 
-WORD_LM = f"lm={SELF / 'lm' / 'word3.arpa'}"
-SMALL_LM = [f"lm={SELF / 'lm' / 'word_small.arpa'}", f"large_{WORD_LM}"]
+WORD_LM = f"lm={ASSETS / 'lm' / 'word3.arpa'}"
+SMALL_LM = [f"lm={ASSETS / 'lm' / 'word_small.arpa'}", f"large_{WORD_LM}"]
 
 
 @pytest.mark.parametrize(
@@ -116,11 +124,7 @@ def test_pipelines_of_all_kinds(arguments, files, speech):
 
 def test_rules_end_utterances_and_their_texts_add_up(speech):
     own = recognizer(f"model={CTC}", LM, "rules={rule5: {min_utterance_length: 1.5}}")
-    n, samples, finals = own.chunk_samples, speech[0], []
-    for at in range(0, len(samples), n):
-        chunk = Chunk(0, samples[at : at + n], at == 0, at + n >= len(samples), own.prepare(StreamOptions()))
-        (step,) = own.step([chunk])
-        finals += [step.final] if step.final else []
+    finals = finals_of(own, speech[0], StreamOptions())
     words = [word for final in finals for word in final.words]
     assert len(finals) > 1
     assert words[0].start < 0.5 < 3 < words[-1].end
@@ -135,12 +139,7 @@ def test_phrases_of_a_stream(shared, speech):
 
 
 def test_final_transcripts_name_their_phrases(shared, speech):
-    wanted = own_request(30.0, phrases=("zebra",))
-    n, samples, finals = shared.chunk_samples, speech[0], []
-    for at in range(0, len(samples), n):
-        last = at + n >= len(samples)
-        (step,) = shared.step([Chunk(7, samples[at : at + n], at == 0, last, shared.prepare(wanted))])
-        finals += [step.final] if step.final else []
+    finals = finals_of(shared, speech[0], own_request(30.0, phrases=("zebra",)))
     found = [phrase for final in finals for phrase in final.phrases]
     assert len(found) == sum(final.text.split().count("zebra") for final in finals) > 0
     assert {phrase.phrase for phrase in found} == {"zebra"}
@@ -151,7 +150,7 @@ def test_final_transcripts_name_their_phrases(shared, speech):
     "arguments", [[f"model={CTC}"], [f"model={HYBRID}", "strategy=alsd_pp"], [f"model={CAUSAL}", "strategy=alsd_pp"]]
 )
 def test_lms_of_streams(arguments, speech):
-    own = recognizer(*arguments, f"lms.office={SELF / 'lm' / 'tok3.arpa'}", "lm_weight=0.8")
+    own = recognizer(*arguments, f"lms.office={ASSETS / 'lm' / 'tok3.arpa'}", "lm_weight=0.8")
     named = [
         StreamOptions(),
         own_request(lm="office"),
@@ -189,14 +188,6 @@ def test_locks_and_grammars_of_streams(arguments, speech):
     assert set(texts[1]) <= {*"ofthe", " "} < set(texts[0])
     assert texts[2] in sentences
     assert texts[3] == ""
-
-
-def finals_of(own, samples, wanted):
-    n, prepared, finals = own.chunk_samples, own.prepare(wanted), []
-    for at in range(0, len(samples), n):
-        (step,) = own.step([Chunk(0, samples[at : at + n], at == 0, at + n >= len(samples), prepared)])
-        finals += [step.final] if step.final is not None else []
-    return finals
 
 
 @pytest.mark.parametrize(
@@ -397,6 +388,6 @@ def test_served_streams_are_those_of_the_pipeline(shared, speech, monkeypatch):
 
 
 def test_the_decoding_is_that_of_transcribe(shared):
-    config = decoding_config("flexctc_beam", None, {"lm": str(SELF / "lm" / "tok3.arpa")})
+    config = decoding_config("flexctc_beam", None, {"lm": str(ASSETS / "lm" / "tok3.arpa")})
     assert shared.pipeline.asr_model.decoding_cfg.beam.beam_size == config.beam.beam_size == 16
     assert json.loads(json.dumps(shared.languages)) == []

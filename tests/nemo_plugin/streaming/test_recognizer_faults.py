@@ -1,8 +1,6 @@
 """A fault at any point of a step ends one stream, and no other."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import sys
@@ -24,12 +22,12 @@ from nemo_gpu_decoding.live.batcher import Batcher
 from nemo_gpu_decoding.live.options import Limits
 from nemo_gpu_decoding.live.session import Start
 from nemo_gpu_decoding.nemo_plugin.streaming import rollback
-from tests.nemo_plugin.conftest import SELF
+from tests.assets import ASSETS
 
 NAMES = "ctc", "hybrid_rnnt", "streaming"
-CTC, HYBRID, CAUSAL = (f"model={SELF / 'models' / f'self_{name}.nemo'}" for name in NAMES)
+CTC, HYBRID, CAUSAL = (f"model={ASSETS / 'models' / f'self_{name}.nemo'}" for name in NAMES)
 KINDS = {
-    "buffered ctc": (CTC, f"lm={SELF / 'lm' / 'tok3.arpa'}"),
+    "buffered ctc": (CTC, f"lm={ASSETS / 'lm' / 'tok3.arpa'}"),
     "buffered rnnt": (HYBRID, "strategy=alsd_pp"),
     "cache-aware ctc": (CAUSAL,),
     "cache-aware rnnt": (CAUSAL, "strategy=aes_pp"),

@@ -1,8 +1,6 @@
 """NeMo's streaming with our strategies: `conformer_stream_step` and the pipelines of its inference package."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
@@ -31,14 +29,13 @@ from nemo_gpu_decoding import register
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.streaming import searching_pipelines, stream_step
-from tests.assets import quoted
-from tests.nemo_plugin.conftest import SELF
+from tests.assets import ASSETS, quoted, speech
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
 
-CTC, HYBRID, CAUSAL = (str(SELF / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
-LM = {"ngram_lm_model": str(SELF / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.5, "beam_size": 16, "beam_beta": 1.0}
+CTC, HYBRID, CAUSAL = (str(ASSETS / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
+LM = {"ngram_lm_model": str(ASSETS / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.5, "beam_size": 16, "beam_beta": 1.0}
 FLEXCTC = {"strategy": "flexctc_beam", "beam": LM}
-WORD_GRAPH = {"strategy": "cuda_wfst", "wfst": {"arpa_lm_path": str(SELF / "lm" / "word3.arpa")}}
+WORD_GRAPH = {"strategy": "cuda_wfst", "wfst": {"arpa_lm_path": str(ASSETS / "lm" / "word3.arpa")}}
 
 
 @pytest.fixture(autouse=True)
@@ -179,10 +176,7 @@ def script_texts(folder, monkeypatch, manifest, kind, head, overrides=()) -> lis
 
 @pytest.mark.parametrize(("kind", "head"), SCRIPTED)
 def test_a_streaming_script_searches_by_overrides_alone(kind, head, tmp_path, monkeypatch, pushed):
-    lines = (SELF / "speech" / "test.json").read_text().splitlines()[::2]
-    entries = [json.loads(line) for line in lines]
-    for entry in entries:
-        entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
+    entries = speech()[::2]
     manifest = write_manifest(tmp_path / "test.json", entries)
     greedy = script_texts(tmp_path, monkeypatch, manifest, kind, head)
     assert not pushed
@@ -192,8 +186,8 @@ def test_a_streaming_script_searches_by_overrides_alone(kind, head, tmp_path, mo
     )
     lm_weight, boosting_weight, *beam = SCRIPTED[kind, head]
     fused = {
-        "ngram_lm_model": quoted(SELF / "lm" / "tok3.arpa"), "ngram_lm_alpha": lm_weight,
-        "boosting_tree.key_phrases_file": quoted(SELF / "phrases.txt"), "boosting_tree_alpha": boosting_weight,
+        "ngram_lm_model": quoted(ASSETS / "lm" / "tok3.arpa"), "ngram_lm_alpha": lm_weight,
+        "boosting_tree.key_phrases_file": quoted(ASSETS / "phrases.txt"), "boosting_tree_alpha": boosting_weight,
     }  # fmt: skip
     if head == "ctc":
         fused["beam_threshold"] = 30.0

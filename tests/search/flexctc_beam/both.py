@@ -1,7 +1,5 @@
 """A decoder on both backends: the kernels, run by the emulator, must find what the CPU finds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -9,7 +7,7 @@ import torch
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.random_models import random_boosting, random_lm
 
 
@@ -43,4 +41,4 @@ def assert_equal(
         make(vocab_size, blank_id, fusion, **options).decode(log_probs, lengths, requests)
         for make in (on_cpu, on_cuda)
     )
-    assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
+    assert all_facts(found) == all_facts(expected)

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion.batch import on_device
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedModule
 from tests.random_models import random_boosting, random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion
@@ -33,7 +33,7 @@ def log_probs():
 
 @pytest.fixture
 def expected(decoder, log_probs):
-    return [facts(nbest) for nbest in decoder.decode(log_probs, LENGTHS)]
+    return all_facts(decoder.decode(log_probs, LENGTHS))
 
 
 def test_a_batch_is_two_launches(decoder, log_probs, emulated_runtime):
@@ -100,7 +100,7 @@ def test_back_pointers_grow_as_frames_come(decoder, log_probs, expected):
     for t in range(T):
         decoder.push(streams, log_probs[:, t : t + 1], [int(t < length) for length in LENGTHS])
         sizes.append(streams.engine._capacity)
-    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert all_facts(decoder.close(streams)) == expected
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
 
 
@@ -110,15 +110,15 @@ def test_capacity_is_a_number_of_frames_that_are_enough(decoder, log_probs, expe
     for t in range(T):
         decoder.push(streams, log_probs[:, t : t + 1], [int(t < length) for length in LENGTHS])
     assert streams.engine._back_pointers["back_pointer_labels"] is history
-    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert all_facts(decoder.close(streams)) == expected
     with pytest.raises(ValueError, match=r"capacity is -1, expected an integer 0 \.\. 16777216"):
         decoder.open(1, capacity=-1)
 
 
 def test_results_before_anything_was_pushed(decoder):
     streams = decoder.open(2, device="cpu")
-    early = [facts(nbest) for nbest in decoder.partial(streams)]
-    assert early == [facts(nbest) for nbest in decoder.partial(decoder.open(2))]
+    early = all_facts(decoder.partial(streams))
+    assert early == all_facts(decoder.partial(decoder.open(2)))
 
 
 # ---------------------------------------------------------------------- lengths on the device
@@ -126,11 +126,11 @@ def test_results_before_anything_was_pushed(decoder):
 def test_lengths_may_lie_on_the_device(decoder, log_probs, expected, dtype):
     lengths = torch.tensor(LENGTHS, dtype=dtype)
     assert decoder.open(3, device="cpu").engine.accepts_device_lengths(lengths)
-    assert [facts(nbest) for nbest in decoder.decode(log_probs, lengths)] == expected
+    assert all_facts(decoder.decode(log_probs, lengths)) == expected
     streams = decoder.open(3)
     for begin in range(0, T, 6):
         decoder.push(streams, log_probs[:, begin : begin + 6], (lengths - begin).clamp(0, 6))
-    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert all_facts(decoder.close(streams)) == expected
 
 
 @pytest.mark.parametrize("bad", [-1, T + 1])
@@ -143,7 +143,7 @@ def test_lengths_on_the_device_are_checked_there(decoder, log_probs, expected, b
     with pytest.raises(ValueError, match=message):
         decoder.push(streams, log_probs, lengths)
     decoder.push(streams, log_probs, torch.tensor(LENGTHS))
-    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert all_facts(decoder.close(streams)) == expected
 
 
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
@@ -157,10 +157,10 @@ def test_streams_may_be_opened_in_inference_mode_and_used_outside(decoder, log_p
     with torch.inference_mode():
         streams = decoder.open(3)
         decoder.push(streams, log_probs, LENGTHS)
-    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert all_facts(decoder.close(streams)) == expected
     decoder.reopen(streams, [0, 1, 2])
     decoder.push(streams, log_probs, LENGTHS)
-    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert all_facts(decoder.close(streams)) == expected
 
 
 def test_lengths_of_another_shape_or_type_are_checked_on_the_host(decoder, log_probs):
@@ -214,8 +214,8 @@ def replay_all(log_probs, captured):
 def test_a_captured_push_reads_a_chunk_per_replay(decoder, log_probs, expected, captured):
     streams = captured[0]
     replay_all(log_probs, captured)
-    assert [facts(nbest) for nbest in decoder.partial(streams, n_best=3)] != expected  # no final weights
-    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert all_facts(decoder.partial(streams, n_best=3)) != expected  # no final weights
+    assert all_facts(decoder.close(streams)) == expected
 
 
 def test_a_push_after_the_graph_goes_on(decoder, log_probs, expected, captured):
@@ -224,7 +224,7 @@ def test_a_push_after_the_graph_goes_on(decoder, log_probs, expected, captured):
     lengths.copy_(torch.tensor([6, 0, 6]))
     graph.replay()
     decoder.push(streams, log_probs[:, 6:], [18, 0, 11])
-    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert all_facts(decoder.close(streams)) == expected
 
 
 @pytest.mark.parametrize(
@@ -300,5 +300,5 @@ def test_streams_of_one_decoder_do_not_touch_each_other(decoder, log_probs, expe
         sizes = np.clip(np.array(LENGTHS) - begin, 0, 8).tolist()
         for streams in (first, second):
             decoder.push(streams, log_probs[:, begin : begin + 8], sizes)
-    assert [facts(nbest) for nbest in decoder.close(first)] == expected
-    assert [facts(nbest) for nbest in decoder.close(second)] != expected
+    assert all_facts(decoder.close(first)) == expected
+    assert all_facts(decoder.close(second)) != expected

@@ -7,7 +7,7 @@ import torch
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.random_models import random_boosting, random_lm, random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
 
@@ -114,8 +114,8 @@ def test_partial_results(log_probs):
         partial = []
         for begin in range(0, T, 5):
             decoder.push(streams, log_probs[:, begin : begin + 5], [5, 3, 0])
-            partial.append([facts(nbest) for nbest in decoder.partial(streams, n_best=5)])
-        results.append((partial, [facts(nbest) for nbest in decoder.close(streams)]))
+            partial.append(all_facts(decoder.partial(streams, n_best=5)))
+        results.append((partial, all_facts(decoder.close(streams))))
     assert results[0] == results[1]
 
 

@@ -1,7 +1,5 @@
 """The kernels under the race and bounds checker: clean on any schedule, and no barrier is idle."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine

@@ -1,7 +1,5 @@
 """flexctc_beam against the enumeration of all alignments and the search that scores everything."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import hypothesis.strategies as st

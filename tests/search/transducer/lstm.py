@@ -1,7 +1,5 @@
 """A small LSTM transducer of plain torch modules, with random weights."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

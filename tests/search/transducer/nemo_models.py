@@ -1,9 +1,6 @@
 """NeMo transducers: small random ones, the shipped checkpoints, and NeMo's own searches over them."""
 
-from __future__ import annotations
-
 import functools
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +12,7 @@ from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boos
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.vocabulary import Vocabulary
-from tests.assets import ASSETS, sentencepiece_processor
+from tests.assets import ASSETS, sentencepiece_processor, speech
 
 VOCAB, ENCODER, HIDDEN = 128, 24, 32
 LM_FILE = ASSETS / "lm" / "tok3.arpa"
@@ -168,11 +165,9 @@ def checkpoint(kind):
 
     path = ASSETS / "models" / f"self_hybrid_{kind}.nemo"
     model = ASRModel.restore_from(str(path), map_location="cpu").eval()
-    lines = (ASSETS / "speech" / "test.json").read_text().splitlines()[:3]
     outputs = []
-    for line in lines:
-        audio = ASSETS / "speech" / json.loads(line)["audio_filepath"]
-        samples = torch.from_numpy(soundfile.read(audio, dtype="float32")[0])[None]
+    for row in speech()[:3]:
+        samples = torch.from_numpy(soundfile.read(row["audio_filepath"], dtype="float32")[0])[None]
         with torch.no_grad():
             encoded, _ = model(input_signal=samples, input_signal_length=torch.tensor([samples.shape[1]]))
         outputs.append(encoded.transpose(1, 2))

@@ -3,19 +3,18 @@
 Its output for a row is the same to the bit in every batch, so that results are compared to the bit.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.search.flexctc_beam.both import random_fusion
 
 __all__ = ["random_fusion"]
@@ -94,5 +93,14 @@ def assert_equal(make: Any, networks, config, frames, lengths, fusion: Fusion | 
         make(networks, replace(config, backend=backend), fusion).decode(frames, lengths, requests)
         for backend in ("cpu", "cuda")
     )
-    assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
+    assert all_facts(found) == all_facts(expected)
     assert [nbest.num_frames for nbest in found] == [nbest.num_frames for nbest in expected]
+
+
+def assert_same(found, expected, score: float = 1e-4) -> None:
+    """The same tokens and frames, and scores that differ by `score` at most."""
+    for nbest, wanted in zip(found, expected, strict=True):
+        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in wanted]
+        for path, other in zip(nbest, wanted, strict=True):
+            assert path.frames.tolist() == other.frames.tolist()
+            assert path.score == pytest.approx(other.score, abs=score)

@@ -12,7 +12,7 @@ from nemo_gpu_decoding.search.transducer import cpu_engine, cpu_math, cpu_networ
 from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
 from nemo_gpu_decoding.search.transducer.cpu_products import WIDTH, multiply, packed, whole_panels, whole_rows
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.search.transducer.lstm import JOINT, lstm_networks
 from tests.search.transducer.table_networks import STRATEGIES, random_frames, random_fusion
 
@@ -113,7 +113,7 @@ def decoder_of(strategy, networks, fusion=None, **options):
 
 
 def decoded(decoder, frames, lengths=LENGTHS):
-    return [facts(nbest) for nbest in decoder.decode(frames, lengths)]
+    return all_facts(decoder.decode(frames, lengths))
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_groups_threads_and_chunks_change_nothing(strategy, durations, monkeypat
         for begin in range(0, T, chunk):
             sizes = [max(0, min(length - begin, chunk)) for length in LENGTHS]
             decoder.push(streams, frames[:, begin : begin + chunk], sizes)
-        assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+        assert all_facts(decoder.close(streams)) == expected
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
@@ -201,7 +201,7 @@ def test_a_recurrent_product_serves_all_extensions_of_a_text(monkeypatch):
             counted["texts"] += len(np.unique(self.outputs[self.is_recalled], axis=0))
 
     made = cpu_networks.text_cache
-    monkeypatch.setattr(cpu_engine, "text_cache", lambda *parts: Counting(*made(*parts)))
+    monkeypatch.setattr(cpu_networks, "text_cache", lambda *parts: Counting(*made(*parts)))
     decoder = decoder_of("alsd_pp", lstm_networks(VOCAB))
     decoder.decode(random_frames(2, T, seed=1), [T, T])
     assert 0 < counted["products"] == counted["texts"]

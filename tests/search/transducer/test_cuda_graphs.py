@@ -4,8 +4,6 @@ First with fakes in the place of CUDA's graphs; then with the kernels themselves
 plays: a loop and chunks find what plain launches find.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import logging
@@ -34,7 +32,7 @@ from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN,
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspacePool, bucket
 from nemo_gpu_decoding.search.transducer.networks import StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.cuda.fakes import OldTorch
 from tests.cuda.test_while_graph import FakeCUDA
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
@@ -462,7 +460,7 @@ def test_graphs_find_what_plain_launches_find(played_graphs, strategy, mode, kin
         encoded, lengths = frames_of(batch, frames, seed=frames), [frames, frames // 2][:batch]
         requests = [Request(boosting=random_boosting(V, seed=frames)), None][:batch]
         found, expected = (each.decode(encoded, lengths, requests) for each in (decoder, plain))
-        assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
+        assert all_facts(found) == all_facts(expected)
         assert any(len(path.tokens) for nbest in found for path in nbest)
     assert decoder._graphs.mode == mode
     assert sum(graph.replays for graph in graphs_of(decoder)) >= 2
@@ -481,7 +479,7 @@ def test_graphs_stop_where_the_host_is_needed(played_graphs, monkeypatch, mode):
     found = decoder.close(streams)
     kept = torch.cat([frames[:1], frames[:1]])
     kept[1, :6] = frames[1, [0, 1, 2, 5, 6, 7]]
-    assert [facts(nbest) for nbest in found] == [facts(n) for n in plain.decode(kept, [10, 6])]
+    assert all_facts(found) == all_facts(plain.decode(kept, [10, 6]))
 
 
 @emulated
@@ -502,8 +500,8 @@ def test_changed_weights_reach_the_graphs(played_graphs):
     results = []
     for _ in range(2):
         found, expected = (each.decode(frames, [6, 6]) for each in (decoder, plain))
-        assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
-        results.append([facts(nbest) for nbest in found])
+        assert all_facts(found) == all_facts(expected)
+        results.append(all_facts(found))
         with torch.no_grad():
             networks.embedding.weight.neg_()
     assert results[0] != results[1]
@@ -523,7 +521,7 @@ def test_a_driver_that_refuses_the_kernels_of_a_loop(played_graphs, emulated_run
     networks, frames = make_networks(), frames_of(2, 9, seed=3)
     decoder, plain = (decoder_in(m, "alsd_pp", networks) for m in (LOOP, PLAIN))
     found, expected = (each.decode(frames, [9, 4]) for each in (decoder, plain))
-    assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
+    assert all_facts(found) == all_facts(expected)
     assert decoder._graphs.mode == CHUNKS
 
 
@@ -531,14 +529,14 @@ def test_a_driver_that_refuses_the_kernels_of_a_loop(played_graphs, emulated_run
 def test_graphs_can_be_switched_off_and_on(played_graphs):
     networks, frames = make_networks(), frames_of(2, 6, seed=2)
     decoder = decoder_in(LOOP, "alsd_pp", networks)
-    expected = [facts(nbest) for nbest in decoder.decode(frames, [6, 6])]
+    expected = all_facts(decoder.decode(frames, [6, 6]))
     kept = weakref.ref(graphs_of(decoder)[0])
     for allowed, mode in ((False, PLAIN), (True, LOOP)):
         decoder.allow_cuda_graphs(allowed)
         gc.collect()
         assert kept() is None
         assert not decoder._workspaces._idle or allowed
-        assert [facts(nbest) for nbest in decoder.decode(frames, [6, 6])] == expected
+        assert all_facts(decoder.decode(frames, [6, 6])) == expected
         assert decoder._graphs.mode == mode
     forbidden = decoder_in(LOOP, "alsd_pp", networks, allow_cuda_graphs=False)
     forbidden.allow_cuda_graphs(True)
@@ -572,7 +570,7 @@ def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
     with caplog.at_level(logging.WARNING, logger="nemo_gpu_decoding"):
         found = decoder.decode(frames_of(1, 5, seed=1), [5])
     expected = decoder_in(PLAIN, "alsd_pp", networks).decode(frames_of(1, 5, seed=1), [5])
-    assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
+    assert all_facts(found) == all_facts(expected)
     assert decoder._graphs.mode == PLAIN
     assert "gives the host a value" in caplog.text
 

@@ -1,7 +1,5 @@
 """Prediction networks on the GPU: fused weights and kernels compute what the torch modules compute."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,7 +21,7 @@ from nemo_gpu_decoding.search.transducer.records import NO_ROW
 from tests.oracles.transducer import PRECISIONS, PlainLSTMNetworks, precision
 from tests.search.transducer.nemo_models import HIDDEN, random_nemo_model
 from tests.search.transducer.nemo_models import VOCAB as NEMO_VOCAB
-from tests.search.transducer.table_networks import STRATEGIES, random_fusion
+from tests.search.transducer.table_networks import STRATEGIES, assert_same, random_fusion
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 
@@ -255,14 +253,6 @@ def results(decoder, chunks=None):
             decoder.push(streams, frames[:, begin : begin + 5], sizes)
         found = decoder.close(streams)
     return found
-
-
-def assert_same(found, expected, score=1e-4):
-    for nbest, wanted in zip(found, expected, strict=True):
-        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in wanted]
-        for path, other in zip(nbest, wanted, strict=True):
-            assert path.frames.tolist() == other.frames.tolist()
-            assert path.score == pytest.approx(other.score, abs=score)
 
 
 @pytest.mark.parametrize("name", list(PRECISIONS))

@@ -1,7 +1,5 @@
 """The kernels under the race and bounds checker: clean on any schedule, and no barrier is idle."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

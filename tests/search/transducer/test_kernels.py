@@ -1,7 +1,5 @@
 """The kernels of both strategies, run by the emulator, find what the CPU finds: to the bit."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -15,33 +15,21 @@ from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from tests.oracles.nemo_patched import computer_of as computer_of_infer
 from tests.oracles.nemo_patched import patched_class as corrected
 from tests.oracles.transducer import PRECISIONS, Scorer, alsd
-from tests.search.transducer.nemo_models import (
-    DURATIONS,
-    FUSION_MODES,
-    VOCAB,
-    FusionPair,
-    assert_equal_texts,
-    checkpoint,
-    is_nemo_2,
-    nemo_beams,
-    nemo_n_best,
-    random_encoder_output,
-    random_nemo_model,
-)
+from tests.search.transducer import nemo_models
 from tests.search.transducer.test_oracles import assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
 networks_of = pytest.importorskip("nemo_gpu_decoding.nemo_plugin.transducer_networks").networks_of
 # maes_batch fuses one automaton only
-MODES = [mode for mode in FUSION_MODES if mode[0] != "both"]
+MODES = [mode for mode in nemo_models.FUSION_MODES if mode[0] != "both"]
 # In early pruning with lm_weighted_full, the joint's log-probability is added twice.
 TWICE_MODE = ("early", "lm_weighted_full")
 
 
 @pytest.fixture(scope="module")
 def fusions():
-    return FusionPair.load()
+    return nemo_models.FusionPair.load()
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +51,10 @@ def both(
     """(NeMo's n-best, ours) of an utterance, random if none is given."""
     what, pruning, blank = mode
     if encoder_output is None:
-        encoder_output = random_encoder_output(frames, seed=seed)
+        encoder_output = nemo_models.random_encoder_output(frames, seed=seed)
     fusion = fusions.for_nemo(what)
     computer = nemo_class(
-        *model, blank_index=VOCAB, beam_size=beam_size, maes_num_steps=steps,
+        *model, blank_index=nemo_models.VOCAB, beam_size=beam_size, maes_num_steps=steps,
         maes_expansion_beta=beta, maes_expansion_gamma=gamma, pruning_mode=pruning,
         blank_lm_score_mode=blank, allow_cuda_graphs=False,
         ngram_lm_model=(fusion["fusion_models"] or [None])[0],
@@ -77,7 +65,7 @@ def both(
         maes_num_steps=steps, maes_expansion_beta=beta, maes_expansion_gamma=gamma, threads=1,
     )  # fmt: skip
     decoder = AESPlusPlus(networks_of(*model), config, fusions.for_us(what))
-    expected = nemo_n_best(computer, encoder_output)
+    expected = nemo_models.nemo_n_best(computer, encoder_output)
     return expected, decoder.decode(encoder_output, [encoder_output.shape[1]])[0]
 
 
@@ -92,7 +80,7 @@ def assert_equal(expected, nbest):
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("steps", [2, 3])
 def test_same_hypotheses(corrected_class, fusions, beam_size, mode, steps):
-    model = random_nemo_model()
+    model = nemo_models.random_nemo_model()
     for seed in range(2):
         assert_equal(*both(corrected_class, model, fusions, beam_size, mode, seed, steps=steps))
 
@@ -101,14 +89,14 @@ def test_same_hypotheses(corrected_class, fusions, beam_size, mode, steps):
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 6, 8])
 def test_same_hypotheses_where_nemo_needs_no_mending(nemo_class, fusions, beam_size, mode):
     """With one expansion per frame the mask is right, and these modes count nothing twice."""
-    model = random_nemo_model()
+    model = nemo_models.random_nemo_model()
     for seed in range(2):
         assert_equal(*both(nemo_class, model, fusions, beam_size, mode, seed, steps=1))
 
 
 @pytest.mark.parametrize("kind", [{"prediction": "stateless"}, {"layers": 2}, {"joint": "hat"}], ids=str)
 def test_other_networks(corrected_class, fusions, kind):
-    model = random_nemo_model(seed=5, blank_bias=7.0, **kind)
+    model = nemo_models.random_nemo_model(seed=5, blank_bias=7.0, **kind)
     for seed in range(3):
         assert_equal(*both(corrected_class, model, fusions, 5, ("lm", "late", "lm_weighted_full"), seed))
 
@@ -118,14 +106,14 @@ def test_other_networks(corrected_class, fusions, kind):
 @pytest.mark.parametrize("mended", [True, False])
 def test_shipped_checkpoints(nemo_class, corrected_class, fusions, beam_size, mode, mended):
     """All of NeMo with its faults mended; as it is, the best text, although some scores are too good."""
-    model, _, outputs = checkpoint("rnnt")  # NeMo has no maes_batch for TDT
+    model, _, outputs = nemo_models.checkpoint("rnnt")  # NeMo has no maes_batch for TDT
     if not mended and mode[1:] == TWICE_MODE:
         pytest.skip("NeMo counts the joint twice in this mode")
     computer = corrected_class if mended else nemo_class
     for encoder_output in outputs:
         expected, nbest = both(computer, model, fusions, beam_size, mode, encoder_output=encoder_output)
         if mended:
-            assert_equal_texts(expected, nbest)
+            nemo_models.assert_equal_texts(expected, nbest)
         else:
             assert nbest.best.tokens.tolist() == expected[0][0]
 
@@ -133,35 +121,35 @@ def test_shipped_checkpoints(nemo_class, corrected_class, fusions, beam_size, mo
 # What maes_batch does that aes_pp does not. Each test fails once NeMo has mended it.
 def computer_of(kind, model, beam_size=6):
     return kind(
-        *model, blank_index=VOCAB, beam_size=beam_size, maes_num_steps=2, maes_expansion_beta=2,
+        *model, blank_index=nemo_models.VOCAB, beam_size=beam_size, maes_num_steps=2, maes_expansion_beta=2,
         maes_expansion_gamma=2.3, allow_cuda_graphs=False,
     )  # fmt: skip
 
 
 def blanks_of_best(computer, encoder_output):
-    hyps = nemo_beams(computer, encoder_output)
+    hyps = nemo_models.nemo_beams(computer, encoder_output)
     hyps.to_hyps_list()
-    return int((hyps.transcript_wb[0, 0] == VOCAB).sum())
+    return int((hyps.transcript_wb[0, 0] == nemo_models.VOCAB).sum())
 
 
 def test_hypotheses_leave_frames_without_a_blank_in_nemo(nemo_class):
     """Every frame of an RNN-T alignment ends with a blank; NeMo forgets to ask for some of them."""
-    model = random_nemo_model(blank_bias=4.0)
+    model = nemo_models.random_nemo_model(blank_bias=4.0)
     frames = 25
     missing = 0
     for seed in range(4):
-        encoder_output = random_encoder_output(frames, seed=seed)
+        encoder_output = nemo_models.random_encoder_output(frames, seed=seed)
         missing += frames - blanks_of_best(computer_of(nemo_class, model), encoder_output)
         assert blanks_of_best(computer_of(corrected(nemo_class), model), encoder_output) == frames
         config = AESConfig(beam_size=6, alignments=True)
         ours = AESPlusPlus(networks_of(*model), config).decode(encoder_output, [frames])[0].best
-        assert (ours.alignment == VOCAB).sum() == frames
+        assert (ours.alignment == nemo_models.VOCAB).sum() == frames
     assert missing > 0
 
 
 def test_the_joint_counts_twice_in_nemo(nemo_class, fusions):
     """Early pruning with lm_weighted_full: the score holds the joint's log-probs a second time."""
-    model = random_nemo_model()
+    model = nemo_models.random_nemo_model()
     mode = ("lm", "early", "lm_weighted_full")
     expected, nbest = both(nemo_class, model, fusions, 1, mode, seed=0, steps=1, frames=3)
     tokens, _, _, score = expected[0]
@@ -173,15 +161,15 @@ def test_the_joint_counts_twice_in_nemo(nemo_class, fusions):
 def test_boosting_beside_an_lm_is_ignored_in_nemo(fusions):
     from nemo.collections.asr.parts.submodules.rnnt_beam_decoding import BeamBatchedRNNTInfer
 
-    model = random_nemo_model(blank_bias=4.0)
+    model = nemo_models.random_nemo_model(blank_bias=4.0)
     infer = BeamBatchedRNNTInfer(
-        *model, blank_index=VOCAB, beam_size=4, search_type="maes_batch", **fusions.for_nemo("both")
+        *model, blank_index=nemo_models.VOCAB, beam_size=4, search_type="maes_batch", **fusions.for_nemo("both")
     )
     assert computer_of_infer(infer).ngram_lm_batch is fusions.nemo["lm"]
     scores = []
     for what in ("lm", "both"):
         decoder = AESPlusPlus(networks_of(*model), AESConfig(beam_size=4), fusions.for_us(what))
-        scores.append(decoder.decode(random_encoder_output(20, seed=0), [20])[0].best.score)
+        scores.append(decoder.decode(nemo_models.random_encoder_output(20, seed=0), [20])[0].best.score)
     assert scores[0] != pytest.approx(scores[1], abs=1e-3)
 
 
@@ -194,21 +182,21 @@ def nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusi
     if durations:
         kind, extra = ModifiedALSDBatchedTDTComputer, {"durations": list(durations)}
     return kind(
-        *model, blank_index=VOCAB, beam_size=beam_size, max_symbols_per_step=max_symbols,
+        *model, blank_index=nemo_models.VOCAB, beam_size=beam_size, max_symbols_per_step=max_symbols,
         pruning_mode=pruning, blank_lm_score_mode=blank, allow_cuda_graphs=False, **fusion, **extra,
     )  # fmt: skip
 
 
 def assert_equals_nemo(model, fusions, durations, beam_size, mode, seed, frames=25, max_symbols=10):
     what, pruning, blank = mode
-    encoder_output = random_encoder_output(frames, seed=seed)
+    encoder_output = nemo_models.random_encoder_output(frames, seed=seed)
     computer = nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusions.for_nemo(what))
     config = ALSDConfig(
         beam_size=beam_size, n_best=beam_size, max_symbols=max_symbols, pruning_mode=pruning,
         blank_lm_score_mode=blank, threads=1,
     )  # fmt: skip
     decoder = ALSDPlusPlus(networks_of(*model, durations), config, fusions.for_us(what))
-    expected = nemo_n_best(computer, encoder_output)
+    expected = nemo_models.nemo_n_best(computer, encoder_output)
     nbest = decoder.decode(encoder_output, [frames])[0]
     assert [path.tokens.tolist() for path in nbest] == [tokens for tokens, *_ in expected]
     for path, (_, starts, token_durations, score) in zip(nbest, expected, strict=True):
@@ -217,30 +205,30 @@ def assert_equals_nemo(model, fusions, durations, beam_size, mode, seed, frames=
         assert token_durations is None or path.durations.tolist() == token_durations
 
 
-@pytest.mark.parametrize("mode", FUSION_MODES, ids="-".join)
-@pytest.mark.parametrize("durations", [[], DURATIONS], ids=["rnnt", "tdt"])
+@pytest.mark.parametrize("mode", nemo_models.FUSION_MODES, ids="-".join)
+@pytest.mark.parametrize("durations", [[], nemo_models.DURATIONS], ids=["rnnt", "tdt"])
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 6, 8])
 def test_same_hypotheses_alsd(fusions, durations, beam_size, mode):
-    model = random_nemo_model(durations=durations)
+    model = nemo_models.random_nemo_model(durations=durations)
     for seed in range(2):
         assert_equals_nemo(model, fusions, durations, beam_size, mode, seed)
 
 
-@pytest.mark.parametrize("durations", [[], DURATIONS], ids=["rnnt", "tdt"])
+@pytest.mark.parametrize("durations", [[], nemo_models.DURATIONS], ids=["rnnt", "tdt"])
 @pytest.mark.parametrize("kind", [{"prediction": "stateless"}, {"layers": 2}, {"joint": "hat"}], ids=str)
 def test_other_networks_alsd(fusions, durations, kind):
     if durations and "joint" in kind:
         pytest.skip("HAT joints give no durations")
-    model = random_nemo_model(durations=durations, seed=3, blank_bias=5.0, **kind)
+    model = nemo_models.random_nemo_model(durations=durations, seed=3, blank_bias=5.0, **kind)
     for seed in range(3):
         assert_equals_nemo(model, fusions, durations, 5, ("lm", "late", "lm_weighted_full"), seed)
 
 
-@pytest.mark.parametrize("durations", [[], DURATIONS], ids=["rnnt", "tdt"])
+@pytest.mark.parametrize("durations", [[], nemo_models.DURATIONS], ids=["rnnt", "tdt"])
 @pytest.mark.parametrize("max_symbols", [1, 2])
 @pytest.mark.parametrize("pruning", ["late", "early"])
 def test_forced_blanks(fusions, durations, max_symbols, pruning):
-    model = random_nemo_model(durations=durations, blank_bias=3.0)
+    model = nemo_models.random_nemo_model(durations=durations, blank_bias=3.0)
     for seed in range(3):
         mode = ("both", pruning, "lm_weighted_full")
         assert_equals_nemo(model, fusions, durations, 4, mode, seed, max_symbols=max_symbols)
@@ -253,7 +241,7 @@ def test_lower_precisions(kind, name):
 
     It rounds at other places, in its LSTM above all.
     """
-    model, durations, outputs = checkpoint(kind)
+    model, durations, outputs = nemo_models.checkpoint(kind)
     dtype, autocast = PRECISIONS[name]
     if not autocast:
         model, outputs = [copy.deepcopy(part).to(dtype) for part in model], [part.to(dtype) for part in outputs]
@@ -263,7 +251,7 @@ def test_lower_precisions(kind, name):
         with torch.autocast("cpu", dtype, enabled=autocast):
             found = decoder.decode(encoder_output, [encoder_output.shape[1]])[0].best
             try:
-                (tokens, _, _, score), *_ = nemo_n_best(computer, encoder_output)
+                (tokens, _, _, score), *_ = nemo_models.nemo_n_best(computer, encoder_output)
             except RuntimeError as error:
                 if "could not create a primitive descriptor for the LSTM" not in str(error):
                     raise
@@ -272,18 +260,18 @@ def test_lower_precisions(kind, name):
         assert found.score == pytest.approx(score, abs=128 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("mode", FUSION_MODES, ids="-".join)
+@pytest.mark.parametrize("mode", nemo_models.FUSION_MODES, ids="-".join)
 @pytest.mark.parametrize("beam_size", [1, 4, 8])
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
 def test_shipped_checkpoints_alsd(fusions, kind, beam_size, mode):
-    model, durations, outputs = checkpoint(kind)
+    model, durations, outputs = nemo_models.checkpoint(kind)
     what, pruning, blank = mode
     computer = nemo_computer(model, durations, beam_size, 10, pruning, blank, fusions.for_nemo(what))
     config = ALSDConfig(beam_size=beam_size, n_best=beam_size, pruning_mode=pruning, blank_lm_score_mode=blank)
     decoder = ALSDPlusPlus(networks_of(*model, durations), config, fusions.for_us(what))
     for encoder_output in outputs:
         nbest = decoder.decode(encoder_output, [encoder_output.shape[1]])[0]
-        assert_equal_texts(nemo_n_best(computer, encoder_output), nbest)
+        nemo_models.assert_equal_texts(nemo_models.nemo_n_best(computer, encoder_output), nbest)
         assert len(nbest.best) > 5
 
 
@@ -296,10 +284,10 @@ def alsd_computer_of(model, durations=(), beam_size=4):
 
 
 def test_rows_of_length_zero_emit_tokens_in_nemo():
-    model = random_nemo_model(blank_bias=0.0)
-    encoder_output = random_encoder_output(10, seed=0).expand(2, -1, -1)
-    hyps = nemo_beams(alsd_computer_of(model), encoder_output, [10, 0])
-    if not is_nemo_2():
+    model = nemo_models.random_nemo_model(blank_bias=0.0)
+    encoder_output = nemo_models.random_encoder_output(10, seed=0).expand(2, -1, -1)
+    hyps = nemo_models.nemo_beams(alsd_computer_of(model), encoder_output, [10, 0])
+    if not nemo_models.is_nemo_2():
         assert len(hyps.to_hyps_list()[1].y_sequence) > 0
     ours = ALSDPlusPlus(networks_of(*model)).decode(encoder_output, [10, 0])
     assert len(ours[0].best) > 0
@@ -308,10 +296,10 @@ def test_rows_of_length_zero_emit_tokens_in_nemo():
 
 def test_durations_are_taken_for_their_index_in_nemo():
     durations = [0, 2, 4]
-    model = random_nemo_model(durations=durations, blank_bias=4.0)
-    encoder_output = random_encoder_output(20, seed=1)
-    best = nemo_n_best(alsd_computer_of(model, durations), encoder_output)[0]
-    assert is_nemo_2() or set(best[2]) - set(durations)
+    model = nemo_models.random_nemo_model(durations=durations, blank_bias=4.0)
+    encoder_output = nemo_models.random_encoder_output(20, seed=1)
+    best = nemo_models.nemo_n_best(alsd_computer_of(model, durations), encoder_output)[0]
+    assert nemo_models.is_nemo_2() or set(best[2]) - set(durations)
     networks = networks_of(*model, durations)
     with torch.no_grad():
         expected = alsd(Scorer(networks, encoder_output[0]), beam_size=4)
@@ -320,10 +308,10 @@ def test_durations_are_taken_for_their_index_in_nemo():
 
 
 def test_a_beam_wider_than_the_vocabulary_stops_nemo():
-    model = random_nemo_model()
-    encoder_output = random_encoder_output(3, seed=1)
+    model = nemo_models.random_nemo_model()
+    encoder_output = nemo_models.random_encoder_output(3, seed=1)
     with pytest.raises(RuntimeError, match="selected index k out of range"):
-        nemo_n_best(alsd_computer_of(model, beam_size=200), encoder_output)
+        nemo_models.nemo_n_best(alsd_computer_of(model, beam_size=200), encoder_output)
     config = ALSDConfig(beam_size=200, n_best=200)
     assert len(ALSDPlusPlus(networks_of(*model), config).decode(encoder_output, [3])[0]) == 200
 
@@ -331,9 +319,9 @@ def test_a_beam_wider_than_the_vocabulary_stops_nemo():
 def test_stateless_prediction_networks_stop_nemo():
     from nemo.collections.asr.modules.rnnt import StatelessTransducerDecoder
 
-    decoder, joint = random_nemo_model(prediction="stateless")
+    decoder, joint = nemo_models.random_nemo_model(prediction="stateless")
     decoder.__class__ = StatelessTransducerDecoder  # without the method that `random_nemo_model` adds
-    encoder_output = random_encoder_output(3, seed=1)
+    encoder_output = nemo_models.random_encoder_output(3, seed=1)
     with pytest.raises(NotImplementedError):
-        nemo_n_best(alsd_computer_of((decoder, joint)), encoder_output)
+        nemo_models.nemo_n_best(alsd_computer_of((decoder, joint)), encoder_output)
     assert len(ALSDPlusPlus(networks_of(decoder, joint)).decode(encoder_output, [3])) == 1

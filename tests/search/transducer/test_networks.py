@@ -14,7 +14,7 @@ from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from nemo_gpu_decoding.search.transducer.onednn_linear import OneDNNLinear, whole_blocks
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts, facts
 from tests.oracles.transducer import PRECISIONS, PlainLSTMNetworks, precision
 
 VOCAB, ENCODER, HIDDEN = 10, 6, 16
@@ -133,7 +133,7 @@ def test_a_search_computes_in_the_precision_of_its_networks(name, layers):
     assert [nbest.best.score for nbest in found] != [nbest.best.score for nbest in unchanged]
     if PRECISIONS[name][1]:  # nothing of it remains
         after = ALSDPlusPlus(networks, config).decode(frames, lengths)
-        assert [facts(nbest) for nbest in after] == [facts(nbest) for nbest in unchanged]
+        assert all_facts(after) == all_facts(unchanged)
 
 
 def test_streams_may_be_pushed_in_another_precision_than_they_were_opened_in():

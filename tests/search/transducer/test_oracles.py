@@ -1,7 +1,5 @@
 """Both searches against brute force on tiny problems and against themselves in plain Python."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +16,7 @@ from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import JointRows
 from nemo_gpu_decoding.search.transducer.expand import best_labels, count_within_gamma, new_candidates
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts, facts
 from tests.oracles.transducer import Scorer, aes, alsd, brute_force
 from tests.random_models import random_boosting, random_lm
 from tests.search.transducer.table_networks import STRATEGIES, TableNetworks, random_frames, random_fusion
@@ -235,7 +233,7 @@ def decoded(strategy, durations, chunk=T):
     for begin in range(0, T, chunk):
         sizes = [max(0, min(length - begin, chunk)) for length in LENGTHS]
         decoder.push(streams, frames[:, begin : begin + chunk], sizes)
-    return [facts(nbest) for nbest in decoder.close(streams)], networks.rows
+    return all_facts(decoder.close(streams)), networks.rows
 
 
 @pytest.fixture
