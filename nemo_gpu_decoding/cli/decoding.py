@@ -19,11 +19,22 @@ LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 # option -> key of NeMo's section
 BEAM_KEYS = {
     "beam_size": "beam_size",
-    **{"lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"},
-    **{"source_lm": "source_lm_model", "source_lm_weight": "source_lm_alpha"},
-    **{name: name for name in ("allowed_scripts", "grammar", "beam_beta", "blank_lm_score_mode", "pruning_mode")},
-    **{"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"},
-    **{name: f"boosting_tree.{name}" for name in ("segmentations", "refund", "overlapping", "ac_threshold")},
+    "lm": "ngram_lm_model",
+    "lm_weight": "ngram_lm_alpha",
+    "lms": "lm_pool",
+    "source_lm": "source_lm_model",
+    "source_lm_weight": "source_lm_alpha",
+    "allowed_scripts": "allowed_scripts",
+    "grammar": "grammar",
+    "beam_beta": "beam_beta",
+    "blank_lm_score_mode": "blank_lm_score_mode",
+    "pruning_mode": "pruning_mode",
+    "phrases": "boosting_tree.key_phrases_file",
+    "boosting_weight": "boosting_tree_alpha",
+    "segmentations": "boosting_tree.segmentations",
+    "refund": "boosting_tree.refund",
+    "overlapping": "boosting_tree.overlapping",
+    "ac_threshold": "boosting_tree.ac_threshold",
 }
 WORD_GRAPH_KEYS = {
     "beam_width": "beam_width",

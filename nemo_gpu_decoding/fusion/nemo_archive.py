@@ -28,8 +28,13 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.ngram_automaton import resolve_final_weights
 
 _TENSORS = (
-    *("arcs_weights", "ilabels", "to_states", "start_end_arcs"),
-    *("backoff_to_states", "backoff_weights", "final_weights"),
+    "arcs_weights",
+    "ilabels",
+    "to_states",
+    "start_end_arcs",
+    "backoff_to_states",
+    "backoff_weights",
+    "final_weights",
 )
 
 
@@ -44,8 +49,10 @@ def load_nemo_automaton(path: str | PathLike[str], vocab_size: int, *, with_fina
     """
     config, tensors = _read_archive(path)
     if config["vocab_size"] != vocab_size:
-        made_for = f"{path} was made for vocab_size {config['vocab_size']}"
-        raise ValueError(f"{made_for}, expected {vocab_size}: it belongs to another tokenizer")
+        raise ValueError(
+            f"{path} was made for vocab_size {config['vocab_size']}, expected {vocab_size}: "
+            "it belongs to another tokenizer"
+        )
     num_arcs, num_states = config["num_arcs"], len(tensors["backoff_to_states"])
     automaton = BackoffAutomaton.from_columns(
         Columns(

@@ -24,8 +24,12 @@ FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
 
 # options of NeMo's greedy decoders that must be off, because another strategy is used
 GREEDY_EXTRAS = (
-    *("ngram_lm_model", "boosting_tree", "enable_per_stream_biasing"),
-    *("preserve_alignments", "compute_timestamps", "preserve_frame_confidence"),
+    "ngram_lm_model",
+    "boosting_tree",
+    "enable_per_stream_biasing",
+    "preserve_alignments",
+    "compute_timestamps",
+    "preserve_frame_confidence",
 )
 
 
