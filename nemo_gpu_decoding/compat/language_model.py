@@ -72,6 +72,11 @@ class LanguageModel:
         self._graphs: dict[tuple[Any, ...], WordGraph] = {}
         self._bonuses: dict[tuple[Any, ...], BackoffAutomaton] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy builds its own graph."""
+        weights = self.alpha, self.beta, self.unk_score_offset, self.score_boundary
+        return type(self), (self.path, self.unigrams, *weights)
+
     def reset_params(
         self,
         alpha: float | None = None,

@@ -107,6 +107,9 @@ class BeamSearchDecoderCTC:
         """Release the LMs of all decoders."""
         BeamSearchDecoderCTC.model_container = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._alphabet, self._language_model)
+
     def cleanup(self) -> None:
         """Release the LM of this decoder."""
         BeamSearchDecoderCTC.model_container.pop(self._model_key, None)
@@ -174,7 +177,7 @@ class BeamSearchDecoderCTC:
     ) -> str:
         """The text of one utterance; arguments as in `decode_beams`."""
         options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
-        return self._texts([logits], options, lm_start_state)[0]
+        return self._texts({"logits": logits}, options, lm_start_state)[0]
 
     def decode_batch(
         self,
@@ -188,7 +191,7 @@ class BeamSearchDecoderCTC:
     ) -> list[str]:
         """The texts of several utterances; arguments as in `decode_beams_batch`."""
         options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
-        return self._texts(logits_list, options)
+        return self._texts(_named(logits_list), options)
 
     def decode_beams(
         self,
@@ -217,7 +220,7 @@ class BeamSearchDecoderCTC:
         options = _options(
             beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width
         )
-        return self._decode([logits], options, lm_start_state)[0]
+        return self._decode({"logits": logits}, options, lm_start_state)[0]
 
     def decode_beams_batch(
         self,
@@ -241,12 +244,14 @@ class BeamSearchDecoderCTC:
         options = _options(
             beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width
         )
-        return [[OutputBeamMPSafe(b.text, *b[2:]) for b in beams] for beams in self._decode(logits_list, options)]
+        found = self._decode(_named(logits_list), options)
+        return [[OutputBeamMPSafe(beam.text, *beam[2:]) for beam in beams] for beams in found]
 
     def _decode(
-        self, logits_list: Iterable[Any], options: _Options, state: LMState | None = None
+        self, named: Mapping[str, Any], options: _Options, state: LMState | None = None
     ) -> list[list[OutputBeam]]:
-        pairs = [self._logits(logits) for logits in logits_list]
+        """The hypotheses of each utterance; `named`: its name in messages -> logits."""
+        pairs = [self._logits(*own) for own in named.items()]
         if not pairs:
             return []
         search, requests = self._search_of(options, len(pairs))
@@ -261,10 +266,10 @@ class BeamSearchDecoderCTC:
             for nbest, values in zip(found, ordered, strict=True)
         ]
 
-    def _texts(self, logits_list: Iterable[Any], options: _Options, state: LMState | None = None) -> list[str]:
-        """The best text of each utterance."""
+    def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
+        """The best text of each utterance; `named` as for `_decode`."""
         least, blank = options.token_min_logp, self._alphabet.blank
-        inputs = [likely_labels(*self._logits(own), blank, least, merges=True) for own in logits_list]
+        inputs = [likely_labels(*self._logits(*own), blank, least, merges=True) for own in named.items()]
         if not inputs:
             return []
         search, requests = self._search_of(options, len(inputs))
@@ -316,22 +321,26 @@ class BeamSearchDecoderCTC:
 
     # ----------------------------------------------------------------------------------- results
 
-    def _logits(self, logits: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [T, V + 1] float32 or float64, and what is subtracted from each frame to give log-probs [T]."""
+    def _logits(self, name: str, logits: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Logits [T, V + 1] float32 or float64, and what is subtracted from each frame to give log-probs [T].
+
+        Raises:
+            ValueError: another shape, NaN or +inf, or a frame of -inf; the message has `name`.
+        """
         values = logits
         if not isinstance(logits, np.ndarray):
             values = torch.as_tensor(logits).detach().cpu()
             values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
         columns = len(self._alphabet.labels)
         if values.ndim != 2 or values.shape[1] != columns:
-            raise ValueError(f"logits has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
-        kind = np.float32 if values.dtype in (np.float16, np.float32) else np.float64
+            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
+        kind = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
         values = np.ascontiguousarray(values, kind)
         mean = float(values.sum()) / max(1, len(values))
         if math.isclose(mean, 1, rel_tol=1e-5 if kind == np.float32 else 1e-9):  # probabilities, if they are >= 0
             values = np.log(np.clip(values, 1e-15, 1))
             return values, 0 * values.max(axis=1)
-        return values, log_norms(values)
+        return values, log_norms(values, name)
 
     def _beams(self, found: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
         """The hypotheses with different texts, best first; `found`: as the search ranks them."""
@@ -361,6 +370,11 @@ class BeamSearchDecoderCTC:
             first = words[-self._history].first if len(words) >= self._history else 0
             state = LMState(tuple(path.tokens[first:].tolist()))
         return OutputBeam(" ".join(word for word, _ in frames), state, frames, acoustic, path.score - score_before)
+
+
+def _named(logits_list: Iterable[Any]) -> dict[str, Any]:
+    """The logits of each utterance by their names in messages."""
+    return {f"logits_list[{i}]": logits for i, logits in enumerate(logits_list)}
 
 
 def _options(

@@ -102,14 +102,24 @@ class WordSearch(CudaWFST):
         return 0.0, 0.0, 0.0
 
 
-def log_norms(logits: np.ndarray) -> np.ndarray:
-    """The logarithm of the sum of exp over each frame, [T]; NaN where a frame has NaN or +inf.
+def log_norms(logits: np.ndarray, name: str) -> np.ndarray:
+    """The logarithm of the sum of exp over each frame, [T].
 
     Args:
         logits: [T, V + 1] float32 or float64.
+        name: of the logits in messages.
+
+    Raises:
+        ValueError: a frame has NaN or +inf, or -inf alone.
     """
     most = logits.max(axis=1)
-    return most + _log_sums(logits, most, np.empty(logits.shape[1], np.float32))
+    norms = most + _log_sums(logits, most, np.empty(logits.shape[1], np.float32))
+    for frame in np.flatnonzero(np.isnan(norms))[:1].tolist():
+        for column in np.flatnonzero(~(logits[frame] < np.inf))[:1].tolist():
+            value = logits[frame, column]
+            raise ValueError(f"{name}[{frame}, {column}] is {value}, expected a finite value or -inf")
+        raise ValueError(f"{name}[{frame}] leaves no label possible: all its values are -inf")
+    return norms
 
 
 @compiled
@@ -152,13 +162,7 @@ def likely_labels(
 
     Returns:
         [T, V + 1] float32; fewer frames with `merges`.
-
-    Raises:
-        ValueError: a frame has NaN or +inf.
     """
-    if np.isnan(norms).any():
-        frame = int(np.isnan(norms).argmax())
-        raise ValueError(f"logits[{frame}] holds NaN or +inf, expected finite values or -inf")
     found = np.empty(logits.shape, np.float32)
     return found[: _copy_likely(logits, norms, blank, max(token_min_logp, LEAST_LOGP), merges, found)]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 import subprocess
 import sys
 
@@ -188,6 +190,23 @@ def test_logits_log_probs_and_probabilities(lm):
         assert found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_float32(lm, dtype):
+    decoder = build_ctcdecoder(CHARACTERS, lm[1])
+    rounded = torch.from_numpy(random_logits(9, 4, 1)).to(dtype)
+    assert decoder.decode_beams(rounded) == decoder.decode_beams(rounded.float())
+
+
+def test_a_copy_has_its_own_lm(lm):
+    decoder = build_ctcdecoder(CHARACTERS, lm[1], ["a", "b"], alpha=0.8, lm_score_boundary=False)
+    logits = random_logits(9, 4, 2)
+    expected = decoder.decode_beams(logits)
+    copied = copy.deepcopy(decoder)
+    decoder.reset_params(alpha=0.1)
+    decoder.cleanup()
+    assert copied.decode_beams(logits) == pickle.loads(pickle.dumps(copied)).decode_beams(logits) == expected
+
+
 def test_words_that_no_path_allows_are_found(tmp_path):
     """The LM has no <unk>, and the utterance is none of its words."""
     path = tmp_path / "closed.arpa"
@@ -249,8 +268,10 @@ def test_wrong_inputs_are_refused(lm):
     with pytest.raises(ValueError, match=r"alpha is -1\.0"):
         decoder.decode(random_logits(3, 4, 0))
     decoder.reset_params(alpha=0.5)
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match=r"logits\[0, 0\] is nan, expected a finite value or -inf"):
         decoder.decode(np.full((3, 4), np.nan))
+    with pytest.raises(ValueError, match=r"logits_list\[1\] has shape \(4,\), expected \[T, 4\]"):
+        decoder.decode_batch(None, [np.zeros((3, 4)), np.zeros(4)])
     with pytest.raises(ValueError, match="labels has 'a' twice"):
         build_ctcdecoder(["a", "b", "a"])
 

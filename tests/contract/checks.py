@@ -73,6 +73,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, kind, backends in metafunc.module.TABLE:
         if not issubclass(kind, getattr(metafunc.function, "family", Subject)):
             continue
+        if any(metafunc.function.__name__ in names for names in kind.exempt.values()):
+            continue
         for backend in backends:
             subject = kind(backend)
             variants = subject.emulated_variants if backend == "cuda" else None
@@ -586,7 +588,7 @@ def test_forbidden_values_are_named(subject, decoder, inputs, where):
     column = {"first": 0, "middle": subject.width // 2, "last": subject.width - 1}[where]
     for value in subject.forbidden:
         inputs[4, 17, column] = value
-        with pytest.raises(ValueError, match=rf"{subject.argument}\[4, 17, {column}\] is {value}"):
+        with pytest.raises(ValueError, match=rf"{subject.at(4, 17, column)} is {value}"):
             decoder.decode(inputs, LENGTHS)
 
 
@@ -726,7 +728,7 @@ def test_impossible_labels_are_fine(subject, decoder, inputs):
 @of(LogProbs)
 def test_a_frame_without_any_label_is_named(subject, decoder, inputs):
     inputs[1, 6] = -float("inf")
-    with pytest.raises(ValueError, match=r"log_probs\[1, 6\] leaves no label possible"):
+    with pytest.raises(ValueError, match=f"{subject.at(1, 6)} leaves no label possible"):
         decoder.decode(inputs, LENGTHS)
 
 

@@ -5,6 +5,7 @@ A new strategy adds a class with `make` and what differs, and a row to `subjects
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -59,6 +60,9 @@ class Subject:
     # whether partial results trace back the last tokens only
     keeps_heads: bool = True
 
+    # why checks do not apply -> their names
+    exempt: ClassVar[dict[str, tuple[str, ...]]] = {}
+
     def __init__(self, backend: str = "cpu", device: str = "cpu") -> None:
         self.backend, self.device = backend, device
 
@@ -108,6 +112,10 @@ class Subject:
     def wrong_width(self, width: int) -> str:
         """How an input of another width is refused."""
         return f"{self.argument} has {width} columns, expected {self.width}"
+
+    def at(self, b: int, *place: int) -> str:
+        """How messages name a frame of utterance b, or a value in it; escaped."""
+        return re.escape(f"{self.argument}[{', '.join(map(str, (b, *place)))}]")
 
     def small_sizes(self) -> dict[str, dict[str, int]]:
         """Module -> names of sizes, made small in the emulator: a fiber per thread takes its time."""

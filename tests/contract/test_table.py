@@ -1,18 +1,30 @@
-"""Every row of the table of decoders is checked by one test file."""
+"""Every row of the tables is checked by one test file."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
+from tests.contract import checks
+from tests.contract.entry_points import ENTRY_POINTS
 from tests.contract.subjects import TABLE
 
-SEARCH = Path(__file__).parents[1] / "search"
+TESTS = Path(__file__).parents[1]
 
 
-def test_each_decoder_is_checked_once_on_each_of_its_backends():
+@pytest.mark.parametrize(("table", "pattern"), [(TABLE, "search/*/"), (ENTRY_POINTS, "compat/")])
+def test_each_decoder_is_checked_once_on_each_of_its_backends(table, pattern):
     checked = []
-    for path in SEARCH.glob("*/test_contract*.py"):
-        module = import_module(f"tests.search.{path.parent.name}.{path.stem}")
+    for path in TESTS.glob(f"{pattern}test_contract*.py"):
+        module = import_module(".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts)))
         checked += [(name, backend) for name, _, backends in module.TABLE for backend in backends]
-    assert sorted(checked) == sorted((name, backend) for name, _, backends in TABLE for backend in backends)
+    assert sorted(checked) == sorted((name, backend) for name, _, backends in table for backend in backends)
+
+
+@pytest.mark.parametrize("kind", [kind for _, kind, _ in ENTRY_POINTS if kind.exempt])
+def test_checks_that_do_not_apply_exist(kind):
+    names = [name for names in kind.exempt.values() for name in names]
+    assert [name for name in names if not hasattr(checks, name)] == []
+    assert len(set(names)) == len(names)

@@ -1,0 +1,168 @@
+"""The table of the entry points of `compat` that keep the contract: a `Subject` for each.
+
+pyctcdecode's interface has other verbs, so checks of a `Decoder` that have no counterpart there are listed with the
+reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder
+from nemo_gpu_decoding.search.result import NBest
+from tests.contract.subject import LogProbs, Subject
+from tests.oracles.ngram import arpa_text, random_table
+
+LETTERS = " abcdefghijk"
+
+
+@dataclass(frozen=True)
+class Beam:
+    """An `OutputBeam` as the checks see it; tokens are the characters of the text."""
+
+    tokens: np.ndarray
+    text_frames: tuple[Any, ...]
+    score: float
+    logit_score: float
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Hotwords(NamedTuple):
+    """The request of an utterance."""
+
+    words: tuple[str, ...]
+
+
+class Interface:
+    """`decode_beams_batch` and `decode_batch` as `Decoder.decode`.
+
+    The text of `decode_batch` is the note of a result, so that checks compare it too.
+    """
+
+    def __init__(self, decoder: Any, threads: int | None) -> None:
+        self.decoder, self.threads = decoder, threads
+
+    def decode(
+        self, inputs: Any, lengths: Any = None, requests: Sequence[Hotwords | None] | None = None
+    ) -> list[NBest[Any]]:
+        lengths = [len(row) for row in inputs] if lengths is None else lengths
+        logits = [row[:length] for row, length in zip(inputs, lengths, strict=True)]
+        options: dict[str, Any] = {"beam_width": 8, "token_min_logp": -20.0}
+        if requests is not None:
+            options |= {"hotwords": [request and request.words for request in requests], "hotword_weight": 6.0}
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(self.threads or before)
+            texts = self.decoder.decode_batch(None, logits, **options)
+            beams = self.decoder.decode_beams_batch(None, logits, **options)
+        finally:
+            torch.set_num_threads(before)
+        return [
+            NBest(tuple(map(as_beam, own)), len(values), (text,))
+            for values, text, own in zip(logits, texts, beams, strict=True)
+        ]
+
+
+def as_beam(beam: Any) -> Beam:
+    tokens = np.array([LETTERS.index(character) for character in beam.text], int)
+    return Beam(tokens, tuple(beam.text_frames), beam.lm_score, beam.logit_score)
+
+
+WORDS = ("a", "b", "ab", "bad", "cab", "fig", "hijk", "gag", "e")
+
+
+@lru_cache(maxsize=1)
+def word_lm() -> Path:
+    path = Path(mkdtemp()) / "words.arpa"
+    path.write_text(arpa_text(random_table([*WORDS, "<unk>"], 2, 0.4, seed=5)))
+    return path
+
+
+class PyctcdecodeSubject(LogProbs):
+    """`BeamSearchDecoderCTC`, without and with a word LM."""
+
+    variants = ("tokens", "words")
+    argument, score_of_nothing = "logits_list", None
+    n_best = 8
+    exempt: ClassVar = {
+        "the interface reads whole utterances, and has no streams": (
+            "test_has_the_verbs_of_all_decoders",
+            "test_chunks_do_not_matter",
+            "test_partial_follows_the_stream",
+            "test_what_is_committed_stays",
+            "test_partial_results_of_long_streams_trace_back_what_is_not_committed",
+            "test_partial_may_be_asked_about_some_streams",
+            "test_partial_knows_its_limits",
+            "test_an_utterance_does_not_know_its_stream",
+            "test_streams_that_are_used_again_take_no_more_memory",
+            "test_a_bad_frame_costs_no_other_stream_anything",
+            "test_wrong_rows_are_named",
+            "test_requests_are_kept_by_streams",
+            "test_chunks_without_frames_change_nothing",
+            "test_streams_take_arrays_of_one_or_of_several",
+            "test_a_refused_chunk_leaves_the_streams_alone",
+            "test_closed_streams_stay_closed",
+            "test_streams_know_their_number",
+        ),
+        "each utterance is an array of its own, without padding and lengths": (
+            "test_padding_is_never_read",
+            "test_bad_lengths_are_named",
+            "test_lengths_of_lists_are_those_of_each_array",
+        ),
+        "as in pyctcdecode, logits are arrays of any numbers; log_softmax is a part of the interface": (
+            "test_bad_types_are_named",
+            "test_arrays_of_other_libraries_are_tensors",
+            "test_arrays_share_their_memory",
+            "test_values_above_zero_are_named",
+            "test_logits_and_probabilities_are_named_with_the_way_out",
+            "test_rows_that_are_not_normalised_are_warned_of_once",
+        ),
+        "float64 logits are normalised in float64; test_pyctcdecode.py has the other types": (
+            "test_other_float_types",
+        ),
+        "beams have words, their frames and two scores; test_pyctcdecode.py compares these with all alignments": (
+            "test_parts_add_up_to_the_score",
+            "test_times_and_confidence_are_plausible",
+        ),
+        "hotwords and arguments of calls replace requests and configs; test_pyctcdecode.py checks what is refused": (
+            "test_aliases_belong_to_their_utterance_and_change_texts_only",
+            "test_bad_shapes_are_named",
+            "test_bad_requests_are_named",
+            "test_boosting_weights_need_phrases",
+            "test_options_of_a_wrong_type_or_size_are_named",
+            "test_misspelt_options_are_named",
+        ),
+    }
+
+    def fused(self, variant, *, threads=None):
+        lm = {"kenlm_model_path": word_lm(), "alpha": 0.6, "beta": 1.0} if variant == "words" else {}
+        return Interface(build_ctcdecoder([*LETTERS, ""], **lm), threads)
+
+    bare = fused
+
+    def request(self):
+        return Hotwords(("cab", "fig hijk"))
+
+    def at(self, b, *place):
+        return re.escape(f"{self.argument}[{b}][{', '.join(map(str, place))}]")
+
+
+# name, class, backends
+ENTRY_POINTS: list[tuple[str, type[Subject], tuple[str, ...]]] = [("pyctcdecode", PyctcdecodeSubject, ("cpu",))]
+
+
+def entry_points(*names: str) -> list[tuple[str, type[Subject], tuple[str, ...]]]:
+    """The rows of the table with these names."""
+    table = {row[0]: row for row in ENTRY_POINTS}
+    return [table[name] for name in names]
