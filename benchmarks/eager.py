@@ -44,16 +44,17 @@ class EagerScorer(NamedTuple):
 @no_refcount
 def advance(log_probs, begin, end, state, search, lm, work):
     """As `frame.advance`."""
+    now = work.frame[0]
     for t in range(begin, end):
-        if work.frame[0].status == keys.BACK_POINTERS_FULL:
-            status = work.frame[0].status = DONE
+        if now.status == keys.BACK_POINTERS_FULL:
+            now.status = DONE
         else:
-            status = _expand_or_bisect(log_probs[t], state, search, lm, work)
-        if status == DONE:
-            status = prune.prune(log_probs[t], state, search, work)
-        if status != DONE:
-            return t, status
-        contexts.count_work(state.counters[0], work.frame[0])
+            _expand_or_bisect(log_probs[t], state, search, lm, work)
+        if now.status == DONE:
+            prune.prune(log_probs[t], state, search, work)
+        if now.status != DONE:
+            return t, now.status
+        contexts.count_work(state.counters[0], now)
     return end, DONE
 
 
@@ -82,7 +83,6 @@ def _expand_or_bisect(row, state, search, lm, work):
         now.last_rank = low + (high - low) // 2
     if tries == 2:
         now.last_rank = keys.ANY_RANK
-    return now.status
 
 
 @linked
