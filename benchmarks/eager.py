@@ -11,6 +11,7 @@ With a wide beam the results are those of lazy composition. The functions are th
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import candidates, frame, keys, labels, prune, token_groups
-from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, read_chunk
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, Origin
 from nemo_gpu_decoding.search.word_graph.large_lm import closure, contexts
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, query
@@ -264,7 +265,7 @@ def _expand_deferred(row, state, search, lm, work):
 class EagerEngine(CPUEngine):
     """`CPUEngine` with `advance` of this file."""
 
-    advance = staticmethod(advance)
+    read = staticmethod(partial(read_chunk, advance=advance))
 
 
 class Eager(PagedBigLM):

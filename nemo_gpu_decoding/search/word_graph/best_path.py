@@ -215,7 +215,8 @@ def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
         ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
     # a path has at most one back-pointer per frame
     most = sum(min(state.frames, len(state.back_pointers)) for state in states)
-    steps = Steps(*np.empty((4, most), np.int32), np.empty(most, np.float32))
+    arcs, epsilons, frames, runs = np.empty((4, most), np.int32)
+    steps = Steps(arcs, epsilons, frames, runs, np.empty(most, np.float32))
     step_ends, at = np.empty(len(states), np.int64), 0
     for r, (state, node) in enumerate(zip(states, ends["node"].tolist(), strict=True)):
         step_ends[r] = at = trace_back(state.back_pointers, state.tokens[node], *steps, at)

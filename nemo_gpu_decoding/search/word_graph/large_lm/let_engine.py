@@ -136,8 +136,8 @@ def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Wo
 class LetEngine(cpu_engine.CPUEngine):
     """The engine of `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
 
-    _new_stream = staticmethod(new_let_stream)
-    _read = staticmethod(read_let_chunk)
+    new_stream = staticmethod(new_let_stream)
+    read = staticmethod(read_let_chunk)
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         try:
