@@ -11,6 +11,7 @@ With a wide beam the results are those of lazy composition. The functions are th
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import candidates, frame, keys, labels, prune, token_groups
-from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, read_chunk
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, Origin
 from nemo_gpu_decoding.search.word_graph.large_lm import closure, contexts
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, query
@@ -44,16 +45,17 @@ class EagerScorer(NamedTuple):
 @no_refcount
 def advance(log_probs, begin, end, state, search, lm, work):
     """As `frame.advance`."""
+    now = work.frame[0]
     for t in range(begin, end):
-        if work.frame[0].status == keys.BACK_POINTERS_FULL:
-            status = work.frame[0].status = DONE
+        if now.status == keys.BACK_POINTERS_FULL:
+            now.status = DONE
         else:
-            status = _expand_or_bisect(log_probs[t], state, search, lm, work)
-        if status == DONE:
-            status = prune.prune(log_probs[t], state, search, work)
-        if status != DONE:
-            return t, status
-        contexts.count_work(state.counters[0], work.frame[0])
+            _expand_or_bisect(log_probs[t], state, search, lm, work)
+        if now.status == DONE:
+            prune.prune(log_probs[t], state, search, work)
+        if now.status != DONE:
+            return t, now.status
+        contexts.count_work(state.counters[0], now)
     return end, DONE
 
 
@@ -82,7 +84,6 @@ def _expand_or_bisect(row, state, search, lm, work):
         now.last_rank = low + (high - low) // 2
     if tries == 2:
         now.last_rank = keys.ANY_RANK
-    return now.status
 
 
 @linked
@@ -264,7 +265,7 @@ def _expand_deferred(row, state, search, lm, work):
 class EagerEngine(CPUEngine):
     """`CPUEngine` with `advance` of this file."""
 
-    advance = staticmethod(advance)
+    read = staticmethod(partial(read_chunk, advance=advance))
 
 
 class Eager(PagedBigLM):

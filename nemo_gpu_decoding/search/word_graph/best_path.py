@@ -133,22 +133,15 @@ def end_difference(olabel, context, search, lm):
 
 
 @linked
-def cost_of_end(lm, state, label):
-    """Cost of the label of </s> in an LM state; 0 if the LM has no such label."""
-    if label == NO_LABEL:
-        return np.float32(0.0)
-    cost, _ = lookup(lm, state, label)
-    return cost
-
-
-@linked
 def final_difference(context, lm):
-    """Weighted LM score difference of </s> after an LM context."""
+    """Weighted LM score difference of </s> after an LM context; an LM without a label of </s> adds nothing."""
+    cost, lms = np.float32(0.0), lm.lms
     if lm.difference_weight == 0:
-        return np.float32(0.0)
-    cost = cost_of_end(lm.lms.large, large_of(context), lm.lms.large_end)
-    if not lm.lms.is_difference:
-        cost -= cost_of_end(lm.lms.small, small_of(context), lm.lms.small_end)
+        return cost
+    if lms.large_end != NO_LABEL:
+        cost += lookup(lms.large, large_of(context), lms.large_end)[0]
+    if not lms.is_difference and lms.small_end != NO_LABEL:
+        cost -= lookup(lms.small, small_of(context), lms.small_end)[0]
     return lm.difference_weight * cost
 
 
@@ -222,21 +215,9 @@ def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
         ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
     # a path has at most one back-pointer per frame
     most = sum(min(state.frames, len(state.back_pointers)) for state in states)
-    steps = _new_steps(most)
+    arcs, epsilons, frames, runs = np.empty((4, most), np.int32)
+    steps = Steps(arcs, epsilons, frames, runs, np.empty(most, np.float32))
     step_ends, at = np.empty(len(states), np.int64), 0
     for r, (state, node) in enumerate(zip(states, ends["node"].tolist(), strict=True)):
         step_ends[r] = at = trace_back(state.back_pointers, state.tokens[node], *steps, at)
     return FoundPaths(Steps(*(values[:at] for values in steps)), step_ends, ends, ended)
-
-
-def _new_steps(count: int) -> Steps:
-    """Arrays for `count` steps."""
-    arcs, epsilons, frames, runs = np.empty((4, count), np.int32)
-    return Steps(arcs, epsilons, frames, runs, np.empty(count, np.float32))
-
-
-def steps_of(back_pointers: np.ndarray, token: np.void) -> Steps:
-    """The path of a token."""
-    steps = _new_steps(count_back_pointers(back_pointers, token["back_pointer"]))
-    trace_back(back_pointers, token, *steps, 0)
-    return steps

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,50 +44,6 @@ MOST_KEPT = 1 << 23  # bytes of the tokens of a workspace that is kept between c
 CACHED_SCORES = 1 << 14  # size of the LM query cache, a power of 2
 
 Advance = Callable[..., tuple[int, int]]  # `frame.advance`
-
-
-class CPUEngine(Engine):
-    """The search on the CPU, see `search/engine.py`. `push` raises all errors itself.
-
-    Args:
-        models_of: returns the models of utterance b of a batch.
-        fusion: LM weights and boosting of the batch.
-        config: options of the search.
-    """
-
-    advance: Advance = staticmethod(advance)
-
-    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
-        self._config, self._models_of = config, models_of
-        self._streams = [_new_stream(models) for models in models_of_rows(models_of, fusion, range(len(fusion)))]
-
-    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
-        assert isinstance(lengths, np.ndarray)
-        values, streams, config = as_float32(log_probs), list(self._streams), self._config
-        composes = streams[0].models.lm_scorer is not None
-
-        def read(rows: np.ndarray) -> None:
-            kind = WorkspaceKind(new_workspace, config.max_active, values.shape[2], config.keeps_links, composes)
-            work, last = taken_workspace(kind), None
-            for b in rows.tolist():
-                last = scores_kept_for(streams[b].models, last, work)
-                streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work, self.advance)
-            keep_workspace(kind, work)
-
-        for_each_share(read, lengths, config.threads)
-        self._streams = streams
-
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
-        return [self._streams[row] for row in rows]
-
-    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._streams[row] = _new_stream(models)
-
-    def commit(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            if more := more_committed(self._streams[row]):
-                self._streams[row] = without_committed(self._streams[row], *more)
 
 
 class WorkspaceKind(NamedTuple):
@@ -186,6 +143,10 @@ def new_workspace(
     """
     capacity = records.token_capacity(max_active)
     entries = entries or 2 * capacity
+    lm: LmWorkspace | None = None
+    if composes:
+        groups, contexts, order, deferred = map(partial(np.empty, entries), (LM_GROUP, LM_CONTEXT, ORDERED, GROUP_ARC))
+        lm = LmWorkspace(groups, contexts, order, deferred, slots_for(entries), query_cache())
     return records.Workspace(
         current=np.empty(capacity, records.LM_TOKEN if composes else records.TOKEN),
         next_tokens=np.empty(capacity, records.LM_TOKEN if composes else records.TOKEN),
@@ -201,18 +162,7 @@ def new_workspace(
         renumbered=np.empty(capacity, np.int32),
         frame=np.zeros(1, LM_FRAME_STATE if composes else records.FRAME_STATE),
         stamps=np.zeros(3, np.int32),
-        lm=_lm_workspace(entries) if composes else None,
-    )
-
-
-def _lm_workspace(entries: int) -> LmWorkspace:
-    return LmWorkspace(
-        groups=np.empty(entries, LM_GROUP),
-        contexts=np.empty(entries, LM_CONTEXT),
-        context_slots=slots_for(entries),
-        order=np.empty(entries, ORDERED),
-        deferred=np.empty(entries, GROUP_ARC),
-        cache=query_cache(),
+        lm=lm,
     )
 
 
@@ -231,3 +181,54 @@ def with_more_groups(work: records.Workspace, max_active: int) -> records.Worksp
 
 def slots_for(entries: int) -> np.ndarray:
     return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), records.SLOT)
+
+
+class CPUEngine(Engine):
+    """The search on the CPU, see `search/engine.py`. `push` raises all errors itself.
+
+    Args:
+        models_of: returns the models of utterance b of a batch.
+        fusion: LM weights and boosting of the batch.
+        config: options of the search.
+    """
+
+    new_stream: Callable[[StreamModels], Any] = staticmethod(_new_stream)
+    read: Callable[..., tuple[Any, records.Workspace]] = staticmethod(read_chunk)
+
+    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
+        self._config, self._models_of, self._columns = config, models_of, 1
+        models = models_of_rows(models_of, fusion, range(len(fusion)))
+        self._streams: list[Any] = [self.new_stream(own) for own in models]
+
+    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
+        assert isinstance(lengths, np.ndarray)
+        values, streams = as_float32(log_probs), list(self._streams)
+        self._columns = values.shape[2]
+
+        def read(rows: np.ndarray) -> None:
+            kind, last = self._kind, None
+            work = taken_workspace(kind)
+            for b in rows.tolist():
+                last = scores_kept_for(streams[b].models, last, work)
+                streams[b], work = self.read(streams[b], values, int(lengths[b]), b, work)
+            keep_workspace(kind, work)
+
+        for_each_share(read, lengths, self._config.threads)
+        self._streams = streams
+
+    @property
+    def _kind(self) -> WorkspaceKind:
+        composes, config = self._streams[0].models.lm_scorer is not None, self._config
+        return WorkspaceKind(new_workspace, config.max_active, self._columns, config.keeps_links, composes)
+
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+        return [self._streams[row] for row in rows]
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
+            self._streams[row] = self.new_stream(models)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if more := more_committed(self._streams[row]):
+                self._streams[row] = without_committed(self._streams[row], *more)

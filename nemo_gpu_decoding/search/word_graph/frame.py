@@ -53,22 +53,21 @@ def advance(log_probs, begin, end, state, search, lm, work):
         0) and NO_TOKEN (the graph allows no label) are errors of that frame. After BACK_POINTERS_FULL, LINKS_FULL and
         GROUPS_FULL the caller grows these arrays and calls again with that frame.
     """
+    frame = work.frame[0]
     for t in range(begin, end):
-        if work.frame[0].status == keys.BACK_POINTERS_FULL:  # the frame is expanded; only pruning is left to do
-            status = work.frame[0].status = keys.DONE
-        else:
-            work.frame[0].beam, is_narrow = search.params.beam, True
-            while is_narrow:
-                status = _expand_or_bisect(log_probs[t], state, search, lm, work)
-                is_narrow = status == keys.DONE and widen_beam(search.params, work)
-        if status == keys.DONE:
-            status = prune(log_probs[t], state, search, work)
-        if status != keys.DONE:
-            return t, status
+        is_narrow = frame.status != keys.BACK_POINTERS_FULL  # else the frame is expanded; only pruning is left to do
+        frame.beam, frame.status = search.params.beam if is_narrow else frame.beam, keys.DONE
+        while is_narrow:
+            _expand_or_bisect(log_probs[t], state, search, lm, work)
+            is_narrow = frame.status == keys.DONE and widen_beam(search.params, work)
+        if frame.status == keys.DONE:
+            prune(log_probs[t], state, search, work)
+        if frame.status != keys.DONE:
+            return t, frame.status
         if lm is None:
             pass
         else:
-            contexts.count_work(state.counters[0], work.frame[0])
+            contexts.count_work(state.counters[0], frame)
     return end, keys.DONE
 
 
@@ -76,10 +75,9 @@ def advance(log_probs, begin, end, state, search, lm, work):
 def _expand_or_bisect(row, state, search, lm, work):
     """Find the tokens of the next frame; if they exceed the capacity, the cheapest of them.
 
-    Try 1 may exceed the capacity because the cutoff is still high. Try 2 starts with the cutoff that try 1
-    found. From try 3 on, the search bisects the last rank until the tokens fit and use half of the capacity,
-    which is twice what max_active lets survive. The result depends on the candidates alone and not on the
-    order in which they are found.
+    Try 1 may exceed the capacity because the cutoff is still high. Try 2 starts with the cutoff that try 1 found. From
+    try 3 on, the search bisects the last rank until the tokens fit and use half of the capacity, which is twice what
+    max_active lets survive. The result does not depend on the order in which candidates are found.
     """
     frame, tries, best = work.frame[0], 0, LARGEST
     low = high = frame.last_rank = keys.ANY_RANK
@@ -107,7 +105,6 @@ def _expand_or_bisect(row, state, search, lm, work):
         frame.last_rank = low + (high - low) // 2
     if tries == 2:
         frame.last_rank = keys.ANY_RANK  # all tokens fitted
-    return frame.status
 
 
 @linked
@@ -133,7 +130,7 @@ def _expand(best, row, state, search, lm, work):
         labels.rank_labels(row, search, work)
         if frame.labels > 0:
             if lm is None:
-                _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
+                epsilon_closure(row, state.counters[0].tokens, search, lm, work)
                 _expand_groups(work.groups, row, state, search, lm, work)
             else:
                 closure.epsilon_closure(row, state.counters[0].tokens, search, lm, work)
@@ -188,10 +185,11 @@ def offer_blanks_and_repeats(row, state, search, lm, work):
 
 
 @linked
-def _epsilon_closure(row, count, search, lm, work):
+def epsilon_closure(row, count, search, lm, work):
     """Step 2: each token joins the group of its state, and the groups of the states that its closure arcs lead to.
 
-    A token joins a group only if an arc of that group may stay below the cutoff.
+    A token joins a group only if an arc of that group may stay below the cutoff. With a large LM, this is the closure
+    of composition "let": tokens behind closure arcs with words form separate groups.
     """
     graph, weights, frame = search.graph, search.weights, work.frame[0]
     cutoff, least = frame.cutoff, candidates.cost_of(row, work.labels[0], search)
@@ -216,7 +214,11 @@ def _epsilon_closure(row, count, search, lm, work):
                 continue
             if may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
                 key, origin = keys.key_of(target, boost, 0) >> 16, keys.Origin(keys.NONE, i, epsilon)
-                token_groups.join(key, cost, origin, search, lm, work)
+                if lm is None:
+                    pass
+                elif olabel != 0:
+                    key |= token_groups.AFTER_WORD
+                token_groups.join(key, cost, origin, search, None, work)
 
 
 @linked

@@ -17,30 +17,33 @@ WIDEST = np.float32(16)  # the beam of a frame is widened while it is narrower t
 
 @linked
 def prune(row, state, search, work):
-    """Step 4: the surviving tokens become work.current. Returns the status of the frame.
-
-    Nothing changes if the back-pointers do not fit.
-    """
+    """Step 4: the surviving tokens become work.current. Nothing changes if the back-pointers do not fit."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     if counters.back_pointers + kept > len(state.back_pointers):
         frame.status = keys.BACK_POINTERS_FULL
-        return keys.BACK_POINTERS_FULL
-    counters.limited += limited or frame.last_rank != keys.ANY_RANK
+        return
     for i in range(frame.tokens):
         if work.renumbered[i] != keys.NONE:
             _add_back_pointer(next_tokens[i], row, state, search, work)
     if search.params.keeps_links:
         _keep_links(row, state, search, work)
+    keep_tokens(kept, limited, counters, work)
+
+
+@linked
+def keep_tokens(kept, limited, counters, work):
+    """Copy the `kept` tokens that `choose_tokens` chose to work.current, and count the frame."""
+    frame = work.frame[0]
     for i in range(frame.tokens):
         index = work.renumbered[i]
         if index != keys.NONE:
-            work.current[index] = next_tokens[i]
+            work.current[index] = work.next_tokens[i]
             work.current[index].cost -= frame.best
+    counters.limited += limited or frame.last_rank != keys.ANY_RANK
     counters.tokens = kept
     counters.cost += np.float64(frame.best)
     counters.frames += 1
-    return keys.DONE
 
 
 @linked

@@ -15,6 +15,8 @@ from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
 from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 
+AFTER_WORD = np.int64(1) << 48  # with composition "let": bit of the key of groups behind closure arcs with words
+
 
 class ArcStep(NamedTuple):
     """An arc that the tokens of a group take."""
@@ -45,7 +47,7 @@ def join(key, cost, origin, search, lm, work):
     else:
         g = work.group_slots[slot].entry
         keep_best(work.groups[g], cost, origin, search, lm, work)
-    if search.params.keeps_links:
+    if len(work.group_tokens) > 1:  # with a lattice, and with composition "let"
         add_group_token(work.groups[g], cost, origin, work)
 
 

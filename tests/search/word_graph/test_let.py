@@ -97,7 +97,7 @@ def test_lattices_of_streams_are_those_of_whole_utterances(monkeypatch, first_no
         size = min(7, frames - begin)
         let.push(streams, log_probs[:, begin : begin + size], [size])
         let.partial(streams, n_best=3)
-        (stream,) = streams.engine._let_streams
+        (stream,) = streams.engine._streams
         listed = max(listed, len(stream.lattice.links))
     expected = lazy.decode(log_probs, [frames])
     found = let.close(streams)
@@ -169,7 +169,7 @@ def test_partial_results_of_an_hour_take_no_more_memory():
     for _ in range(90):  # frames of 40 ms
         decoder.push(streams, chunk, [1000])
         decoder.partial(streams)
-        (stream,) = streams.engine._let_streams
+        (stream,) = streams.engine._streams
         nodes.append(sum(array.nbytes for array in stream.arrays[1:]))
         _, listed, _ = let_engine.listed_stream(stream, new_work(), final=False)
         contexts.append(len(listed.tokens))
@@ -191,7 +191,7 @@ def test_silence_takes_no_nodes():
         silence[:, :, VOCAB] = 0
         for _ in range(60):
             decoder.push(streams, torch.from_numpy(silence), [frames])
-            (stream,) = streams.engine._let_streams
+            (stream,) = streams.engine._streams
             kept = let_stream.collected(replace(stream, tokens=stream.tokens.copy()), new_work())
             live.append(int(kept.arrays.counters["nodes"][0]))
             assert max(len(array) for array in stream.arrays[1:]) == let_stream.LET_NODES

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cpu_engine
 from nemo_gpu_decoding.search.word_graph import decoder as decoder_module
-from nemo_gpu_decoding.search.word_graph.best_path import steps_of
+from nemo_gpu_decoding.search.word_graph.best_path import Steps, count_back_pointers, trace_back
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
 from nemo_gpu_decoding.search.word_graph.cpu_engine import new_workspace, read_chunk
 from nemo_gpu_decoding.search.word_graph.large_lm import let_engine, let_stream
@@ -155,7 +155,7 @@ def test_nodes_of_a_long_stream_take_no_more_memory():
     sizes = []
     for seed in range(12):
         decoder.push(streams, log_probs_of(seed, batch=1, frames=200, sharpness=2.0), [200])
-        (stream,) = streams.engine._let_streams
+        (stream,) = streams.engine._streams
         sizes.append([len(array) for array in stream.arrays[1:]])
     assert int(stream.arrays.counters["groups"][0]) > 4 * LET_NODES
     assert max(max(size) for size in sizes) <= 4 * LET_NODES
@@ -278,6 +278,14 @@ def read(decoder, log_probs, request, rng=None):
     return all_facts
 
 
+def steps_of(back_pointers, token):
+    """The path of a token."""
+    count = count_back_pointers(back_pointers, token["back_pointer"])
+    steps = Steps(*np.empty((4, count), np.int32), np.empty(count, np.float32))
+    trace_back(back_pointers, token, *steps, 0)
+    return steps
+
+
 def read_groups(models, config, log_probs, rng):
     """The same with composition "let": the groups, and the contexts of those that matter for results."""
     utterance, all_facts = new_let_stream(models), []
@@ -380,7 +388,7 @@ def test_partial_results_of_long_streams_look_at_the_last_words_only(monkeypatch
         decoder.push(streams, log_probs[:, begin : begin + chunk], [chunk])
         (partial,) = decoder.partial(streams)
         tails.append(len(partial.best) - len(getattr(partial.best, "_head", {"tokens": ()})["tokens"]))
-        (stream,) = streams.engine._let_streams if composition == "let" else streams.engine._streams
+        (stream,) = streams.engine._streams
         kept.append(len((stream.arrays if composition == "let" else stream).back_pointers))
     assert len(steps) == len(tails)
     (whole,), (closed,) = decoder.decode(log_probs, [frames]), decoder.close(streams)

@@ -8,12 +8,12 @@
    below the cutoff take arcs without a word at once. Then the search queries the LMs for the other arcs and
    contexts that are below the cutoff by the small LM's cost. It takes these arcs at the true cost.
 
-So a word is pruned twice: by the small LM's cost before the query, by the large LM's cost after it. There
-are two cutoffs. The epsilon closure uses the tightened one. LM queries use the cutoff after all arcs that
-need no query. An arc and a context need a query if the arc has a word, or if the context has a word without
-a query yet. They query the LMs if and only if their cost by the small LM, boosting included, is at most
-that cutoff. So tokens, their costs to the bit, queries and groups do not depend on the order of tokens,
-groups and arcs. The counts of arc visits, expanded contexts and cache hits do.
+So a word is pruned twice: by the small LM's cost before the query, by the large LM's cost after it. There are two
+cutoffs. The epsilon closure uses the tightened one. LM queries use the cutoff after all arcs that need no query. An
+arc and a context need a query if the arc has a word, or if the context has a word without a query yet. They query the
+LMs if and only if their cost by the small LM, boosting included, is at most that cutoff. So tokens, their costs to
+the bit, queries and groups do not depend on the order of tokens, groups and arcs. The counts of arc visits, expanded
+contexts and cache hits do.
 
 Token groups, the finite heap of a group (`group_size`), one visit of the arcs of a group and pruning by buckets
 come from [LET]. In [LET], a group has no contexts until it needs them, as with composition "let" (`let.py`).
@@ -85,9 +85,9 @@ class LmWorkspace(NamedTuple):
 
     groups: np.ndarray  # [entries] LM_GROUP
     contexts: np.ndarray  # [entries] LM_CONTEXT
-    context_slots: np.ndarray  # [power of 2] SLOT
     order: np.ndarray  # [entries] ORDERED
     deferred: np.ndarray  # [entries] GROUP_ARC
+    context_slots: np.ndarray  # [power of 2] SLOT
     cache: np.ndarray  # [power of 2] CACHED_SCORE
 
 
@@ -117,9 +117,8 @@ def count_work(counters, frame):
 def tighten_cutoff(row, state, search, lm, work):
     """Take the best token's best arc by the small LM, if it costs less than all candidates so far.
 
-    Ties go to the first closure arc, then to the first arc. The search queries the LMs for this arc, so that
-    the arc lowers the cutoff by its true cost. The search also offers the candidate at once, so that a token
-    is below the new cutoff.
+    Ties go to the first closure arc, then to the first arc. LM queries give the arc's true cost, which lowers the
+    cutoff. The search also offers the candidate at once, so that a token is below the new cutoff.
     """
     best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, lm, work)
     if last_arc == keys.NONE:

@@ -1,21 +1,21 @@
 """One frame with `composition: let`: beam search of the small LM's graph on token groups [LET, III].
 
-A token of this search is a token group of [LET]: all tokens in one graph state, boosting state and last
-label, with the cost of the best one. The steps of a frame, the bounds and the pruning are as in `frame.py`
-without a large LM; `max_active` counts groups. In place of back-pointers, the search keeps links to the nodes
-of earlier groups (`let_nodes.py`). Blanks, repeats and arcs without a word only link group to group. For an
-arc with a word, the search fills the group before the arc with its LM contexts and queries the LMs for each.
-So the group after the word has the cost of its best context by the large LM.
+A token of this search is a token group of [LET]: all tokens in one graph state, boosting state and last label, with
+the cost of the best one. The steps of a frame, the bounds and the pruning are as in `frame.py` without a large LM;
+`max_active` counts groups. In place of back-pointers, the search keeps links to the nodes of earlier groups
+(`let_nodes.py`). Blanks, repeats and arcs without a word only link group to group. For an arc with a word, the search
+fills the group before the arc with its LM contexts and queries the LMs for each. So the group after the word has the
+cost of its best context by the large LM.
 
-As with "lazy", arcs with words and arcs behind closure arcs with words come last. They query the LMs if
-and only if their cost by the small LM is at most the cutoff after all other arcs. So the results do not
-depend on the order of work. The contexts of one group share the bound of the cheapest arc behind closure arcs
-with words. So with a narrow beam a few more hypotheses survive than with "lazy".
+As with "lazy", arcs with words and arcs behind closure arcs with words come last. They query the LMs if and only if
+their cost by the small LM is at most the cutoff after all other arcs. So the results do not depend on the order of
+work. The contexts of one group share the bound of the cheapest arc behind closure arcs with words. So with a narrow
+beam a few more hypotheses survive than with "lazy".
 
-Differences from [LET]: an arc into an expanded group does not expand the arc's source group. A node has links
-of both kinds, and its expansion expands the nodes before it. A blank that is the only way to a token makes no
-node, so that a long silence is one node. In noise without words, the search expands all nodes every
-EXPANSION_INTERVAL frames, so that memory stays bounded.
+Differences from [LET]: an arc into an expanded group does not expand the arc's source group. A node has links of both
+kinds, and its expansion expands the nodes before it. A blank that is the only way to a token makes no node, so that a
+long silence is one node. In noise without words, the search expands all nodes every EXPANSION_INTERVAL frames, so
+that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys
-from nemo_gpu_decoding.search.word_graph.frame import begin_frame
+from nemo_gpu_decoding.search.word_graph.frame import begin_frame, cheapest_of, epsilon_closure
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, rank_labels
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts
 from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
-    expand_closure,
     expand_group,
     expand_with_lm,
     node_of_group,
@@ -40,7 +39,7 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
     tighten_cutoff,
 )
 from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, expand, has_room, new_node
-from nemo_gpu_decoding.search.word_graph.prune import choose_tokens, widen_beam
+from nemo_gpu_decoding.search.word_graph.prune import choose_tokens, keep_tokens, widen_beam
 
 EXPANSION_INTERVAL = 256  # frames between two expansions of all nodes
 
@@ -57,26 +56,22 @@ class LetWorkspace(NamedTuple):
 @no_refcount
 def advance(log_probs, begin, end, state, search, lm, work):
     """As `frame.advance`. At ARENA_FULL, the caller calls `let_stream.collected` and goes on at the same frame."""
+    frame = work.frame[0]
     for t in range(begin, end):
-        status, tokens = keys.DONE, state.counters[0].tokens
+        tokens, frame.status = state.counters[0].tokens, keys.DONE
         if not has_room(4 * tokens, 4 * tokens, 4 * tokens, state):
-            status = ARENA_FULL  # before the frame, so that it is not searched twice
+            frame.status = ARENA_FULL  # before the frame, so that it is not searched twice
         elif state.counters[0].frames % EXPANSION_INTERVAL == 0:
-            status = _expand_nodes(state, search, lm, work)
-        if status == keys.DONE:
-            work.frame[0].beam, is_narrow = search.params.beam, True
-            while status == keys.DONE and is_narrow:
-                status = _expand(log_probs[t], state, search, lm, work)
-                is_narrow = widen_beam(search.params, work)
-        if status == keys.DONE:
-            status = _prune(log_probs[t], state, search, work)
-        if status != keys.DONE:
-            return t, status
-        counters, frame = state.counters[0], work.frame[0]
-        counters.look_ups += frame.look_ups
-        counters.query_hits += frame.query_hits
-        counters.arc_visits += frame.arc_visits
-        counters.groups += frame.groups
+            _expand_nodes(state, search, lm, work)
+        frame.beam, is_narrow = search.params.beam, frame.status == keys.DONE
+        while is_narrow:
+            _expand(log_probs[t], state, search, lm, work)
+            is_narrow = frame.status == keys.DONE and widen_beam(search.params, work)
+        if frame.status == keys.DONE:
+            _prune(log_probs[t], state, search, work)
+        if frame.status != keys.DONE:
+            return t, frame.status
+        contexts.count_work(state.counters[0], frame)
     return end, keys.DONE
 
 
@@ -84,81 +79,67 @@ def advance(log_probs, begin, end, state, search, lm, work):
 def _expand_nodes(state, search, lm, work):
     """Expand the nodes of all tokens, so that nodes before them can be dropped in a long stretch without words."""
     for i in range(state.counters[0].tokens):
-        status = expand(work.current[i].back_pointer, state, search, lm, work)
-        if status != keys.DONE:
-            return status
-    return keys.DONE
+        work.frame[0].status = expand(work.current[i].back_pointer, state, search, lm, work)
+        if work.frame[0].status != keys.DONE:
+            break
 
 
 @linked
 def _expand(row, state, search, lm, work):
-    """Offer the candidates of a frame, and recombine them into tokens of the next frame; returns a status."""
-    frame, status = work.frame[0], keys.DONE
+    """Offer the candidates of a frame, and recombine them into tokens of the next frame."""
+    frame = work.frame[0]
     for label in range(len(row)):
         work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
     frame.last_rank = keys.ANY_RANK
     begin_frame(LARGEST, state.counters[0].tokens, work)
     contexts.begin_frame(work)
     if search.params.topology != GRAPH:
-        status = _offer_blanks_and_repeats(row, state, search, work)
-    if status == keys.DONE and not choose_labels(row, search, work):
-        status = keys.BAD_FRAME
-    if status == keys.DONE and frame.labels > 0:
-        status = _expand_groups(row, state, search, lm, work)
-    if status == keys.DONE:
+        _offer_blanks_and_repeats(row, state, search, work)
+    if frame.status == keys.DONE and not choose_labels(row, search, work):
+        frame.status = keys.BAD_FRAME
+    if frame.status == keys.DONE and frame.labels > 0:
+        _expand_groups(row, state, search, lm, work)
+    if frame.status == keys.DONE:
         _enter_within_capacity(state, work)
         if frame.tokens == 0:
-            status = keys.NO_TOKEN
-    return status
+            frame.status = keys.NO_TOKEN
 
 
 @linked
 def _offer_blanks_and_repeats(row, state, search, work):
     """Step 1: take a blank, or repeat the last label."""
-    blank_id, status = search.params.blank_id, keys.DONE
+    blank_id = search.params.blank_id
     if not row[blank_id] <= MOST_LOG_PROB:
-        return keys.BAD_FRAME
+        work.frame[0].status = keys.BAD_FRAME
+        return
     blank_cost = candidates.cost_of(row, blank_id, search)
     for i in range(state.counters[0].tokens):
         token = work.current[np.uintp(i)]
         cost, key, label, node = token.cost, token.key, keys.label_of(token.key), token.back_pointer
-        status = offer(cost + blank_cost, key - label, keys.Origin(keys.BLANK_MOVE, node, keys.NONE), search, work)
-        if label > 0 and status == keys.DONE:
+        offer(cost + blank_cost, key - label, keys.Origin(keys.BLANK_MOVE, node, keys.NONE), search, work)
+        if label > 0:
             total = cost + work.acoustic_costs[np.uintp(label - 1)]
-            status = offer(total, key, keys.Origin(keys.REPEAT_MOVE, node, keys.NONE), search, work)
-        if status != keys.DONE:
-            break
-    return status
+            offer(total, key, keys.Origin(keys.REPEAT_MOVE, node, keys.NONE), search, work)
 
 
 @linked
 def _expand_groups(row, state, search, lm, work):
     """Steps 2 and 3: the epsilon closure, then the arcs; arcs that need LM queries come last."""
     frame, groups = work.frame[0], work.groups
-    status = tighten_cutoff(row, state, search, lm, work)
+    tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)
-    if frame.labels == 0 or status != keys.DONE:
-        return status
-    least = candidates.cost_of(row, work.labels[0], search)
-    for i in range(state.counters[0].tokens):
-        status = expand_closure(i, least, search, work)
-        if status != keys.DONE:
-            return status
-    cheapest = 0
-    for g in range(frame.groups):
-        if groups[g].cost < groups[cheapest].cost:
-            cheapest = g
+    if frame.labels == 0 or frame.status != keys.DONE:
+        return
+    epsilon_closure(row, state.counters[0].tokens, search, lm, work)
+    cheapest = cheapest_of(groups, frame.groups)
     for n in range(frame.groups):
         g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
-        status = expand_group(groups[g], g, row, search, work)
-        if status != keys.DONE:
-            return status
-    cutoff = frame.cutoff
-    for n in range(frame.deferred):
-        status = expand_with_lm(work.lm.deferred[n], cutoff, state, search, lm, work)
-        if status != keys.DONE:
-            break
-    return status
+        groups[g].node, groups[g].least_step = keys.NONE, LARGEST
+        expand_group(groups[g], g, row, search, work)
+    cutoff, n = frame.cutoff, 0
+    while n < frame.deferred and frame.status == keys.DONE:
+        expand_with_lm(work.lm.deferred[n], cutoff, state, search, lm, work)
+        n += 1
 
 
 # ----------------------------------------------------------------------------------------- pruning
@@ -227,11 +208,11 @@ def _prune(row, state, search, work):
     """Copy the tokens that survive pruning to work.current, and add their nodes and the links of these."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
-    status = _name_sources(search, state, work)
-    if status == keys.DONE and not has_room(kept, frame.candidates, 0, state):
-        status = ARENA_FULL
-    if status != keys.DONE:
-        return status
+    _name_sources(search, state, work)
+    if frame.status == keys.DONE and not has_room(kept, frame.candidates, 0, state):
+        frame.status = ARENA_FULL
+    if frame.status != keys.DONE:
+        return
     for t in range(frame.tokens):
         token = next_tokens[t]
         # If a blank is the only way to a token, the token keeps the node before the blank. With a lattice it gets
@@ -252,16 +233,7 @@ def _prune(row, state, search, work):
                 label = keys.label_of(token.key) - 1
             cost, log_prob = candidate.cost - token.cost, row[label]
             add_link(token.back_pointer, candidate.source, candidate.arc, candidate.epsilon, cost, log_prob, state)
-    for t in range(frame.tokens):
-        index = work.renumbered[t]
-        if index != keys.NONE:
-            work.current[index] = next_tokens[t]
-            work.current[index].cost -= frame.best
-    counters.limited += limited or frame.last_rank != keys.ANY_RANK
-    counters.tokens = kept
-    counters.cost += np.float64(frame.best)
-    counters.frames += 1
-    return keys.DONE
+    keep_tokens(kept, limited, counters, work)
 
 
 @linked
@@ -274,8 +246,7 @@ def _name_sources(search, state, work):
         closed = np.int64(keys.NONE)
         if search.params.topology == NORMAL:
             closed = np.int64(search.graph.arcs[candidate.arc].ilabel) + 1
-        status, node, epsilon, _ = node_of_group(work.groups[~candidate.source], closed, state, work)
-        if status != keys.DONE:
-            return status
+        node, epsilon, _ = node_of_group(work.groups[~candidate.source], closed, state, work)
+        if node == keys.NONE:
+            break
         candidate.source, candidate.epsilon = node, epsilon
-    return keys.DONE

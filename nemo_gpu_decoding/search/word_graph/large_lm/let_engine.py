@@ -8,13 +8,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.word_graph import cpu_engine, keys, records
 from nemo_gpu_decoding.search.word_graph.best_path import all_ends
 from nemo_gpu_decoding.search.word_graph.committed import more_committed
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.large_lm import let
 from nemo_gpu_decoding.search.word_graph.large_lm.contexts import GROUP_ARC, LM_FRAME_STATE
 from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
@@ -30,67 +26,9 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_stream import (
     without,
 )
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer
-from nemo_gpu_decoding.search.word_graph.stream_state import (
-    ModelsOf,
-    StreamModels,
-    StreamState,
-    models_of_rows,
-    raise_stop,
-)
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState, raise_stop
 
 NO_LINKS = np.empty(0, records.LINK)
-
-
-class LetEngine(cpu_engine.CPUEngine):
-    """The engine of `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
-
-    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
-        self._config, self._models_of, self._kind = config, models_of, _kind(config, 1)
-        self._let_streams = [new_let_stream(own) for own in models_of_rows(models_of, fusion, range(len(fusion)))]
-
-    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
-        assert isinstance(lengths, np.ndarray)
-        values, streams = as_float32(log_probs), list(self._let_streams)
-        self._kind = kind = _kind(self._config, values.shape[2])
-
-        def read(rows: np.ndarray) -> None:
-            work, last = cpu_engine.taken_workspace(kind), None
-            for b in rows.tolist():
-                last = cpu_engine.scores_kept_for(streams[b].models, last, work)
-                streams[b], work = read_let_chunk(streams[b], values, int(lengths[b]), b, work)
-            cpu_engine.keep_workspace(kind, work)
-
-        try:
-            for_each_share(read, lengths, self._config.threads)
-        except BaseException:
-            for stream in self._let_streams:
-                forget_contexts(stream.arrays)
-            raise
-        self._let_streams = streams
-
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
-        work, listed, last = cpu_engine.taken_workspace(self._kind), [], None
-        for row in rows:
-            last = cpu_engine.scores_kept_for(self._let_streams[row].models, last, work)
-            self._let_streams[row], state, work = listed_stream(
-                self._let_streams[row], work, final=final, n_best=n_best
-            )
-            listed.append(state)
-        cpu_engine.keep_workspace(self._kind, work)
-        return listed
-
-    def commit(self, rows: Sequence[int]) -> None:
-        for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
-            if more := more_committed(state):
-                self._let_streams[row] = without(self._let_streams[row], *more)
-
-    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._let_streams[row] = new_let_stream(models)
-
-
-def _kind(config: WFSTConfig, columns: int) -> cpu_engine.WorkspaceKind:
-    return cpu_engine.WorkspaceKind(new_let_workspace, config.max_active, columns, config.keeps_links, True)
 
 
 def read_let_chunk(
@@ -147,7 +85,7 @@ def listed_stream(
     if has_links:
         links, listed = _lattice(stream, state, listed, ends_only, work)
     forget_contexts(stream.arrays)
-    counters = stream.arrays.counters.view(np.uint8)[: LM_COUNTERS.itemsize].copy().view(LM_COUNTERS)
+    counters = stream.arrays.counters.view(np.uint8)[-LM_COUNTERS.itemsize :].copy().view(LM_COUNTERS)
     counters["links"] = len(links)
     back_pointers = stream.arrays.back_pointers
     return stream, StreamState(models, listed, back_pointers, links, counters, pasts, stream.committed), work
@@ -193,3 +131,39 @@ def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Wo
     """A workspace with twice the capacity for a frame, the same tokens and the same LM query cache."""
     larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
     return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))
+
+
+class LetEngine(cpu_engine.CPUEngine):
+    """The engine of `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
+
+    new_stream = staticmethod(new_let_stream)
+    read = staticmethod(read_let_chunk)
+
+    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
+        try:
+            super().push(log_probs, lengths, deferred=deferred)
+        except BaseException:
+            for stream in self._streams:
+                forget_contexts(stream.arrays)
+            raise
+
+    @property
+    def _kind(self) -> cpu_engine.WorkspaceKind:
+        config = self._config
+        return cpu_engine.WorkspaceKind(new_let_workspace, config.max_active, self._columns, config.keeps_links, True)
+
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+        kind, listed, last = self._kind, [], None
+        work = cpu_engine.taken_workspace(kind)
+        for row in rows:
+            stream = self._streams[row]
+            last = cpu_engine.scores_kept_for(stream.models, last, work)
+            self._streams[row], state, work = listed_stream(stream, work, final=final, n_best=n_best)
+            listed.append(state)
+        cpu_engine.keep_workspace(kind, work)
+        return listed
+
+    def commit(self, rows: Sequence[int]) -> None:
+        for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
+            if more := more_committed(state):
+                self._streams[row] = without(self._streams[row], *more)

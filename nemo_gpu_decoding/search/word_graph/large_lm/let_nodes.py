@@ -76,7 +76,7 @@ NODE_CONTEXT = np.dtype(
     ],
     align=True,
 )
-LET_COUNTERS = np.dtype([*LM_COUNTERS.descr, ("nodes", np.int64), ("contexts", np.int64)])
+LET_COUNTERS = np.dtype([("nodes", np.int64), ("contexts", np.int64), *LM_COUNTERS.descr])
 
 
 class NodeArrays(NamedTuple):

@@ -1,6 +1,7 @@
 """Nodes within a frame of composition "let": of token groups, and of LM contexts after a word; see `let_nodes.py`.
 
 This module makes all LM queries of the search. With a lattice, a node after a word keeps links to the nodes before it.
+If an array is full, functions that return a node set the status of the frame and return NONE.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def node_of_group(group, closed, state, work):
     """The node of the group's open tokens: the tokens that the arc is not closed to. Added if there is none.
 
     Returns:
-        a status; the node, or NONE without open tokens; the closure arc to the group if there is one open token,
-        because the token's own node is the result then, else NONE; the cost of the best open token.
+        the node, or NONE without open tokens; the closure arc to the group if there is one open token, because the
+        token's own node is the result then, else NONE; the cost of the best open token.
     """
     members, count, last, is_whole, least = work.group_tokens, 0, keys.NONE, True, LARGEST
     at = group.newest
@@ -52,13 +53,14 @@ def node_of_group(group, closed, state, work):
             count, last, least = count + 1, at, min(least, members[at].cost)
         at = members[at].next
     if count == 0:
-        return keys.DONE, np.int32(keys.NONE), np.int32(keys.NONE), least
+        return np.int32(keys.NONE), np.int32(keys.NONE), least
     if count == 1:
-        return keys.DONE, work.current[members[last].source].back_pointer, members[last].epsilon, least
+        return work.current[members[last].source].back_pointer, members[last].epsilon, least
     if is_whole and group.node != keys.NONE:
-        return keys.DONE, group.node, np.int32(keys.NONE), least
+        return group.node, np.int32(keys.NONE), least
     if not has_room(1, count, 0, state):
-        return ARENA_FULL, np.int32(keys.NONE), np.int32(keys.NONE), least
+        work.frame[0].status = ARENA_FULL
+        return np.int32(keys.NONE), np.int32(keys.NONE), least
     node, at = new_node(group.key << 16, least, state), group.newest
     while at != keys.NONE:
         member = members[at]
@@ -68,7 +70,7 @@ def node_of_group(group, closed, state, work):
         at = member.next
     if is_whole:
         group.node = node
-    return keys.DONE, node, np.int32(keys.NONE), least
+    return node, np.int32(keys.NONE), least
 
 
 @linked
@@ -76,7 +78,7 @@ def node_after_closure(group, closed, cutoff, state, models, work):
     """The node of a group behind closure arcs with words: the contexts after these words, at their true cost.
 
     Returns:
-        a status; the node, or NONE if no context is within the cutoff.
+        the node, or NONE if no context is within the cutoff.
     """
     search, lm = models
     members, epsilons = work.group_tokens, search.graph.epsilons
@@ -85,20 +87,19 @@ def node_after_closure(group, closed, cutoff, state, models, work):
         is_whole = is_whole and not _is_closed(members[at], closed, work)
         at = members[at].next
     if is_whole and group.node != keys.NONE:
-        return keys.DONE, group.node
+        return group.node
     at = group.newest
     while at != keys.NONE:
         if not _is_closed(members[at], closed, work) and members[at].cost <= most:
             source = work.current[members[at].source].back_pointer
-            status = expand(source, state, search, lm, work)
-            if status != keys.DONE:
-                return status, np.int32(keys.NONE)
+            work.frame[0].status = expand(source, state, search, lm, work)
+            if work.frame[0].status != keys.DONE:
+                return np.int32(keys.NONE)
             total += state.nodes[source].count
             links += 1
         at = members[at].next
-    status = _begin_words(total, links, state, work)
-    if status != keys.DONE:
-        return status, np.int32(keys.NONE)
+    if not _may_begin(total, links, state, work):
+        return np.int32(keys.NONE)
     begin, count, at = state.counters[0].contexts, 0, group.newest
     while at != keys.NONE:
         member = members[at]
@@ -118,7 +119,7 @@ def node_after_closure(group, closed, cutoff, state, models, work):
             at = member.next
     if is_whole:
         group.node = node
-    return keys.DONE, node
+    return node
 
 
 @linked
@@ -130,22 +131,20 @@ def node_after_arc(before, a, state, models, work):
             the closure arc since the last frame, or NONE.
 
     Returns:
-        a status; the node, or NONE if no context is within that cost.
+        the node, or NONE if no context is within that cost.
     """
     search, lm = models
     node, base, most, epsilon = before
-    status = expand(node, state, search, lm, work)
-    if status == keys.DONE:
-        status = _begin_words(state.nodes[node].count, 1, state, work)
-    if status != keys.DONE:
-        return status, np.int32(keys.NONE)
+    work.frame[0].status = expand(node, state, search, lm, work)
+    if work.frame[0].status != keys.DONE or not _may_begin(state.nodes[node].count, 1, state, work):
+        return np.int32(keys.NONE)
     source, begin, olabel = state.nodes[node], state.counters[0].contexts, search.graph.arcs[a].olabel
     way = node, keys.NONE, base, most, olabel, epsilon
     count = _enter_words(begin, 0, source.count, way, models, state, work)
     after = _node_of_contexts(source.key, begin, count, state, models)
     if search.params.keeps_links and after != keys.NONE:
         add_link(after, node, ARC_WORD - a, epsilon, base - state.nodes[after].cost, most - base, state)
-    return keys.DONE, after
+    return after
 
 
 @linked
@@ -153,15 +152,13 @@ def best_after_words(token, epsilon, a, state, models, work):
     """A node of only the best context of a token, after the words of a closure arc (or NONE) and of arc `a`.
 
     Returns:
-        a status; the node; the LM score difference of these words.
+        the node; the LM score difference of these words.
     """
     search, lm = models
     graph, none = search.graph, np.int32(0)
-    status = expand(token.back_pointer, state, search, lm, work)
-    if status == keys.DONE and not has_room(1, 1, 1, state):
-        status = ARENA_FULL
-    if status != keys.DONE:
-        return status, np.int32(keys.NONE), np.float32(0.0)
+    work.frame[0].status = expand(token.back_pointer, state, search, lm, work)
+    if work.frame[0].status != keys.DONE or not _may_begin(1, 1, state, work):
+        return np.int32(keys.NONE), np.float32(0.0)
     source = state.contexts[best_context(state.nodes[token.back_pointer], state.contexts)]
     total, after = np.float32(0.0), source.lm
     for olabel in (graph.epsilons[epsilon].olabel if epsilon != keys.NONE else none, graph.arcs[a].olabel):
@@ -177,7 +174,7 @@ def best_after_words(token, epsilon, a, state, models, work):
     if search.params.keeps_links:
         move = CLOSURE_WORD if graph.arcs[a].olabel == 0 else ARC_WORD - a
         add_link(node, token.back_pointer, move, epsilon, -total, BEST_ONLY, state)
-    return keys.DONE, node, total
+    return node, total
 
 
 # ----------------------------------------------------------------------------------- after a word
@@ -259,8 +256,10 @@ def _copy_past(context, source):
 
 
 @linked
-def _begin_words(total, links, state, work):
-    """Check the capacity for a new node with up to `links` links and `total` contexts; returns a status."""
+def _may_begin(total, links, state, work):
+    """Whether there is capacity for a new node with up to `links` links and `total` contexts."""
     if not has_room(1, links, total, state):
-        return ARENA_FULL
-    return keys.DONE if begin_merge(total, work) else keys.GROUPS_FULL
+        work.frame[0].status = ARENA_FULL
+    elif not begin_merge(total, work):
+        work.frame[0].status = keys.GROUPS_FULL
+    return work.frame[0].status == keys.DONE

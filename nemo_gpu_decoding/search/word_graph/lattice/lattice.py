@@ -97,20 +97,12 @@ class Lattice:
         """
         if n < 1:
             raise ValueError(f"n is {n}, expected at least 1")
-        ends = self.ends
-        graph = self.graph
-        entries, last = best_texts(
-            n, self.num_nodes, self.links, ends, graph.arrays, len(graph.words), graph.num_spoken
-        )
-        return [
-            LatticePath(
-                float(path["cost"]),
-                self._steps(self.links[path_links(entries, int(path["previous"]))]),
-                int(ends["state"][path["link"]]),
-                int(ends["epsilon"][path["link"]]),
-            )
-            for path in last
-        ]
+        links, ends, graph, found = self.links, self.ends, self.graph, []
+        entries, last = best_texts(n, self.num_nodes, links, ends, graph.arrays, len(graph.words), graph.num_spoken)
+        for path in last:
+            steps, end = self._steps(links[path_links(entries, int(path["previous"]))]), ends[path["link"]]
+            found.append(LatticePath(float(path["cost"]), steps, int(end["state"]), int(end["epsilon"])))
+        return found
 
     def pruned(self, beam: float) -> Lattice:
         """The lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
@@ -252,8 +244,7 @@ def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
         state: state of the utterance after the last frame read.
         reaches_end: the ends are final states of the graph; False: every token of the last frame is an end.
     """
-    models = state.models
-    params = models.params
+    models, params = state.models, state.models.params
     ends = all_ends(state.tokens, reaches_end, models.search, models.lm_scorer)
     links = state.links[: int(state.counters["links"][0])].copy()
     sizes = np.ones(state.frames + 1, np.int64)
