@@ -170,20 +170,17 @@ def joined_row(
     model: Model, recording: Recording, alone: dict[Path, Transcript], options: LongAudioOptions
 ) -> list[object]:
     """The cells of the whole recording."""
+    from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
-    target, most = options.segments
-    started = time.perf_counter()
-    long = transcribe_long(
-        model,
-        recording.file,
-        timestamps=True,
-        segment_seconds=target,
-        max_segment_seconds=most,
+    cutting = Cutting(
+        *options.segments,
         max_pause=options.max_pause,
         kept_silence=options.kept_silence,
         min_confidence=options.min_confidence,
     )
+    started = time.perf_counter()
+    long = transcribe_long(model, recording.file, timestamps=True, cutting=cutting)
     pace = recording.spans[-1][1] / (time.perf_counter() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     references, hypotheses, times = [], [], []
