@@ -193,8 +193,12 @@ def joined_row(
             for word in alone[recording.utterances[n].path].words
         ]
         times += differences(expected, [(word.word, word.start) for word in words])
-    spoken = [segment.text.split() for segment in long.segments if segment.text]
-    doubled = sum(before[-1] == after[0] for before, after in pairwise(spoken))
+    spoken = [segment for segment in long.segments if segment.text]
+    doubled = sum(  # one word of one utterance, at the end of a segment and again in the next
+        before.text.split()[-1] == after.text.split()[0]
+        and any(start < before.end and after.start < end for start, end in recording.spans)
+        for before, after in pairwise(spoken)
+    )
     within = f"{100 * np.mean(np.array(times) <= 0.08 + 1e-6):.1f}" if times else "-"
     counts = _counts(word_errors(references, hypotheses))
     return [*counts, len(long.segments), doubled, within, f"{pace:.0f}", f"{peak:.2f}"]

@@ -403,7 +403,7 @@ def test_transducers_nemos_and_our_keys_arrive(assets):
     ("strategy", "beam", "named"),
     [
         ("alsd_pp", {"merge": "max"}, ["beam.merge", "valid keys"]),
-        ("alsd_pp", {"beam_beta": 1.0}, ["beam.beam_beta"]),
+        ("alsd_pp", {"beam_beta": "much"}, ["beam.beam_beta is 'much'"]),
         ("alsd_pp", {"alsd_max_target_len": 1.5}, ["beam.alsd_max_target_len", "1.5", "alsd_pp", "max_symbols"]),
         ("alsd_pp", {"maes_prefix_alpha": 3}, ["beam.maes_prefix_alpha", "default 1"]),
         ("alsd_pp", {"maes_num_steps": 3}, ["beam.maes_num_steps", "alsd_pp"]),
