@@ -268,7 +268,7 @@ def test_points_of_a_transducer_have_no_bonus_and_no_blank_scoring_without_fusio
 
 
 def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
-    small = options("lm_weight=[0.5]", "blank_lm_score_mode=[no_score]", "pruning_mode=[late,early]")
+    small = options("lm_weight=[0.5]", "beam_beta=[0]", "blank_lm_score_mode=[no_score]", "pruning_mode=[late,early]")
     points = grid(small, "aes_pp", has_phrases=False)
     assert [point.pruning_mode for point in points] == ["late", "early"]
     assert {point.pruning_mode for point in grid(options(), "aes_pp")} == {None}
