@@ -31,8 +31,8 @@ class TransducerConfig(SearchConfig):
     #   lm_weighted_full  the blank's LM probability is that of the joint, so that an LM causes no deletions
     #   no_score          the LM does not score the blank
     blank_lm_score_mode: str = "lm_weighted_full"
-    # Bonus per token, natural log. A value > 0 offsets deletions: a path of blanks has fewer factors than one with
-    # tokens. Blanks keep their scores in every mode.
+    # Bonus per token, natural log. A value > 0 offsets the deletions that an LM causes. The blank keeps its score in
+    # both modes.
     beam_beta: float = 0.0
     # Whether the labels of a hypothesis are pruned with LM and boosting scores (late) or by the joint alone (early).
     pruning_mode: str = "late"
