@@ -495,6 +495,7 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
         *section.undeclared,
         *LMS,
         *ALLOWED,
+        "beam_beta",
         "confidence_map",
         "n_best",
         "backend",
