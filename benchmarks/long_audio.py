@@ -173,8 +173,10 @@ def joined_row(
     from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
+    target, most = options.segments
     cutting = Cutting(
-        *options.segments,
+        target,
+        most,
         max_pause=options.max_pause,
         kept_silence=options.kept_silence,
         min_confidence=options.min_confidence,
