@@ -170,20 +170,19 @@ def joined_row(
     model: Model, recording: Recording, alone: dict[Path, Transcript], options: LongAudioOptions
 ) -> list[object]:
     """The cells of the whole recording."""
+    from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
     target, most = options.segments
-    started = time.perf_counter()
-    long = transcribe_long(
-        model,
-        recording.file,
-        timestamps=True,
-        segment_seconds=target,
-        max_segment_seconds=most,
+    cutting = Cutting(
+        target,
+        most,
         max_pause=options.max_pause,
         kept_silence=options.kept_silence,
         min_confidence=options.min_confidence,
     )
+    started = time.perf_counter()
+    long = transcribe_long(model, recording.file, timestamps=True, cutting=cutting)
     pace = recording.spans[-1][1] / (time.perf_counter() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     references, hypotheses, times = [], [], []
@@ -196,8 +195,12 @@ def joined_row(
             for word in alone[recording.utterances[n].path].words
         ]
         times += differences(expected, [(word.word, word.start) for word in words])
-    spoken = [segment.text.split() for segment in long.segments if segment.text]
-    doubled = sum(before[-1] == after[0] for before, after in pairwise(spoken))
+    spoken = [segment for segment in long.segments if segment.text]
+    doubled = sum(  # one word of one utterance, at the end of a segment and again in the next
+        before.text.split()[-1] == after.text.split()[0]
+        and any(start < before.end and after.start < end for start, end in recording.spans)
+        for before, after in pairwise(spoken)
+    )
     within = f"{100 * np.mean(np.array(times) <= 0.08 + 1e-6):.1f}" if times else "-"
     counts = _counts(word_errors(references, hypotheses))
     return [*counts, len(long.segments), doubled, within, f"{pace:.0f}", f"{peak:.2f}"]

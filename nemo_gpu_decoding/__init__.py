@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
     from nemo_gpu_decoding.lm.packed_file import load_packed_lm
     from nemo_gpu_decoding.lm.prune import prune_ngram_lm
+    from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
     from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
@@ -60,6 +61,7 @@ _NAMES = {  # module -> its public names
     "lm.pack": "pack_arpa pack_arpa_in_memory",
     "lm.packed_file": "load_packed_lm",
     "lm.prune": "prune_ngram_lm",
+    "nemo_plugin.cutting": "Cutting",
     "nemo_plugin.long_audio": "transcribe_long",
     "nemo_plugin.register": "register unregister",
     "nemo_plugin.requests": "utterance_requests",

@@ -119,7 +119,8 @@ class DecodingOptions(ModelOptions):
     source_lm_weight: float | None = None
     # For paged_biglm: share of the large LM in lm_weight, >= 0; with 1 only the large LM counts.
     large_lm_weight: float | None = None
-    # For flexctc_beam: bonus per token, natural log; a value > 0 offsets the deletions that an LM causes.
+    # For flexctc_beam, alsd_pp and aes_pp: bonus per token, natural log; a value > 0 offsets the deletions that an LM
+    # causes. `tune` finds it.
     beam_beta: float | None = None
     # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. An error
     # without phrases.

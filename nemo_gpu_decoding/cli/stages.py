@@ -24,6 +24,7 @@ Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try
 
 # section of the options -> weights to try; wfst weights are larger, because a word of a graph is several tokens
 LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
+BEAM_BETAS = {"ctc": [0.0, 0.5, 1.0, 1.5], "rnnt": [0.0, 1.0]}
 SOURCE_LM_WEIGHTS = [0.0, 0.1, 0.2, 0.3, 0.4]
 LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
 # bonuses add up over the tokens or words of a phrase (five words earn 14 times the weight): small weights suit these
@@ -67,7 +68,7 @@ def points_of(
         return points if options.beam_width else [p for p in points if p.beam_width == _beam_width(p, most_bonus)]
     points = combinations(
         beam_size=options.beam_size or BEAM_SIZES[:1],
-        beam_beta=options.beam_beta if head == "ctc" else (),
+        beam_beta=(options.beam_beta or BEAM_BETAS[head]) if head == "ctc" or is_fused else (),
         lm_weight=lm_weights if has_lm else (),
         source_lm_weight=(options.source_lm_weight or SOURCE_LM_WEIGHTS) if options.source_lm else (),
         boosting_weight=(options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else (),

@@ -58,8 +58,9 @@ class TuneOptions(decoding.ModelOptions):
     source_lm_weight: list[float] | None = None
     # For paged_biglm: shares of the large LM in lm_weight to try, >= 0. null: 0.5 and 1.
     large_lm_weight: list[float] | None = None
-    # For flexctc_beam: insertion bonuses per token to try, natural log.
-    beam_beta: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 1.5])
+    # Bonuses per token to try, natural log; for RNN-T and TDT used with an LM or phrases. null: for CTC 0 .. 1.5, for
+    # RNN-T and TDT 0 and 1.
+    beam_beta: list[float] | None = None
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score the LM lowers the scores of tokens
     # only, so that a large weight deletes words; a table shows this effect.
     blank_lm_score_mode: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])

@@ -1,7 +1,7 @@
-"""Allowed tokens: which tokens of a multilingual model may be written, as costs in the boosting automaton.
+"""Costs of tokens in the boosting automaton: of tokens that are not allowed, and the bonus of every token.
 
-A token that is not allowed has a price, or is forbidden. Every look-up ends at exactly one arc with the token's label.
-So the price is subtracted from the weights of these arcs, and the automaton keeps its states:
+A token that is not allowed in a multilingual model has a price, or is forbidden. Every look-up ends at exactly one arc
+with the token's label. So the price is subtracted from the weights of these arcs, and the automaton keeps its states:
 
     tree                 "a" +1   "b" -2   back-off +0.5        without phrases: one state, 0 for every token
     price 3 for "b"      "a" +1   "b" -5   back-off +0.5        one state, 0 for "a" and -3 for "b"
@@ -9,6 +9,8 @@ So the price is subtracted from the weights of these arcs, and the automaton kee
 Without phrases the automaton has the weight `PRICE_WEIGHT`. The blank's score contains the weights of LM and boosting
 (eq. 3 in `search/transducer/scoring.py`), and a price is no bonus. 2^-60 is below the rounding of these float32 sums,
 so that the blank keeps its score to the bit. A product with a power of 2 is exact.
+
+The bonus per token of transducers (`beam_beta`) is a negative cost of all tokens. CTC searches add theirs themselves.
 """
 
 from __future__ import annotations
@@ -51,11 +53,6 @@ class AllowedTokens:
         if not any(self.is_allowed):
             raise FieldError("is_allowed", "all False", "at least one token that may be written")
 
-    @property
-    def has_effect(self) -> bool:
-        """Whether a token costs anything."""
-        return self.price > 0 and not all(self.is_allowed)
-
     def outside_share(self, tokens: Sequence[int], blank_id: int) -> float:
         """The share of tokens that are not allowed, 0 .. 1; 0 for no tokens.
 
@@ -68,22 +65,29 @@ class AllowedTokens:
         return 1.0 - np.count_nonzero(self._mask[labels]) / len(labels) if len(labels) else 0.0
 
     @cached_property
+    def costs(self) -> np.ndarray:
+        """The cost of each token, [V], natural log."""
+        return np.where(self._mask, 0.0, self.price)
+
+    @cached_property
     def _mask(self) -> np.ndarray:
         return np.array(self.is_allowed)
 
-    def applied(self, tree: BackoffAutomaton | None, weight: float) -> tuple[BackoffAutomaton | None, float]:
-        """A boosting automaton with the prices in it, and its weight. None or a weight of 0: without phrases."""
-        if not self.has_effect:
-            return tree, weight
-        if tree is None or weight == 0:
-            tree, weight = None, PRICE_WEIGHT
-        own = tree and (tree.fingerprint, repr(tree.aliases), getattr(tree, "ac_threshold", 0.0))
-        key = ("allowed tokens", own, self, weight)
-        return cached(key, partial(self._applied, tree, weight)), weight
 
-    def _applied(self, tree: BackoffAutomaton | None, weight: float) -> BackoffAutomaton:
-        costs = np.where(self.is_allowed, 0.0, self.price / weight)
-        return (tree or empty_automaton(len(costs))).with_costs(costs)
+def with_costs(
+    tree: BackoffAutomaton | None, weight: float, costs: np.ndarray
+) -> tuple[BackoffAutomaton | None, float]:
+    """A boosting automaton with a cost of each token in it, [V] natural log, and its weight.
+
+    A tree of None or a weight of 0: without phrases. Without costs both are returned as they are.
+    """
+    if not costs.any():
+        return tree, weight
+    if tree is None or weight == 0:
+        tree, weight = None, PRICE_WEIGHT
+    own = tree and (tree.fingerprint, repr(tree.aliases), getattr(tree, "ac_threshold", 0.0))
+    priced = (tree or empty_automaton(len(costs))).with_costs
+    return cached(("token costs", own, costs.tobytes(), weight), partial(priced, costs / weight)), weight
 
 
 def allowed_tokens(

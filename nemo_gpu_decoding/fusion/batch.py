@@ -14,7 +14,7 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cuda.launch import as_records
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.aliases import Aliases
-from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens
+from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, with_costs
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import NO_LM, Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import Grammar
@@ -51,6 +51,7 @@ class FusionLabels(NamedTuple):
     max_states: int = 1 << 31  # of an automaton
     blank_id: int = 1 << 31  # column of the blank; a token above it has its column minus 1 as label
     unlocked: str = ""  # why tokens cannot be forbidden; "": they can
+    beam_beta: float = 0.0  # bonus per token that the boosting automata hold, natural log
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,11 @@ class BatchFusion:
         for i, (allowed, grammar, _) in enumerate(rules):
             if grammar is not None:
                 trees[i], boosting_weights[i] = grammar.automaton, PRICE_WEIGHT
-            if allowed is not None:
+            if allowed is not None or labels.beam_beta:
                 key = id(allowed), id(trees[i]), boosting_weights[i]
                 if key not in priced:
-                    priced[key] = allowed.applied(trees[i], boosting_weights[i])
+                    costs = np.zeros(labels.size) if allowed is None else allowed.costs
+                    priced[key] = with_costs(trees[i], boosting_weights[i], costs - labels.beam_beta)
                 trees[i], boosting_weights[i] = priced[key]
         return _batch_of(
             lm,

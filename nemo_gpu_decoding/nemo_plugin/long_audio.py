@@ -49,7 +49,12 @@ class Plan(NamedTuple):
 
 
 def transcribe_long(
-    model: ASRModel | Model, file: str | Path, *, timestamps: bool = False, batch_size: int = 8, **cutting: float
+    model: ASRModel | Model,
+    file: str | Path,
+    *,
+    timestamps: bool = False,
+    batch_size: int = 8,
+    cutting: Cutting | None = None,
 ) -> Transcript:
     """Transcribe a recording of any length with the model's current strategy.
 
@@ -57,18 +62,16 @@ def transcribe_long(
         model: of NeMo.
         timestamps: fill `words` of the result, with times in the whole recording.
         batch_size: segments per batch.
-        cutting: where the recording is cut, seconds: `segment_seconds`, `max_segment_seconds`, `min_pause`,
-            `max_pause`, `kept_silence` and `min_confidence`, as in the options of `transcribe`.
+        cutting: where the recording is cut; None: `Cutting()`, the defaults of `transcribe`.
 
     Returns:
         The transcript with its `segments`. If the end of the file cannot be read, `error` is the reason.
 
     Raises:
-        ValueError: the file cannot be read as audio, or an option is out of range.
+        ValueError: the file cannot be read as audio.
     """
-    places = Cutting(**cutting)
     loaded = model if isinstance(model, Model) else Model(model)
-    plan = find_cuts(loaded, file, places, batch_size)
+    plan = find_cuts(loaded, file, cutting or Cutting(), batch_size)
     if not plan.segments:
         raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
     found: list[Transcript] = []

@@ -256,16 +256,17 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
     assert "WER" in capsys.readouterr().err
 
 
-def test_points_of_a_transducer_have_no_insertion_bonus_and_no_blank_scoring_without_fusion():
+def test_points_of_a_transducer_have_no_bonus_and_no_blank_scoring_without_fusion():
     small = options("lm_weight=[0.5]", "beam_beta=[0,1]", "blank_lm_score_mode=[no_score,lm_weighted_full]")
     fused = grid(small, "alsd_pp", has_phrases=False)
-    assert [point.blank_lm_score_mode for point in fused] == ["no_score", "lm_weighted_full"]
-    assert {point.beam_beta for point in fused} == {None}
+    pairs = [(point.beam_beta, point.blank_lm_score_mode) for point in fused]
+    assert pairs == [(beta, mode) for beta in (0.0, 1.0) for mode in ("no_score", "lm_weighted_full")]
+    assert {point.beam_beta for point in grid(options(), "alsd_pp", has_phrases=False)} == {0.0, 1.0}
     assert grid(small, "alsd_pp", has_lm=False, has_phrases=False) == [Point(8, None, None, None)]
 
 
 def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
-    small = options("lm_weight=[0.5]", "blank_lm_score_mode=[no_score]", "pruning_mode=[late,early]")
+    small = options("lm_weight=[0.5]", "beam_beta=[0]", "blank_lm_score_mode=[no_score]", "pruning_mode=[late,early]")
     points = grid(small, "aes_pp", has_phrases=False)
     assert [point.pruning_mode for point in points] == ["late", "early"]
     assert {point.pruning_mode for point in grid(options(), "aes_pp")} == {None}

@@ -61,12 +61,13 @@ class Transducer(TokenFusion):
     most_partial, n_best = 6, 4
     calls_per_thread = 3
     lm_scores_the_end = False
+    insertion = 0.3
 
     def make(self, networks, fusion=None, **options):
         return self.decoder(networks, self.config(backend=self.backend, **options), fusion)
 
     def with_fusion(self, variant, fusion, **options):
-        options = {"beam_size": 6, "n_best": self.n_best, "alignments": True, **options}
+        options = {"beam_size": 6, "n_best": self.n_best, "alignments": True, "beam_beta": self.insertion, **options}
         return self.make(self.networks_of(variant), fusion, **options)
 
     def networks_of(self, variant: str) -> TableNetworks:

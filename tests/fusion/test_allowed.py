@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, allowed_tokens
+from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, allowed_tokens, with_costs
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -67,7 +67,7 @@ def test_a_path_costs_the_prices_of_its_tokens(price, weight):
     rng = np.random.default_rng(0)
     tree = random_boosting(V, seed=3)
     allowed = AllowedTokens((True, False, True, True, False, True), price)
-    found, own = allowed.applied(tree, weight)
+    found, own = with_costs(tree, weight, allowed.costs)
     assert own == (weight or PRICE_WEIGHT)
     for tokens in rng.integers(0, V, (50, 6)).tolist():
         before = weight * tree.score(tokens)
@@ -81,8 +81,8 @@ def test_a_path_costs_the_prices_of_its_tokens(price, weight):
 def test_without_effect_nothing_changes():
     tree = random_boosting(V, seed=3)
     for allowed in (AllowedTokens((True,) * V), AllowedTokens((True, False) * 3, 0.0)):
-        assert allowed.applied(tree, 0.5) == (tree, 0.5)
-        assert allowed.applied(None, 0.5) == (None, 0.5)
+        assert with_costs(tree, 0.5, allowed.costs) == (tree, 0.5)
+        assert with_costs(None, 0.5, allowed.costs) == (None, 0.5)
 
 
 def test_the_weight_of_prices_alone_is_lost_in_the_sum_of_weights():

@@ -390,7 +390,7 @@ def test_transducers_nemos_and_our_keys_arrive(assets):
     ("strategy", "beam", "named"),
     [
         ("alsd_pp", {"merge": "max"}, ["beam.merge", "valid keys"]),
-        ("alsd_pp", {"beam_beta": 1.0}, ["beam.beam_beta"]),
+        ("alsd_pp", {"beam_beta": "much"}, ["beam.beam_beta is 'much'"]),
         ("alsd_pp", {"alsd_max_target_len": 1.5}, ["beam.alsd_max_target_len", "1.5", "alsd_pp", "max_symbols"]),
         ("alsd_pp", {"maes_prefix_alpha": 3}, ["beam.maes_prefix_alpha", "default 1"]),
         ("alsd_pp", {"maes_num_steps": 3}, ["beam.maes_num_steps", "alsd_pp"]),
@@ -477,7 +477,7 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    own = ("confidence_map", "n_best", "backend", "threads", "lm_encoding")
+    own = ("beam_beta", "confidence_map", "n_best", "backend", "threads", "lm_encoding")
     known = {*nemo, *section.undeclared, *LMS, *ALLOWED, *own}
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from tests.assets import ASSETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
@@ -60,7 +61,7 @@ def test_a_recording_is_its_segments(name, head, strategy, tmp_path):
 
     file, _ = joined_speech(tmp_path)
     model = load(name, head, strategy)
-    found = transcribe_long(model, file, segment_seconds=8, max_segment_seconds=16, batch_size=3)
+    found = transcribe_long(model, file, cutting=Cutting(8, 16), batch_size=3)
     samples, _ = soundfile.read(file, dtype="float32")
     assert model.current_head.name == head
     assert model.current_head.config.strategy == strategy
@@ -96,7 +97,7 @@ def test_noise_is_left_out(tmp_path):
     begin, end = len(samples) / RATE, len(samples) / RATE + 5
     found = {}
     for least in (0.0, 0.5):
-        long = transcribe_long(model, tmp_path / "noisy.wav", max_pause=0.15, min_confidence=least)
+        long = transcribe_long(model, tmp_path / "noisy.wav", cutting=Cutting(max_pause=0.15, min_confidence=least))
         found[least] = [(segment.start, segment.end) for segment in long.segments]
     kept = [span for span in found[0.0] if span[1] <= begin + 0.1 or span[0] >= end]
     assert len(kept) < len(found[0.0])
@@ -109,7 +110,7 @@ def test_cuts_avoid_the_utterances(tmp_path):
 
     file, spans = joined_speech(tmp_path, 20)
     model = load("self_ctc", "ctc", "greedy_batch", timestamps=False)
-    found = transcribe_long(model, file, segment_seconds=20, max_segment_seconds=40, timestamps=True)
+    found = transcribe_long(model, file, cutting=Cutting(20, 40), timestamps=True)
     assert len(found.words) > 100
     assert not model.current_head.config.compute_timestamps  # as before
     cuts = [segment.start for segment in found.segments[1:]]
@@ -123,18 +124,18 @@ def test_a_damaged_end_costs_the_words_after_it(tmp_path):
 
     file, _ = joined_speech(tmp_path)
     model = load("self_ctc", "ctc", "greedy_batch")
-    options = {"segment_seconds": 8, "max_segment_seconds": 16}
-    whole = transcribe_long(model, file, **options)
+    cutting = Cutting(8, 16)
+    whole = transcribe_long(model, file, cutting=cutting)
     assert not whole.error
     data = file.read_bytes()
     file.write_bytes(data[: len(data) * 2 // 3])
-    found = transcribe_long(model, file, **options)
+    found = transcribe_long(model, file, cutting=cutting)
     assert "cannot be read after 0:00:" in found.error
     assert 0 < len(found.segments) < len(whole.segments)
     assert [s.text for s in found.segments[:2]] == [s.text for s in whole.segments[:2]]
     file.write_bytes(data[:2000])
     with pytest.raises(ValueError, match="cannot be read as audio"):
-        transcribe_long(model, file, **options)
+        transcribe_long(model, file, cutting=cutting)
 
 
 def test_noise_without_pauses_is_reported_with_its_file_and_time(tmp_path, monkeypatch):
@@ -145,7 +146,7 @@ def test_noise_without_pauses_is_reported_with_its_file_and_time(tmp_path, monke
     model = load("self_ctc", "ctc", "greedy_batch")
     warnings = []
     monkeypatch.setattr(long_audio.logger, "warning", lambda message, *values: warnings.append(message % values))
-    found = long_audio.transcribe_long(model, file, segment_seconds=5, max_segment_seconds=10, min_pause=9)
+    found = long_audio.transcribe_long(model, file, cutting=Cutting(5, 10, 9))
     assert max(segment.end - segment.start for segment in found.segments) <= 10
     assert any(f"{file}: no pause of 9 s at 0:00:0" in warning for warning in warnings)
 
@@ -211,7 +212,6 @@ class ExactModel(SilentModel):
 
 def test_no_word_is_lost_or_doubled_at_a_thousand_cuts(tmp_path):
     """Two hours: words of 0.1-0.8 s, pauses of 0.1-3 s. Words that a cut or a window halves would be found twice."""
-    from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, joined, segment_files
 
     rng, rate = np.random.default_rng(0), 1000
@@ -240,7 +240,6 @@ def test_no_word_is_lost_or_doubled_at_a_thousand_cuts(tmp_path):
 
 def peak_of(file):
     """The plan of a file, and the peak of memory of both passes in bytes."""
-    from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, segment_files
 
     model = SilentModel()

@@ -31,6 +31,9 @@ class TransducerConfig(SearchConfig):
     #   lm_weighted_full  the blank's LM probability is that of the joint, so that an LM causes no deletions
     #   no_score          the LM does not score the blank
     blank_lm_score_mode: str = "lm_weighted_full"
+    # Bonus per token, natural log. A value > 0 offsets the deletions that an LM causes. The blank keeps its score in
+    # both modes.
+    beam_beta: float = 0.0
     # Whether the labels of a hypothesis are pruned with LM and boosting scores (late) or by the joint alone (early).
     pruning_mode: str = "late"
     # Keep every label of the alignment, blanks included, in `Path.alignment`.
@@ -45,6 +48,7 @@ class TransducerConfig(SearchConfig):
         check_bool("allow_cuda_graphs", self.allow_cuda_graphs)
         check_choice("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
         check_choice("pruning_mode", self.pruning_mode, PRUNING_MODES)
+        check_number("beam_beta", self.beam_beta, negative=True)
 
     @property
     def max_n_best(self) -> int:

@@ -60,7 +60,8 @@ class TransducerDecoder(Decoder[C, NBest]):
         self.networks = checked_networks(networks)
         config = config or self.config_type()
         size = networks.vocab_size
-        super().__init__(config, fusion, FusionLabels(size, blank_id=size, unlocked=_why_unlocked(config)))
+        labels = FusionLabels(size, blank_id=size, unlocked=_why_unlocked(config), beam_beta=config.beam_beta)
+        super().__init__(config, fusion, labels)
         # an RNN-T is a TDT model with the duration 0 only, see `beam.py`
         durations = np.array(networks.durations or (0,), np.int32)
         zeros = np.flatnonzero(durations == 0)
@@ -158,6 +159,9 @@ class TransducerDecoder(Decoder[C, NBest]):
         columns: dict[str, Any] = path_fields(trace_back(found.state.nodes[own], node), self._params)
         fused = found.committed[r].scores.copy()
         add_scores(columns["tokens"], self._params, found.state.fusions, own, fused, final)
-        lm, boosting = float(fused["lm"][0]), float(fused["boosting"][0])
-        path = Path(**columns, score=score, parts=ScoreParts(score - lm - boosting, lm, boosting))
-        return joined(found.committed[r].head, path)
+        head = found.committed[r].head
+        count = len(columns["tokens"]) + (0 if head is None else len(head["tokens"]))
+        lm, insertion = float(fused["lm"][0]), self.config.beam_beta * count
+        boosting = float(fused["boosting"][0]) - insertion
+        parts = ScoreParts(score - lm - boosting - insertion, lm, boosting, insertion)
+        return joined(head, Path(**columns, score=score, parts=parts))

@@ -16,6 +16,9 @@ alone. The blank and 1 - p(b), the sum of all labels, keep their scores, and `al
 
     token v     log p(v) + alpha log (1 - p(b)) + lm_weight log P_LM(v) - source_lm_weight log P_source(v)
 
+A bonus per token (`beam_beta`) is in the boosting automaton, see fusion/allowed.py. It is no probability of the LM,
+and against blanks: `alpha` has no share of it, and the blank keeps its score in both modes.
+
 All scores are float32, natural log. A row holds the joint's log-probs for one hypothesis, [V + 1 (+ D)]: the blank is
 column V, followed by the durations.
 """

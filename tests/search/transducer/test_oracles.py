@@ -54,6 +54,21 @@ def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
     assert {tuple(path.tokens): path.score for path in nbest} == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("blank_mode", BLANK_MODES.values())
+@pytest.mark.parametrize("what", ["nothing", "lm", "priced", "all"])
+@pytest.mark.parametrize("beta", [0.7, -0.4])
+def test_every_token_has_the_bonus_and_no_blank(beta, what, blank_mode):
+    """A text of n tokens scores n * beam_beta more, whatever it is fused with."""
+    networks, frames = TableNetworks(2, (0, 2), seed=7, max_length=3), random_frames(1, 3, seed=2)
+    fusion = fusion_of(2, what)
+    expected = brute_force(Scorer(networks, frames[0], fusion, weighted_blank=blank_mode != "no_score"), max_length=3)
+    config = ALSDConfig(beam_size=256, n_best=256, blank_lm_score_mode=blank_mode, beam_beta=beta)
+    nbest = ALSDPlusPlus(networks, config, fusion).decode(frames, [3])[0]
+    found = {tuple(path.tokens): path.score for path in nbest}
+    assert found == pytest.approx({text: score + beta * len(text) for text, score in expected.items()}, abs=1e-4)
+    assert [path.parts.insertion for path in nbest] == [beta * len(path) for path in nbest]
+
+
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("pruning", ["late", "early"])
 @pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "forbidden", "all"])
