@@ -270,8 +270,8 @@ def new_texts(models: Iterable[str] = ("rnnt", "tdt"), beam_size: int = 6) -> li
             steps.append((int(pending.counts[rows].sum()), len(rows) * beam_size))
             extend(own, networks, pending, rows)
 
-        # calls of torch's networks can be counted
-        with patch.object(CompiledNetworks, "current", return_value=None), patch.object(Predictions, "extend", counted):
+        uncompiled = patch.object(CompiledNetworks, "current", return_value=None)  # its calls can be counted
+        with uncompiled, patch.object(Predictions, "extend", counted):
             head.search(preset).decode(batch.inputs, batch.lengths)
         computed, hypotheses = map(sum, zip(*steps, strict=True))
         found.append((model, strategy, f"{100 * computed / hypotheses:.0f} %"))
