@@ -63,6 +63,9 @@ def parakeet_inputs(model: Any, **inputs: Any) -> tuple[Tensor, Tensor | None]:
     head = getattr(model, "ctc_head", None)
     if head is not None:
         _check_blank("pad_token_id", model.config)
+    mask = inputs.get("attention_mask")
+    if mask is not None:  # the first convolution reads frames of padding
+        inputs["input_features"] = inputs["input_features"].masked_fill(mask[:, :, None] == 0, 0.0)
     with torch.inference_mode():
         encoded = model.encoder(**inputs)
         frames = encoded.last_hidden_state

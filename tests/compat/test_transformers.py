@@ -23,11 +23,13 @@ from nemo_gpu_decoding.search.alternatives import timed_words
 from tests.assets import ASSETS, ROOT
 from tests.compat.conftest import searched, tokens
 from tests.compat.converted import converted, processor_of
+from tests.contract.subject import VOCAB
+from tests.contract.tiny_models import WIDTH, normal, parakeet
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
-KINDS = {"ctc": "pad_token_id", "rnnt": "blank_token_id", "tdt": "blank_token_id"}  # -> name of the blank
+KINDS = "ctc", "rnnt", "tdt"
 WORD_LM = ASSETS / "lm" / "word3.arpa"
 
 
@@ -153,26 +155,13 @@ def test_the_page_about_processors(wav2vec2, saved, capsys):
 # ------------------------------------------------------------------ Parakeet, random weights
 
 
-def parakeet(kind, **options):
-    torch.manual_seed(5)
-    encoder = transformers.ParakeetEncoderConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_mel_bins=80,
-        subsampling_conv_channels=8, conv_kernel_size=9,
-    )  # fmt: skip
-    if kind != "ctc":
-        options = {"decoder_hidden_size": 16, "num_decoder_layers": 2, **options}
-    config = {"vocab_size": 12, KINDS[kind]: 11, "encoder_config": encoder, **options}
-    config = getattr(transformers, f"Parakeet{kind.upper()}Config")(**config)
-    return getattr(transformers, f"ParakeetFor{kind.upper()}")(config).eval()
-
-
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
 def test_networks_are_those_of_the_model(kind):
     model = parakeet(kind)
     networks = parakeet_networks(model)
-    texts = torch.tensor([[11, 3, 4], [11, 0, 0]])
+    texts = torch.tensor([[VOCAB, 3, 4], [VOCAB, 0, 0]])
     with torch.no_grad():
-        encoded = model.get_audio_features(torch.randn(2, 80, 80))
+        encoded = model.get_audio_features(normal(2, 80, 80, seed=5))
         expected = model(encoder_outputs=encoded, decoder_input_ids=texts[:, :1]).logits
         frames = networks.project_encoder(encoded.last_hidden_state.flatten(0, 1))
         prediction, state = networks.start()
@@ -186,11 +175,11 @@ def test_networks_are_those_of_the_model(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_of_padding_do_not_count(kind):
     model = parakeet(kind)
-    features, lengths = torch.randn(3, 96, 80), torch.tensor([96, 33, 64])
+    features, lengths = normal(3, 96, 80, seed=5), torch.tensor([96, 33, 64])
     mask = torch.arange(96) < lengths[:, None]
     inputs, frames = parakeet_inputs(model, input_features=features, attention_mask=mask)
     assert frames.tolist() == [12, 5, 8]
-    assert inputs.shape == (3, 12, 12 if kind == "ctc" else 16)
+    assert inputs.shape == (3, 12, VOCAB + 1 if kind == "ctc" else WIDTH)
     for one, row, length in zip(features, inputs, lengths.tolist(), strict=True):
         alone, none = parakeet_inputs(model, input_features=one[None, :length])
         assert none is None
@@ -198,10 +187,10 @@ def test_frames_of_padding_do_not_count(kind):
 
 
 def test_a_model_whose_blank_is_elsewhere_is_named():
-    with pytest.raises(ValueError, match=r"config.blank_token_id is 3, expected the last of the model's tokens: 11"):
+    with pytest.raises(ValueError, match=r"config.blank_token_id is 3, expected the last of the model's tokens: 12"):
         parakeet_networks(parakeet("tdt", blank_token_id=3))
-    with pytest.raises(ValueError, match=r"config.pad_token_id is 0, expected the last of the model's tokens: 11"):
-        parakeet_inputs(parakeet("ctc", pad_token_id=0), input_features=torch.randn(1, 80, 80))
+    with pytest.raises(ValueError, match=r"config.pad_token_id is 0, expected the last of the model's tokens: 12"):
+        parakeet_inputs(parakeet("ctc", pad_token_id=0), input_features=normal(1, 80, 80, seed=5))
     with pytest.raises(ValueError, match=r"model is 'ParakeetForCTC', expected ParakeetForRNNT or ParakeetForTDT"):
         parakeet_networks(parakeet("ctc"))
 

@@ -49,7 +49,7 @@ from tests.contract.subjects import FlexCTC, Transducer
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.fixtures import new_runtime
 from tests.random_models import random_boosting, random_lm, random_log_probs
-from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_frames
+from tests.search.transducer.table_networks import TableNetworks, random_frames
 
 # (class, backend, variant) -> what the whole batch gives; kernels take their time in the emulator
 _EXPECTED: dict[tuple[type, str, str], list[Any]] = {}
@@ -1087,12 +1087,10 @@ def test_a_beam_wider_than_all_texts(subject):
 
 
 @of(Transducer)
-def test_temperature_divides_the_logits(subject, networks, inputs):
+def test_temperature_divides_the_logits(subject, variant, networks, inputs):
     warm = subject.make(networks, beam_size=4, softmax_temperature=2.0).decode(inputs, LENGTHS)
     plain = subject.make(networks, beam_size=4).decode(inputs, LENGTHS)
-    for weight in subject.joint_of(networks):
-        weight /= 2
-    halved = subject.make(networks, beam_size=4).decode(inputs, LENGTHS)
+    halved = subject.make(subject.networks_of(variant, scale=0.5), beam_size=4).decode(inputs, LENGTHS)
     for a, b in zip(warm, halved, strict=True):
         assert a.best.tokens.tolist() == b.best.tokens.tolist()
         assert a.best.score == pytest.approx(b.best.score, abs=1e-4)
@@ -1101,9 +1099,8 @@ def test_temperature_divides_the_logits(subject, networks, inputs):
 
 @of(Transducer)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_networks_that_fail_are_named(subject, networks, inputs, value):
-    decoder = subject.make(networks, beam_size=4)
-    subject.joint_of(networks)[1][:] = value
+def test_networks_that_fail_are_named(subject, variant, inputs, value):
+    decoder = subject.make(subject.networks_of(variant, bias=value), beam_size=4)
     streams = decoder.open(BATCH)
     with pytest.raises(ValueError, match=r"networks give NaN or \+inf for utterance 0"):
         decoder.push(streams, inputs, LENGTHS)
@@ -1114,7 +1111,7 @@ def test_networks_that_fail_are_named(subject, networks, inputs, value):
 @of(Transducer)
 def test_nemos_order_of_axes_is_recognised(subject, decoder):
     with pytest.raises(ValueError, match=r"NeMo's encoders give \[B, D, T\]"):
-        decoder.decode(torch.zeros(2, WIDTH, 9), [5, 5])
+        decoder.decode(torch.zeros(2, subject.width, 9), [5, 5])
 
 
 @of(Transducer)

@@ -1,11 +1,12 @@
 """The table of the entry points of `compat` that keep the contract: a `Subject` for each.
 
-pyctcdecode's interface has other verbs, so checks of a `Decoder` that have no counterpart there are listed with the
-reason.
+ONNX models and models of transformers give networks or log-probs to decoders of `subjects.py`. pyctcdecode's interface
+has other verbs, so checks of a `Decoder` that have no counterpart there are listed with the reason.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +18,92 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from nemo_gpu_decoding import AESConfig, AESPlusPlus
 from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder
 from nemo_gpu_decoding.search.result import NBest
-from tests.contract.subject import LogProbs, Subject
+from tests.contract.subject import VOCAB, LogProbs, Subject
+from tests.contract.subjects import KINDS, FlexCTC, TransducerLSTM, changed
+from tests.contract.tiny_models import FEATURES, WIDTH, normal, onnx_folder, parakeet
 from tests.oracles.ngram import arpa_text, random_table
+
+# ------------------------------------------------------------------ ONNX
+
+
+class OnnxTransducerSubject(TransducerLSTM):
+    """`OnnxTransducer`: the encoder's output, and the networks. Those of "int8" compute each row alone."""
+
+    variants = ("rnnt", "tdt", "int8")
+
+    def networks_of(self, variant, **changes):
+        from nemo_gpu_decoding.compat.onnx import OnnxTransducer
+
+        durations = KINDS["tdt" if variant == "int8" else variant]
+        return OnnxTransducer(onnx_folder(len(durations), is_int8=variant == "int8", **changes), durations or None)
+
+    def random_inputs(self, batch, frames, *, seed):
+        features = normal(batch, FEATURES, frames, seed=seed)
+        return torch.stack(self.networks_of("rnnt").encode(list(features)))
+
+
+class OnnxAES(OnnxTransducerSubject):
+    decoder, config = AESPlusPlus, AESConfig
+    variants = ("tdt",)
+
+
+class OnnxCTCSubject(FlexCTC):
+    """`OnnxCTC`: the log-probs."""
+
+    variants = ("max",)
+
+    def random_inputs(self, batch, frames, *, seed):
+        from nemo_gpu_decoding.compat.onnx import OnnxCTC
+
+        return torch.stack(OnnxCTC(onnx_folder()).log_probs(list(normal(batch, FEATURES, frames, seed=seed))))
+
+
+# ------------------------------------------------------------------ transformers
+
+
+def parakeet_encoded(kind: str, batch: int, frames: int, seed: int) -> torch.Tensor:
+    """What a decoder reads of a model; a frame is 8 of the features."""
+    from nemo_gpu_decoding.compat.transformers import parakeet_inputs
+
+    model = parakeet(kind)
+    if frames == 0:
+        return torch.zeros(batch, 0, VOCAB + 1 if kind == "ctc" else WIDTH)
+    return parakeet_inputs(model, input_features=normal(batch, 8 * frames, 80, seed=seed))[0].clone()
+
+
+class ParakeetSubject(TransducerLSTM):
+    """`ParakeetForRNNT` and `ParakeetForTDT`: the encoder's output, and the networks."""
+
+    def networks_of(self, variant, *, scale=1.0, bias=0.0, blank=0.0):
+        from nemo_gpu_decoding.compat.transformers import parakeet_networks
+
+        durations = {"durations": KINDS[variant]} if KINDS[variant] else {}
+        networks = parakeet_networks(copy.deepcopy(parakeet(variant, **durations)))
+        last = networks.output[-1]
+        return changed(networks, last.weight.detach(), last.bias.detach(), scale, bias, blank)
+
+    def random_inputs(self, batch, frames, *, seed):
+        return parakeet_encoded("rnnt", batch, frames, seed)
+
+
+class ParakeetAES(ParakeetSubject):
+    decoder, config = AESPlusPlus, AESConfig
+
+
+class ParakeetCTCSubject(FlexCTC):
+    """`ParakeetForCTC`: the log-probs."""
+
+    variants = ("max",)
+
+    def random_inputs(self, batch, frames, *, seed):
+        return parakeet_encoded("ctc", batch, frames, seed)
+
+
+# ------------------------------------------------------------------ pyctcdecode
+
 
 LETTERS = " abcdefghijk"
 
@@ -159,7 +242,15 @@ class PyctcdecodeSubject(LogProbs):
 
 
 # name, class, backends
-ENTRY_POINTS: list[tuple[str, type[Subject], tuple[str, ...]]] = [("pyctcdecode", PyctcdecodeSubject, ("cpu",))]
+ENTRY_POINTS: list[tuple[str, type[Subject], tuple[str, ...]]] = [
+    ("onnx alsd_pp", OnnxTransducerSubject, ("cpu",)),
+    ("onnx aes_pp", OnnxAES, ("cpu",)),
+    ("onnx flexctc_beam", OnnxCTCSubject, ("cpu",)),
+    ("parakeet alsd_pp", ParakeetSubject, ("cpu",)),
+    ("parakeet aes_pp", ParakeetAES, ("cpu",)),
+    ("parakeet flexctc_beam", ParakeetCTCSubject, ("cpu",)),
+    ("pyctcdecode", PyctcdecodeSubject, ("cpu",)),
+]
 
 
 def entry_points(*names: str) -> list[tuple[str, type[Subject], tuple[str, ...]]]:

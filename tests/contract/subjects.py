@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from nemo_gpu_decoding import (
@@ -25,6 +27,15 @@ from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_
 
 SEARCH = "nemo_gpu_decoding.search"
 KINDS = {"rnnt": (), "tdt": (0, 1, 2, 4)}
+
+
+def changed(networks: Any, weight: torch.Tensor, bias: torch.Tensor, scale: float, shift: float, blank: float) -> Any:
+    """The networks after a change of their output layer in place, see `Transducer.networks_of`."""
+    weight *= scale
+    bias *= scale
+    bias += shift
+    bias[VOCAB] += blank
+    return networks
 
 
 class FlexCTC(LogProbs, TokenFusion):
@@ -70,24 +81,23 @@ class Transducer(TokenFusion):
         options = {"beam_size": 6, "n_best": self.n_best, "alignments": True, "beam_beta": self.insertion, **options}
         return self.make(self.networks_of(variant), fusion, **options)
 
-    def networks_of(self, variant: str) -> TableNetworks:
-        return TableNetworks(VOCAB, KINDS[variant], seed=4)
+    def networks_of(self, variant: str, *, scale: float = 1.0, bias: float = 0.0, blank: float = 0.0) -> Any:
+        """Networks whose logits are `scale` times those without options, plus `bias`; for the blank plus `blank`, too.
 
-    def joint_of(self, networks) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight and bias of the output layer, to be changed in place."""
-        return networks.output, networks.bias
+        A scale of 0 gives logits that are all alike.
+        """
+        networks = TableNetworks(VOCAB, KINDS[variant], seed=4)
+        return changed(networks, networks.output, networks.bias, scale, bias, blank)
 
     def random_inputs(self, batch, frames, *, seed):
         return random_frames(batch, frames, seed=seed)
 
     def blank_only(self, variant):
-        networks = self.networks_of(variant)
-        self.joint_of(networks)[1][VOCAB] = 100.0
-        return self.make(networks, beam_size=4), random_frames(1, 20, seed=3)
+        networks = self.networks_of(variant, blank=100.0)
+        return self.make(networks, beam_size=4), self.random_inputs(1, 20, seed=3)
 
     def without_preference(self, variant):
-        """Networks whose output is 0 for everything."""
-        networks = TableNetworks(VOCAB, KINDS[variant], sharpness=0.0, blank_bias=0.0)
+        networks = self.networks_of(variant, scale=0.0)
         decoder = self.make(networks, beam_size=6, n_best=self.n_best, alignments=True)
         return decoder, torch.zeros(3, 6, self.width)
 
@@ -105,24 +115,16 @@ class Transducer(TokenFusion):
         monkeypatch.setattr(f"{SEARCH}.transducer.cpu_engine.WORK_PER_THREAD", 0)
 
     def wrong_width(self, width):
-        return rf"encoder_output has shape \(2, 5, {width}\), expected \[B, T, {WIDTH}\]"
+        return rf"encoder_output has shape \(2, 5, {width}\), expected \[B, T, {self.width}\]"
 
 
 class TransducerLSTM(Transducer):
     """An LSTM and a joint of plain torch modules, which run in compiled code."""
 
-    def networks_of(self, variant):
-        return lstm_networks(VOCAB, KINDS[variant], seed=4, sharpness=2.0)
-
-    def joint_of(self, networks):
-        return networks.output[-1].weight.detach(), networks.output[-1].bias.detach()
-
-    def without_preference(self, variant):
-        networks = self.networks_of(variant)
-        for weight in self.joint_of(networks):
-            weight.zero_()
-        decoder = self.make(networks, beam_size=6, n_best=self.n_best, alignments=True)
-        return decoder, torch.zeros(3, 6, self.width)
+    def networks_of(self, variant, *, scale=1.0, bias=0.0, blank=0.0):
+        networks = lstm_networks(VOCAB, KINDS[variant], seed=4, sharpness=2.0)
+        last = networks.output[-1]
+        return changed(networks, last.weight.detach(), last.bias.detach(), scale, bias, blank)
 
 
 class AES(Transducer):
