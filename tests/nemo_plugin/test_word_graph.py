@@ -224,17 +224,23 @@ def test_an_open_vocabulary_spells_what_the_lm_does_not_list(ctc_model, cfg, man
     assert not any("unk" in text or "▁" in text for text in texts(opened))
 
 
-@pytest.mark.parametrize("is_open", [False, True])
-def test_requests_find_names_that_the_graph_lacks(ctc_model, cfg, named_emissions, named_utterances, names, is_open):
-    references = [utterance["text"] for utterance in named_utterances]
-    options = {"beam_width": 30.0, "lm_weight": 0.5, "open_vocabulary_decoding": is_open, "boosting_tree_alpha": 30.0}
-    plain = texts(decoded(ctc_model, cfg(**options), named_emissions))
-    graph = ctc_model.decoding.decoding.decoder().graph
+def check_names_that_the_graph_lacks(model, config, emissions, utterances, names):
+    """Requests find names that the graph lacks, and the decoder alone finds none."""
+    references = [utterance["text"] for utterance in utterances]
+    plain = texts(decoded(model, config, emissions))
+    graph = model.decoding.decoding.decoder().graph
     lacking = [name for name in names if name not in graph.word_ids]
-    with utterance_requests(ctc_model, [lacking] * len(references)):
-        found = texts(predicted(ctc_model.decoding, named_emissions))
+    with utterance_requests(model, [lacking] * len(references)):
+        found = texts(predicted(model.decoding, emissions))
     assert phrase_score(references, plain, lacking).fscore == 0.0
     assert phrase_score(references, found, lacking).fscore > 0.15
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_requests_find_names_that_the_graph_lacks(ctc_model, cfg, named_emissions, named_utterances, names, is_open):
+    options = {"beam_width": 30.0, "lm_weight": 0.5, "open_vocabulary_decoding": is_open, "boosting_tree_alpha": 30.0}
+    config = cfg(**options)
+    check_names_that_the_graph_lacks(ctc_model, config, named_emissions, named_utterances, names)
 
 
 # ------------------------------------------------------------------------- hybrids, save, restore
@@ -428,15 +434,9 @@ def test_requests_name_large_lms(ctc_model, paged_cfg, small_word_lm, word_lm, e
 def test_requests_with_words_that_both_lms_lack(
     ctc_model, paged_cfg, named_emissions, named_utterances, names, composition, is_open
 ):
-    references = [utterance["text"] for utterance in named_utterances]
     options = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 30.0, "composition": composition}
-    plain = texts(decoded(ctc_model, paged_cfg(open_vocabulary_decoding=is_open, **options), named_emissions))
-    graph = ctc_model.decoding.decoding.decoder().graph
-    lacking = [name for name in names if name not in graph.word_ids]
-    with utterance_requests(ctc_model, [lacking] * len(references)):
-        found = texts(predicted(ctc_model.decoding, named_emissions))
-    assert phrase_score(references, plain, lacking).fscore == 0.0
-    assert phrase_score(references, found, lacking).fscore > 0.15
+    config = paged_cfg(open_vocabulary_decoding=is_open, **options)
+    check_names_that_the_graph_lacks(ctc_model, config, named_emissions, named_utterances, names)
 
 
 @pytest.mark.parametrize("mode", ["mbr", "lattice"])
