@@ -6,6 +6,7 @@ the same in every division of the tokens into spellings. Commits therefore chang
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -44,11 +45,15 @@ class TextScores(NamedTuple):
         if models.lm_scorer is not None:
             labels = np.array(words, np.int64)
             difference, context = add_differences(labels, difference, context, models.lm_scorer)
-        bonus, boosting_state = self.bonus, self.boosting_state
+        return TextScores(self.graph_cost, difference, context, *self.boosted(words, models))
+
+    def boosted(self, words: Sequence[int], models: StreamModels) -> tuple[float, int]:
+        """The bonus and the boosting state after more words."""
+        bonus, state = self.bonus, self.boosting_state
         for word in words if models.weights.boosts else ():
-            weight, boosting_state = models.boosting.advance(boosting_state, word)
+            weight, state = models.boosting.advance(state, word)
             bonus += weight
-        return TextScores(self.graph_cost, difference, context, bonus, boosting_state)
+        return bonus, state
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,12 +195,32 @@ def add_differences(words, total, context, lm):
     return total, context
 
 
+def weighted_differences(
+    texts: Sequence[Sequence[int]], starts: Sequence[TextScores], ended: Sequence[bool], models: Sequence[StreamModels]
+) -> list[float]:
+    """The weighted LM score difference of each text, </s> included where `ended`; 0 without a large LM."""
+    differences, alike = [0.0] * len(texts), defaultdict(list)
+    for n, own in enumerate(models):  # a call takes as long for one text as for all texts of a batch
+        if own.lm_scorer is not None:
+            alike[id(own.lm_scorer)].append(n)
+    for rows in alike.values():
+        words = np.array([word for row in rows for word in texts[row]], np.int64)
+        ends, totals = np.cumsum([len(texts[row]) for row in rows]), np.array([starts[row].difference for row in rows])
+        before = np.array([starts[row].context for row in rows]), np.array([ended[row] for row in rows])
+        _add_weighted(words, ends, *before, models[rows[0]].lm_scorer, totals)
+        for row, total in zip(rows, totals.tolist(), strict=True):
+            differences[row] = total
+    return differences
+
+
 @compiled
-def weighted_difference(total, context, final, lm):
-    """The weighted sum of LM score differences; `final` adds the difference of </s> after this context."""
-    if lm.difference_weight == 0:
-        return 0.0
-    total *= lm.difference_weight
-    if final:
-        total += final_difference(context, lm)
-    return total
+def _add_weighted(words, ends, contexts, ended, lm, totals):
+    """Add the differences of the words of each text to `totals`, and weight the sums."""
+    first = 0
+    for n in range(len(ends)):
+        total, context = add_differences(words[first : ends[n]], totals[n], contexts[n], lm)
+        first, totals[n] = ends[n], 0.0
+        if lm.difference_weight != 0:  # 0 * inf would be NaN
+            totals[n] = total * lm.difference_weight
+            if ended[n]:
+                totals[n] += final_difference(context, lm)

@@ -31,7 +31,7 @@ from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
 from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
-from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
+from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_differences
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
@@ -255,14 +255,20 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         read = read_paths(found, before, graph, self.blank_id)
         tokens, frames, repeats = read.tokens
         labels, words = read.words["label"].tolist(), words_of(read, before, graph, self.pieces)
-        ends = zip(read.paths["tokens"].tolist(), read.paths["words"].tolist(), found.ended.tolist(), strict=True)
+        ended = found.ended.tolist()
+        ends = list(zip(read.paths["tokens"].tolist(), read.paths["words"].tolist(), strict=True))
         costs, graph_costs = found.ends["cost"].tolist(), read.paths["graph_cost"].tolist()
-        paths, begin, first = [], 0, 0
-        for p, (end, last, ended) in enumerate(ends):
-            own = labels[first:last]
+        texts, begin, first = [], 0, 0
+        for p, (end, last) in enumerate(ends):
+            texts.append(labels[first:last])
             if models[p].weights.boosts:
-                own = emitted_labels(words[first:last], tokens[begin:end], graph, complete=ended)
-            lm, boosting, second_pass = self._parts(-graph_costs[p], own, ended, models[p], start[p], second)
+                texts[p] = emitted_labels(words[first:last], tokens[begin:end], graph, complete=ended[p])
+            begin, first = end, last
+        differences = weighted_differences(texts, start, ended, models)
+        paths, begin, first = [], 0, 0
+        for p, (end, last) in enumerate(ends):
+            lm = -graph_costs[p] * float(models[p].weights.lm_weight) - differences[p]
+            lm, boosting, second_pass = self._parts(lm, texts[p], ended[p], models[p], start[p], second)
             path = new_frozen(
                 WordPath,
                 tokens=tokens[begin:end],
@@ -286,19 +292,15 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         start: TextScores,
         second: SecondLM | None,
     ) -> tuple[float, float, float]:
-        """The weighted scores of LM, boosting and second pass of a path; `lm` is the unweighted score of the graph."""
-        weights, scorer, boosting, second_pass = models.weights, models.lm_scorer, 0.0, 0.0
-        lm *= float(weights.lm_weight)
-        if scorer is not None or weights.boosts:
-            start = start.after_words(words, models)
-        if scorer is not None:
-            lm -= weighted_difference(start.difference, start.context, ended, scorer)
+        """The weighted scores of LM, boosting and second pass of a path; `lm` is the first without a second pass."""
+        weights, boosting, second_pass = models.weights, 0.0, 0.0
         if second is not None:
             lm *= second.lm_share
             second_pass = -second.cost(np.array(words, np.int64), final=ended)
         if weights.boosts:
-            final_weight = models.boosting.arrays.states["final_weight"][start.boosting_state]
-            boosting = float(weights.boosting_weight) * (start.bonus + (float(final_weight) if ended else 0.0))
+            bonus, state = start.boosted(words, models)
+            final_weight = models.boosting.arrays.states["final_weight"][state]
+            boosting = float(weights.boosting_weight) * (bonus + (float(final_weight) if ended else 0.0))
         return lm, boosting, second_pass
 
     # ------------------------------------------------------------------------------------ models
@@ -444,8 +446,9 @@ def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:
 
 
 def _work(counters: np.ndarray) -> Work:
-    counts = {name: int(counters[name][0]) for name in Work._fields[:-1]}
-    return Work(**counts, bus_bytes=SECTOR_BYTES * int(counters["cache_sectors"][0]))
+    counts = dict(zip(counters.dtype.names or (), counters.tolist()[0], strict=True))
+    counts["bus_bytes"] = SECTOR_BYTES * counts["cache_sectors"]
+    return Work(*map(counts.__getitem__, Work._fields))
 
 
 @lru_cache(maxsize=64)  # warn once for each phrase list and bonus

@@ -59,7 +59,9 @@ def test_dropping_dominated_contexts_changes_no_result(composition, topology):
         for ours, theirs in zip(all_facts(found), all_facts(expected), strict=True):
             assert ours == theirs
         dropped += sum(b.work.expanded - a.work.expanded for a, b in zip(found, expected, strict=True))
-    assert dropped > 100 or (composition == "lazy" and topology == "normal")
+    # lazy drops contexts of a group, too, before it expands them; without that 1,500 are dropped
+    least = 100 if composition == "let" else 0 if topology == "normal" else 5000
+    assert dropped >= least
 
 
 def test_two_automata_have_no_bounds():

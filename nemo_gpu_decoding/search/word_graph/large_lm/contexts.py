@@ -144,7 +144,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     """Expand an arc that is below the cutoff for a group's best context; defer it if it needs the LMs."""
     arc, group, frame = search.graph.arcs[a], work.lm.groups[g], work.frame[0]
     if group.ordered == keys.NONE:
-        _order(group, lm, work)
+        _order(group, search, lm, work)
     if arc.olabel == 0:
         _expand_without_lm(a, group, acoustic_cost, state, search, lm, work)
     if arc.olabel != 0 or group.queries:
@@ -157,44 +157,39 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
 
 
 @linked
-def _order(group, lm, work):
-    """List the contexts of a group in `order`, cheapest first, at most `group_size` of them."""
+def _order(group, search, lm, work):
+    """List the contexts of a group in `order`, cheapest first: of at most `group_size`, those not dominated."""
     frame, order, contexts = work.frame[0], work.lm.order, work.lm.contexts
-    first, rest, count = frame.ordered, group.newest, min(np.int64(group.count), lm.group_size)
+    first, count, c = frame.ordered, 0, group.newest
+    while c != keys.NONE:
+        cost = contexts[np.uintp(c)].cost
+        if count < lm.group_size:
+            _insert(cost, c, first + count, first, order, contexts)
+            count += 1
+        elif _is_cheaper(cost, c, order[np.uintp(first + count - 1)], contexts):
+            _insert(cost, c, first + count - 1, first, order, contexts)
+        c = contexts[np.uintp(c)].next
+    best, kept = keys.NONE, first
     for n in range(first, first + count):
-        order[np.uintp(n)].context, order[np.uintp(n)].cost = rest, contexts[np.uintp(rest)].cost
-        rest = contexts[np.uintp(rest)].next
-    _sort(first, count, order, contexts)
-    last = first + count - 1
-    while rest != keys.NONE:
-        cost = contexts[np.uintp(rest)].cost
-        if _is_cheaper(cost, rest, order[np.uintp(last)], contexts):
-            _insert(cost, rest, last, first, 1, order, contexts)
-        rest = contexts[np.uintp(rest)].next
-    group.ordered, group.count = first, count
-    frame.ordered += count
-    frame.expanded += count
+        cost, c = order[np.uintp(n)].cost, order[np.uintp(n)].context
+        if contexts[c].olabel == 0 and search.params.topology != NORMAL:
+            best = c if best == keys.NONE else best
+            if is_dominated(cost - contexts[best].cost, contexts[best].lm, contexts[c].lm, search, lm):
+                continue
+        order[np.uintp(kept)].cost, order[np.uintp(kept)].context = cost, c
+        kept += 1
+    group.ordered, group.count = first, kept - first
+    frame.ordered += group.count
+    frame.expanded += group.count
 
 
 @linked
-def _sort(first, count, order, contexts):
-    """Sort a part of `order` by a Shell sort."""
-    gap = 1
-    while 3 * gap + 1 < count:
-        gap = 3 * gap + 1
-    while gap > 0:
-        for n in range(first + gap, first + count):
-            _insert(order[np.uintp(n)].cost, order[np.uintp(n)].context, n, first, gap, order, contexts)
-        gap //= 3
-
-
-@linked
-def _insert(cost, c, at, first, gap, order, contexts):
-    """Insert a context into the sorted entries first .. at - gap of `order`, of which the dearest move up to `at`."""
-    while at >= first + gap and _is_cheaper(cost, c, order[np.uintp(at - gap)], contexts):
-        order[np.uintp(at)].cost = order[np.uintp(at - gap)].cost
-        order[np.uintp(at)].context = order[np.uintp(at - gap)].context
-        at -= gap
+def _insert(cost, c, at, first, order, contexts):
+    """Insert a context into the sorted entries first .. at - 1 of `order`, of which the dearer ones move up."""
+    while at > first and _is_cheaper(cost, c, order[np.uintp(at - 1)], contexts):
+        order[np.uintp(at)].cost = order[np.uintp(at - 1)].cost
+        order[np.uintp(at)].context = order[np.uintp(at - 1)].context
+        at -= 1
     order[np.uintp(at)].cost, order[np.uintp(at)].context = cost, c
 
 

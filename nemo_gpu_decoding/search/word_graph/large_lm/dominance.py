@@ -4,7 +4,7 @@ Two tokens in one graph state and boosting state have the same ways to go on, at
 differences of the words to come. Suppose that, for any words, their differences after the first token's LM context
 exceed those after the second token's by at most D. If the first token is cheaper by more than D, every path from the
 second token costs more than the same path from the first one. So the search drops the second token
-(`scorer.is_dominated`).
+(`scorer.is_dominated`): composition "lazy" before a group expands its arcs (`contexts.py`), both after a word.
 
 D is a sum over the back-off chains of both LM contexts to their common suffix. `context_bounds` computes the terms:
 for any words, `over` is how much more they cost after a state than after its back-off state, `under` how much less.
