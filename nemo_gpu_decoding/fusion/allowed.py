@@ -53,16 +53,18 @@ class AllowedTokens:
         if not any(self.is_allowed):
             raise FieldError("is_allowed", "all False", "at least one token that may be written")
 
-    def outside_share(self, tokens: Sequence[int], blank_id: int) -> float:
-        """The share of tokens that are not allowed, 0 .. 1; 0 for no tokens.
+    def outside_shares(self, texts: Sequence[np.ndarray], blank_id: int) -> list[float]:
+        """The share of tokens that are not allowed in each text, 0 .. 1; 0 without tokens.
 
         Args:
-            tokens: columns of the log-probs.
+            texts: tokens, which are columns of the log-probs.
             blank_id: column of the blank.
         """
-        labels = np.asarray(tokens)
-        labels = labels - (labels > blank_id)
-        return 1.0 - np.count_nonzero(self._mask[labels]) / len(labels) if len(labels) else 0.0
+        lengths, labels = np.array([len(tokens) for tokens in texts]), np.concatenate(texts)
+        counts, ends = np.zeros(len(labels) + 1), np.cumsum(lengths)
+        np.cumsum(self._mask[labels - (labels > blank_id)], out=counts[1:])
+        allowed = (counts[ends] - counts[ends - lengths]) / np.maximum(lengths, 1)
+        return np.where(lengths, 1.0 - allowed, 0.0).tolist()
 
     @cached_property
     def costs(self) -> np.ndarray:

@@ -79,32 +79,36 @@ class BatchFusion:
             ValueError: a request does not fit the decoder; the message names it.
         """
         checked = _checked_requests(requests, fusion, n, labels)
+        distinct = {id(request): request for request in checked}  # without requests all utterances are alike
         nothing = _nothing(labels.size)
-        trees = [request.boosting or fusion.boosting for request in checked]
         joined_lm, starts = (None, {}) if labels.large_lms else fusion.token_lms
         lm = joined_lm or nothing
-        lm_weights = [_lm_weight(fusion, request, labels) for request in checked]
-        boosting_weights = [
-            _weight(tree, fusion.boosting_weight, request.boosting_weight)
-            for tree, request in zip(trees, checked, strict=True)
-        ]
-        rules = tuple(Rules(own.allowed or fusion.allowed, own.grammar or fusion.grammar, own.lm) for own in checked)
-        priced: dict[tuple[int, int, float], tuple[BackoffAutomaton | None, float]] = {}  # most utterances are alike
-        for i, (allowed, grammar, _) in enumerate(rules):
-            if grammar is not None:
-                trees[i], boosting_weights[i] = grammar.automaton, PRICE_WEIGHT
-            if allowed is not None or labels.beam_beta:
-                key = id(allowed), id(trees[i]), boosting_weights[i]
+        priced: dict[tuple[int, int, float], tuple[BackoffAutomaton | None, float]] = {}
+
+        def settled(request: Request) -> tuple[int, float, BackoffAutomaton, float, Rules]:
+            tree = request.boosting or fusion.boosting
+            weight = _weight(tree, fusion.boosting_weight, request.boosting_weight)
+            rules = Rules(request.allowed or fusion.allowed, request.grammar or fusion.grammar, request.lm)
+            if rules.grammar is not None:
+                tree, weight = rules.grammar.automaton, PRICE_WEIGHT
+            if rules.allowed is not None or labels.beam_beta:
+                key = id(rules.allowed), id(tree), weight
                 if key not in priced:
-                    costs = np.zeros(labels.size) if allowed is None else allowed.costs
-                    priced[key] = with_costs(trees[i], boosting_weights[i], costs - labels.beam_beta)
-                trees[i], boosting_weights[i] = priced[key]
+                    costs = np.zeros(labels.size) if rules.allowed is None else rules.allowed.costs
+                    priced[key] = with_costs(tree, weight, costs - labels.beam_beta)
+                tree, weight = priced[key]
+            lm_start = starts.get(request.lm, lm.start_state)
+            return lm_start, _lm_weight(fusion, request, labels), tree or nothing, weight, rules
+
+        of_request = {key: settled(request) for key, request in distinct.items()}
+        rows = [of_request[id(request)] for request in checked]
+        lm_starts, lm_weights, trees, weights, rules = zip(*rows, strict=True) if rows else [()] * 5
         return _batch_of(
             lm,
-            np.array([starts.get(request.lm, lm.start_state) for request in checked], np.int32),
+            np.array(lm_starts, np.int32),
             np.array(lm_weights, np.float32),
-            [tree or nothing for tree in trees],
-            np.array(boosting_weights, np.float32),
+            list(trees),
+            np.array(weights, np.float32),
             rules,
         )
 

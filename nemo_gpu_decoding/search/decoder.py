@@ -44,7 +44,7 @@ from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
-from nemo_gpu_decoding.search.result import NBest, by_rules
+from nemo_gpu_decoding.search.result import NBest, by_grammar, note_outside
 from nemo_gpu_decoding.search.streams import Streams
 
 C = TypeVar("C", bound=SearchConfig)
@@ -345,11 +345,13 @@ class Decoder(ABC, Generic[C, R]):
             return []
         engine = streams.engine or self._cpu_engine(streams)  # nothing was pushed: all engines give the same result
         results = self._results(streams, engine, rows, n_best, final=final)
-        described = []
-        for nbest, row in zip(results, rows, strict=True):
+        described, rules = [], [streams.fusion.rules[row] for row in rows]
+        for nbest, row, own in zip(results, rows, rules, strict=True):
             aliases = streams.fusion.aliases_of(row)
-            own = nbest if aliases is None else replace(nbest, aliases=aliases)
-            described.append(by_rules(own, streams.fusion.rules[row], self._labels.blank_id) if final else own)
+            found = nbest if aliases is None else replace(nbest, aliases=aliases)
+            described.append(by_grammar(found, own.grammar, self._labels.blank_id) if final else found)
+        if final:
+            note_outside(described, [own.allowed for own in rules], self._labels.blank_id)
         return described
 
 

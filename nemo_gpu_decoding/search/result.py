@@ -11,7 +11,8 @@ import numpy as np
 from nemo_gpu_decoding.fusion.aliases import Aliases
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.fusion.batch import Rules
+    from nemo_gpu_decoding.fusion.allowed import AllowedTokens
+    from nemo_gpu_decoding.fusion.grammar import Grammar
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 
@@ -198,25 +199,34 @@ class NBest(Sequence[P]):
 N = TypeVar("N", bound=NBest[Any])
 
 
-def by_rules(nbest: N, rules: Rules, blank_id: int) -> N:
-    """The hypotheses of an utterance that has ended, with what its rules say about them.
+def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
+    """The hypotheses of an utterance that has ended, without those that are no sentence of its grammar.
 
-    With a grammar, those that are no sentence of it are dropped; if the best one is none, the result has no tokens.
+    If the best one is none, the result has no tokens.
     """
-    paths: tuple[Any, ...] = nbest.paths
-    if rules.grammar is not None:
-        is_sentence = [rules.grammar.accepts(path.tokens, blank_id) for path in paths]
-        paths = tuple(path for path, own in zip(paths, is_sentence, strict=True) if own)
-        if not is_sentence[0]:
-            paths = (_without_tokens(nbest.best, blank_id),)
-        nbest = replace(nbest, paths=paths, in_grammar=is_sentence[0], notes=nbest.notes if is_sentence[0] else ())
-    if rules.allowed is not None:
-        share_of = rules.allowed.outside_share
-        paths = tuple(
-            new_frozen(type(path), **vars(path) | {"outside_share": share_of(path.tokens, blank_id)}) for path in paths
-        )
-        nbest = new_frozen(type(nbest), **vars(nbest) | {"paths": paths})
-    return nbest
+    if grammar is None:
+        return nbest
+    is_sentence = [grammar.accepts(path.tokens, blank_id) for path in nbest.paths]
+    paths: tuple[Any, ...] = tuple(path for path, own in zip(nbest.paths, is_sentence, strict=True) if own)
+    if not is_sentence[0]:
+        paths = (_without_tokens(nbest.best, blank_id),)
+    return replace(nbest, paths=paths, in_grammar=is_sentence[0], notes=nbest.notes if is_sentence[0] else ())
+
+
+def note_outside(results: Sequence[NBest[Any]], locks: Sequence[AllowedTokens | None], blank_id: int) -> None:
+    """Set `outside_share` in the paths of new results.
+
+    The paths belong to these results alone, so they need no copies. The tokens of all paths with the same lock are
+    counted at once, because NumPy operations on short arrays are slow.
+    """
+    paths_of: dict[int, list[Path]] = {}
+    for nbest, lock in zip(results, locks, strict=True):
+        paths_of.setdefault(id(lock), []).extend(nbest.paths)
+    for lock in {id(lock): lock for lock in locks}.values():
+        if lock is not None:
+            paths = paths_of[id(lock)]
+            for path, share in zip(paths, lock.outside_shares([path.tokens for path in paths], blank_id), strict=True):
+                vars(path)["outside_share"] = share
 
 
 def _without_tokens(path: Path, blank_id: int) -> Path:

@@ -93,9 +93,9 @@ def test_the_weight_of_prices_alone_is_lost_in_the_sum_of_weights():
 
 def test_share_of_tokens_outside():
     allowed = AllowedTokens((True, False, False))
-    assert allowed.outside_share([], 3) == 0.0
-    assert allowed.outside_share([0, 1, 2, 0], 3) == 0.5
-    assert allowed.outside_share([1, 2, 3, 1], 0) == 0.5  # the blank is the first column
+    texts = [np.array(text, np.int32) for text in ([], [0, 1, 2, 0], [], [1])]
+    assert allowed.outside_shares(texts, 3) == [0.0, 0.5, 0.0, 1.0]
+    assert allowed.outside_shares([np.array([1, 2, 3, 1])], 0) == [0.5]  # the blank is the first column
 
 
 def test_equal_requests_share_a_tree():
