@@ -451,6 +451,15 @@ def test_largest_beams_of_gpus(kilobytes, label):
         assert said.startswith("at least") or not fits(strategy, beam + 1)
 
 
+@pytest.mark.parametrize(("kilobytes", "columns"), [(64, (4_443, 8_895)), (99, (8_923, 17_855))])
+def test_vocabularies_whose_rows_fit_into_shared_memory(kilobytes, columns):
+    (page,) = [page for page in PAGES if page.path.stem == "gpus"]
+    for rows, vocab_size in zip((2, 1), columns, strict=True):
+        assert f"{vocab_size:,}" in page.text
+        for more, expected in ((1, rows), (2, rows - 1)):
+            assert flexctc_engine.list_sizes(16, vocab_size + more, 4, 1024 * kilobytes)[1] == expected
+
+
 def cells_of(text, label):
     """The cells right of the first one; one row of the tables in `text` begins with this label."""
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
