@@ -23,14 +23,17 @@ from omegaconf import OmegaConf
 
 import nemo_gpu_decoding
 from benchmarks.options import BenchOptions
-from nemo_gpu_decoding import EndpointConfig
+from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus, EndpointConfig, FlexCTCBeam
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options, show_value
 from nemo_gpu_decoding.graph.csr import GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_engine
+from nemo_gpu_decoding.search.transducer import cuda_engine as transducer_engine
 from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.assets import ASSETS, CTC_MODEL, ROOT, load_script
+from tests.search.transducer.table_networks import TableNetworks
 from tools.compare.__main__ import main as compare
 
 
@@ -424,6 +427,37 @@ def test_sizes_that_pages_name():
     assert f"| {plain / 1e6:.1f} MB at `max_active` 10,000 |" in pages["gpus"]
     assert f"| {with_lm / 1e6:.1f} MB, and" in pages["gpus"]
     assert f"{GRAPH_STATE.itemsize} bytes per state, {GRAPH_ARC.itemsize} per arc" in pages["cuda_wfst"]
+
+
+@pytest.mark.parametrize(("kilobytes", "label"), [
+    (64, "sm_75 (T4), 64 KB"), (99, "sm_86, sm_89 (A10, L4), 99 KB"), (163, "sm_80 (A100), 163 KB"),
+    (227, "sm_90 (H100, H200), 227 KB"),
+])  # fmt: skip
+def test_largest_beams_of_gpus(kilobytes, label):
+    (page,) = [page for page in PAGES if page.path.stem == "gpus"]
+    networks, most = TableNetworks(1024), 1024 * kilobytes
+
+    def fits(strategy, beam):
+        if strategy is FlexCTCBeam:
+            with contextlib.suppress(ValueError):
+                return bool(flexctc_engine.list_sizes(beam, 1025, 2, most))
+            return False
+        options = ALSDConfig if strategy is ALSDPlusPlus else AESConfig
+        return transducer_engine.why_not(strategy(networks, options(beam_size=beam))._params, most) is None
+
+    for strategy, said in zip((FlexCTCBeam, ALSDPlusPlus, AESPlusPlus), cells_of(page.text, label), strict=True):
+        beam = int(said.removeprefix("at least "))
+        assert fits(strategy, beam)
+        assert said.startswith("at least") or not fits(strategy, beam + 1)
+
+
+@pytest.mark.parametrize(("kilobytes", "columns"), [(64, (4_443, 8_895)), (99, (8_923, 17_855))])
+def test_vocabularies_whose_rows_fit_into_shared_memory(kilobytes, columns):
+    (page,) = [page for page in PAGES if page.path.stem == "gpus"]
+    for rows, vocab_size in zip((2, 1), columns, strict=True):
+        assert f"{vocab_size:,}" in page.text
+        for more, expected in ((1, rows), (2, rows - 1)):
+            assert flexctc_engine.list_sizes(16, vocab_size + more, 4, 1024 * kilobytes)[1] == expected
 
 
 def cells_of(text, label):

@@ -22,7 +22,7 @@ import torch
 
 OLDEST_DRIVER = 12060  # 12.6
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: work on the stream does not wait for the default stream
-ASSIGN_DEFAULT = 1  # cudaGraphCondAssignDefault: every replay begins with the condition's default value
+ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT: every replay begins with the condition's default value
 
 
 class GraphError(RuntimeError):
@@ -30,19 +30,21 @@ class GraphError(RuntimeError):
 
 
 class Bindings:
-    """`cuda.bindings` with exceptions instead of statuses, and one interface for CUDA 12 and 13."""
+    """`cuda.bindings.driver` with exceptions instead of statuses, and one interface for CUDA 12 and 13.
 
-    def __init__(self, runtime: Any = None, driver: Any = None, version: str | None = None) -> None:
-        """The arguments replace `cuda.bindings.runtime`, `.driver` and their version."""
-        self.runtime = runtime or importlib.import_module("cuda.bindings.runtime")
+    `cuda.bindings.runtime` has a CUDA runtime of its own, which refuses drivers of an older major version.
+    """
+
+    def __init__(self, driver: Any = None, version: str | None = None) -> None:
+        """The arguments replace `cuda.bindings.driver` and its version."""
         self.driver = driver or importlib.import_module("cuda.bindings.driver")
         version = version or importlib.import_module("cuda.bindings").__version__
         # from CUDA 13 on, functions have an argument for data on edges between nodes
         self.edge_data: tuple[None, ...] = (None,) if int(version.split(".")[0]) >= 13 else ()
 
-    def call(self, module: Any, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
         """The result of a function without its status."""
-        status, *values = getattr(module, name)(*arguments)
+        status, *values = getattr(self.driver, name)(*arguments)
         if int(status) != 0:
             raise GraphError(f"{name} fails with {status}")
         return values[0] if len(values) == 1 else tuple(values)
@@ -54,7 +56,7 @@ def why_no_while_graphs(device: torch.device, bindings: Bindings | None = None) 
         return f"CUDA graphs run on CUDA devices, not on '{device}'"
     try:
         bindings = bindings or Bindings()
-        version = bindings.call(bindings.driver, "cuDriverGetVersion")
+        version = bindings.call("cuDriverGetVersion")
     except Exception as error:  # missing libraries raise errors of many types; none may stop a decoder
         return f"cuda-python does not answer ({type(error).__name__}: {error})"
     if version < OLDEST_DRIVER:
@@ -114,9 +116,9 @@ def capture_while(
     try:
         with _capturing(bindings, device) as (graph, stream):
             parent, _ = _captured(bindings, stream)
-            create = "cudaGraphConditionalHandleCreate"
-            handle = bindings.call(bindings.runtime, create, parent, 1, ASSIGN_DEFAULT)
-            inner = _add_while_node(bindings, stream, handle)
+            context = bindings.call("cuCtxGetCurrent")
+            handle = bindings.call("cuGraphConditionalHandleCreate", parent, context, 1, ASSIGN_DEFAULT)
+            inner = _add_while_node(bindings, stream, handle, context)
             inside = _unused_stream(bindings)
             with _capturing_into(bindings, inner, inside), torch.cuda.use_mem_pool(pool, device):
                 body(int(handle))
@@ -141,7 +143,7 @@ def _unused_stream(bindings: Bindings) -> torch.cuda.Stream:
     device = torch.cuda.current_device()
     if idle := _idle_streams.get(device):
         return idle.pop()
-    stream = bindings.call(bindings.driver, "cuStreamCreate", NON_BLOCKING)
+    stream = bindings.call("cuStreamCreate", NON_BLOCKING)
     return torch.cuda.ExternalStream(int(stream), device=device)
 
 
@@ -192,44 +194,41 @@ def _end_allocation(device: int, pool: Any) -> None:
 
 def _captured(bindings: Bindings, stream: torch.cuda.Stream) -> tuple[Any, list[Any]]:
     """The graph of a stream's capture, and the dependencies of its next node."""
-    found = bindings.call(bindings.runtime, "cudaStreamGetCaptureInfo", stream.cuda_stream)
-    status, _, graph, dependencies = found[:4]
-    active = bindings.runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive
+    status, _, graph, dependencies = bindings.call("cuStreamGetCaptureInfo", stream.cuda_stream)[:4]
+    active = bindings.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
     if status != active:
         raise GraphError(f"the stream's capture is {status}, expected {active}")
     return graph, dependencies
 
 
-def _add_while_node(bindings: Bindings, stream: torch.cuda.Stream, handle: Any) -> Any:
+def _add_while_node(bindings: Bindings, stream: torch.cuda.Stream, handle: Any, context: Any) -> Any:
     """Append a WHILE node to the stream's capture; returns the empty graph of its body."""
-    driver, runtime = bindings.driver, bindings.runtime
+    driver = bindings.driver
     graph, dependencies = _captured(bindings, stream)
     node = driver.CUgraphNodeParams()
     node.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
     node.conditional.handle = handle
     node.conditional.type = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
     node.conditional.size = 1
-    node.conditional.ctx = bindings.call(driver, "cuCtxGetCurrent")
+    node.conditional.ctx = context
     count = len(dependencies)
-    added = bindings.call(driver, "cuGraphAddNode", graph, dependencies, *bindings.edge_data, count, node)
-    replace = runtime.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
-    bindings.call(
-        runtime, "cudaStreamUpdateCaptureDependencies", stream.cuda_stream, [added], *bindings.edge_data, 1, replace
-    )
+    added = bindings.call("cuGraphAddNode", graph, dependencies, *bindings.edge_data, count, node)
+    replace = int(driver.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+    update = "cuStreamUpdateCaptureDependencies"
+    bindings.call(update, stream.cuda_stream, [added], *bindings.edge_data, 1, replace)
     return node.conditional.phGraph_out[0]
 
 
 @contextmanager
 def _capturing_into(bindings: Bindings, graph: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     """Capture the block on a stream into a given graph."""
-    runtime = bindings.runtime
-    mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-    bindings.call(runtime, "cudaStreamBeginCaptureToGraph", stream.cuda_stream, graph, None, None, 0, mode)
+    mode = bindings.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    bindings.call("cuStreamBeginCaptureToGraph", stream.cuda_stream, graph, None, None, 0, mode)
     try:
         with torch.cuda.stream(stream):
             yield
     except BaseException:
         with suppress(GraphError):  # the error inside the block is the cause
-            bindings.call(runtime, "cudaStreamEndCapture", stream.cuda_stream)
+            bindings.call("cuStreamEndCapture", stream.cuda_stream)
         raise
-    bindings.call(runtime, "cudaStreamEndCapture", stream.cuda_stream)
+    bindings.call("cuStreamEndCapture", stream.cuda_stream)

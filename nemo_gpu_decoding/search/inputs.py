@@ -201,3 +201,10 @@ def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> b
             b, frames[i], np.exp(sums[i]), _remedy(rows[i].numpy()),
         )  # fmt: skip
     return True
+
+
+def rows_in_shared_memory(columns: int, item_bytes: int, room: int) -> tuple[int, int]:
+    """Number of rows of log-probs that `RowReader` keeps in `room` bytes of shared memory, and their bytes."""
+    row_bytes = -(-columns * item_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
+    rows = min(2, room // row_bytes)
+    return rows, rows * row_bytes

@@ -1,6 +1,6 @@
-// The log-probs of an utterance, frame by frame: each row is fetched into shared memory while the one
-// before it is searched. Rows too large for that are read where they lie, which is slower: every label
-// waits for global memory.
+// The log-probs of an utterance, frame by frame. If shared memory has room for two rows, each row is fetched while the
+// one before it is searched; if it has room for one, between two frames. Larger rows are read where they lie, which is
+// slower: every label waits for global memory.
 #pragma once
 
 #include "cuda/common.cuh"
@@ -14,11 +14,11 @@ struct Row {
 
 class RowReader {
  public:
-  // `length` rows of `columns` numbers from `first` on. buffers: shared, two of row_bytes each, at an
-  // address that 16 divides; row_bytes 0: rows are not copied. All threads; ends with a barrier.
-  RowReader(const LogProb* first, int columns, int64 length, uint8* buffers, int row_bytes)
-      : row_(first), columns_(columns), left_(length), buffer_(buffers), row_bytes_(row_bytes) {
-    if (row_bytes_ && left_ > 0) {
+  // `length` rows of `columns` numbers from `first` on. buffers: shared, `shared_rows` (0, 1 or 2) of
+  // RowFetch::buffer_bytes each, at an address that 16 divides. All threads; ends with a barrier.
+  RowReader(const LogProb* first, int columns, int64 length, uint8* buffers, int shared_rows)
+      : row_(first), columns_(columns), left_(length), buffer_(buffers), shared_rows_(shared_rows) {
+    if (shared_rows_ && left_ > 0) {
       fetch_.start(buffer_, row_, columns_);
       row_ = fetch_.finish();
       source_ = first;
@@ -28,23 +28,29 @@ class RowReader {
 
   bool any() const { return left_ > 0; }
 
-  // The next row; fetching the one after it begins. Nobody may read the row before it any more.
+  // The next row; with two rows in shared memory, fetching the one after it begins. No thread may still read the row
+  // before it.
   Row next() {
     left_--;
     const Row row{row_};
-    if (row_bytes_ == 0) {
+    source_ += columns_;
+    if (shared_rows_ == 0) {
       row_ += columns_;
-    } else if (left_ > 0) {
-      source_ += columns_;
+    } else if (shared_rows_ == 2 && left_ > 0) {
       parity_ ^= 1;
-      fetch_.start(buffer_ + parity_ * row_bytes_, source_, columns_);
+      fetch_.start(buffer_ + parity_ * RowFetch<LogProb>::buffer_bytes(columns_), source_, columns_);
     }
     return row;
   }
 
   // Until the next row is there; a barrier must follow.
   void wait() {
-    if (row_bytes_ && left_ > 0) row_ = fetch_.finish();
+    if (shared_rows_ == 0 || left_ == 0) return;
+    if (shared_rows_ == 1) {
+      __syncthreads();  // no thread reads the row any more
+      fetch_.start(buffer_, source_, columns_);
+    }
+    row_ = fetch_.finish();
   }
 
  private:
@@ -54,6 +60,6 @@ class RowReader {
   int columns_;
   int64 left_;  // rows not read yet
   uint8* buffer_;
-  int row_bytes_;
+  int shared_rows_;
   int parity_ = 0;
 };

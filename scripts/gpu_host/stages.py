@@ -41,7 +41,7 @@ class Stage:
 def _pytest(*arguments: str) -> tuple[str, ...]:
     # -vv outweighs the -q of pyproject.toml: the log names each finished test, also if the process is killed later.
     # A test that hangs prints its stack.
-    common = ("-vv", "-m", "gpu", "-p", "no:cacheprovider", "-rs", "-o", "faulthandler_timeout=25")
+    common = ("-vv", "-m", "gpu", "-p", "no:cacheprovider", "-rs", "-o", "faulthandler_timeout=10")
     return ("{python}", "-m", "pytest", *common, *arguments)
 
 

@@ -1,5 +1,6 @@
 // A library in the place of NVIDIA's libcuda.so.1: it prints what cuda-python hands to it, byte by byte.
-// It stands for a driver with one device and one kernel, axpy(float* x, float a, int n, bool last).
+// It stands for a driver with one device and one kernel, axpy(float* x, float a, int n, bool last), and for a stream
+// that is being captured into graph 256, after node 512.
 #include <stdio.h>
 #include <string.h>
 
@@ -48,13 +49,62 @@ static int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsign
   return gx == 666 ? 719 : 0;
 }
 
+// As in cuda.h of CUDA 13.
+struct NodeParams {
+  int type, reserved0[3];
+  struct { unsigned long long handle; int type; unsigned size; void** graphs; void* context; } conditional;
+};
+static int cuCtxGetCurrent(void** context) { return *context = (void*)82, 0; }
+static int cuStreamCreate(void** stream, unsigned flags) {
+  static size_t made = 0;
+  *stream = (void*)(1024 + ++made);
+  return printf("stream %zu with flags %u\n", (size_t)*stream, flags), 0;
+}
+static int cuStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, void** graph, void*** before,
+                                  void** edges, size_t* count) {
+  static void *nodes[] = {(void*)512}, *no_data[1];  // 8 bytes of data for each edge
+  *status = 1;
+  if (id) *id = 3;
+  if (graph) *graph = (void*)256;
+  if (before) *before = nodes;
+  if (edges) *edges = no_data;
+  if (count) *count = 1;
+  return printf("capture of %zu\n", (size_t)stream), 0;
+}
+static int cuGraphConditionalHandleCreate(unsigned long long* handle, void* graph, void* context, unsigned value,
+                                          unsigned flags) {
+  *handle = 0xabcdef0123456789;
+  return printf("condition in %zu of %zu: %u flags %u\n", (size_t)graph, (size_t)context, value, flags), 0;
+}
+static int cuGraphAddNode(void** node, void* graph, void** before, void* edges, size_t count, struct NodeParams* p) {
+  static void* inner[] = {(void*)768};
+  printf("node in %zu after %zu of %zu edges %d: type %d handle %llx kind %d size %u context %zu\n", (size_t)graph,
+         (size_t)before[0], count, edges != 0, p->type, p->conditional.handle, p->conditional.type,
+         p->conditional.size, (size_t)p->conditional.context);
+  p->conditional.graphs = inner;
+  return *node = (void*)513, count == 1 ? 0 : 1;
+}
+static int cuStreamUpdateCaptureDependencies(void* stream, void** nodes, void* edges, size_t count, unsigned flags) {
+  printf("stream %zu after %zu of %zu edges %d flags %u\n", (size_t)stream, (size_t)nodes[0], count, edges != 0, flags);
+  return 0;
+}
+static int cuStreamBeginCaptureToGraph(void* stream, void* graph, void** before, void* edges, size_t count, int mode) {
+  printf("begin %zu in %zu after %zu mode %d\n", (size_t)stream, (size_t)graph, count, mode);
+  return before || edges;
+}
+static int cuStreamEndCapture(void* stream, void** graph) {
+  return *graph = (void*)768, printf("end %zu\n", (size_t)stream), 0;
+}
+
 #define ENTRY(name) {#name, (void*)name}
 static const struct { const char* name; void* function; } ENTRIES[] = {
     ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGet), ENTRY(cuDevicePrimaryCtxRetain),
     ENTRY(cuCtxPushCurrent), ENTRY(cuCtxPopCurrent), ENTRY(cuThreadExchangeStreamCaptureMode),
     ENTRY(cuDeviceGetAttribute), ENTRY(cuModuleLoadData), ENTRY(cuModuleGetFunction), ENTRY(cuFuncGetAttribute),
     ENTRY(cuFuncSetAttribute), ENTRY(cuFuncGetParamInfo), ENTRY(cuGetErrorName), ENTRY(cuGetErrorString),
-    ENTRY(cuLaunchKernel)};
+    ENTRY(cuLaunchKernel), ENTRY(cuCtxGetCurrent), ENTRY(cuStreamCreate), ENTRY(cuStreamGetCaptureInfo),
+    ENTRY(cuGraphConditionalHandleCreate), ENTRY(cuGraphAddNode), ENTRY(cuStreamUpdateCaptureDependencies),
+    ENTRY(cuStreamBeginCaptureToGraph), ENTRY(cuStreamEndCapture)};
 
 // How cuda-python finds all the other functions.
 int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags, int* found) {

@@ -3,6 +3,7 @@
 This is where sizes of arguments, addresses and handles could get lost between Python and C.
 """
 
+import importlib.metadata
 import importlib.util
 import shutil
 import struct
@@ -110,3 +111,30 @@ def test_a_signature_with_the_wrong_types_never_gets_to_the_gpu(library):
     assert "parameters of [24] bytes" in refused
     assert "its signature says [32]" in refused
     assert not any(line.startswith("launch") for line in lines)
+
+
+@pytest.mark.skipif(importlib.metadata.version("cuda-bindings") < "13", reason="CUDA 12 has edges without data")
+def test_a_while_node_arrives_as_it_was_meant(library):
+    """Handles, sizes and the graph of the body pass through cuda-python's own structures."""
+    lines = output_of(
+        "from contextlib import nullcontext\n"
+        "from nemo_gpu_decoding.cuda.while_graph import capture_while, why_no_while_graphs\n"
+        "from tests.cuda.fakes import OldTorch\n"
+        "OldTorch()\n"
+        "torch.cuda.use_mem_pool = lambda pool, device: nullcontext()\n"
+        "assert why_no_while_graphs(device) is None, why_no_while_graphs(device)\n"
+        "capture_while(device, lambda handle: print(f'body {handle:x}')).replay()\n",
+        library,
+    )
+    assert lines == sorted([
+        "stream 1025 with flags 1",
+        "capture of 1025",
+        "condition in 256 of 82: 1 flags 1",
+        "capture of 1025",
+        "node in 256 after 512 of 1 edges 0: type 13 handle abcdef0123456789 kind 1 size 1 context 82",
+        "stream 1025 after 513 of 1 edges 0 flags 1",
+        "stream 1026 with flags 1",
+        "begin 1026 in 768 after 0 mode 1",
+        "body abcdef0123456789",
+        "end 1026",
+    ])  # fmt: skip

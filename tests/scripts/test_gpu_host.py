@@ -17,9 +17,11 @@ from benchmarks.clock import Hardware, HostClock
 from benchmarks.options import STRATEGIES, BenchOptions
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cuda.launch import runtime
+from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
 from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.assets import ROOT, load_script
 from tests.cuda_emulator.fixtures import emulated_runtime  # noqa: F401 (a fixture)
+from tests.gpu.test_sanitizer import NAMES
 
 FOLDER = ROOT / "scripts" / "gpu_host"
 pytest_plugins = ("pytester",)
@@ -174,15 +176,17 @@ def test_the_summary_is_written_as_stages_end(run):
     assert run(python("pass", name="first"), python(code, name="second"))[0] == 0
 
 
-def test_one_lost_context_fails_one_test(pytester):
+@pytest.mark.parametrize(
+    "fault", ["illegal memory access", "invalid program counter", "hardware stack error",
+              "operation not supported on global/shared address space"],
+)  # fmt: skip
+def test_one_lost_context_fails_one_test(pytester, fault):
     """A GPU that made an illegal access answers everything with the same error."""
     pytester.makeconftest("from tests.gpu.conftest import pytest_runtest_makereport")
-    pytester.makepyfile(
-        "def test_a(): raise RuntimeError('CUDA error: an illegal memory access was encountered')\ndef test_b(): pass"
-    )
+    pytester.makepyfile(f"def test_a(): raise RuntimeError('CUDA error: an {fault} was seen')\ndef test_b(): pass")
     result = pytester.runpytest_inprocess()
     result.assert_outcomes(failed=1)
-    assert "test_a: illegal memory access" in result.stdout.str()
+    assert f"test_a: {fault}" in result.stdout.str()
 
 
 @pytest.mark.parametrize("stage", stages.STAGES, ids=lambda stage: stage.name)
@@ -200,6 +204,50 @@ def test_stages_name_what_there_is(stage, tmp_path, monkeypatch):
     for word in words:
         if word.startswith(("tests/", "scripts/", "--ignore=")):
             assert Path(word.removeprefix("--ignore=")).exists()
+
+
+def test_profiles_name_kernels_and_figures_that_there_are():
+    figures = load_script(FOLDER / "first_figures.py").FIGURES
+    profiles = [stage for stage in stages.STAGES if stage.name.startswith("profile ")]
+    assert profiles
+    for stage in profiles:
+        words = shlex.split(stage.command[-1].split(" && ")[0])
+        (kernels,) = re.findall(r"::regex:\^\(([\w|]+)\)\$:", words[words.index("--kernel-id") + 1])
+        assert set(kernels.split("|")) <= set(NAMES)
+        assert words[-1] in figures
+
+
+def test_a_test_that_hangs_on_a_host_prints_its_stack_before_its_stage_ends():
+    pytests = [stage for stage in stages.STAGES if "pytest" in stage.command]
+    assert len(pytests) > len(stages.TEST_FILES)
+    for stage in pytests:
+        (seconds,) = re.findall(r"faulthandler_timeout=(\d+)", " ".join(stage.command))
+        assert int(seconds) < stage.seconds
+
+
+@pytest.mark.parametrize("own", ["results", None])
+def test_results_go_to_the_folder_of_the_host_and_caches_stay_in_build(tmp_path, own):
+    """The next call on a machine that is still held finds compiled code, LMs and wheels."""
+    shown = tmp_path / "python"
+    shown.write_text('#!/bin/sh\necho "$OUT $NEMO_GPU_DECODING_CACHE $XDG_CACHE_HOME" "$@"\n', encoding="utf-8")
+    shown.chmod(0o755)
+    given = {"PATH": os.environ["PATH"], "PYTHON": str(shown), "WHEELS": str(tmp_path)}
+    if own:
+        given["OUT"] = str(tmp_path / own)
+    command = ["bash", str(FOLDER / "run.sh"), "--part", "tests"]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+    out, code, other, *arguments = done.stdout.split()
+    assert out == given.get("OUT", "build/gpu_host")
+    assert code == other == str(ROOT / "build" / "gpu_host_cache")
+    assert (arguments[1:3], arguments[-2:]) == (["--out", out], ["--part", "tests"])
+
+
+def test_first_figures_have_each_way_to_launch_in_both_precisions():
+    figures = load_script(FOLDER / "first_figures.py").FIGURES.values()
+    seen = {(figure.mode, figure.dtype) for figure in figures if figure.strategy == "alsd_pp"}
+    assert seen == {(mode, dtype) for mode in (LOOP, CHUNKS, PLAIN) for dtype in (torch.float32, torch.bfloat16)}
+    assert {figure.batch for figure in figures if figure.strategy == "flexctc_beam"} == {32, 128}
+    assert {figure.batch for figure in figures if figure.strategy == "cuda_wfst"} == {32}
 
 
 def test_one_command_lists_the_stages(tmp_path):

@@ -37,7 +37,13 @@ from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_shared
 from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
-from nemo_gpu_decoding.search.inputs import as_float32, checked_lengths, for_kernels, raise_bad_frame
+from nemo_gpu_decoding.search.inputs import (
+    as_float32,
+    checked_lengths,
+    for_kernels,
+    raise_bad_frame,
+    rows_in_shared_memory,
+)
 from nemo_gpu_decoding.search.streams import Streams
 
 THREADS = 256  # per block of `advance`
@@ -58,34 +64,34 @@ def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
     return None
 
 
-def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) -> tuple[ListSizes, int]:
+def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) -> tuple[ListSizes, int, int]:
     """List sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
 
     Returns:
-        The sizes, and the bytes of a row in shared memory; 0: rows do not fit and are read from global memory.
+        The sizes, the number of rows in shared memory, and the bytes of shared memory in all. 0 rows: none fits, they
+        are read from global memory.
 
     Raises:
         ValueError: the beam needs more shared memory.
     """
     sizes = ListSizes(2 * beam_size + THREADS, min(columns, MAX_LABELS), MAX_PAIRS)
-    in_shared = -(-columns * item_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
-    for row_bytes in (in_shared, 0):
-        needed = shared_bytes(beam_size, sizes, row_bytes)
-        if needed <= most_shared:
-            return sizes, row_bytes
+    own = shared_bytes(beam_size, sizes)
+    if own <= most_shared:
+        rows, in_rows = rows_in_shared_memory(columns, item_bytes, most_shared - own)
+        return sizes, rows, own + in_rows
     raise ValueError(
-        f"a beam of {beam_size} needs {needed} bytes of shared memory per block of threads, "
+        f"a beam of {beam_size} needs {own} bytes of shared memory per block of threads, "
         f"of which there are {most_shared}"
     )
 
 
-def shared_bytes(beam_size: int, sizes: ListSizes, row_bytes: int) -> int:
-    """Dynamic shared memory of a block of `advance`; the order is that of `Workspace` in frame.cuh."""
+def shared_bytes(beam_size: int, sizes: ListSizes) -> int:
+    """Dynamic shared memory of a block of `advance` without rows; the order is that of `Workspace` in frame.cuh."""
     key = 8
     lists = (sizes.candidates + beam_size) * (records.CANDIDATE_ITEM.itemsize + key)
     beams = beam_size * (2 * HYPOTHESIS.itemsize + records.KEPT_TEXT.itemsize)
     numbers = 4 * (sizes.labels + sizes.pairs + 3 * beam_size)
-    return -(-(records.COUNTERS.itemsize + lists + beams + numbers) // 16) * 16 + 2 * row_bytes
+    return -(-(records.COUNTERS.itemsize + lists + beams + numbers) // 16) * 16
 
 
 def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
@@ -209,7 +215,7 @@ class CUDAEngine(Engine):
     ) -> None:
         n, frames, columns = values.shape
         beam_size, most_shared = self._config.beam_size, runtime().shared_bytes(self.device)
-        sizes, row_bytes = list_sizes(beam_size, columns, values.element_size(), most_shared)
+        sizes, shared_rows, needed = list_sizes(beam_size, columns, values.element_size(), most_shared)
         defines: dict[str, int | str] = {
             "LOG_PROB": FLOAT_TYPES[values.dtype],
             "PREFIX": int(self._params.merge == records.MERGE_PREFIX),
@@ -218,7 +224,7 @@ class CUDAEngine(Engine):
             records.ADVANCE,
             grid=n,
             block=THREADS,
-            shared_bytes=shared_bytes(beam_size, sizes, row_bytes),
+            shared_bytes=needed,
             log_probs=values,
             lengths=lengths,
             utterances=self._utterances,
@@ -236,7 +242,7 @@ class CUDAEngine(Engine):
             frames=frames,
             capacity=self._capacity,
             beam_size=beam_size,
-            row_bytes=row_bytes,
+            shared_rows=shared_rows,
         )
 
     def _launch_finish(

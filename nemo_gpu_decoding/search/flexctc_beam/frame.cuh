@@ -23,7 +23,7 @@ struct Workspace {
   int* origins;  // [K] candidate that each of `next` comes from: its parent ...
   int* emitted;  // [K] ... and its label
   int* leaders;  // [K] the first of `next` with that text and last label, or -1: below the threshold
-  uint8* rows;  // two frames of log-probs, each in row_bytes
+  uint8* rows;  // see RowReader
   Counters* counters;
 
   Workspace(

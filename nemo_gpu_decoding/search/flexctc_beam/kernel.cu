@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
   now.status = checked(now, length, args.frames, args.capacity);
   load_beam(args.beams + (int64)b * args.beam_size, now, utterance, work);
   const LogProb* first = args.log_probs + (int64)b * args.frames * columns;
-  RowReader rows(first, columns, now.status == FINE ? length : 0, work.rows, args.row_bytes);
+  RowReader rows(first, columns, now.status == FINE ? length : 0, work.rows, args.shared_rows);
   while (now.status == FINE && rows.any()) {
     const Row row = rows.next();
     if (!list_candidates(row, counters.beam_size, work)) {

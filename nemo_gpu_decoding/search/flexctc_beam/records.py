@@ -136,7 +136,7 @@ ADVANCE = Signature(
         "frames": Scalar(np.int32),  # T
         "capacity": Scalar(np.int32),  # frames of the back-pointers
         "beam_size": Scalar(np.int32),  # K
-        "row_bytes": Scalar(np.int32),  # of a row in shared memory; 0: rows are read where they lie
+        "shared_rows": Scalar(np.int32),  # rows in shared memory; 0: rows are read where they lie
     },
 )
 

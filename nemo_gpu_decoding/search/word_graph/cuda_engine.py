@@ -294,7 +294,7 @@ class CUDAEngine(Engine):
         kernels, params = self._kernels, self._largest.params
         capacity = kernels.capacity(self._config, params, columns, self._grown)
         most_shared = runtime().shared_bytes(self.device) - kernels.static_shared_bytes
-        shared_bytes, row_bytes = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
+        shared_bytes, shared_rows = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
         next_tokens = self._empty(n, 2, capacity.tokens, kernels.token.itemsize)
         next_counters = self._empty(n, STREAM_COUNTERS.itemsize)
         work: dict[str, torch.Tensor] = {}
@@ -325,7 +325,7 @@ class CUDAEngine(Engine):
             capacity=capacity,
             frames=frames,
             max_links=0 if state.links is None else state.links.shape[1],
-            row_bytes=row_bytes,
+            shared_rows=shared_rows,
         )
         counters = _on_host(next_counters, STREAM_COUNTERS)
         halves = torch.from_numpy(counters["half"].astype(np.int64)).to(self.device)

@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
   now.status = DONE;
   const LogProb* first = args.log_probs + (b * args.frames + now.begin) * columns;
   uint8* buffers = smem + (sizeof(Counters) + 8 * LANES + 4 * (BINS + 2) + 15) / 16 * 16 + 8 * threads();
-  RowReader rows(first, columns, args.lengths[b] - now.begin, buffers, args.row_bytes);
+  RowReader rows(first, columns, args.lengths[b] - now.begin, buffers, args.shared_rows);
   while (now.status == DONE && rows.any()) {
     const Row row = rows.next();
     if (WIDENS) work.search.beam = args.params.beam;

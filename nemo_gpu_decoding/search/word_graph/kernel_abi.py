@@ -20,6 +20,7 @@ from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.lm.on_device import lm_parameters
 from nemo_gpu_decoding.lm.records import LM_STATE  # noqa: F401  (the header needs it for lm_parameters)
+from nemo_gpu_decoding.search.inputs import rows_in_shared_memory
 from nemo_gpu_decoding.search.word_graph import keys, records
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts, scorer
 from nemo_gpu_decoding.search.word_graph.prune import BINS
@@ -278,15 +279,14 @@ def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, .
 
 
 def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[int, int]:
-    """Dynamic shared memory of a block of `advance`, and the bytes of one row in it; 0: rows do not fit.
+    """Dynamic shared memory of a block of `advance`, and the number of rows in it.
 
     The layout is that of `open_workspace` in kernel.cu.
     """
     scratch = 8 * 32
     own = -(-(COUNTERS.itemsize + scratch + 4 * (BINS + 2 * (THREADS + 1))) // 16) * 16
-    in_shared = -(-columns * log_prob_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
-    row_bytes = in_shared if own + 2 * in_shared <= most_shared else 0
-    return own + 2 * row_bytes, row_bytes
+    rows, in_rows = rows_in_shared_memory(columns, log_prob_bytes, most_shared - own)
+    return own + in_rows, rows
 
 
 # --------------------------------------------------------------------------------------- arguments
@@ -362,7 +362,7 @@ def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Sc
             "held": Scalar(np.int32),
             "max_back_pointers": Scalar(np.int32),  # R
             "max_links": Scalar(np.int32),  # L
-            "row_bytes": Scalar(np.int32),  # bytes of a row in shared memory; 0: rows stay in global memory
+            "shared_rows": Scalar(np.int32),  # rows in shared memory; 0: rows stay in global memory
         },
     )
 

@@ -7,6 +7,7 @@ import torch
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
+from nemo_gpu_decoding.search.inputs import rows_in_shared_memory
 from tests.contract.subject import all_facts
 from tests.random_models import random_boosting, random_lm, random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
@@ -139,6 +140,20 @@ def test_lists_that_are_too_short_for_a_frame(monkeypatch, labels, pairs):
             log_probs, [6], fusion=random_fusion(60), merge=merge, beam_size=16,
             beam_threshold=float("inf"), n_best=16,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_as_many_rows_as_fit_are_in_shared_memory(emulated_runtime, rows, dtype):
+    """GPUs with 64 KB have room for one row of 8,192 numbers, and others for two."""
+    columns, beam_size = 1003, 4  # rows of all alignments
+    _, _, most = cuda_engine.list_sizes(beam_size, columns, dtype.itemsize, emulated_runtime.most_shared_bytes)
+    row_bytes = rows_in_shared_memory(columns, dtype.itemsize, most)[1] // 2
+    emulated_runtime.most_shared_bytes = most - (2 - rows) * row_bytes + row_bytes // 2
+    assert cuda_engine.list_sizes(beam_size, columns, dtype.itemsize, emulated_runtime.most_shared_bytes)[1] == rows
+    log_probs = random_log_probs(3, 5, columns, seed=8, sharpness=3.0).to(dtype)
+    for merge in MERGES:
+        assert_equal(log_probs, [5, 1, 4], merge=merge, beam_size=beam_size, n_best=4)
 
 
 def test_rows_that_exceed_shared_memory_are_read_where_they_lie(emulated_runtime):

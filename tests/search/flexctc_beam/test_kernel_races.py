@@ -1,7 +1,10 @@
 """The kernels under the race and bounds checker: clean on any schedule, and no barrier is idle."""
 
+from itertools import product
+
 import pytest
 
+from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.random_models import random_log_probs
@@ -33,9 +36,11 @@ def search_everything(merge: str = "max") -> None:
 
 
 def search_in_chunks() -> None:
-    """Beams come back from global memory."""
+    """Beams come back from global memory. First with two rows in shared memory, then with one."""
+    cuda = runtime()
+    _, _, most = cuda_engine.list_sizes(16, V + 1, 4, cuda.most_shared_bytes)
     decoder = on_cuda(V, V, random_fusion(V), merge="sum", beam_size=16, n_best=16, beam_threshold=float("inf"))
-    for sharpness in (0.3, 3.0, 8.0):
+    for sharpness, cuda.most_shared_bytes in product((0.3, 3.0, 8.0), (most, most - 1)):
         log_probs = random_log_probs(2, 7, V + 1, seed=1, sharpness=sharpness)
         streams = decoder.open(2)
         decoder.push(streams, log_probs[:, :5], [5, 4])

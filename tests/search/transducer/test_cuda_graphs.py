@@ -241,7 +241,7 @@ def capture_in_two_threads():
     OldTorch()
     cuda = FakeCUDA([])
     cuda_graphs.why_no_while_graphs = lambda device: "the driver is old"
-    cuda_graphs.capture_chunk = partial(cuda_graphs.capture_chunk, bindings=Bindings(cuda, cuda, "13.0.0"))
+    cuda_graphs.capture_chunk = partial(cuda_graphs.capture_chunk, bindings=Bindings(cuda, "13.0.0"))
     both = threading.Barrier(2)
 
     class Slow(CountingStep):
@@ -273,7 +273,7 @@ def fail_every_capture():
     torch.cuda.use_mem_pool = lambda pool, device: nullcontext()
     cuda_graphs.why_no_while_graphs = lambda device: None
     for name in ("capture_while", "capture_chunk"):
-        bound = partial(getattr(cuda_graphs, name), bindings=Bindings(cuda, cuda, "13.0.0"))
+        bound = partial(getattr(cuda_graphs, name), bindings=Bindings(cuda, "13.0.0"))
         setattr(cuda_graphs, name, bound)
     work = new_work(torch.device("cuda", 1))
 

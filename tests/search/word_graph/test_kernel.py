@@ -190,8 +190,19 @@ def test_block_sizes(monkeypatch, threads):
     assert_equal(graph, log_probs, [6, 4], vocab_size=69, blank_id=69, topology="normal", beam=9.0)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize("emulated_runtime", [{}, {"check": True}], indirect=True, ids=["", "checked"])
+def test_as_many_rows_as_fit_are_in_shared_memory(emulated_runtime, rows):
+    columns = 71  # rows of all alignments
+    with_two, _ = kernel_abi.shared_bytes(columns, 4, emulated_runtime.most_shared_bytes)
+    emulated_runtime.most_shared_bytes = with_two - (2 - rows) * 304 + 150
+    assert kernel_abi.shared_bytes(columns, 4, emulated_runtime.most_shared_bytes)[1] == rows
+    graph, log_probs = random_graph(1, columns=columns), log_probs_of(1, 2, 6, columns)
+    assert_equal(graph, log_probs, [6, 4], vocab_size=70, blank_id=70, topology="normal", beam=9.0)
+
+
 def test_rows_that_exceed_shared_memory_are_read_where_they_lie():
-    columns = 40_000
+    columns = 60_000
     assert kernel_abi.shared_bytes(columns, 4, 227 * 1024)[1] == 0
     graph = random_graph(1, columns=30)
     log_probs = log_probs_of(1, 1, 3, columns, sharpness=4.0)
