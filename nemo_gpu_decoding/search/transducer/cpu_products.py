@@ -10,17 +10,19 @@ line per input follows. Example with two inputs, three outputs and WIDTH = 2; th
     panel 0   bias[0] bias[1] | w[0][0] w[1][0] | w[0][1] w[1][1]
     panel 1   bias[2]    0    | w[2][0]    0    | w[2][1]    0
 
-**Block.** A block of ROWS rows and WIDTH outputs is kept in registers while all inputs are added: 4 rows times 3
-vectors of 8 values, 3 vectors of the panel and one broadcast value fill the 16 registers of AVX2. numba's loops cannot
-express this, so the block is written with llvmlite; LLVM splits or joins the vectors on other CPUs.
+**Block.** A block of ROWS rows and WIDTH outputs is kept in registers while all inputs are added. 4 rows times 3
+vectors of 8 values, 3 vectors of the panel and one broadcast value fill the 16 registers of AVX2. 8 rows times 3
+vectors of 16 values fit in the 32 registers of AVX-512. The last rows are computed in half a block if they fit in it.
+numba's loops cannot express this, so the block is written with llvmlite. LLVM splits the vectors on other CPUs.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import extending, types
 from numba.core import cgutils
 from numba.np.arrayobj import make_array
@@ -30,7 +32,7 @@ from nemo_gpu_decoding.jit import compiled
 
 intrinsic: Any = extending.intrinsic  # its type does not describe calls
 
-ROWS, LANES = 4, 8
+ROWS, LANES = (8, 16) if binding.get_host_cpu_features().get("avx512f") else (4, 8)
 WIDTH = 3 * LANES
 CACHED_ROWS = 64  # rows that stay in the second level of the cache while the weight passes; a multiple of ROWS
 
@@ -68,18 +70,27 @@ def multiply(rows, count, weight, out):
     size = (1 + rows.shape[1]) * WIDTH
     for first in range(0, count, CACHED_ROWS):
         for panel in range(weight.shape[0] // size):
-            for row in range(first, min(first + CACHED_ROWS, count), ROWS):
-                _block(rows, row, weight, panel * size, out, panel * WIDTH)
+            last = min(first + CACHED_ROWS, count)
+            for row in range(first, last, ROWS):
+                if last - row > ROWS // 2:
+                    _block(rows, row, weight, panel * size, out, panel * WIDTH)
+                else:
+                    _half_block(rows, row, weight, panel * size, out, panel * WIDTH)
 
 
 @intrinsic
 def _block(typing_context, rows, row, weight, at, out, column):
     """ROWS rows from `row` on times the panel at weight[at:], into the columns from `column` on."""
-    signature = types.void(rows, row, weight, at, out, column)
-    return signature, _write_block
+    return types.void(rows, row, weight, at, out, column), partial(_write_block, ROWS)
 
 
-def _write_block(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+@intrinsic
+def _half_block(typing_context, rows, row, weight, at, out, column):
+    """The same with ROWS // 2 rows."""
+    return types.void(rows, row, weight, at, out, column), partial(_write_block, ROWS // 2)
+
+
+def _write_block(count: int, context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     rows, weight, out = (make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 2, 4))
     row, at, column = (context.cast(builder, arguments[i], signature.args[i], types.intp) for i in (1, 3, 5))
     inputs, width = (cgutils.unpack_tuple(builder, array.shape, 2)[1] for array in (rows, out))
@@ -102,14 +113,14 @@ def _write_block(context: Any, builder: Any, signature: Any, arguments: Any) -> 
         first = builder.insert_element(undefined, value, ir.IntType(32)(0))
         return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), None))
 
-    inputs_of = [line(rows, i, inputs) for i in range(ROWS)]
+    inputs_of = [line(rows, i, inputs) for i in range(count)]
     panel = builder.gep(weight.data, [at])
     bias = [builder.load(place, align=4) for place in vectors(panel)]
     before, loop, after = builder.block, builder.append_basic_block("inputs"), builder.append_basic_block("after")
     builder.branch(loop)
     builder.position_at_end(loop)
     k = builder.phi(number)
-    sums = [[builder.phi(vector) for _ in offsets] for _ in range(ROWS)]
+    sums = [[builder.phi(vector) for _ in offsets] for _ in range(count)]
     following = builder.add(k, number(1))
     weights = [
         builder.load(place, align=4) for place in vectors(builder.gep(panel, [builder.mul(following, number(WIDTH))]))

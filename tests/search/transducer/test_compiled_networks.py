@@ -38,8 +38,8 @@ def multiplied(rows, weight, bias):
     return torch.from_numpy(out[:count, :outputs])
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 9])
-@pytest.mark.parametrize("outputs", [1, 23, 24, 25, 50])
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9, 13, 70])
+@pytest.mark.parametrize("outputs", [1, 23, 24, 25, 48, 50, 97])
 @pytest.mark.parametrize("inputs", [1, 2, 65])
 def test_a_product_is_that_of_a_linear_layer(count, outputs, inputs):
     torch.manual_seed(0)
