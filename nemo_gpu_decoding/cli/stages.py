@@ -139,7 +139,7 @@ def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
 
     A bonus offsets the preference of plain scores for short hypotheses.
     """
-    bonuses = sorted({point.beam_beta for point in points if (point.beam_beta or 0.0) > 0})
+    bonuses = sorted({bonus for point in points if (bonus := point.beam_beta or 0.0) > 0})
     beside = _neighbours(points, best) or [best]
     return [point._replace(score_norm=False, beam_beta=bonus) for point in beside for bonus in bonuses]
 

@@ -7,20 +7,26 @@ model's strategy. Both passes read the file in order, and hold a batch of window
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
+from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, confident
 from nemo_gpu_decoding.nemo_plugin.model import Model
+from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
 from nemo_gpu_decoding.search.slots import Slot
 
@@ -55,6 +61,7 @@ def transcribe_long(
     timestamps: bool = False,
     batch_size: int = 8,
     cutting: Cutting | None = None,
+    resume: str | Path | None = None,
 ) -> Transcript:
     """Transcribe a recording of any length with the model's current strategy.
 
@@ -63,6 +70,8 @@ def transcribe_long(
         timestamps: fill `words` of the result, with times in the whole recording.
         batch_size: segments per batch.
         cutting: where the recording is cut; None: `Cutting()`, the defaults of `transcribe`.
+        resume: a file for the segments that are decoded; it is removed at the end. After an interruption, the same
+            call continues with the next segment.
 
     Returns:
         The transcript with its `segments`. If the end of the file cannot be read, `error` is the reason.
@@ -71,16 +80,60 @@ def transcribe_long(
         ValueError: the file cannot be read as audio.
     """
     loaded = model if isinstance(model, Model) else Model(model)
-    plan = find_cuts(loaded, file, cutting or Cutting(), batch_size)
+    cutting = cutting or Cutting()
+    section: dict[Any, Any] = {**loaded.current_head.config}
+    if timestamps:
+        section["compute_timestamps"] = True
+    log, key = None, ""
+    if resume is not None:
+        log = SegmentLog(Path(resume), [*_identity(loaded, section), asdict(cutting), batch_size])
+        key = log.key(file)
+    plan, done = planned(loaded, file, cutting, batch_size, log, key)
     if not plan.segments:
         raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
-    found: list[Transcript] = []
-    section = loaded.current_head.config
-    with loaded.using({**section, "compute_timestamps": True}) if timestamps else nullcontext():
-        for paths in segment_files(loaded, file, plan, batch_size):
+    found = list(done)
+    with loaded.using(section) if timestamps else nullcontext():
+        for paths in segment_files(loaded, file, plan, batch_size, len(done)):
             for outputs in loaded.encode(paths, batch_size):
-                found += loaded.decode(outputs)
+                batch = list(loaded.decode(outputs))
+                if log is not None:
+                    log.add(key, batch)
+                found += batch
+    if log is not None:
+        log.remove()
     return joined(plan.spans(), found, plan.fault)
+
+
+def _identity(model: Model, section: Mapping[Any, Any]) -> list[Any]:
+    """A model's weights and its decoding section, with files by size and time, as values of JSON."""
+
+    def content(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): content(own) for key, own in value.items()}
+        if isinstance(value, list):
+            return [content(own) for own in value]
+        return file_key(value) if isinstance(value, str) and Path(value).is_file() else value
+
+    weights = [float(each.double().sum()) for each in model.model.parameters()]
+    return [weights, content(OmegaConf.to_container(OmegaConf.create(dict(section)), enum_to_str=True))]
+
+
+def planned(
+    model: Model, file: str | Path, cutting: Cutting, batch_size: int, log: SegmentLog | None, key: str
+) -> tuple[Plan, list[Transcript | str]]:
+    """The plan of a recording, and what its log has of the first batches of segments.
+
+    Args:
+        log: of segments; None: none.
+        key: of the recording in the log.
+    """
+    kept = None if log is None else log.plan(key)
+    plan = find_cuts(model, file, cutting, batch_size) if kept is None else Plan(**kept)
+    if log is None:
+        return plan, []
+    if kept is None:
+        log.begin(key, plan._asdict())
+    return plan, log.found(key, len(plan.segments), batch_size)
 
 
 def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int) -> Plan:
@@ -117,6 +170,7 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
                             confidences.append(float(confidence))
                     loudness.append(window.loudness(position))
                     bar.update(len(loudness[-1]) * step_seconds)
+                return_memory()
             words = head.vocabulary().words([token for _, _, token in tokens])
     spans = np.array([(tokens[w.first_token][0], tokens[w.end_token - 1][1]) for w in words], int).reshape(-1, 2)
     levels = np.concatenate(loudness) if loudness else np.zeros(0)
@@ -177,17 +231,32 @@ class _Windows:
             kept = kept[at(max(begin - self.context, 0)) - at(first) :]
 
 
-def segment_files(model: Model, file: str | Path, plan: Plan, batch_size: int) -> Iterator[list[Path]]:
-    """Files with the segments of a recording, in batches; they exist until the next batch."""
+def segment_files(
+    model: Model, file: str | Path, plan: Plan, batch_size: int, first: int = 0
+) -> Iterator[list[Path]]:
+    """Files with the segments of a recording from the `first` on, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
-        for batch in _grouped(plan.segments, batch_size):
+        for batch in _grouped(plan.segments[first:], batch_size):
             read = []
             for begin, end in batch:
                 reader.skip(position(begin) - at)
                 at = position(end)
                 read.append(reader.read_readable(at - position(begin))[0])
             yield [_write(Path(folder) / f"{n}.wav", samples, reader.rate) for n, samples in enumerate(read)]
+            return_memory()
+
+
+def return_memory() -> None:
+    """Return freed memory to the system.
+
+    glibc keeps blocks that were freed below live ones. Batches have other sizes each, fit into few of these blocks,
+    and get new ones: the process would grow over hours.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
+        if trim is not None:
+            trim(0)
 
 
 def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | str], fault: str = "") -> Transcript:

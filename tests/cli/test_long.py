@@ -107,3 +107,45 @@ def test_subtitles_imply_timestamps():
     options = parse_options(TranscribeOptions, ["model=m", "subtitles=srt"])
     assert options.subtitles == ["srt"]
     assert build_decoding(options).compute_timestamps is True
+
+
+def test_an_interrupted_run_continues_after_its_last_batch(assets, talk, tmp_path, capsys, monkeypatch):
+    from nemo_gpu_decoding.nemo_plugin import long_audio
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    def run(out, *more):
+        status = main(["transcribe", f"model={assets}/models/self_ctc.nemo", f"audio={talk}", f"out={tmp_path}/{out}",
+                       "batch_size=2", "n_best=2", "timestamps=true", "beam_size=4", *CUT, *more])  # fmt: skip
+        (row,) = rows_of(tmp_path / out)
+        return status, {name: value for name, value in row.items() if name != "seconds"}
+
+    expected = run("whole.json")
+    assert len(expected[1]["segments"]) > 4
+    log = tmp_path / "talk.json.segments"
+    decode, encoded = Model.decode, []
+
+    def stopped(self, outputs, **options):
+        if len(encoded) == 2:
+            raise KeyboardInterrupt
+        encoded.append(len(next(iter(outputs.values()))))
+        yield from decode(self, outputs, **options)
+
+    monkeypatch.setattr(Model, "decode", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run("talk.json")
+    assert not (tmp_path / "talk.json").exists()
+    kept = log.read_bytes()
+    assert len(kept.splitlines()) == 3  # the plan, and two batches
+    encoded.clear()
+    monkeypatch.setattr(Model, "decode", lambda *given, **options: encoded.append(1) or decode(*given, **options))
+    other = run("talk.json", "beam_size=2")  # another beam has other transcripts
+    assert len(encoded) == len(other[1]["segments"] + [0]) // 2
+    log.write_bytes(kept)
+    encoded.clear()
+    capsys.readouterr()
+    monkeypatch.setattr("nemo_gpu_decoding.nemo_plugin.long_audio.find_cuts", None)  # the plan is in the log
+    assert run("talk.json") == expected
+    assert f"{talk}: 4 segments are those of an interrupted run" in capsys.readouterr().err
+    assert len(encoded) == len(expected[1]["segments"] + [0]) // 2 - 2
+    assert not log.exists()
+    assert long_audio.find_cuts is None

@@ -1,6 +1,9 @@
 """Long recordings: segments joined again, on the shipped models and speech."""
 
 import json
+import platform
+import subprocess
+import sys
 import tracemalloc
 from contextlib import contextmanager
 from itertools import pairwise
@@ -11,7 +14,7 @@ import pytest
 
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
-from tests.assets import ASSETS
+from tests.assets import ASSETS, ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
@@ -252,6 +255,57 @@ def peak_of(file):
     return plan, peak
 
 
+FRAGMENTS = """
+import sys
+import numpy as np
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
+from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, segment_files
+from tests.nemo_plugin.test_long_audio import SilentModel
+
+live = []
+
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+
+def use_memory():
+    blocks = [np.ones(100_000, np.uint8) for _ in range(2000)]
+    live.append(np.ones(100_000, np.uint8))  # above the others, so that the heap cannot shrink
+
+
+class Model(SilentModel):
+    def encode(self, files, batch_size):
+        use_memory()
+        yield list(files)
+
+
+before = resident()
+if sys.argv[1] == "both":
+    plan = find_cuts(Model(), sys.argv[2], Cutting(), 2)
+    print(resident() - before)
+    for files in segment_files(Model(), sys.argv[2], plan, 2):
+        use_memory()
+else:
+    use_memory()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps blocks below live ones")
+def test_memory_that_a_batch_frees_is_returned(tmp_path):
+    file = tmp_path / "silence.wav"
+    soundfile.write(file, np.full(120 * 8000, 99, np.int16), 8000)
+
+    def kept(what):
+        run = subprocess.run([sys.executable, "-c", FRAGMENTS, what, file], cwd=ROOT, capture_output=True, check=True)
+        return [int(line) / 1e6 for line in run.stdout.split()]
+
+    (alone,) = kept("alone")
+    assert alone > 150  # MB: the system keeps what is freed
+    assert max(kept("both")) < 100
+
+
 def test_memory_does_not_grow_with_the_recording(tmp_path):
     peaks = []
     for minutes in (5, 60):
@@ -263,3 +317,48 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
         peaks.append(peak)
     frames = 60 * 750
     assert peaks[1] < peaks[0] + 64 * frames  # a few numbers per frame, of which a sample array would need 640
+
+
+def test_an_interrupted_call_continues_with_the_next_segment(tmp_path, monkeypatch):
+    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    file, _ = joined_speech(tmp_path)
+    model = load("self_hybrid_rnnt", "rnnt", "alsd_pp", timestamps=False)
+    options = {"timestamps": True, "batch_size": 2, "resume": tmp_path / "log"}
+    expected = transcribe_long(model, file, **{**options, "resume": None}, cutting=Cutting(8, 16))
+    decode, calls = Model.decode, []
+
+    def stopped(self, outputs):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(outputs)
+        yield from decode(self, outputs)
+
+    monkeypatch.setattr(Model, "decode", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        transcribe_long(model, file, **options, cutting=Cutting(8, 16))
+    kept = options["resume"].read_bytes()
+    monkeypatch.setattr(Model, "decode", lambda *given: calls.append(given) or decode(*given))
+    calls.clear()
+    assert transcribe_long(model, file, **options, cutting=Cutting(8, 16)) == expected
+    batches = (len(expected.segments) + 1) // 2
+    assert len(calls) == batches - 2
+    assert not options["resume"].exists()
+    options["resume"].write_bytes(kept)
+    calls.clear()
+    with torch_weights_changed(model):
+        transcribe_long(model, file, **options, cutting=Cutting(8, 16))
+    assert len(calls) >= batches  # the segments are those of other weights
+
+
+@contextmanager
+def torch_weights_changed(model):
+    """One weight of the model is larger by a little."""
+    import torch
+
+    weight = next(model.model.parameters())
+    with torch.no_grad():
+        weight.view(-1)[0] += 1e-3
+        yield
+        weight.view(-1)[0] -= 1e-3
