@@ -125,8 +125,8 @@ class TranscribeOptions(decoding.DecodingOptions):
     max_pause: float = 0.6
     # Seconds of silence that a segment keeps at both ends, >= 0. Few models need any; many make errors beside silence.
     kept_silence: float = 0.0
-    # Segments whose tokens have a lower mean confidence in the first pass are left out: music and noise. A number in
-    # [0, 1]; 0 keeps all.
+    # Segments of long files whose words have a lower mean confidence are left out: music and noise. A number in
+    # [0, 1]; 0 keeps all. The option implies timestamps.
     min_confidence: float = 0.0
     # Also write a file with lines and their times per recording: srt, vtt, tsv (milliseconds) or txt (no times), or
     # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. The option
@@ -333,7 +333,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
         section = decoding.section_of(str(config.strategy))
         OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
         OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
-    if options.timestamps or options.subtitles:
+    if options.timestamps or options.subtitles or options.min_confidence:
         config.compute_timestamps = True
         OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)
     return cast(DictConfig, OmegaConf.merge(config, options.decoding))

@@ -68,6 +68,7 @@ class Part(NamedTuple):
     recording: Item
     spans: Sequence[tuple[float, float]]  # start and end of all segments, seconds
     fault: str  # why the recording cannot be read to its end
+    min_confidence: float = 0.0  # see `Cutting`
     key: str = ""  # of the recording in the log of segments; "": no log
 
 
@@ -206,7 +207,7 @@ def encoded_cut(
         spans = plan.spans()
         if not spans:
             yield Batch([item], _named(item, f"cannot be read as audio: {plan.fault}"))
-        part = Part(item, spans, plan.fault, key)
+        part = Part(item, spans, plan.fault, cutting.min_confidence, key)
 
         def segments(part: Part, begin: int, files: Sequence[Path]) -> list[Item]:
             recording, own = part.recording, part.spans[begin : begin + len(files)]
@@ -232,7 +233,7 @@ def whole(found: Iterable[tuple[Item, Transcript | str]]) -> Iterator[tuple[Item
         parts.append(transcript)
         if len(parts) == len(item.part.spans):
             recording = item.part.recording
-            joint = joined(item.part.spans, parts, item.part.fault)
+            joint = joined(item.part.spans, parts, item.part.fault, item.part.min_confidence)
             yield recording, replace(joint, error=_named(recording, joint.error)) if joint.error else joint
             parts = []
 

@@ -22,7 +22,7 @@ _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound:
 
 @dataclass(frozen=True)
 class Cutting:
-    """Where long recordings are cut. Times are in seconds.
+    """Where long recordings are cut, and which segments are left out. Times are in seconds.
 
     Args:
         segment_seconds: target length of a segment, >= 2.
@@ -30,7 +30,7 @@ class Cutting:
         min_pause: minimum time between two words for a cut, > 0.
         max_pause: silence of this length always ends a segment, > 0.
         kept_silence: silence that a segment keeps at both ends, >= 0.
-        min_confidence: segments whose greedy tokens have a lower mean confidence are left out, in [0, 1]; 0 keeps all.
+        min_confidence: segments whose words have a lower mean confidence are left out, in [0, 1]; 0 keeps all.
     """
 
     segment_seconds: float = 30.0
@@ -98,21 +98,6 @@ def choose_segments(
             segments.append(_widened(sound, own, cutting.kept_silence, step_seconds))
         doubtful += unsure
     return [own for own in segments if own[0] < own[1]], doubtful
-
-
-def confident(segments: list[tuple[int, int]], tokens: np.ndarray, least: float) -> list[tuple[int, int]]:
-    """The segments whose tokens have a mean confidence of at least `least`, and those without tokens.
-
-    If there are none, the segment with the highest confidence: a recording has at least one segment.
-
-    Args:
-        segments: first and end step of each, in order.
-        tokens: first step and confidence of each greedy token, [N, 2], in order.
-    """
-    bounds = np.searchsorted(tokens[:, 0], np.array(segments, float).reshape(-1, 2))
-    means = np.array([tokens[begin:end, 1].mean() if begin < end else 1.0 for begin, end in bounds])
-    kept = means >= min(least, means.max(initial=0.0))
-    return [segment for segment, keep in zip(segments, kept, strict=True) if keep]
 
 
 def _steps(seconds: float, step_seconds: float) -> int:

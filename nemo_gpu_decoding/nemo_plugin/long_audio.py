@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
-from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, confident
+from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
 
 _CONTEXT = 2.0  # seconds of audio on both sides of a window
-_CONFIDENCE = {"confidence_cfg": {"preserve_token_confidence": True, "method_cfg": {"name": "max_prob", "alpha": 1.0}}}
 _STEP = 0.01  # seconds, about: an encoder frame is a whole number of steps
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -81,9 +80,11 @@ def transcribe_long(
     """
     loaded = model if isinstance(model, Model) else Model(model)
     cutting = cutting or Cutting()
-    section: dict[Any, Any] = {**loaded.current_head.config}
-    if timestamps:
-        section["compute_timestamps"] = True
+    section = loaded.current_head.config
+    if timestamps or cutting.min_confidence:
+        section.compute_timestamps = True
+    if cutting.min_confidence:
+        OmegaConf.update(section, "confidence_cfg.preserve_word_confidence", True, force_add=True)
     log, key = None, ""
     if resume is not None:
         log = SegmentLog(Path(resume), [*_identity(loaded, section), asdict(cutting), batch_size])
@@ -92,7 +93,7 @@ def transcribe_long(
     if not plan.segments:
         raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
     found = list(done)
-    with loaded.using(section) if timestamps else nullcontext():
+    with loaded.using(section) if timestamps or cutting.min_confidence else nullcontext():
         for paths in segment_files(loaded, file, plan, batch_size, len(done)):
             for outputs in loaded.encode(paths, batch_size):
                 batch = list(loaded.decode(outputs))
@@ -101,10 +102,10 @@ def transcribe_long(
                 found += batch
     if log is not None:
         log.remove()
-    return joined(plan.spans(), found, plan.fault)
+    return joined(plan.spans(), found, plan.fault, cutting.min_confidence)
 
 
-def _identity(model: Model, section: Mapping[Any, Any]) -> list[Any]:
+def _identity(model: Model, section: DictConfig) -> list[Any]:
     """A model's weights and its decoding section, with files by size and time, as values of JSON."""
 
     def content(value: Any) -> Any:
@@ -115,7 +116,7 @@ def _identity(model: Model, section: Mapping[Any, Any]) -> list[Any]:
         return file_key(value) if isinstance(value, str) and Path(value).is_file() else value
 
     weights = [float(each.double().sum()) for each in model.model.parameters()]
-    return [weights, content(OmegaConf.to_container(OmegaConf.create(dict(section)), enum_to_str=True))]
+    return [weights, content(OmegaConf.to_container(section, enum_to_str=True))]
 
 
 def planned(
@@ -148,13 +149,11 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
         core, context = (steps * round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
         windows = _Windows(reader, position, core, context)
         tokens: list[tuple[int, int, int]] = []
-        confidences: list[float] = []
         loudness: list[np.ndarray] = []
-        section = {"strategy": "greedy_batch", **(_CONFIDENCE if cutting.min_confidence else {})}
         bar = tqdm(
             total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
         )
-        with bar, model.using(section) as head, TemporaryDirectory() as folder:
+        with bar, model.using({"strategy": "greedy_batch"}) as head, TemporaryDirectory() as folder:
             for batch in _grouped(windows, batch_size):
                 paths = [
                     _write(Path(folder) / f"{n}.wav", window.samples, reader.rate) for n, window in enumerate(batch)
@@ -162,12 +161,11 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
                 (outputs,) = model.encode(paths, len(paths))
                 for window, hypothesis in zip(batch, model.hypotheses(outputs), strict=True):
                     first = window.begin - window.before
-                    found = head.greedy_tokens(hypothesis)
-                    own = hypothesis.token_confidence if cutting.min_confidence else [1.0] * len(found)
-                    for (start, end, token), confidence in zip(found, own, strict=True):
-                        if window.begin <= first + start * steps < window.end:
-                            tokens.append((first + start * steps, first + end * steps, token))
-                            confidences.append(float(confidence))
+                    tokens += [
+                        (first + start * steps, first + end * steps, token)
+                        for start, end, token in head.greedy_tokens(hypothesis)
+                        if window.begin <= first + start * steps < window.end
+                    ]
                     loudness.append(window.loudness(position))
                     bar.update(len(loudness[-1]) * step_seconds)
                 return_memory()
@@ -176,9 +174,6 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
     levels = np.concatenate(loudness) if loudness else np.zeros(0)
     loudness.clear()
     segments, doubtful = choose_segments(spans, levels, cutting, step_seconds)
-    if cutting.min_confidence:
-        starts = [start for start, *_ in tokens]
-        segments = confident(segments, np.column_stack([starts, confidences]), cutting.min_confidence)
     if doubtful:
         times = ", ".join(clock(step * step_seconds) for step in doubtful[:5])
         more = "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
@@ -259,13 +254,19 @@ def return_memory() -> None:
             trim(0)
 
 
-def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | str], fault: str = "") -> Transcript:
+def joined(
+    spans: Sequence[tuple[float, float]],
+    found: Sequence[Transcript | str],
+    fault: str = "",
+    min_confidence: float = 0.0,
+) -> Transcript:
     """The transcript of a recording from those of its segments; an error of a segment is named with its time.
 
     Args:
         spans: start and end of each segment, seconds.
         found: transcript or error message of each segment.
         fault: why the recording cannot be read to its end.
+        min_confidence: see `Cutting`.
     """
     segments: list[Segment] = []
     words: list[Word] = []
@@ -277,6 +278,9 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         if isinstance(each, str) or error:
             errors.append(f"{error} (segment {clock(start)} - {clock(end)})")
             segments.append(Segment(start, end))
+            continue
+        confidences = [word.confidence for word in each.words if word.confidence is not None]
+        if confidences and np.mean(confidences) < min_confidence:
             continue
         segments.append(Segment(start, end, each.text, each.score, each.n_best))
         for slot in each.alternatives:

@@ -8,7 +8,7 @@ import pytest
 
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.live.subtitles import MAX_CHARACTERS, lines, subtitles
-from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments, confident
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments
 
 STEP = 0.08
 
@@ -157,14 +157,6 @@ def test_one_word_that_fills_the_range_is_cut_at_its_quietest_frame():
     cuts = cuts_of(segments)
     assert cuts[1] in (300, 301)
     assert doubtful == [cuts[1]]
-
-
-def test_segments_without_confidence_are_left_out():
-    tokens = np.array([(0, 0.9), (9, 0.5), (10, 0.2), (19, 0.6), (40, 1.0)])
-    segments = [(0, 10), (10, 20), (20, 30), (35, 50)]
-    assert confident(segments, tokens, 0.7) == [(0, 10), (20, 30), (35, 50)]
-    assert confident(segments, tokens, 0.71) == [(20, 30), (35, 50)]
-    assert confident(segments[:2], tokens, 0.9) == [(0, 10)]  # the best one
 
 
 def test_an_empty_recording_has_no_segment():

@@ -89,6 +89,31 @@ def test_a_recording_is_its_segments(name, head, strategy, tmp_path):
     assert all(a.start <= b.start for a, b in pairwise(found.words))
 
 
+def test_segments_without_confidence_are_left_out():
+    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.nemo_plugin.long_audio import joined
+    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+
+    found = [
+        Transcript("a b", -1.0, (Word("a", 0.1, 0.2, 0.9), Word("b", 0.3, 0.4, 0.5))),
+        Transcript("c", -2.0, (Word("c", 0.1, 0.2, 0.6),)),
+        Transcript("", -4.0),
+        Transcript("d", -8.0, (Word("d", 0.1, 0.2),)),
+        "cannot be decoded",
+    ]
+    spans = [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 4.0), (4.0, 5.0)]
+    for least, text, score, starts in (
+        (0.6, "a b c d", -15.0, [0.0, 1.0, 2.0, 3.0, 4.0]),
+        (0.61, "a b d", -13.0, [0.0, 2.0, 3.0, 4.0]),
+        (0.71, "d", -12.0, [2.0, 3.0, 4.0]),
+    ):
+        whole = joined(spans, found, "", least)
+        assert (whole.text, whole.score) == (text, score)
+        assert [segment.start for segment in whole.segments] == starts
+        assert " ".join(word.word for word in whole.words) == text
+        assert whole.error.startswith("cannot be decoded")
+
+
 def test_noise_is_left_out(tmp_path):
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
