@@ -24,7 +24,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
-from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments
+from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 _CONTEXT = 2.0  # seconds of audio on both sides of a window
 _STEP = 0.01  # seconds, about: an encoder frame is a whole number of steps
 
+Position = Callable[[float], int]
+
 logger = logging.getLogger("nemo_gpu_decoding")
 
 
 class Plan(NamedTuple):
     """The segments of a recording."""
 
-    segments: list[tuple[int, int]]  # first and end step of each; silence is between them
+    segments: list[tuple[float, int]]  # first and end step of each; silence is between them
     step_seconds: float
     seconds: float  # that can be read
     fault: str = ""  # why the recording cannot be read to its end
@@ -180,7 +182,22 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
         logger.warning(
             "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, cutting.min_pause, times, more
         )
-    return Plan(segments, step_seconds, windows.seconds, windows.fault)
+    begun = segments if cutting.kept_silence else _begun(model, file, segments, levels, position)
+    return Plan(list(begun), step_seconds, windows.seconds, windows.fault)
+
+
+def _begun(
+    model: Model, file: str | Path, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
+) -> Iterator[tuple[float, int]]:
+    """The segments without silence at the beginning of the first step of each."""
+    silence, at = 2 * float(np.percentile(loudness, 10)), 0
+    with MonoReader(file, model.channel_selector) as reader:
+        for begin, end in segments:
+            first, next_step = position(begin), position(begin + 1)
+            reader.skip(first - at)
+            samples, _ = reader.read_readable(next_step - first)
+            at = next_step
+            yield begin + onset(samples, reader.rate, silence) / (next_step - first), end
 
 
 class _Window(NamedTuple):
@@ -191,7 +208,7 @@ class _Window(NamedTuple):
     before: int  # steps of context before `begin`
     samples: np.ndarray  # context included
 
-    def loudness(self, position: Callable[[int], int]) -> np.ndarray:
+    def loudness(self, position: Position) -> np.ndarray:
         """Root mean square of each step without context, float16; a last step may be partial."""
         first = position(self.begin - self.before)
         edges = [position(step) - first for step in range(self.begin, self.end + 1)]
@@ -204,7 +221,7 @@ class _Window(NamedTuple):
 class _Windows:
     """Windows of a recording in order, [core] steps each, with up to [context] steps on both sides."""
 
-    def __init__(self, reader: MonoReader, position: Callable[[int], int], core: int, context: int) -> None:
+    def __init__(self, reader: MonoReader, position: Position, core: int, context: int) -> None:
         self.reader, self.position, self.core, self.context = reader, position, core, context
         self.seconds = 0.0  # that have been read
         self.fault = ""  # why the recording cannot be read to its end
@@ -307,8 +324,8 @@ def _times(span: Any, offset: float) -> dict[str, Any]:
     return {"start": round(span.start + offset, 3), "end": round(span.end + offset, 3)}
 
 
-def positions(step_seconds: float, rate: int) -> Callable[[int], int]:
-    """The first sample of a step."""
+def positions(step_seconds: float, rate: int) -> Position:
+    """The first sample of a step, or of a part of one."""
     return lambda step: round(step * step_seconds * rate)
 
 

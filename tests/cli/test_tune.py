@@ -357,7 +357,7 @@ def stages(options, strategy, most_bonus=0.0):
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
 def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(strategy):
-    points, (larger, _) = stages(options(), strategy)
+    points, (*_, larger, _) = stages(options(), strategy)
     assert {(point.beam_size, point.segmentations) for point in points} == {(8, 1)}
     weights = {point.boosting_weight for point in points}
     assert {0.0, 0.25, 0.75} <= weights  # single tokens want little
@@ -373,10 +373,11 @@ def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(str
 
 
 def test_beam_sizes_and_segmentations_that_are_listed_are_combined_with_all_weights():
-    points, (larger, _) = stages(options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]"), "alsd_pp")
+    listed = options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]")
+    points, (*_, larger, _) = stages(listed, "alsd_pp")
     assert {(point.beam_size, point.segmentations) for point in points} == {(4, 2), (4, 3), (16, 2), (16, 3)}
     assert set(larger(points[0])) <= set(points)
-    _, (larger, _) = stages(options("beam_size=[4]"), "flexctc_beam")
+    _, (*_, larger, _) = stages(options("beam_size=[4]"), "flexctc_beam")
     assert {(point.beam_size, point.segmentations) for point in larger(points[0])} == {(4, 1), (4, 8)}
 
 
