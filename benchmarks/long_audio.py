@@ -56,6 +56,8 @@ class LongAudioOptions:
     lm: str | None = None
     lm_weight: float | None = None
     beam_beta: float | None = None
+    # A preset of `tune` for the strategies of this package; null: the shipped ones.
+    preset: str | None = None
     # Root mean square of the white noise in the whole recording.
     noise: float = 0.001
     # Shortest and longest pause between two utterances, seconds.
@@ -70,7 +72,7 @@ class LongAudioOptions:
     max_pause: float = 0.6
     # Silence that a segment keeps at both ends, seconds.
     kept_silence: float = 0.0
-    # Mean confidence below which segments are left out.
+    # Segments whose words have a lower mean confidence are left out.
     min_confidence: float = 0.0
 
 
@@ -161,7 +163,7 @@ def use(model: Model, strategy: str, options: LongAudioOptions) -> None:
 
     is_ours = strategy in STRATEGIES
     weights = {"lm": options.lm, "lm_weight": options.lm_weight, "beam_beta": options.beam_beta} if is_ours else {}
-    config = decoding_config(strategy, None, weights)
+    config = decoding_config(strategy, options.preset if is_ours else None, weights)
     config.compute_timestamps = True
     model.head(STRATEGIES[strategy].family if is_ours else options.head or model.default_head).use(config)
 

@@ -29,6 +29,7 @@ BEAM_KEYS = {
     "beam_beta": "beam_beta",
     "blank_lm_score_mode": "blank_lm_score_mode",
     "pruning_mode": "pruning_mode",
+    "score_norm": "score_norm",
     "phrases": "boosting_tree.key_phrases_file",
     "boosting_weight": "boosting_tree_alpha",
     "segmentations": "boosting_tree.segmentations",

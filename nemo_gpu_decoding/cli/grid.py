@@ -38,6 +38,7 @@ class Point(NamedTuple):
     overlapping: bool | None = None
     source_lm_weight: float | None = None
     ac_threshold: float | None = None
+    score_norm: bool | None = None
 
     def __str__(self) -> str:
         """The options in the form in which a user types them."""
@@ -46,9 +47,9 @@ class Point(NamedTuple):
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Sort key among equally good points: smaller searches, then smaller weights, then default refunds."""
+        """Sort key among equally good points: smaller searches, then smaller weights, then defaults."""
         weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
-        way = (self.refund == "nemo", bool(self.overlapping), self.ac_threshold or 0.0)
+        way = (self.refund == "nemo", bool(self.overlapping), self.ac_threshold or 0.0, self.score_norm is False)
         return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *way)
 
 
@@ -162,7 +163,7 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
     from nemo_gpu_decoding.fusion.fusion import Fusion
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
-    names = ("beam_size", "beam_beta", "blank_lm_score_mode", "pruning_mode", "beam", "large_lm_weight")
+    names = ("beam_size", "beam_beta", "blank_lm_score_mode", "pruning_mode", "score_norm", "beam", "large_lm_weight")
     values = point._asdict() | {"beam": point.beam_width}
     changes: dict[str, Any] = {name: values[name] for name in names if values[name] is not None}
     changes["n_best"] = max(n_best, decoder.config.n_best)

@@ -48,6 +48,7 @@ def points_of(
         ("beam_width", in_graph),
         ("large_lm_weight", strategy == LARGE_LM_STRATEGY),
         ("pruning_mode", head == "rnnt" and is_fused),
+        ("score_norm", head == "rnnt" and is_fused),
         ("segmentations", has_phrases and not in_graph),
         ("refund", has_phrases and not in_graph),
         ("overlapping", has_phrases and not in_graph),
@@ -66,14 +67,17 @@ def points_of(
             large_lm_weight=(options.large_lm_weight or LARGE_LM_WEIGHTS) if large else (),
         )
         return points if options.beam_width else [p for p in points if p.beam_width == _beam_width(p, most_bonus)]
+    bonuses = options.beam_beta or BEAM_BETAS[head]
+    ranks = options.score_norm or ([True] if max(bonuses) > 0 else [])
     points = combinations(
         beam_size=options.beam_size or BEAM_SIZES[:1],
-        beam_beta=(options.beam_beta or BEAM_BETAS[head]) if head == "ctc" or is_fused else (),
+        beam_beta=bonuses if head == "ctc" or is_fused else (),
         lm_weight=lm_weights if has_lm else (),
         source_lm_weight=(options.source_lm_weight or SOURCE_LM_WEIGHTS) if options.source_lm else (),
         boosting_weight=(options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else (),
         blank_lm_score_mode=options.blank_lm_score_mode if head == "rnnt" and is_fused else (),
         pruning_mode=options.pruning_mode or (),
+        score_norm=ranks if head == "rnnt" and is_fused else (),
         segmentations=(options.segmentations or SEGMENTATIONS[:1]) if has_phrases else (),
     )
     first = ways_of(options)[0] if has_phrases else {}
@@ -113,8 +117,10 @@ def later_stages(
         most_bonus: as in `points_of`.
         refunds: as in `ways_of`.
     """
+    is_ranked = points[0].score_norm is not None and not options.score_norm
+    unranked: list[Stage] = [partial(_unranked, points)] if is_ranked else []
     if not has_phrases:
-        return []
+        return unranked
     section = section_of(strategy)
     thresholds = options.ac_threshold or (AC_THRESHOLDS if options.false_phrases_per_hour is not None else [])
     last: list[Stage] = [partial(_heard, options, thresholds, section, most_bonus)] if thresholds else []
@@ -122,10 +128,20 @@ def later_stages(
         weights = sorted({point.boosting_weight or 0.0 for point in points})
         sizes = options.beam_size or BEAM_SIZES
         larger = partial(_larger, sizes, options.segmentations or SEGMENTATIONS, weights)
-        return [larger, partial(_paid, ways_of(options, refunds), weights), *last]
+        return [*unranked, larger, partial(_paid, ways_of(options, refunds), weights), *last]
     if options.boosting_weight:
         return last
     return [partial(_boosted, options.beam_width or (), most_bonus), partial(_neighbours, points), *last]
+
+
+def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
+    """Ranking by score instead of score per token, with bonuses per token and the LM weights next to the best one.
+
+    A bonus offsets the preference of plain scores for short hypotheses.
+    """
+    bonuses = sorted({bonus for point in points if (bonus := point.beam_beta or 0.0) > 0})
+    beside = _neighbours(points, best) or [best]
+    return [point._replace(score_norm=False, beam_beta=bonus) for point in beside for bonus in bonuses]
 
 
 def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequence[float], best: Point) -> list[Point]:

@@ -30,6 +30,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.cluster.workers import Loaded
+    from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 EXAMPLES = (
@@ -75,8 +76,8 @@ class TranscribeOptions(decoding.DecodingOptions):
     # score and seconds (processing time; for a batch, on its first line). Where they apply also n_best, words (with
     # start, end and confidence), text, wer and oracle_wer: the lowest WER of the n_best hypotheses, or of the lattice
     # with decoding.wfst.decoding_mode=lattice. An utterance that fails has `error` in place of pred_text; the others
-    # are transcribed. A folder or URL that ends with / gets partitions: the same command, run again, resumes an
-    # interrupted run.
+    # are transcribed. Segments of long files are kept in OUT.segments until the end: the same command, run again,
+    # continues after them. A folder or URL that ends with / gets partitions, which are resumed likewise.
     out: str | None = None
     # Hypotheses per utterance in `out`, >= 1; for beam searches at most beam_size.
     n_best: int = 1
@@ -124,8 +125,8 @@ class TranscribeOptions(decoding.DecodingOptions):
     max_pause: float = 0.6
     # Seconds of silence that a segment keeps at both ends, >= 0. Few models need any; many make errors beside silence.
     kept_silence: float = 0.0
-    # Segments whose tokens have a lower mean confidence in the first pass are left out: music and noise. A number in
-    # [0, 1]; 0 keeps all.
+    # Segments of long files whose words have a lower mean confidence are left out: music and noise. A number in
+    # [0, 1]; 0 keeps all. The option implies timestamps.
     min_confidence: float = 0.0
     # Also write a file with lines and their times per recording: srt, vtt, tsv (milliseconds) or txt (no times), or
     # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. The option
@@ -216,6 +217,7 @@ def run(options: TranscribeOptions) -> int:
     if options.manifest is not None and not isinstance(options.manifest, str):
         raise ValueError(f"manifest={options.manifest} needs a folder as out, one that ends with /")
     from nemo_gpu_decoding.jit_progress import progress, working_seconds
+    from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 
     utterances = find_utterances(options.audio, options.manifest)
     has_own_phrases = any(each.request is not None and each.request.phrases is not None for each in utterances)
@@ -224,12 +226,16 @@ def run(options: TranscribeOptions) -> int:
     if options.subtitles and len({each.path.stem for each in utterances}) < len(utterances):
         raise ValueError("subtitles have the names of the recordings, but two recordings have one name")
     loaded = load(options)
+    log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
     started, compiled = working_seconds(), progress.seconds
     with ExitStack() as stack:  # a run that dies leaves an older file as it was
         sink = (
             stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
         )
-        totals = emit(utterances, _subtitled(utterances, _transcripts(loaded, utterances, options), options), sink)
+        transcripts = _transcripts(loaded, utterances, options, log)
+        totals = emit(utterances, _subtitled(utterances, transcripts, options), sink)
+    if log is not None:
+        log.remove()
     report(totals, working_seconds() - started, loaded.model.device_name)
     if compiled < progress.seconds:
         print(f"compiled in {progress.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
@@ -327,7 +333,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
         section = decoding.section_of(str(config.strategy))
         OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
         OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
-    if options.timestamps or options.subtitles:
+    if options.timestamps or options.subtitles or options.min_confidence:
         config.compute_timestamps = True
         OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)
     return cast(DictConfig, OmegaConf.merge(config, options.decoding))
@@ -375,17 +381,24 @@ def report(totals: Totals, seconds: float, device: str) -> None:
 
 
 def _transcripts(
-    loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions
+    loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions, log: SegmentLog | None
 ) -> Iterator[Transcript | str]:
-    """The transcript of each utterance, or its error message."""
+    """The transcript of each utterance, or its error message; `log` is that of long recordings."""
     from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole, with_checked_request
 
     seconds = sum(each.duration for each in utterances)
     with tqdm(total=seconds, unit="s", unit_scale=True, desc="transcribing", disable=None, file=sys.stderr) as bar:
 
         def parts(items: list[Item]) -> Iterator[tuple[Item, Transcript | str]]:
-            for part in encoded_cut(loaded.model, items, options.cutting, options.batch_size):
-                yield from zip(part.items, decoded(loaded, part), strict=True)
+            for part in encoded_cut(loaded.model, items, options.cutting, options.batch_size, log):
+                found = decoded(loaded, part)
+                segment = part.items[0].part
+                if part.logged:
+                    name = part.items[0].utterance.name
+                    tqdm.write(f"{name}: {len(found)} segments are those of an interrupted run", file=sys.stderr)
+                elif log is not None and segment is not None:
+                    log.add(segment.key, found)
+                yield from zip(part.items, found, strict=True)
                 bar.update(sum(item.utterance.duration for item in part.items))
 
         for begin in range(0, len(utterances), options.batch_size):

@@ -67,6 +67,9 @@ class TuneOptions(decoding.ModelOptions):
     # For RNN-T and TDT with an LM or phrases: whether labels are pruned after fusion (late) or before it (early),
     # such as [late,early]. null: as in the preset.
     pruning_mode: list[str] | None = None
+    # For RNN-T and TDT with an LM or phrases: whether final hypotheses are ranked by score per token. null: true, then
+    # false with bonuses per token above 0, with the best LM weight and those next to it.
+    score_norm: list[bool] | None = None
     # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2. Word graphs count per word;
     # null: 0 .. 40 with the best LM weights, then the LM weights next to the best ones.
     boosting_weight: list[float] | None = None

@@ -21,8 +21,9 @@ from nemo_gpu_decoding.fusion.written import KEYS
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
-from nemo_gpu_decoding.nemo_plugin.long_audio import find_cuts, joined, segment_files
+from nemo_gpu_decoding.nemo_plugin.long_audio import joined, planned, segment_files
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
+from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
@@ -67,6 +68,8 @@ class Part(NamedTuple):
     recording: Item
     spans: Sequence[tuple[float, float]]  # start and end of all segments, seconds
     fault: str  # why the recording cannot be read to its end
+    min_confidence: float = 0.0  # see `Cutting`
+    key: str = ""  # of the recording in the log of segments; "": no log
 
 
 class Item(NamedTuple):
@@ -84,6 +87,7 @@ class Batch(NamedTuple):
     items: list[Item]
     outputs: Outputs | str  # of NeMo's forward pass, or its error
     work: float = 0.0  # seconds of the forward pass
+    logged: Sequence[Transcript | str] = ()  # from the log of an interrupted run, without outputs
 
     def on_cpu(self) -> Batch:
         """A copy with outputs in CPU memory."""
@@ -165,7 +169,7 @@ class Transcriber:
 
     def _decoded(self, batch: Batch) -> list[Transcript | str]:
         """Transcripts or error messages of a batch. If the batch fails, each utterance is decoded alone."""
-        items, outputs, _ = batch
+        items, outputs = batch.items, batch.outputs
         if isinstance(outputs, str):
             return [outputs] * len(items)
         try:
@@ -179,15 +183,22 @@ class Transcriber:
         return [found for item, own in zip(items, alone, strict=True) for found in self._decoded(Batch([item], own))]
 
 
-def encoded_cut(model: Model, items: list[Item], cutting: Cutting, batch_size: int) -> Iterator[Batch]:
-    """Run the encoder on a batch, and on the segments of recordings that are longer than the maximum."""
+def encoded_cut(
+    model: Model, items: list[Item], cutting: Cutting, batch_size: int, log: SegmentLog | None = None
+) -> Iterator[Batch]:
+    """Run the encoder on a batch, and on the segments of recordings that are longer than the maximum.
+
+    Args:
+        log: has the segments that an interrupted run has decoded.
+    """
     is_long = [item.utterance.duration > cutting.max_segment_seconds for item in items]
     short = [item for item, long in zip(items, is_long, strict=True) if not long]
     if short:
         yield from encoded(model, short)
     for item in (item for item, long in zip(items, is_long, strict=True) if long):
         try:
-            plan = find_cuts(model, item.utterance.path, cutting, batch_size)
+            key = log.key(item.utterance.path, item.utterance.request) if log else ""
+            plan, done = planned(model, item.utterance.path, cutting, batch_size, log, key)
         except Exception as error:
             if _is_fatal(error):
                 raise
@@ -196,15 +207,20 @@ def encoded_cut(model: Model, items: list[Item], cutting: Cutting, batch_size: i
         spans = plan.spans()
         if not spans:
             yield Batch([item], _named(item, f"cannot be read as audio: {plan.fault}"))
-        number = 0
-        for files in segment_files(model, item.utterance.path, plan, batch_size):
-            segments = []
-            for file in files:
-                start, end = spans[number]
-                own = replace(item.utterance, path=file, duration=end - start)
-                segments.append(Item(item.position, item.row, own, Part(item, spans, plan.fault)))
-                number += 1
-            yield from encoded(model, segments)
+        part = Part(item, spans, plan.fault, cutting.min_confidence, key)
+
+        def segments(part: Part, begin: int, files: Sequence[Path]) -> list[Item]:
+            recording, own = part.recording, part.spans[begin : begin + len(files)]
+            utterances = (
+                replace(recording.utterance, path=file, duration=end - start)
+                for file, (start, end) in zip(files, own, strict=True)
+            )
+            return [Item(recording.position, recording.row, utterance, part) for utterance in utterances]
+
+        if done:
+            yield Batch(segments(part, 0, [item.utterance.path] * len(done)), "", logged=done)
+        for number, files in enumerate(segment_files(model, item.utterance.path, plan, batch_size, len(done))):
+            yield from encoded(model, segments(part, len(done) + number * batch_size, files))
 
 
 def whole(found: Iterable[tuple[Item, Transcript | str]]) -> Iterator[tuple[Item, Transcript | str]]:
@@ -217,7 +233,7 @@ def whole(found: Iterable[tuple[Item, Transcript | str]]) -> Iterator[tuple[Item
         parts.append(transcript)
         if len(parts) == len(item.part.spans):
             recording = item.part.recording
-            joint = joined(item.part.spans, parts, item.part.fault)
+            joint = joined(item.part.spans, parts, item.part.fault, item.part.min_confidence)
             yield recording, replace(joint, error=_named(recording, joint.error)) if joint.error else joint
             parts = []
 
@@ -240,7 +256,9 @@ def encoded(model: Model, items: list[Item]) -> list[Batch]:
 
 def decoded(loaded: Loaded, batch: Batch) -> list[Transcript | str]:
     """Transcripts or error messages of a batch. Errors of the decoding options are raised."""
-    items, outputs, _ = batch
+    items, outputs, _, logged = batch
+    if logged:
+        return list(logged)
     if isinstance(outputs, str):
         return [outputs] * len(items)
     requests = [item.utterance.request for item in items]

@@ -7,20 +7,26 @@ model's strategy. Both passes read the file in order, and hold a batch of window
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
+from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
-from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, confident
+from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
+from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
 from nemo_gpu_decoding.search.slots import Slot
 
@@ -28,8 +34,9 @@ if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
 
 _CONTEXT = 2.0  # seconds of audio on both sides of a window
-_CONFIDENCE = {"confidence_cfg": {"preserve_token_confidence": True, "method_cfg": {"name": "max_prob", "alpha": 1.0}}}
 _STEP = 0.01  # seconds, about: an encoder frame is a whole number of steps
+
+Position = Callable[[float], int]
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -37,7 +44,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 class Plan(NamedTuple):
     """The segments of a recording."""
 
-    segments: list[tuple[int, int]]  # first and end step of each; silence is between them
+    segments: list[tuple[float, int]]  # first and end step of each; silence is between them
     step_seconds: float
     seconds: float  # that can be read
     fault: str = ""  # why the recording cannot be read to its end
@@ -55,6 +62,7 @@ def transcribe_long(
     timestamps: bool = False,
     batch_size: int = 8,
     cutting: Cutting | None = None,
+    resume: str | Path | None = None,
 ) -> Transcript:
     """Transcribe a recording of any length with the model's current strategy.
 
@@ -63,6 +71,8 @@ def transcribe_long(
         timestamps: fill `words` of the result, with times in the whole recording.
         batch_size: segments per batch.
         cutting: where the recording is cut; None: `Cutting()`, the defaults of `transcribe`.
+        resume: a file for the segments that are decoded; it is removed at the end. After an interruption, the same
+            call continues with the next segment.
 
     Returns:
         The transcript with its `segments`. If the end of the file cannot be read, `error` is the reason.
@@ -71,16 +81,62 @@ def transcribe_long(
         ValueError: the file cannot be read as audio.
     """
     loaded = model if isinstance(model, Model) else Model(model)
-    plan = find_cuts(loaded, file, cutting or Cutting(), batch_size)
+    cutting = cutting or Cutting()
+    section = loaded.current_head.config
+    if timestamps or cutting.min_confidence:
+        section.compute_timestamps = True
+    if cutting.min_confidence:
+        OmegaConf.update(section, "confidence_cfg.preserve_word_confidence", True, force_add=True)
+    log, key = None, ""
+    if resume is not None:
+        log = SegmentLog(Path(resume), [*_identity(loaded, section), asdict(cutting), batch_size])
+        key = log.key(file)
+    plan, done = planned(loaded, file, cutting, batch_size, log, key)
     if not plan.segments:
         raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
-    found: list[Transcript] = []
-    section = loaded.current_head.config
-    with loaded.using({**section, "compute_timestamps": True}) if timestamps else nullcontext():
-        for paths in segment_files(loaded, file, plan, batch_size):
+    found = list(done)
+    with loaded.using(section) if timestamps or cutting.min_confidence else nullcontext():
+        for paths in segment_files(loaded, file, plan, batch_size, len(done)):
             for outputs in loaded.encode(paths, batch_size):
-                found += loaded.decode(outputs)
-    return joined(plan.spans(), found, plan.fault)
+                batch = list(loaded.decode(outputs))
+                if log is not None:
+                    log.add(key, batch)
+                found += batch
+    if log is not None:
+        log.remove()
+    return joined(plan.spans(), found, plan.fault, cutting.min_confidence)
+
+
+def _identity(model: Model, section: DictConfig) -> list[Any]:
+    """A model's weights and its decoding section, with files by size and time, as values of JSON."""
+
+    def content(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): content(own) for key, own in value.items()}
+        if isinstance(value, list):
+            return [content(own) for own in value]
+        return file_key(value) if isinstance(value, str) and Path(value).is_file() else value
+
+    weights = [float(each.double().sum()) for each in model.model.parameters()]
+    return [weights, content(OmegaConf.to_container(section, enum_to_str=True))]
+
+
+def planned(
+    model: Model, file: str | Path, cutting: Cutting, batch_size: int, log: SegmentLog | None, key: str
+) -> tuple[Plan, list[Transcript | str]]:
+    """The plan of a recording, and what its log has of the first batches of segments.
+
+    Args:
+        log: of segments; None: none.
+        key: of the recording in the log.
+    """
+    kept = None if log is None else log.plan(key)
+    plan = find_cuts(model, file, cutting, batch_size) if kept is None else Plan(**kept)
+    if log is None:
+        return plan, []
+    if kept is None:
+        log.begin(key, plan._asdict())
+    return plan, log.found(key, len(plan.segments), batch_size)
 
 
 def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int) -> Plan:
@@ -95,13 +151,11 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
         core, context = (steps * round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
         windows = _Windows(reader, position, core, context)
         tokens: list[tuple[int, int, int]] = []
-        confidences: list[float] = []
         loudness: list[np.ndarray] = []
-        section = {"strategy": "greedy_batch", **(_CONFIDENCE if cutting.min_confidence else {})}
         bar = tqdm(
             total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
         )
-        with bar, model.using(section) as head, TemporaryDirectory() as folder:
+        with bar, model.using({"strategy": "greedy_batch"}) as head, TemporaryDirectory() as folder:
             for batch in _grouped(windows, batch_size):
                 paths = [
                     _write(Path(folder) / f"{n}.wav", window.samples, reader.rate) for n, window in enumerate(batch)
@@ -109,29 +163,41 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
                 (outputs,) = model.encode(paths, len(paths))
                 for window, hypothesis in zip(batch, model.hypotheses(outputs), strict=True):
                     first = window.begin - window.before
-                    found = head.greedy_tokens(hypothesis)
-                    own = hypothesis.token_confidence if cutting.min_confidence else [1.0] * len(found)
-                    for (start, end, token), confidence in zip(found, own, strict=True):
-                        if window.begin <= first + start * steps < window.end:
-                            tokens.append((first + start * steps, first + end * steps, token))
-                            confidences.append(float(confidence))
+                    tokens += [
+                        (first + start * steps, first + end * steps, token)
+                        for start, end, token in head.greedy_tokens(hypothesis)
+                        if window.begin <= first + start * steps < window.end
+                    ]
                     loudness.append(window.loudness(position))
                     bar.update(len(loudness[-1]) * step_seconds)
+                return_memory()
             words = head.vocabulary().words([token for _, _, token in tokens])
     spans = np.array([(tokens[w.first_token][0], tokens[w.end_token - 1][1]) for w in words], int).reshape(-1, 2)
     levels = np.concatenate(loudness) if loudness else np.zeros(0)
     loudness.clear()
     segments, doubtful = choose_segments(spans, levels, cutting, step_seconds)
-    if cutting.min_confidence:
-        starts = [start for start, *_ in tokens]
-        segments = confident(segments, np.column_stack([starts, confidences]), cutting.min_confidence)
     if doubtful:
         times = ", ".join(clock(step * step_seconds) for step in doubtful[:5])
         more = "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
         logger.warning(
             "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, cutting.min_pause, times, more
         )
-    return Plan(segments, step_seconds, windows.seconds, windows.fault)
+    begun = segments if cutting.kept_silence else _begun(model, file, segments, levels, position)
+    return Plan(list(begun), step_seconds, windows.seconds, windows.fault)
+
+
+def _begun(
+    model: Model, file: str | Path, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
+) -> Iterator[tuple[float, int]]:
+    """The segments without silence at the beginning of the first step of each."""
+    silence, at = 2 * float(np.percentile(loudness, 10)), 0
+    with MonoReader(file, model.channel_selector) as reader:
+        for begin, end in segments:
+            first, next_step = position(begin), position(begin + 1)
+            reader.skip(first - at)
+            samples, _ = reader.read_readable(next_step - first)
+            at = next_step
+            yield begin + onset(samples, reader.rate, silence) / (next_step - first), end
 
 
 class _Window(NamedTuple):
@@ -142,7 +208,7 @@ class _Window(NamedTuple):
     before: int  # steps of context before `begin`
     samples: np.ndarray  # context included
 
-    def loudness(self, position: Callable[[int], int]) -> np.ndarray:
+    def loudness(self, position: Position) -> np.ndarray:
         """Root mean square of each step without context, float16; a last step may be partial."""
         first = position(self.begin - self.before)
         edges = [position(step) - first for step in range(self.begin, self.end + 1)]
@@ -155,7 +221,7 @@ class _Window(NamedTuple):
 class _Windows:
     """Windows of a recording in order, [core] steps each, with up to [context] steps on both sides."""
 
-    def __init__(self, reader: MonoReader, position: Callable[[int], int], core: int, context: int) -> None:
+    def __init__(self, reader: MonoReader, position: Position, core: int, context: int) -> None:
         self.reader, self.position, self.core, self.context = reader, position, core, context
         self.seconds = 0.0  # that have been read
         self.fault = ""  # why the recording cannot be read to its end
@@ -177,26 +243,47 @@ class _Windows:
             kept = kept[at(max(begin - self.context, 0)) - at(first) :]
 
 
-def segment_files(model: Model, file: str | Path, plan: Plan, batch_size: int) -> Iterator[list[Path]]:
-    """Files with the segments of a recording, in batches; they exist until the next batch."""
+def segment_files(
+    model: Model, file: str | Path, plan: Plan, batch_size: int, first: int = 0
+) -> Iterator[list[Path]]:
+    """Files with the segments of a recording from the `first` on, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
-        for batch in _grouped(plan.segments, batch_size):
+        for batch in _grouped(plan.segments[first:], batch_size):
             read = []
             for begin, end in batch:
                 reader.skip(position(begin) - at)
                 at = position(end)
                 read.append(reader.read_readable(at - position(begin))[0])
             yield [_write(Path(folder) / f"{n}.wav", samples, reader.rate) for n, samples in enumerate(read)]
+            return_memory()
 
 
-def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | str], fault: str = "") -> Transcript:
+def return_memory() -> None:
+    """Return freed memory to the system.
+
+    glibc keeps blocks that were freed below live ones. Batches have other sizes each, fit into few of these blocks,
+    and get new ones: the process would grow over hours.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
+        if trim is not None:
+            trim(0)
+
+
+def joined(
+    spans: Sequence[tuple[float, float]],
+    found: Sequence[Transcript | str],
+    fault: str = "",
+    min_confidence: float = 0.0,
+) -> Transcript:
     """The transcript of a recording from those of its segments; an error of a segment is named with its time.
 
     Args:
         spans: start and end of each segment, seconds.
         found: transcript or error message of each segment.
         fault: why the recording cannot be read to its end.
+        min_confidence: see `Cutting`.
     """
     segments: list[Segment] = []
     words: list[Word] = []
@@ -208,6 +295,9 @@ def joined(spans: Sequence[tuple[float, float]], found: Sequence[Transcript | st
         if isinstance(each, str) or error:
             errors.append(f"{error} (segment {clock(start)} - {clock(end)})")
             segments.append(Segment(start, end))
+            continue
+        confidences = [word.confidence for word in each.words if word.confidence is not None]
+        if confidences and np.mean(confidences) < min_confidence:
             continue
         segments.append(Segment(start, end, each.text, each.score, each.n_best))
         for slot in each.alternatives:
@@ -234,8 +324,8 @@ def _times(span: Any, offset: float) -> dict[str, Any]:
     return {"start": round(span.start + offset, 3), "end": round(span.end + offset, 3)}
 
 
-def positions(step_seconds: float, rate: int) -> Callable[[int], int]:
-    """The first sample of a step."""
+def positions(step_seconds: float, rate: int) -> Position:
+    """The first sample of a step, or of a part of one."""
     return lambda step: round(step * step_seconds * rate)
 
 

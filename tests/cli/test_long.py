@@ -107,3 +107,43 @@ def test_subtitles_imply_timestamps():
     options = parse_options(TranscribeOptions, ["model=m", "subtitles=srt"])
     assert options.subtitles == ["srt"]
     assert build_decoding(options).compute_timestamps is True
+
+
+def test_an_interrupted_run_continues_after_its_last_batch(assets, talk, tmp_path, capsys, monkeypatch):
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    def run(out, *more, status=0):
+        arguments = [f"model={assets}/models/self_ctc.nemo", f"audio={talk}", f"out={tmp_path}/{out}", *CUT, *more]
+        assert main(["transcribe", *arguments, "batch_size=2", "n_best=2", "timestamps=true"]) == status
+        rows = rows_of(tmp_path / out) if status == 0 else [{}]
+        return {name: value for name, value in rows[0].items() if name != "seconds"}
+
+    expected = run("whole.json")
+    batches = (len(expected["segments"]) + 1) // 2
+    assert batches > 2
+    log = tmp_path / "talk.json.segments"
+    decode, encoded = Model.decode, []
+
+    def stopped(self, outputs, **options):
+        if len(encoded) == 2:
+            raise KeyboardInterrupt
+        encoded.append(len(next(iter(outputs.values()))))
+        yield from decode(self, outputs, **options)
+
+    monkeypatch.setattr(Model, "decode", stopped)
+    run("talk.json", status=130)
+    assert not (tmp_path / "talk.json").exists()
+    kept = log.read_bytes()
+    assert len(kept.splitlines()) == 3  # the plan, and two batches
+    encoded.clear()
+    monkeypatch.setattr(Model, "decode", lambda *given, **options: encoded.append(1) or decode(*given, **options))
+    run("talk.json", "beam_size=2")  # another beam has other transcripts
+    assert len(encoded) == batches
+    log.write_bytes(kept)
+    encoded.clear()
+    capsys.readouterr()
+    monkeypatch.setattr("nemo_gpu_decoding.nemo_plugin.long_audio.find_cuts", None)  # the plan is in the log
+    assert run("talk.json") == expected
+    assert f"{talk}: 4 segments are those of an interrupted run" in capsys.readouterr().err
+    assert len(encoded) == batches - 2
+    assert not log.exists()

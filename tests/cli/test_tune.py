@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.calibration import measure, right_words
 from nemo_gpu_decoding.cli import tune
+from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
 from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, finer, varied
 from nemo_gpu_decoding.cli.main import main
@@ -22,8 +23,10 @@ from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors
 from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from tests.random_models import random_lm as token_lm
 from tests.random_models import random_log_probs
+from tests.search.transducer.lstm import lstm_networks
 from tests.search.word_graph.models import VOCAB, make_paged, random_lm
 
 
@@ -276,6 +279,37 @@ def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
         grid(small, "flexctc_beam")
 
 
+def test_transducers_are_ranked_by_plain_scores_with_a_bonus_only():
+    chosen = options("lm_weight=[0.2,0.4,0.6,0.8]", "beam_beta=[0,1,2]", "blank_lm_score_mode=[no_score]")
+    points = grid(chosen, "alsd_pp", has_phrases=False)
+    assert {point.score_norm for point in points} == {True}
+    (stage,) = later_stages(chosen, "alsd_pp", points, has_phrases=False)
+    tried = stage(next(point for point in points if point.lm_weight == 0.4 and not point.beam_beta))
+    expected = [(weight, bonus, False) for weight in (0.2, 0.4, 0.6) for bonus in (1.0, 2.0)]
+    assert [(point.lm_weight, point.beam_beta, point.score_norm) for point in tried] == expected
+    points = grid(chosen, "alsd_pp", has_lm=False)
+    stage, *others = later_stages(chosen, "alsd_pp", points, has_phrases=True)
+    assert len(others) == 2
+    assert [(point.lm_weight, point.beam_beta) for point in stage(points[0])] == [(None, 1.0), (None, 2.0)]
+    named = options("score_norm=[true,false]", "beam_beta=[0]", "lm_weight=[0.5]", "blank_lm_score_mode=[no_score]")
+    points = grid(named, "aes_pp", has_phrases=False)
+    assert [point.score_norm for point in points] == [True, False]
+    assert later_stages(named, "aes_pp", points, has_phrases=False) == []
+    assert {point.score_norm for point in grid(options("beam_beta=[0]"), "aes_pp")} == {None}
+    with pytest.raises(ValueError, match=r"score_norm is \[True, False\], which has no effect with f"):
+        grid(named, "flexctc_beam")
+
+
+def test_a_decoder_at_a_point_has_its_ranking():
+    decoder = ALSDPlusPlus(lstm_networks(VOCAB), fusion=Fusion(token_lm(VOCAB, seed=1)))
+    for score_norm in (True, False):
+        assert at_point(decoder, Point(lm_weight=0.5, score_norm=score_norm)).config.score_norm is score_norm
+    best = Point(beam_beta=1.0, lm_weight=0.5, score_norm=False)
+    preset = decoding_config("alsd_pp", None, best._asdict())
+    assert preset.beam.score_norm is False
+    assert best.cost > best._replace(score_norm=True).cost
+
+
 def test_points_with_a_source_lm_have_its_weight_but_for_an_lm_weight_of_zero():
     given = options("lm=a", "source_lm=b", "lm_weight=[0,0.5]", "source_lm_weight=[0.1,0.3]", "beam_beta=[0]")
     pairs = [(point.lm_weight, point.source_lm_weight) for point in grid(given, has_phrases=False)]
@@ -323,7 +357,7 @@ def stages(options, strategy, most_bonus=0.0):
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
 def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(strategy):
-    points, (larger, _) = stages(options(), strategy)
+    points, (*_, larger, _) = stages(options(), strategy)
     assert {(point.beam_size, point.segmentations) for point in points} == {(8, 1)}
     weights = {point.boosting_weight for point in points}
     assert {0.0, 0.25, 0.75} <= weights  # single tokens want little
@@ -339,10 +373,11 @@ def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(str
 
 
 def test_beam_sizes_and_segmentations_that_are_listed_are_combined_with_all_weights():
-    points, (larger, _) = stages(options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]"), "alsd_pp")
+    listed = options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]")
+    points, (*_, larger, _) = stages(listed, "alsd_pp")
     assert {(point.beam_size, point.segmentations) for point in points} == {(4, 2), (4, 3), (16, 2), (16, 3)}
     assert set(larger(points[0])) <= set(points)
-    _, (larger, _) = stages(options("beam_size=[4]"), "flexctc_beam")
+    _, (*_, larger, _) = stages(options("beam_size=[4]"), "flexctc_beam")
     assert {(point.beam_size, point.segmentations) for point in larger(points[0])} == {(4, 1), (4, 8)}
 
 

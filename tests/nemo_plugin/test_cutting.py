@@ -8,7 +8,7 @@ import pytest
 
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.live.subtitles import MAX_CHARACTERS, lines, subtitles
-from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments, confident
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments, onset
 
 STEP = 0.08
 
@@ -117,14 +117,6 @@ def test_faint_sound_beside_speech_is_kept_and_noise_is_not():
     assert choose_segments(np.array([(220, 380)]), loudness, Cutting(), 0.01)[0] == [(190, 415)]
 
 
-def test_a_first_step_that_is_partly_silent_is_left_out():
-    loudness = noisy(1000, [(200, 400), (500, 700)], np.random.default_rng(0))
-    loudness[200] = 0.6
-    assert choose_segments(np.array([(200, 700)]), loudness, Cutting(), 0.01)[0] == [(201, 400), (500, 700)]
-    kept = Cutting(kept_silence=0.1)
-    assert choose_segments(np.array([(200, 700)]), loudness, kept, 0.01)[0] == [(190, 410), (490, 710)]
-
-
 @pytest.mark.parametrize(("most", "expected"), [(0.15, [(200, 400), (420, 700)]), (0.6, [(200, 700)])])
 def test_silence_of_max_pause_ends_a_segment_even_in_a_word(most, expected):
     loudness = noisy(1000, [(200, 400), (420, 700)], np.random.default_rng(0))
@@ -159,12 +151,19 @@ def test_one_word_that_fills_the_range_is_cut_at_its_quietest_frame():
     assert doubtful == [cuts[1]]
 
 
-def test_segments_without_confidence_are_left_out():
-    tokens = np.array([(0, 0.9), (9, 0.5), (10, 0.2), (19, 0.6), (40, 1.0)])
-    segments = [(0, 10), (10, 20), (20, 30), (35, 50)]
-    assert confident(segments, tokens, 0.7) == [(0, 10), (20, 30), (35, 50)]
-    assert confident(segments, tokens, 0.71) == [(20, 30), (35, 50)]
-    assert confident(segments[:2], tokens, 0.9) == [(0, 10)]  # the best one
+@pytest.mark.parametrize("rate", [8000, 16000, 22050])
+def test_a_segment_begins_with_its_sound_to_a_millisecond(rate):
+    rng = np.random.default_rng(0)
+    for late in (0.0, 0.003, 0.0071, 0.0095):
+        samples = 0.001 * rng.standard_normal(rate // 100)
+        begin = round(late * rate)
+        samples[begin:] += 0.05
+        found = onset(samples, rate, 0.002)
+        assert begin - rate / 1000 < found <= begin + rate / 1000
+        samples[:begin] = 0.0  # a quiet step is compared with its own sound
+        assert abs(onset(samples, rate, 0.5) - begin) <= rate / 1000
+    assert onset(np.full(rate // 100, 0.05), rate, 0.002) == 0
+    assert onset(np.zeros(rate // 100), rate, 0.002) == onset(np.zeros(3), rate, 0.002) == 0
 
 
 def test_an_empty_recording_has_no_segment():
