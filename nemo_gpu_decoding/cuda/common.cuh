@@ -26,6 +26,39 @@ inline int lane() { return int(threadIdx.x) % LANES; }
 inline int warp() { return int(threadIdx.x) / LANES; }
 inline int warps() { return int(blockDim.x) / LANES; }
 
+// ---- Address spaces
+
+// Pointers whose address space is known, for structs: the compiler forgets it when it reads a pointer from memory.
+// Loads by generic pointers take longer.
+#if defined(__CUDA_EMULATOR__)
+#define ASSUME(condition)
+#else
+#define ASSUME(condition) __builtin_assume(condition)
+#endif
+
+template <class T>
+struct Global {  // in global memory, or null
+  T* pointer;
+  Global() = default;
+  inline Global(T* pointer) : pointer(pointer) {}
+  inline operator T*() const {
+    ASSUME(__isGlobal(pointer));
+    return pointer;
+  }
+};
+
+template <class T>
+struct Shared {  // in shared memory
+  T* pointer;
+  Shared() = default;
+  inline Shared(T* pointer) : pointer(pointer) {}
+  inline operator T*() const {
+    ASSUME(__isShared(pointer));
+    return pointer;
+  }
+  inline T* operator->() const { return *this; }
+};
+
 // ---- Shared memory
 
 // The next `count` elements of a block's dynamic shared memory; advances `shared` past them. Allocate types

@@ -9,8 +9,8 @@
 
 // One or several back-off automata over the labels 0 .. vocab_size - 1.
 struct Automaton {
-  const State* states;  // [S]
-  const Arc* arcs;  // [A], grouped by state; within a state sorted by label
+  Global<const State> states;  // [S]
+  Global<const Arc> arcs;  // [A], grouped by state; within a state sorted by label
   int vocab_size;
 };
 

@@ -39,7 +39,8 @@ GRAPH_STATE = np.dtype(
         ("epsilon_end", np.int32),
         ("final_cost", np.float32),  # inf: an utterance can't end here
         ("least_cost", np.float32),  # the smallest cost of its arcs; inf without arcs
-    ]
+    ],
+    metadata={"align": 8},
 )
 GRAPH_ARC = np.dtype(
     [
@@ -47,7 +48,8 @@ GRAPH_ARC = np.dtype(
         ("olabel", np.int32),  # 0 for none; from the number of words on, a word-sequence label
         ("cost", np.float32),
         ("target", np.int32),
-    ]
+    ],
+    metadata={"align": 16},
 )
 EPSILON = np.dtype(
     [
@@ -55,7 +57,8 @@ EPSILON = np.dtype(
         ("cost", np.float32),
         ("target", np.int32),
         ("least_cost", np.float32),  # copy of the target's, to save a memory access
-    ]
+    ],
+    metadata={"align": 16},
 )
 
 

@@ -10,10 +10,10 @@ constexpr int LM_EXACT_BITS = 32;  // packed.EXACT_BITS
 constexpr int64 LM_ROOT = 0;  // packed.ROOT
 
 struct PackedLM {  // packed.PackedArrays
-  const LmState* states;  // [S + 1]
-  const uint64* labels;  // A labels, packed
-  const uint64* arcs;  // A pairs (target, cost), packed
-  const float* codebook;  // [2 ^ cost_bits]; not read if costs are exact
+  Global<const LmState> states;  // [S + 1]
+  Global<const uint64> labels;  // A labels, packed
+  Global<const uint64> arcs;  // A pairs (target, cost), packed
+  Global<const float> codebook;  // [2 ^ cost_bits]; not read if costs are exact
   int label_bits, target_bits, cost_bits;
 };
 

@@ -25,7 +25,7 @@
 
 struct PagedLM {  // on_device.DeviceLM
   PackedLM packed;  // its arcs are in host memory if there is a cache
-  CachedArc* cache;  // [cache_slots], initially zero; null: arcs are read without a cache
+  Global<CachedArc> cache;  // [cache_slots], initially zero; null: arcs are read without a cache
   uint32 cache_slots;
 };
 

@@ -138,7 +138,7 @@ inline void settle(int i, const Table& table, const Workspace& work) {
 
 // Open an entry for a new key. Call with the thread whose candidate claimed the slot.
 inline void open_entry(Candidate& candidate, Table& table, Counters& counters) {
-  int at = ~candidate.entry, e = atomicAdd(table.count, 1);
+  int at = ~candidate.entry, e = atomicAdd(&*table.count, 1);
   candidate.entry = at;
   if (e >= table.capacity) {
     atomicExch(&counters.full, 1);

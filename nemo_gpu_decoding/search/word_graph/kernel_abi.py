@@ -34,6 +34,8 @@ STATIC_SHARED_BYTES = 1024  # upper bound of the kernel's static shared memory w
 LM_QUERIES = 4096  # LM queries per batch
 CACHED_SCORES = 8192  # entries of the LM query cache, at least LM_QUERIES
 
+ALIGNED = {"align": 16}  # one instruction loads 16 bytes of a record
+
 # -------------------------------------------------------------------------------------- parameters
 
 SEARCH_PARAMS = dtype_of(records.SearchParams)
@@ -54,7 +56,7 @@ STREAM_PARAMS = np.dtype(
 LM_KEY = np.dtype([records.KEY, records.LM], align=True)
 # A token between two frames
 PLAIN_TOKEN = np.dtype([records.KEY, *records.TOKEN_FIELDS], align=True)
-LM_TOKEN = np.dtype([("key", LM_KEY), *records.TOKEN_FIELDS], align=True)
+LM_TOKEN = np.dtype([("key", LM_KEY), *records.TOKEN_FIELDS], align=True, metadata=ALIGNED)
 BACK_POINTER = records.BACK_POINTER
 LINK = records.LINK
 # The progress of an utterance
@@ -101,14 +103,14 @@ _CANDIDATE = [
     # index of its entry in the table; during recombination its slot, ~slot if it claimed the slot, or NO_ENTRY
     ("entry", np.int32),
 ]
-PLAIN_CANDIDATE = np.dtype([records.KEY, *_CANDIDATE], align=True)
+PLAIN_CANDIDATE = np.dtype([records.KEY, *_CANDIDATE], align=True, metadata=ALIGNED)
 LM_CANDIDATE = np.dtype([("key", LM_KEY), *_CANDIDATE], align=True)
 # The best candidate with a key
 _ENTRY = [("best", np.uint64), ("cost", np.float32), ("origin", ORIGIN)]  # best: `Rank` of workspace.cuh
-PLAIN_ENTRY = np.dtype([records.KEY, *_ENTRY], align=True)
+PLAIN_ENTRY = np.dtype([records.KEY, *_ENTRY], align=True, metadata=ALIGNED)
 LM_ENTRY = np.dtype([("key", LM_KEY), *_ENTRY], align=True)
 # The best way into a token group from a token with another last label than the best one (topology normal)
-SECOND = np.dtype([*_ENTRY, ("unused", np.int32, 2)], align=True)
+SECOND = np.dtype([*_ENTRY, ("unused", np.int32, 2)], align=True, metadata=ALIGNED)
 # Counters that the threads of a block share
 COUNTERS = np.dtype(
     [
@@ -182,6 +184,7 @@ LM_QUERY = np.dtype(
         ("unused", np.int32),
     ],
     align=True,
+    metadata=ALIGNED,
 )
 CACHED_SCORE = scorer.CACHED_SCORE
 # Further counters that the threads of a block share

@@ -46,10 +46,10 @@ inline bool operator<(const LmKey& a, const LmKey& b) {
 }
 
 struct Graph {
-  const GraphState* states;  // [S]
-  const GraphArc* arcs;  // [A], the arcs of a state are sorted by ilabel
-  const Epsilon* epsilons;  // [E], arcs of the epsilon closure
-  const int* word_sequences;  // [C, 2]: the word-sequence label num_words + i stands for these two labels
+  Global<const GraphState> states;  // [S]
+  Global<const GraphArc> arcs;  // [A], the arcs of a state are sorted by ilabel
+  Global<const Epsilon> epsilons;  // [E], arcs of the epsilon closure
+  Global<const int> word_sequences;  // [C, 2]: the word-sequence label num_words + i stands for these two labels
   int num_words;
 };
 

@@ -126,7 +126,7 @@ inline void keep_links(const Row& row, const CostBins& bins, StreamCounters& now
     kept += more;
   }
   now.links += kept;
-  work.links += kept;
+  work.links = work.links + kept;
   work.max_links -= kept;
 }
 

@@ -85,7 +85,8 @@ BACK_POINTER = np.dtype(
         ("frame", np.int32),  # counted from the start of the stream
         ("run", np.int32),  # of the previous label
         ("probability", np.float32),  # of the previous label
-    ]
+    ],
+    metadata={"align": 8},
 )
 # An arc between two tokens of consecutive frames, for lattices
 LINK = np.dtype(

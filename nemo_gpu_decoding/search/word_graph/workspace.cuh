@@ -33,12 +33,12 @@ inline Rank rank(float cost, uint32 candidate) { return (Rank)ordered_key(cost) 
 inline float cost_of_rank(Rank rank) { return float_of_key((uint32)(rank >> 32)); }
 
 struct Table {
-  int* slots;  // [mask + 1]
+  Global<int> slots;  // [mask + 1]
   int mask;
-  Entry* entries;  // [capacity]
-  Second* seconds;  // [capacity], or null
+  Global<Entry> entries;  // [capacity]
+  Global<Second> seconds;  // [capacity], or null
   int capacity;
-  int* count;  // shared; it may exceed the capacity
+  Shared<int> count;  // it may exceed the capacity
   uint32 base;
 
   int size() const { return min(*count, capacity); }
@@ -67,7 +67,7 @@ struct Table {
 
 // Load balancing: spreads the items of several owners evenly over the threads.
 struct LoadBalancer {
-  int* begins;  // shared, [threads + 1]: the first item of each owner
+  Shared<int> begins;  // [threads + 1]: the first item of each owner
   int* scratch;  // shared, [32]
 
   // `mine`: number of items of this thread as an owner. Returns the total. Call with all threads, after the last
@@ -95,23 +95,23 @@ struct Workspace {
   Search search;
   Graph graph;
   Automaton boosting;
-  Counters* counters;  // shared
+  Shared<Counters> counters;
   LoadBalancer closure_items;  // closure arcs of tokens
   LoadBalancer arc_items;  // arcs of token groups
-  int* histogram;  // shared, [BINS]
+  Shared<int> histogram;  // [BINS]
   uint64* scratch;  // shared, [32], of reductions and scans
   Table next_tokens;
   Table groups;
-  Token* current;  // [capacity]
-  Token* next;  // [capacity]
-  Candidate* candidates;
+  Global<Token> current;  // [capacity]
+  Global<Token> next;  // [capacity]
+  Global<Candidate> candidates;
   int max_candidates;
   int reserved;  // upper bound of the candidates in the list; the same in all threads
-  int* labels;  // [V + 1], labels that can stay below the cutoff
-  BackPointer* back_pointers;
+  Global<int> labels;  // [V + 1], labels that can stay below the cutoff
+  Global<BackPointer> back_pointers;
   int max_back_pointers;
   int64 last_rank;  // candidates with a higher rank are dropped
-  Link* links;  // of this frame; for lattices
+  Global<Link> links;  // of this frame; for lattices
   int max_links;
 
   // The cost of the best candidate so far. Other threads may lower it at any time, so that it is an upper bound

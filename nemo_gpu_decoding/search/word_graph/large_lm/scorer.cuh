@@ -10,8 +10,8 @@ struct LmPair {
   PagedLM large;  // the difference automaton if is_difference
   PagedLM small;  // unused if is_difference
   bool is_difference;
-  const int64* large_labels;  // [W], the large LM's label of each word; negative: none
-  const int64* small_labels;  // [W]
+  Global<const int64> large_labels;  // [W], the large LM's label of each word; negative: none
+  Global<const int64> small_labels;  // [W]
   float weight;  // of the LM score difference
 };
 

@@ -16,7 +16,7 @@
 
 // A hash table from keys to items. A slot holds number + 1 of the first item with a key; 0: free.
 struct Firsts {
-  int* slots;  // [mask + 1], more than there are items
+  Global<int> slots;  // [mask + 1], more than there are items
   int mask;
 
   // The number of the first item with the key of item `own`; enters `own` if there is none. same(i): whether
@@ -39,26 +39,26 @@ struct LmBuffers {
   LmPair lms;
   Capacity capacity;
   int contexts_per_group;  // most contexts of a group that are expanded
-  GroupToken* group_tokens;
-  LmContext* contexts;
-  TokenGroup* groups;
-  uint64* order;  // contexts by group: ordered key of the cost in the high half, number in the low half
-  int* large_groups;  // groups that all threads sort together
+  Global<GroupToken> group_tokens;
+  Global<LmContext> contexts;
+  Global<TokenGroup> groups;
+  Global<uint64> order;  // contexts by group: ordered key of the cost in the high half, number in the low half
+  Global<int> large_groups;  // groups that all threads sort together
   Firsts first_tokens;
   Firsts first_contexts;
-  GroupArc* group_arcs;
-  LmQuery* queries;
-  int* unanswered;
-  CachedScore* cached_scores;
-  int* cache_slots;
+  Global<GroupArc> group_arcs;
+  Global<LmQuery> queries;
+  Global<int> unanswered;
+  Global<CachedScore> cached_scores;
+  Global<int> cache_slots;
 };
 
 struct LmWorkspace : Workspace {
-  LmCounters* lm_counters;  // shared
-  const LmBuffers* buffers;  // shared
-  // Shared: a copy for functions that are not inlined, to save registers of their callers. The copy of fields
+  Shared<LmCounters> lm_counters;
+  Shared<const LmBuffers> buffers;
+  // A copy for functions that are not inlined, to save registers of their callers. The copy of fields
   // that change during a frame is stale.
-  LmWorkspace* shared;
+  Shared<LmWorkspace> shared;
 };
 
 // Bounds of the bisection for the highest rank at which all keys fit into the capacity.
