@@ -17,7 +17,7 @@ from tests.assets import ROOT as REPOSITORY
 # Each room may import those before it and those in its own row; files at the root are rooms, too.
 ORDER = [
     {"__init__", "checks", "extras", "calibration", "jit", "vocabulary", "cache", "container", "metrics", "report"}
-    | {"calibration", "presets", "text_file", "audio", "jit_cache", "jit_linked", "jit_progress"},
+    | {"calibration", "presets", "text_file", "audio", "jit_cache", "jit_linked", "jit_progress", "simd"},
     {"cuda"},
     {"fusion", "lm"},
     {"graph"},

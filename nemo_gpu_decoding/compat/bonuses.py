@@ -1,4 +1,6 @@
-"""The bonuses of words as a boosting automaton over the labels of a word graph.
+"""The bonuses of words: in the costs of a word graph, or, with hotwords, as a boosting automaton over its labels.
+
+The search of a graph that contains them needs no automaton, and its lower bounds are tighter. The automaton is
 
 state 0          between words: every word has its bonus; <unk> leads to state 1
 state 1          before the first piece of an unknown word, which pays a part of the penalty
@@ -12,13 +14,15 @@ Unknown words that paid at their ends would displace words of the LM from the be
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
-from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.csr import INFINITE, GraphArrays, WordGraph, arc_sources
+from nemo_gpu_decoding.graph.unknown_words import spelling_states
 
 OUTSIDE, ENTERED, INSIDE = 0, 1, 2
 # What an unknown word pays at first, natural log. It is less than the default beam, because an unknown word that
@@ -59,6 +63,26 @@ def bonus_automaton(
         begun = {label for label, _, _ in arcs[ENTERED]}
         arcs[ENTERED] += [(label, entry, INSIDE) for label in pieces if label not in begun]
     return _automaton([sorted(own) for own in arcs], backoffs, finals, len(weights))
+
+
+def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha: float) -> WordGraph:
+    """A graph whose costs contain the bonuses; alpha is the factor of the LM's costs, other arguments as above."""
+    states, arcs, epsilons, sequences = (array.copy() for array in graph.arrays)
+    bonuses, entry = np.append(weights, np.zeros(len(sequences))), max(penalty, -MOST_ENTRY)
+    begins, inside = np.zeros((2, len(states)), bool)
+    if graph.pieces is not None:
+        bonuses[graph.pieces.end] = penalty - entry
+        begins, inside = spelling_states(graph)
+    for n, (first, second) in enumerate(sequences.tolist(), len(weights)):  # of labels before their own
+        bonuses[n] = bonuses[first] + bonuses[second]
+    sources, ends = arc_sources(states, "arc"), states["final_cost"] < INFINITE
+    arcs["cost"] = alpha * arcs["cost"] - bonuses[arcs["olabel"]] - entry * begins[sources]
+    epsilons["cost"] = alpha * epsilons["cost"] - bonuses[epsilons["olabel"]]
+    states["final_cost"][ends] = alpha * states["final_cost"][ends] - (penalty - entry) * inside[ends]
+    states["least_cost"] = INFINITE
+    np.minimum.at(states["least_cost"], sources, arcs["cost"])
+    epsilons["least_cost"] = states["least_cost"][epsilons["target"]]
+    return replace(graph, arrays=GraphArrays(states, arcs, epsilons, sequences))
 
 
 def _earned(hotwords: Mapping[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:

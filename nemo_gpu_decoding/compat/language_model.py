@@ -5,8 +5,9 @@ The score of a text is, as in pyctcdecode,
     log P_acoustic + sum over words of alpha * ln P_LM(word | words before) + beta + hotword_weight * [is a hotword]
                    + alpha * ln 10 * unk_score_offset * [is unknown]
 
-The graph has the LM's costs; alpha is their factor. Everything else is the bonus of a word (`bonuses.py`), so other
-weights need no other graph. As in Kaldi, a text may be scored by a shorter context of the LM if that is more likely.
+The graph has the LM's costs; alpha is their factor. Everything else is the bonus of a word (`bonuses.py`). Without
+hotwords, a copy of the graph contains alpha and the bonuses; other weights need another copy. As in Kaldi, a text may
+be scored by a shorter context of the LM if that is more likely.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import check_bool, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet
-from nemo_gpu_decoding.compat.bonuses import bonus_automaton
+from nemo_gpu_decoding.compat.bonuses import bonus_automaton, weighted_graph
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.graph.build import Recipe, are_tokens, listed_words
 from nemo_gpu_decoding.graph.csr import WordGraph
@@ -71,6 +72,7 @@ class LanguageModel:
         self.unigrams = (frozenset(unigrams or ()) & self.words) or None  # None: all words are known
         self._graphs: dict[tuple[Any, ...], WordGraph] = {}
         self._bonuses: dict[tuple[Any, ...], BackoffAutomaton] = {}
+        self._weighted: tuple[Any, WordGraph | None] = None, None  # the last weights, and the graph with them
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy builds its own graph."""
@@ -154,25 +156,47 @@ class LanguageModel:
         Args:
             hotwords: words -> bonus, natural log; words that the LM lacks are spelled.
         """
-        for name in ("alpha", "beta", "unk_score_offset"):
-            check_number(name, getattr(self, name), negative=name != "alpha")
-        check_bool("score_boundary", self.score_boundary)
         graph = self.graph(alphabet)
-        key = (id(graph), self.alpha, self.beta, self.unk_score_offset, frozenset(hotwords.items()))
+        key = (*self._checked_weights(), id(graph), frozenset(hotwords.items()))
         if key not in self._bonuses:
             while len(self._bonuses) >= 8:
                 self._bonuses.pop(next(iter(self._bonuses)))
             self._bonuses[key] = self._automaton(alphabet, graph, hotwords)
         return self._bonuses[key]
 
-    def _automaton(self, alphabet: Alphabet, graph: WordGraph, hotwords: Mapping[str, float]) -> BackoffAutomaton:
+    def weighted_graph(self, alphabet: Alphabet) -> WordGraph:
+        """The graph whose costs contain alpha and the bonuses of words, for utterances without hotwords."""
+        graph = self.graph(alphabet)
+        key = (*self._checked_weights(), id(graph))
+        last, found = self._weighted
+        if found is None or key != last:
+            found = weighted_graph(graph, self._word_bonuses(graph), self._penalty, self.alpha)
+            self._weighted = key, found
+        return found
+
+    def _checked_weights(self) -> tuple[float, ...]:
+        for name in ("alpha", "beta", "unk_score_offset"):
+            check_number(name, getattr(self, name), negative=name != "alpha")
+        check_bool("score_boundary", self.score_boundary)
+        return self.alpha, self.beta, self.unk_score_offset
+
+    @property
+    def _penalty(self) -> float:
+        """The bonus of an unknown word, natural log."""
+        return self.alpha * LN10 * self.unk_score_offset
+
+    def _word_bonuses(self, graph: WordGraph) -> np.ndarray:
+        """The bonus of each label of the graph, without that of hotwords."""
         weights = np.zeros(len(graph.words))
         weights[1 : graph.num_spoken] = self.beta
-        penalty = self.alpha * LN10 * self.unk_score_offset
         if self.unigrams is not None:
             for label, word in enumerate(graph.words[1 : graph.num_spoken], 1):
                 if word not in self.unigrams and label != graph.unknown:
-                    weights[label] += penalty
+                    weights[label] += self._penalty
+        return weights
+
+    def _automaton(self, alphabet: Alphabet, graph: WordGraph, hotwords: Mapping[str, float]) -> BackoffAutomaton:
+        weights = self._word_bonuses(graph)
         unlisted = {}
         for word, bonus in hotwords.items():
             if word in graph.word_ids:
@@ -180,7 +204,7 @@ class LanguageModel:
             elif graph.pieces is not None:
                 for tokens in alphabet.vocabulary.segmentations(word, MOST_SPELLINGS if alphabet.is_bpe else 1):
                     unlisted[tuple(graph.pieces.first + token for token in tokens)] = bonus
-        return bonus_automaton(weights, graph, penalty, unlisted)
+        return bonus_automaton(weights, graph, self._penalty, unlisted)
 
     # ------------------------------------------------------------------------------------- files
 

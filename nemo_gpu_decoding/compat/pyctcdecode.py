@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from os import PathLike, fspath
 from pathlib import Path as FilePath
@@ -30,11 +30,21 @@ from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.bonuses import hotword_tree
 from nemo_gpu_decoding.compat.language_model import LanguageModel
-from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, WordSearch, aligned_score, likely_labels, log_norms
+from nemo_gpu_decoding.compat.search import (
+    PLAIN,
+    SKIPPED,
+    WITH_HOTWORDS,
+    TokenSearch,
+    Width,
+    WordSearch,
+    aligned_score,
+    likely_batch,
+    log_norms,
+)
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.result import NBest, Path
 
 DEFAULT_ALPHA, DEFAULT_BETA, DEFAULT_UNK_LOGP_OFFSET, DEFAULT_SCORE_LM_BOUNDARY = 0.5, 1.5, -10.0, True
 DEFAULT_BEAM_WIDTH, DEFAULT_PRUNE_LOGP, DEFAULT_MIN_TOKEN_LOGP = 100, -10.0, -5.0
@@ -252,31 +262,29 @@ class BeamSearchDecoderCTC:
     ) -> list[list[OutputBeam]]:
         """The hypotheses of each utterance; `named`: its name in messages -> logits."""
         pairs = [self._logits(*own) for own in named.items()]
-        if not pairs:
-            return []
-        search, requests = self._search_of(options, len(pairs))
         forced, score = self._before(state, options.hotwords[0])
         least, blank = options.token_min_logp, self._alphabet.blank
-        inputs = [np.concatenate([forced, likely_labels(*own, blank, least, merges=False)]) for own in pairs]
-        found = search.decode([torch.from_numpy(own) for own in inputs], requests=requests)
+        nbest: dict[int, NBest[Any]] = {}
+        for rows, search, requests in self._searches(options, len(pairs)):
+            batch, lengths = likely_batch([pairs[n] for n in rows], forced, blank, least, merges=False)
+            nbest |= zip(rows, search.decode(torch.from_numpy(batch), lengths, requests), strict=True)
         log_probs = (values - norms[:, None] for values, norms in pairs)
         ordered = (np.append(np.delete(own, blank, 1), own[:, blank : blank + 1], 1) for own in log_probs)
         return [
-            self._beams([self._beam(path, values, len(forced), score) for path in nbest.paths], options)
-            for nbest, values in zip(found, ordered, strict=True)
+            self._beams([self._beam(path, values, len(forced), score) for path in nbest[n].paths], options)
+            for n, values in enumerate(ordered)
         ]
 
     def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
         """The best text of each utterance; `named` as for `_decode`."""
-        least, blank = options.token_min_logp, self._alphabet.blank
-        inputs = [likely_labels(*self._logits(*own), blank, least, merges=True) for own in named.items()]
-        if not inputs:
-            return []
-        search, requests = self._search_of(options, len(inputs))
+        pairs = [self._logits(*own) for own in named.items()]
         forced, _ = self._before(state, options.hotwords[0])
-        if len(forced):
-            inputs = [np.concatenate([forced, own]) for own in inputs]
-        return [self._alphabet.text(tokens.tolist()) for tokens in search.best_tokens(inputs, requests, len(forced))]
+        least, blank = options.token_min_logp, self._alphabet.blank
+        found: dict[int, np.ndarray] = {}
+        for rows, search, requests in self._searches(options, len(pairs)):
+            batch = likely_batch([pairs[n] for n in rows], forced, blank, least, merges=True)
+            found |= zip(rows, search.best_tokens(*batch, requests, len(forced)), strict=True)
+        return [self._alphabet.text(found[n].tolist()) for n in range(len(pairs))]
 
     def _before(self, state: LMState | None, hotwords: Mapping[str, float]) -> tuple[np.ndarray, float]:
         """What comes before an utterance: log-probs [n, V + 1] that only the tokens of `state` fit, and their score.
@@ -295,15 +303,26 @@ class BeamSearchDecoderCTC:
 
     # ------------------------------------------------------------------------------------ search
 
-    def _search_of(self, options: _Options, count: int) -> tuple[Any, list[Request | None]]:
-        """The search with these options, and the weights of each of `count` utterances."""
+    def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request | None]]]:
+        """The utterances without hotwords and those with hotwords: their numbers, search, and weights of each."""
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
-        graph = None if self._language_model is None else self._language_model.graph(self._alphabet)
-        search = self._search(options.beam_width, options.beam_prune_logp, options.n_best, graph)
-        requests = [self._request(own) for own in options.hotwords]
-        return search, requests * count if len(requests) == 1 else requests
+        hotwords = options.hotwords * (count if len(options.hotwords) == 1 else 1)
+        for has_hotwords in (False, True):
+            if rows := [n for n, own in enumerate(hotwords) if bool(own) == has_hotwords]:
+                width = options.beam_width, options.beam_prune_logp, options.n_best
+                search = self._search(*width, *self._graph(has_hotwords))
+                yield rows, search, [self._request(hotwords[n]) if has_hotwords else None for n in rows]
+
+    def _graph(self, has_hotwords: bool) -> tuple[WordGraph | None, Width]:
+        """The graph of the LM, and how wide its search is."""
+        lm = self._language_model
+        if lm is None:
+            return None, PLAIN
+        if has_hotwords:
+            return lm.graph(self._alphabet), WITH_HOTWORDS
+        return lm.weighted_graph(self._alphabet), PLAIN
 
     def _request(self, hotwords: Mapping[str, float]) -> Request | None:
         """The weights of an utterance."""
@@ -313,11 +332,11 @@ class BeamSearchDecoderCTC:
             return None if tree is None else Request(tree, 1.0)
         return Request(lm.bonuses(alphabet, hotwords), 1.0, float(lm.alpha))
 
-    def _make_search(self, beam_width: int, beam_prune_logp: float, n_best: int, graph: WordGraph | None) -> Any:
-        size = len(self._alphabet.pieces)
-        if graph is None:
-            return TokenSearch(size, beam_width, beam_prune_logp, n_best)
-        return WordSearch(graph, size, beam_width, beam_prune_logp, n_best)
+    def _make_search(
+        self, beam_width: int, beam_prune_logp: float, n_best: int, graph: WordGraph | None, width: Width
+    ) -> Any:
+        sizes = len(self._alphabet.pieces), beam_width, beam_prune_logp, n_best
+        return TokenSearch(*sizes) if graph is None else WordSearch(graph, width, *sizes)
 
     # ----------------------------------------------------------------------------------- results
 
@@ -336,11 +355,12 @@ class BeamSearchDecoderCTC:
             raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
         kind = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
         values = np.ascontiguousarray(values, kind)
-        mean = float(values.sum()) / max(1, len(values))
+        most = values.max(axis=1)
+        mean = float(values.sum()) / len(values) if most.max(initial=0) > 0 else 0.0
         if math.isclose(mean, 1, rel_tol=1e-5 if kind == np.float32 else 1e-9):  # probabilities, if they are >= 0
             values = np.log(np.clip(values, 1e-15, 1))
-            return values, 0 * values.max(axis=1)
-        return values, log_norms(values, name)
+            return values, 0 * most
+        return values, log_norms(values, most, name)
 
     def _beams(self, found: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
         """The hypotheses with different texts, best first; `found`: as the search ranks them."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +23,24 @@ from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTCon
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
-# With an LM: the graph charges for a word at its beginning, where pyctcdecode does at its end, so the search keeps
-# hypotheses that are worse by LEAD more, natural log. One hypothesis of pyctcdecode corresponds to several states of
-# the graph. Higher values did not lower the error rates of the benchmark's tasks.
-LEAD, STATES_PER_BEAM = 3.0, 10
+
+class Width(NamedTuple):
+    """How much wider the search with an LM is than pyctcdecode's.
+
+    The graph charges for a word at its beginning, where pyctcdecode does at its end, and one hypothesis of pyctcdecode
+    corresponds to several states of the graph.
+    """
+
+    lead: float  # hypotheses are kept that are worse by this more, natural log
+    states: int  # per hypothesis of pyctcdecode
+
+
+# A word earns the bonus of a hotword at its end at the latest, so that its beginning needs a wider search. The values
+# were chosen on other utterances than those of the benchmark.
+PLAIN, WITH_HOTWORDS = Width(0.0, 4), Width(3.0, 10)
 MOST_RESULTS = 10_000
 LN2 = math.log(2)
+MOST_KEPT = 1 << 24  # bytes of log-probs that a thread keeps between calls
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
 
@@ -51,24 +64,24 @@ class TokenSearch(FlexCTCBeam):
         self._is_sampled = True  # rows without unlikely tokens do not add up to 1
 
     def best_tokens(
-        self, inputs: Sequence[np.ndarray], requests: Sequence[Request | None], begin: int
+        self, batch: np.ndarray, lengths: np.ndarray, requests: Sequence[Request | None], begin: int
     ) -> list[np.ndarray]:
-        """The tokens of the best hypothesis of each utterance, from a frame on; `inputs`: [T, V + 1] of each."""
-        found = self.decode([torch.from_numpy(values) for values in inputs], requests=requests)
+        """The tokens of the best hypothesis of each utterance, from a frame on; see `likely_batch`."""
+        found = self.decode(torch.from_numpy(batch), lengths, requests)
         return [nbest.best.tokens[nbest.best.frames >= begin] for nbest in found]
 
 
 class WordSearch(CudaWFST):
-    """The search with a word LM; arguments as for `TokenSearch`."""
+    """The search with a word LM; `width` is PLAIN or WITH_HOTWORDS, other arguments as for `TokenSearch`."""
 
     def __init__(
-        self, graph: WordGraph, vocab_size: int, beam_width: int, beam_prune_logp: float, n_best: int
+        self, graph: WordGraph, width: Width, vocab_size: int, beam_width: int, beam_prune_logp: float, n_best: int
     ) -> None:
-        beam = LEAD - beam_prune_logp
+        beam = width.lead - beam_prune_logp
         config = WFSTConfig(
             beam=beam,
             lattice_beam=beam,
-            max_active=min(STATES_PER_BEAM * beam_width, MAX_ACTIVE_LIMIT),
+            max_active=min(width.states * beam_width, MAX_ACTIVE_LIMIT),
             n_best=min(n_best, MOST_RESULTS),
             topology="normal",
             backend="cpu",
@@ -77,20 +90,14 @@ class WordSearch(CudaWFST):
         self._is_sampled = True
 
     def best_tokens(
-        self, inputs: Sequence[np.ndarray], requests: Sequence[Request | None], begin: int
+        self, batch: np.ndarray, lengths: np.ndarray, requests: Sequence[Request | None], begin: int
     ) -> list[np.ndarray]:
         """As `TokenSearch.best_tokens`; no other part of a result is computed."""
-        lengths = np.array([len(values) for values in inputs])
-        batch = inputs[0][None]  # one utterance is not copied
-        if len(inputs) > 1:
-            batch = np.zeros((len(inputs), lengths.max(), self.vocab_size + 1), np.float32)
-            for row, values in zip(batch, inputs, strict=True):
-                row[: len(values)] = values
-        fusion = BatchFusion.resolve(self.fusion, len(inputs), requests, self._labels)
+        fusion = BatchFusion.resolve(self.fusion, len(batch), requests, self._labels)
         engine = CPUEngine(self._models_of, fusion, self.config)
         engine.push(torch.from_numpy(batch), lengths)
-        found = best_paths(engine.results(range(len(inputs)), 1, final=True), final=True)
-        steps = map(found.steps_of, range(len(inputs)))
+        found = best_paths(engine.results(range(len(batch)), 1, final=True), final=True)
+        steps = map(found.steps_of, range(len(batch)))
         return [self.graph.arrays.arcs["ilabel"][own.arcs[own.frames >= begin]] for own in steps]
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
@@ -102,17 +109,17 @@ class WordSearch(CudaWFST):
         return 0.0, 0.0, 0.0
 
 
-def log_norms(logits: np.ndarray, name: str) -> np.ndarray:
+def log_norms(logits: np.ndarray, most: np.ndarray, name: str) -> np.ndarray:
     """The logarithm of the sum of exp over each frame, [T].
 
     Args:
         logits: [T, V + 1] float32 or float64.
+        most: [T] the largest value of each frame.
         name: of the logits in messages.
 
     Raises:
         ValueError: a frame has NaN or +inf, or -inf alone.
     """
-    most = logits.max(axis=1)
     norms = most + _log_sums(logits, most, np.empty(logits.shape[1], np.float32))
     for frame in np.flatnonzero(np.isnan(norms))[:1].tolist():
         for column in np.flatnonzero(~(logits[frame] < np.inf))[:1].tolist():
@@ -148,23 +155,49 @@ def _log_sums(logits, most, terms):
     return found
 
 
-def likely_labels(
-    logits: np.ndarray, norms: np.ndarray, blank: int, token_min_logp: float, *, merges: bool
-) -> np.ndarray:
+def likely_batch(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+    before: np.ndarray,
+    blank: int,
+    token_min_logp: float,
+    *,
+    merges: bool,
+) -> tuple[np.ndarray, np.ndarray]:
     """Log-probs in which unlikely tokens are `SKIPPED`, except for the most likely one of each frame.
 
+    They are valid until the next call in the same thread, which uses the same memory: new memory takes four times as
+    long to write.
+
     Args:
-        logits: [T, V + 1] float32 or float64.
-        norms: [T], see `log_norms`; the log-probs are logits - norms.
+        pairs: logits [T, V + 1] float32 or float64 of each utterance, and norms [T], see `log_norms`.
+        before: [n, V + 1] log-probs that come before each utterance.
         blank: column of the blank, which becomes the last one.
         token_min_logp: the least log-prob of a likely token.
         merges: drop each frame that can only be a blank, like the one before it. Such a frame changes no text.
 
     Returns:
-        [T, V + 1] float32; fewer frames with `merges`.
+        [B, T, V + 1] float32; [B] valid frames.
     """
-    found = np.empty(logits.shape, np.float32)
-    return found[: _copy_likely(logits, norms, blank, max(token_min_logp, LEAST_LOGP), merges, found)]
+    shape = len(pairs), len(before) + max(len(values) for values, _ in pairs), before.shape[1]
+    batch, least = _memory(math.prod(shape)).reshape(shape), max(token_min_logp, LEAST_LOGP)
+    lengths = np.full(len(pairs), len(before))
+    for b, (values, norms) in enumerate(pairs):
+        batch[b, : len(before)] = before
+        lengths[b] += _copy_likely(values, norms, blank, least, merges, batch[b, len(before) :])
+    return batch, lengths
+
+
+_kept = threading.local()
+
+
+def _memory(count: int) -> np.ndarray:
+    """[count] float32, unless it is large that of the thread's last call."""
+    values = getattr(_kept, "values", np.empty(0, np.float32))
+    if len(values) < count:
+        values = np.empty(count, np.float32)
+        if values.nbytes <= MOST_KEPT:
+            _kept.values = values
+    return values[:count]
 
 
 @compiled

@@ -166,7 +166,7 @@ def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None)
     labels = csr.PieceLabels(num_words, num_words + num_pieces, costs.word_cost, costs.piece_cost)
     names = (f"<piece {token}>" for token in range(num_pieces))
     words = (*graph.words, *names, "</unk>")
-    begins, inside = _loop(graph)
+    begins, inside = spelling_states(graph)
     states = graph.arrays.states
     arcs, epsilons, sequences = (array.copy() for array in graph.arrays[1:])
     for table in (arcs["olabel"], epsilons["olabel"], sequences):  # sequences are numbered after the words
@@ -216,7 +216,7 @@ class Speller:
         return labels, self.weight_ratio * np.array(costs)
 
 
-def _loop(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
+def spelling_states(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
     """Masks [S] of the states that read the first piece of an unknown word, and of those for other pieces."""
     states, arcs, epsilons, _ = graph.arrays
     into = [label for label in np.unique(epsilons["olabel"]).tolist() if graph.expanded(label)[-1:] == [graph.unknown]]

@@ -8,6 +8,7 @@ import math
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -161,6 +162,31 @@ def test_a_batch_is_decoded_as_its_utterances(lm):
         alone = decoder.decode_beams(one, **options)
         assert [tuple(beam) for beam in found] == [(b.text, *b[2:]) for b in alone]
     assert decoder.decode_batch(None, []) == []
+
+
+@pytest.mark.parametrize("has_lm", [True, False])
+def test_results_do_not_depend_on_earlier_calls(lm, has_lm):
+    """The memory of log-probs is used again, by each thread its own."""
+    utterances = [random_logits(frames, 4, frames) for frames in (40, 3, 25, 9, 0, 40)]
+    decoder = build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None)
+    alone = [build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None).decode_beams(one) for one in utterances]
+    assert [decoder.decode_beams(one) for one in utterances] == alone
+    texts = [beams[0].text for beams in alone]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(decoder.decode, 5 * utterances)) == 5 * texts
+    assert decoder.decode_batch(None, utterances) == texts
+
+
+def test_other_weights_after_a_call(lm):
+    decoder = build_ctcdecoder(CHARACTERS, lm[1], ["a", "bb"])
+    logits, weights = random_logits(5, 4, 1), {"alpha": 1.2, "beta": -0.5, "unk_score_offset": -3.0}
+    before = decoder.decode_beams(logits, **WIDE)
+    for name, value in weights.items():
+        decoder.reset_params(**{name: value})
+        expected = build_ctcdecoder(CHARACTERS, lm[1], ["a", "bb"], **{name: value}).decode_beams(logits, **WIDE)
+        assert before != decoder.decode_beams(logits, **WIDE) == expected
+        decoder.reset_params(alpha=0.5, beta=1.5, unk_score_offset=-10.0)
+    assert decoder.decode_beams(logits, **WIDE) == before
 
 
 @pytest.mark.parametrize("has_lm", [True, False])

@@ -10,8 +10,8 @@ from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
+from nemo_gpu_decoding.simd import LANES, not_below
 
-BLOCK = 16  # labels that one SIMD test covers
 SMALL_STATE = 8  # the search tries all arcs of a state with at most this many
 SORTED_LABELS = 128  # the labels are sorted if there are at most this many; at most BINS
 
@@ -25,12 +25,11 @@ def choose_labels(row, search, work):
     """
     frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
     count, likeliest, skipped_label = 0, 0, keys.NONE if search.params.topology == GRAPH else search.params.blank_id
-    for begin in range(0, len(row), BLOCK):
-        end, hits = min(begin + BLOCK, len(row)), np.int32(begin + BLOCK > len(row))
-        if hits == 0:
-            for i in range(BLOCK):  # unsigned: an index that may be negative keeps the loop from SIMD
-                hits += np.int32(not row[np.uintp(begin) + np.uintp(i)] < least)
-        for v in range(begin, end if hits > 0 else begin):
+    for begin in range(0, len(row), LANES):
+        end = min(begin + LANES, len(row))
+        if begin + LANES <= len(row) and not_below(row, begin, least) == 0:
+            continue
+        for v in range(begin, end):
             labels[count] = v
             count += not row[v] < least and v != skipped_label  # NaN is not below anything
     for i in range(count):
