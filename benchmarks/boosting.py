@@ -11,6 +11,7 @@ from pathlib import Path
 
 from omegaconf import MISSING, DictConfig
 
+from benchmarks.boosting_cells import spoken, unspoken
 from nemo_gpu_decoding.cli.decoding import DEFAULT_STRATEGY, decoding_config, load_phrase_file, section_of
 from nemo_gpu_decoding.cli.dev_set import encode
 from nemo_gpu_decoding.cli.main import guarded, run_program
@@ -40,6 +41,8 @@ class BoostingOptions:
     manifest: str = MISSING
     # Text file of phrases to boost, one per line.
     phrases: str = MISSING
+    # Only phrases that the references hold (true), or only others (false), without their own weights; null: all.
+    spoken: bool | None = None
     # Decoding strategy. Word graphs have one way of paying phrases.
     strategy: str = DEFAULT_STRATEGY["ctc"]
     # LM of the strategy, or null.
@@ -65,8 +68,10 @@ def run(options: BoostingOptions) -> int:
     phrases = load_phrase_file(options.phrases)
     head = Model.load(options.model, device="cpu").head(STRATEGIES[options.strategy].family)
     speech = encode(head, read_manifest(Path(options.manifest)))
-    rows = []
-    for name, beam, weight, config in searches(options):
+    rows, listed = [], None
+    if options.spoken is not None:
+        phrases = listed = (spoken if options.spoken else unspoken)(phrases, speech.references)
+    for name, beam, weight, config in searches(options, listed):
         texts = speech.decode(head.search(config), head.text_of).texts
         score = speech.score(texts, phrases)
         found = score.phrases
@@ -77,8 +82,14 @@ def run(options: BoostingOptions) -> int:
     return 0
 
 
-def searches(options: BoostingOptions) -> list[tuple[str, int | None, float, DictConfig]]:
-    """Way of paying phrases, beam size, boosting weight and `decoding` section of each row."""
+def searches(
+    options: BoostingOptions, listed: list[str] | None = None
+) -> list[tuple[str, int | None, float, DictConfig]]:
+    """Way of paying phrases, beam size, boosting weight and `decoding` section of each row.
+
+    Args:
+        listed: phrases in the place of those of the file.
+    """
     section = section_of(options.strategy)
     ways: dict[str, dict[str, object]] = {"word graph": {}} if section == "wfst" else dict(WAYS)
     if options.ac_threshold:
@@ -93,6 +104,8 @@ def searches(options: BoostingOptions) -> list[tuple[str, int | None, float, Dic
             given |= {"phrases": options.phrases, "boosting_weight": weight}
             for name, keys in ways.items():
                 config = decoding_config(options.strategy, None, given)
+                if listed is not None:
+                    keys = {**keys, "key_phrases_file": None, "key_phrases_list": listed}
                 config[section].boosting_tree.update(keys)
                 found.append((name, beam, weight, config))
     return found

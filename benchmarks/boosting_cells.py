@@ -224,14 +224,14 @@ class Files:
         texts = {part: self._references(part) for part in ("dev", "test")}
         lists = {"dev": listed, "test": listed}
         if self.speech.rare:
-            rare = [word for word in self._rare_words() if _spoken([word], texts["dev"])]
-            lists["dev"] = sorted({*rare, *_unspoken(listed, texts["test"])})
+            rare = [word for word in self._rare_words() if spoken([word], texts["dev"])]
+            lists["dev"] = sorted({*rare, *unspoken(listed, texts["test"])})
         for part in ("dev", "test"):
-            lists[f"{part}-wrong"] = _unspoken(lists[part], texts[part])
-        known = {*listed, *_spoken(listed, texts["test"])}
+            lists[f"{part}-wrong"] = unspoken(lists[part], texts[part])
+        known = {*listed, *spoken(listed, texts["test"])}
         more = (phrase for phrase in self._distractors() if phrase not in known)
-        distractors = _unspoken(list(islice(more, 2 * self.options.distractors)), texts["test"])
-        lists["test-many"] = [*_spoken(listed, texts["test"]), *distractors[: self.options.distractors]]
+        distractors = unspoken(list(islice(more, 2 * self.options.distractors)), texts["test"])
+        lists["test-many"] = [*spoken(listed, texts["test"]), *distractors[: self.options.distractors]]
         return lists
 
     def _references(self, part: str) -> list[str]:
@@ -267,14 +267,14 @@ def _coin() -> Any:
     return recipe.coin
 
 
-def _spoken(phrases: Sequence[str], texts: Sequence[str]) -> list[str]:
+def spoken(phrases: Sequence[str], texts: Sequence[str]) -> list[str]:
     said = {words for text in texts for _, words in PhraseWords.of(phrases).found_in(text.split())}
     return [phrase for phrase in phrases if tuple(phrase.casefold().split()) in said]
 
 
-def _unspoken(phrases: Sequence[str], texts: Sequence[str]) -> list[str]:
-    spoken = set(_spoken(phrases, texts))
-    return [phrase for phrase in phrases if phrase not in spoken]
+def unspoken(phrases: Sequence[str], texts: Sequence[str]) -> list[str]:
+    said = set(spoken(phrases, texts))
+    return [phrase for phrase in phrases if phrase not in said]
 
 
 # ------------------------------------------------------------------------------------- one cell

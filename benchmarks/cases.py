@@ -7,9 +7,31 @@ from enum import Enum
 from typing import NamedTuple
 
 from benchmarks.options import GRAPH_STRATEGIES, TRANSDUCER_STRATEGIES, BenchOptions
-from benchmarks.ours import BOUNDED_EAGER, EAGER, EAGER_GROUPS, LARGE_LM, LET, MINIMAL, NORMAL, SMALL_LM, TWO_PASS
+from benchmarks.ours import (
+    BOUNDED_EAGER,
+    COMPACT,
+    EAGER,
+    EAGER_GROUPS,
+    LARGE_LM,
+    LET,
+    MINIMAL,
+    NORMAL,
+    ONE_THREAD,
+    SMALL_LM,
+    TWO_PASS,
+)
 from benchmarks.peers.base import Peer, Setting
-from benchmarks.peers.nemo import BEAM_BATCH, GREEDY, GREEDY_BATCH, GREEDY_FUSION, GREEDY_FUSION_CTC, MAES, MALSD
+from benchmarks.peers.nemo import (
+    ALSD_UNBATCHED,
+    BEAM_BATCH,
+    GREEDY,
+    GREEDY_BATCH,
+    GREEDY_FUSION,
+    GREEDY_FUSION_CTC,
+    MAES,
+    MAES_UNBATCHED,
+    MALSD,
+)
 from benchmarks.peers.text import FLASHLIGHT, PYCTCDECODE
 from benchmarks.peers.word_graphs import KALDI_DECODER, RIVA
 from benchmarks.tasks import Task
@@ -19,6 +41,7 @@ FEW_PHRASES = 10
 PLAIN, LM, PHRASES, BOTH = (False, False), (True, False), (False, True), (True, True)
 DECODER, END_TO_END = "decoder", "end to end"
 NO_TDT = "NeMo has no maes_batch for TDT"
+NO_TDT_UNBATCHED = "NeMo has no alsd for TDT"
 ONE_FUSION = "NeMo's maes_batch ignores boosting beside an LM"
 
 
@@ -47,7 +70,7 @@ class Line(NamedTuple):
     added: tuple[tuple[bool, bool], ...] = (LM,)
     parts: tuple[str, ...] = (DECODER,)
     greedy: bool = False  # the peer has neither beam nor LM nor phrases
-    fused: bool = False  # the peer has no beam, and the LM and the phrases of the strategy
+    fused: bool = False  # the peer has no beam, but the LM and the phrases of the strategy
 
 
 CPU, GPU, ANYWHERE = ("cpu",), ("cuda",), (DECODER, END_TO_END)
@@ -60,9 +83,12 @@ TABLE = (
     Line("flexctc_beam", "greedy_fusion", GREEDY_FUSION_CTC, Check.SCORES, added=EVERY, parts=ANYWHERE, fused=True),
     Line("flexctc_beam", "flashlight", FLASHLIGHT, Check.WER, CPU),
     Line("flexctc_beam", "pyctcdecode", PYCTCDECODE, Check.WER, CPU, (LM, BOTH)),
+    *(Line("flexctc_beam", "word_graph", peer, Check.SCORES, CPU) for peer in (COMPACT, NORMAL)),
     Line("flexctc_beam", "", None, Check.SCORES, CPU, (BOTH,)),
     Line("alsd_pp", "nemo", MALSD, Check.EQUAL, added=(PLAIN, LM, BOTH)),
     Line("alsd_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
+    Line("alsd_pp", "unbatched", ALSD_UNBATCHED, Check.ALONE, CPU, (PLAIN,)),
+    Line("aes_pp", "unbatched", MAES_UNBATCHED, Check.ALONE, CPU, (PLAIN, LM)),
     Line("aes_pp", "nemo", MAES, Check.EQUAL, added=(PLAIN, LM, BOTH, PHRASES)),
     Line("aes_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
     *(Line(s, "greedy_fusion", GREEDY_FUSION, Check.ALONE, added=EVERY, fused=True) for s in TRANSDUCER_STRATEGIES),
@@ -74,6 +100,7 @@ TABLE = (
     Line("paged_biglm", "large_lm", LARGE_LM, Check.LM),
     Line("paged_biglm", "two_pass", TWO_PASS, Check.LM, CPU),
     *(Line("paged_biglm", peer.name, peer, Check.COSTS, CPU) for peer in (LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS)),
+    Line("paged_biglm", "one_thread", ONE_THREAD, Check.COSTS, CPU),
     Line("paged_biglm", "", None, Check.GROUPS),
     Line("paged_biglm", "", None, Check.COSTS, GPU),
 )
@@ -121,17 +148,19 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
     everything = line.added
     if line.greedy and options.device == "cpu":  # one row: cost and gain of a beam, with an LM if there is one
         beams, everything = (max(beams),), (LM if task.lm else PLAIN,)
-    if line.fused:
+    in_graph = line.family == "word_graph"
+    if in_graph:
         beams = (max(beams),)
     for lm, boosted in everything:
         if boosted and not options.phrases:
             continue
         for beam in beams:
             ours = Setting(beam, lm, options.phrases * boosted, threads)
-            theirs = Setting(0, threads=threads) if line.greedy else ours._replace(beam_size=0) if line.fused else ours
+            own_beam = 0 if line.fused else max(task.weights.graph_beams) if in_graph else beam
+            theirs = Setting(0, threads=threads) if line.greedy else ours._replace(beam_size=own_beam)
             why_not = missing(ours, line, task)
             yield Case(task, line.peer, theirs, ours, line.check, skipped=why_not)
-            if why_not == NO_TDT:
+            if why_not in (NO_TDT, NO_TDT_UNBATCHED):
                 return
 
 
@@ -155,10 +184,12 @@ def missing(setting: Setting, line: Line, task: Task) -> str | None:
         return NO_TDT
     if line.peer is MAES and setting.lm and setting.phrases:
         return ONE_FUSION
+    if line.peer is ALSD_UNBATCHED and task.kind == "tdt":
+        return NO_TDT_UNBATCHED
     in_graph = line.strategy in GRAPH_STRATEGIES
     needs = {
         "lm": setting.lm and not in_graph,
-        "word_lm": in_graph or line.peer is PYCTCDECODE,
+        "word_lm": in_graph or line.peer is PYCTCDECODE or line.family == "word_graph",
         "lexicon": bool(setting.phrases),
     }
     absent = [f"{name}=" for name, needed in needs.items() if needed and not getattr(task, name)]

@@ -20,6 +20,9 @@ ASKED_PEERS = (
     "eager_groups",
     "greedy_fusion",
     "topologies",
+    "word_graph",
+    "unbatched",
+    "one_thread",
 )  # measured only if `peers` has them
 TASKS = ("synthetic", "speech")
 TRANSDUCERS = ("rnnt", "tdt")
@@ -80,7 +83,9 @@ class BenchOptions:
     # graph of the large LM; let, the other composition [LET]; two_pass, lattices of the small LM that the
     # large LM rescores; bounded_eager, eager composition with the bounds of lazy; eager_groups, that with
     # token groups). If peers names them, flexctc_beam, alsd_pp and aes_pp are also measured beside greedy_fusion
-    # (NeMo's greedy_batch with the same LM and phrases), cuda_wfst beside its other CTC topologies.
+    # (NeMo's greedy_batch with the same LM and phrases), alsd_pp and aes_pp beside unbatched (NeMo's alsd and maes,
+    # one utterance after the other), flexctc_beam beside word_graph (cuda_wfst with the word LM, compact and normal),
+    # cuda_wfst beside its other CTC topologies, paged_biglm with several threads beside one_thread.
     strategy: str = "flexctc_beam"
     # batch: whole utterances, compared with peers. live: latency and streams per core, with utterances that begin at
     # random times and share one decoder, see `streams`; compared with a call per stream and with NeMo's greedy

@@ -109,10 +109,15 @@ OURS: dict[str, Any] = {
 ABLATIONS: dict[str, type[PagedBigLM]] = {"eager": Eager, "bounded_eager": BoundedEager, "eager_groups": EagerGroups}
 # Peers of paged_biglm: the graph of the large LM, that of the small LM alone, and other compositions
 LARGE_LM, SMALL_LM = (Peer(f"{lm}_lm", partial(cuda_wfst, lm), multithreaded=True) for lm in (LARGE, SMALL))
-NORMAL, MINIMAL = (Peer(name, partial(other_topology, name), multithreaded=True) for name in ("normal", "minimal"))
+COMPACT, NORMAL, MINIMAL = (
+    Peer(name, partial(other_topology, name), multithreaded=True) for name in ("compact", "normal", "minimal")
+)
 TWO_PASS = Peer("two_pass", two_pass, multithreaded=True)
 LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS = (
     Peer(name, partial(paged_biglm, name), multithreaded=True) for name in ("let", *ABLATIONS)
+)
+ONE_THREAD = Peer(
+    "one_thread", lambda options, task, setting: paged_biglm("lazy", options, task, setting._replace(threads=1))
 )
 
 

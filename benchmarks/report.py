@@ -9,10 +9,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.options import BenchOptions
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.report import format_table
 
 Row = dict[str, Any]
+NAMING_PEERS = ("greedy_fusion", "topologies", "word_graph", "unbatched", "one_thread")
 
 
 class Column(NamedTuple):
@@ -149,11 +151,13 @@ def result_path(out: str, header: Mapping[str, Any]) -> Path:
 
 
 def name_of_run(header: Mapping[str, Any]) -> str:
-    """Strategy, mode, and the peer if it is the only one that is measured on request: "cuda_wfst-topologies"."""
-    peers = header["options"].get("peers", [])
-    only = peers[0] if len(peers) == 1 and peers[0] in ("greedy_fusion", "topologies") else ""
+    """Strategy, mode, the peer that gives the run its name ("cuda_wfst-topologies"), and an unusual size of the LM."""
+    options = header["options"]
+    named = next((peer for peer in options.get("peers", []) if peer in NAMING_PEERS), "")
+    if header["mode"] == "scale":
+        named = "" if options["ngrams"] == BenchOptions.ngrams else f"{options['ngrams'] // 1_000_000}m"
     mode = "" if header["mode"] == "batch" else header["mode"]
-    return "-".join(filter(None, (header["strategy"], mode, only)))
+    return "-".join(filter(None, (header["strategy"], mode, named)))
 
 
 def write_result(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -94,6 +94,31 @@ def transducer_beam(search: str, options: BenchOptions, task: Task, setting: Set
     return Ready(run, _tokens, hypotheses, note)
 
 
+def transducer_unbatched(search: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    """`alsd` and `maes`, which decode one utterance after the other, with early pruning and `no_score` for blanks.
+
+    The LM is KenLM's. `alsd` takes none.
+    """
+    silence_nemo()
+    from nemo.collections.asr.parts.submodules.rnnt_beam_decoding import BeamRNNTInfer
+    from nemo.collections.asr.parts.submodules.tdt_beam_decoding import BeamTDTInfer
+
+    assert task.transducer is not None
+    lm: dict[str, Any] = {}
+    if setting.lm:
+        import kenlm
+
+        lm = {"ngram_lm_model": kenlm.Model(str(task.lm)), "ngram_lm_alpha": task.weights.lm_weight}
+    chosen = {"beam_size": setting.beam_size, "search_type": search, **lm}
+    modules, durations = task.transducer.nemo(), task.transducer.durations
+    if durations:
+        decoder = BeamTDTInfer(*modules, durations=list(durations), **chosen)
+    else:
+        decoder = BeamRNNTInfer(*modules, **chosen)
+    decoder.set_decoding_type("subword")
+    return Ready(_runner(decoder, task), _tokens)
+
+
 def transducer_greedy(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     silence_nemo()
     from nemo.collections.asr.parts.submodules.rnnt_greedy_decoding import (
@@ -301,5 +326,9 @@ NEMO: dict[str, Any] = {
 BEAM_BATCH, GREEDY_BATCH = Peer("nemo", ctc_beam, **NEMO), Peer("nemo_greedy", ctc_greedy, **NEMO)
 MALSD = Peer("nemo_malsd", partial(transducer_beam, "malsd_batch"), **NEMO)
 MAES = Peer("nemo_maes", partial(transducer_beam, "maes_batch"), **NEMO)
+ALSD_UNBATCHED, MAES_UNBATCHED = (
+    Peer(f"nemo_{search}_unbatched", partial(transducer_unbatched, search), ("nemo", "kenlm"), NEMO["install"], True)
+    for search in ("alsd", "maes")
+)
 GREEDY = Peer("nemo_greedy", transducer_greedy, **NEMO)
 GREEDY_FUSION_CTC, GREEDY_FUSION = (Peer("greedy_fusion", p, **NEMO) for p in (ctc_greedy, transducer_greedy))

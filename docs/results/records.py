@@ -25,7 +25,7 @@ from benchmarks.report import name_of_run
 
 HERE = Path(__file__).resolve().parent
 PAGES, ROOT = [HERE.parent / name for name in ("measured.md", "papers.md", "boosting.md")], HERE.parents[1]
-# 25 minutes on two cores. Two are measured only if they are named: scale takes 7 more and 6 GB of disk; boosting needs
+# 45 minutes on two cores. Two are measured only if they are named: scale takes 7 more and 6 GB of disk; boosting needs
 # folder=FOLDER and takes 8 more
 RUNS = {
     "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=5 probes=true",
@@ -38,10 +38,19 @@ RUNS = {
     "cuda_wfst-live": "strategy=cuda_wfst mode=live",
     "alsd_pp-live": "strategy=alsd_pp mode=live",
     "cluster": "strategy=flexctc_beam mode=cluster tasks=[speech] beams=[4] repeats=2",
-    "flexctc_beam-greedy_fusion": "strategy=flexctc_beam peers=[greedy_fusion] utterances=32 beams=[16]",
-    "alsd_pp-greedy_fusion": "strategy=alsd_pp peers=[greedy_fusion] utterances=4 beams=[8]",
-    "aes_pp-greedy_fusion": "strategy=aes_pp peers=[greedy_fusion] utterances=4 beams=[8]",
+    "flexctc_beam-greedy_fusion": "strategy=flexctc_beam peers=[greedy_fusion] utterances=32 beams=[4,8,16,32,64,128] "
+    "many_phrases=0",
+    "alsd_pp-greedy_fusion": "strategy=alsd_pp peers=[greedy_fusion] utterances=4 beams=[1,2,4,8,12]",
+    "aes_pp-greedy_fusion": "strategy=aes_pp peers=[greedy_fusion] utterances=4 beams=[1,2,4,8,12]",
+    "alsd_pp-unbatched": "strategy=alsd_pp peers=[unbatched] utterances=4 beams=[8]",
+    "aes_pp-unbatched": "strategy=aes_pp peers=[unbatched] utterances=4 beams=[8]",
+    "flexctc_beam-word_graph": "strategy=flexctc_beam peers=[word_graph,flashlight,pyctcdecode] beams=[4,16] "
+    "many_phrases=0",
     "cuda_wfst-topologies": "strategy=cuda_wfst peers=[topologies] utterances=32",
+    "paged_biglm-one_thread": "strategy=paged_biglm peers=[one_thread] utterances=32 threads=2 group_sizes=[] "
+    "repeats=9",
+    "scale-1m": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=1000000",
+    "scale-10m": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=10000000",
     "scale": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=100000000",
     "boosting": "",
 }
@@ -569,23 +578,138 @@ def _by_beam(record: Record) -> Iterable[tuple[str, int, dict[str, Record]]]:
     return [(*key, rows) for key, rows in found.items()]
 
 
-def greedy_fusion(*given: Any) -> str:
+def greedy_fusion(record: Record, link: str) -> str:
     """A beam beside NeMo's greedy decoding; both without models, with an LM, with phrases, and with both."""
+    shown = []
+    for row in measured_rows(record):
+        if row["params"]["beam_size"] == 16:
+            name, models = f"{TASKS[task_of(row)]}, `{row['strategy']}`, beam 16", fused(row).removeprefix(" + ")
+            shown.append([
+                name, models or "none", both(row, "wer"), both(row, "fscore", 2),
+                f"{row['ratio']:.{int(row['ratio'] < 20)}f}", both(row, "rtfx", 0),
+            ])  # fmt: skip
+    header = ["", "both with", "WER %, greedy / beam", "F-score of phrases", "seconds, greedy / beam", "RTFx"]
+    return table(header, shown) + prose(f"({record['device']}; {audio(record)}; {link}.)")
+
+
+def measured_rows(record: Record) -> list[Record]:
+    """Without rows of the strategy beside itself."""
+    return [row for row in record["rows"] if not row.get("skipped") and row["peer"] != row["strategy"]]
+
+
+def row_name(row: Record, name: str) -> str:
+    return " ".join(filter(None, (f"{TASKS[task_of(row)]}, {name}", KINDS.get(row["networks"]))))
+
+
+def models_of(row: Record) -> tuple[bool, bool]:
+    """With an LM, with phrases."""
+    return row["params"]["lm"], row["params"]["phrases"] > 0
+
+
+MODELS = {(False, False): "none", (True, False): "LM", (False, True): "phrases", (True, True): "both"}
+
+
+def beams(*given: Any) -> str:
+    """Error rates, F-scores and speeds over the beams, for each choice of models."""
     found, shown = given[: len(given) // 2], []
     for record in found:
-        for row in record["rows"]:
-            if row["peer"] == "greedy_fusion" and not row.get("skipped"):
-                name = " ".join(filter(None, (f"`{row['strategy']}`", KINDS.get(row["networks"]))))
-                beam, models = row["params"]["beam_size"], fused(row).removeprefix(" + ")
-                shown.append([
-                    f"{TASKS[task_of(row)]}, {name}, beam {beam}", models or "none", both(row, "wer"),
-                    both(row, "fscore", 2), f"{row['ratio']:.{int(row['ratio'] < 20)}f}", both(row, "rtfx", 0),
-                ])  # fmt: skip
-    header = ["", "both with", "WER %, greedy / beam", "F-score of phrases", "seconds, greedy / beam", "RTFx"]
-    return table(header, shown) + prose(
-        f"({audio(found[0])}; of transducers the first {found[-1]['tasks'][0]['utterances']} utterances; "
-        f"{', '.join(given[len(found) :])}.)"
+        lines: dict[tuple[str, int], Record] = defaultdict(dict)
+        for row in measured_rows(record):
+            lines[row_name(row, f"`{row['strategy']}`"), row["params"]["beam_size"]][models_of(row)] = row
+        for (name, beam), rows in lines.items():
+            values = [
+                " / ".join(f"{rows[models][value]['ours']:,.{digits}f}" for models in MODELS)
+                for value, digits in (("wer", 1), ("fscore", 2), ("rtfx", 0))
+            ]
+            shown.append([name, str(beam), *values])
+    choices = " / ".join(MODELS.values())
+    return table(["", "beam", f"WER %: {choices}", "F-score of phrases", "RTFx"], shown) + prose(
+        f"({found[0]['device']}; {audio(found[0])}; {', '.join(given[len(found) :])}.)"
     )
+
+
+def transducer_searches(*given: Any) -> str:
+    """Greedy decoding, the searches before ALSD++ and AES++, and both, without and with an LM, at beam 8."""
+    found = given[: len(given) // 2]
+    cells: dict[str, dict[str, dict[bool, tuple[float, float]]]] = defaultdict(lambda: defaultdict(dict))
+    for record in found:
+        for row in measured_rows(record):
+            lm, phrases = models_of(row)
+            if phrases or row["params"]["beam_size"] != 8:
+                continue
+            for side, name in (("peer", row["peer"]), ("ours", row["strategy"])):
+                value = row["wer"][side], row["rtfx"][side]
+                cells[row_name(row, "").replace(",  ", ", ")][name].setdefault(lm, value)
+    names = {
+        "greedy_fusion": "NeMo `greedy_batch`", "nemo_alsd_unbatched": "NeMo `alsd`", "alsd_pp": "`alsd_pp`",
+        "nemo_maes_unbatched": "NeMo `maes`", "aes_pp": "`aes_pp`",
+    }  # fmt: skip
+    shown = []
+    for what, by_name in cells.items():
+        for name, title in names.items():
+            values = by_name.get(name, {})
+            columns = [f"{wer:.1f}; {rtfx:,.0f}" if lm in values else "-"
+                       for lm in (False, True) for wer, rtfx in [values.get(lm, (0, 0))]]  # fmt: skip
+            if values:
+                shown.append([what, title, *columns])
+    links = ", ".join(given[len(found) :])
+    return table(["", "search", "without an LM: WER %; RTFx", "with the LM"], shown) + prose(
+        f"({found[0]['device']}, beam 8; -: NeMo has none; {audio(found[0])}; {links}.)"
+    )
+
+
+DECODERS = {"flexctc_beam": "`flexctc_beam`", "flashlight": "flashlight-text", "pyctcdecode": "pyctcdecode",
+            "compact": "`cuda_wfst`, compact", "normal": "`cuda_wfst`, normal"}  # fmt: skip
+
+
+def ctc_decoders(record: Record, link: str) -> str:
+    """CTC decoders with LMs on the same utterances; then those with phrases."""
+    lines: dict[tuple[bool, bool], dict[tuple[str, str, int], list[str]]] = defaultdict(dict)
+    for row in measured_rows(record):
+        for side, name, params in (("ours", "flexctc_beam", "params"), ("peer", row["peer"], "peer_params")):
+            key = TASKS[task_of(row)], DECODERS[name], row[params]["beam_size"]
+            values = [f"{row['wer'][side]:.1f}", f"{row['fscore'][side]:.2f}", f"{row['rtfx'][side]:,.0f}"]
+            lines[models_of(row)].setdefault(key, values)
+    tables = []
+    for found in lines.values():
+        keys = sorted(found, key=lambda key: (list(TASKS.values()).index(key[0]), key[1].strip("`"), key[2]))
+        shown = [[task, name, str(beam), *found[task, name, beam]] for task, name, beam in keys]
+        tables.append(table(["task", "decoder", "beam", "WER %", "F-score of phrases", "RTFx"], shown))
+    with_phrases = f"With {record['options']['phrases']} phrases (pyctcdecode: hotwords) as well:"
+    return "\n\n".join((tables[0], with_phrases, tables[1])) + prose(f"""
+        ({record["device"]}; {audio(record)}; flashlight-text is lexicon-free, with the token LM of flexctc_beam; the
+        others have a word LM of the same text; {link}.)""")
+
+
+def token_groups(record: Record, link: str) -> str:
+    """What token groups save without laziness."""
+    shown = []
+    for task, beam, rows in _by_beam(record):
+        names = "eager", "bounded_eager", "eager_groups"
+        times = [f"{rows['eager']['ratio'] / rows[name]['ratio']:.2f}" for name in (*names[1:], "let")]
+        visits = [f"{rows[name]['work']['peer']['arc_visits']:,.0f}" for name in names]
+        shown.append([TASKS[task], str(beam), " / ".join(times), " / ".join(visits)])
+    header = ["task", "beam", "times as fast as eager: in bounds / in bounds with groups / LET",
+              "arcs looked at per frame: eager / in bounds / in bounds with groups"]  # fmt: skip
+    return table(header, shown) + prose(f"({audio(record)}; {link}.)")
+
+
+def lm_sizes(*given: Any) -> str:
+    """Memory and time over the size of the large LM."""
+    found, shown = given[: len(given) // 2], []
+    for record in sorted(found, key=lambda record: record["options"]["ngrams"]):
+        rows = {(row["stage"], row.get("layout")): row for row in record["rows"]}
+        packed, small, large = (rows[key] for key in (("pack", "exact"), ("small_lm", None), ("paged_biglm", "exact")))
+        shown.append([
+            f"{packed['ngrams'] / 1e6:,.1f} M", f"{packed['bytes'] / 1e9:.3f} GB", f"{packed['bytes_per_ngram']:.1f}",
+            f"{100 * packed['paged']['device_share']:.0f} %", f"{rows['graph', None]['graph']['ngrams'] / 1e6:.2f} M",
+            f"{large['decode']['cpu'] / small['decode']['cpu']:.2f}", f"{large['rtfx']:,.0f}",
+            f"{large['work_per_frame']['look_ups']:.1f}", f"{small['wer']:.1f} / {large['wer']:.1f}", record["cpu"],
+        ])  # fmt: skip
+    header = ["n-grams of the large LM", "packed", "bytes per n-gram", "of it on a GPU", "n-grams of the small LM",
+              "seconds / those of the small LM", "RTFx", "LM queries per frame", "WER %, small LM / large LM",
+              "device"]  # fmt: skip
+    return table(header, shown) + prose(f"(Beam 13; {', '.join(given[len(found) :])}.)")
 
 
 def topologies(record: Record, link: str) -> str:
@@ -670,7 +794,9 @@ WRITERS: dict[str, Callable[..., str]] = {
     "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "flexctc_beam-live": live,
     "flexctc_beam-cluster": cluster,
     "paged_biglm": paged_biglm, "paged_biglm-scale": scale, "flexctc_beam-greedy_fusion": greedy_fusion,
-    "cuda_wfst-topologies": topologies,
+    "beams": beams, "transducer_beams": beams, "transducer_searches": transducer_searches,
+    "flexctc_beam-word_graph": ctc_decoders, "token_groups": token_groups,
+    "lm_sizes": lm_sizes, "cuda_wfst-topologies": topologies,
     "cuda_wfst-live": waits, "boosting": boosting, "let_tables": let_tables, "large_lm_curve": large_lm_curve,
 }  # fmt: skip
 

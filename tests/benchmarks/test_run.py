@@ -15,6 +15,7 @@ from benchmarks.cases import DECODER, END_TO_END, NO_TDT, ONE_FUSION, Case, Chec
 from benchmarks.options import ASKED_PEERS, STRATEGIES, BenchOptions
 from benchmarks.ours import flexctc_beam
 from benchmarks.peers.base import Hypothesis, Peer, Ready, Setting
+from benchmarks.report import name_of_run
 from benchmarks.run import run
 from benchmarks.tasks import Weights
 from benchmarks.verify import Errors, beside, classify, compare, lm_scores, recompute
@@ -273,7 +274,8 @@ def test_rows_of_word_graphs():
     usual = listed(BenchOptions(strategy="paged_biglm"))
     assert {case.peer.name for case in usual if case.peer} == {"small_lm", "eager"}
     asked = listed(BenchOptions(strategy="paged_biglm", peers=list(ASKED_PEERS), group_sizes=[]))
-    assert {case.peer.name for case in asked} == set(ASKED_PEERS) - {"greedy_fusion", "topologies"}
+    others = {"greedy_fusion", "topologies", "word_graph", "unbatched"}
+    assert {case.peer.name for case in asked} == set(ASKED_PEERS) - others
     asked = listed(BenchOptions(strategy="cuda_wfst", peers=["topologies"]))
     assert [(case.peer.name, case.ours.beam_size) for case in asked] == [
         (topology, beam) for topology in ("normal", "minimal") for beam in (10, 13, 17, 25)
@@ -283,8 +285,44 @@ def test_rows_of_word_graphs():
 def test_rows_beside_greedy_decoding_with_the_same_models():
     cases = listed(BenchOptions(peers=["greedy_fusion"], many_phrases=0))
     assert [(c.theirs, c.ours) for c in cases] == [
-        (Setting(0, lm, phrases), Setting(8, lm, phrases)) for phrases in (0, 200) for lm in (False, True)
+        (Setting(0, lm, phrases), Setting(beam, lm, phrases))
+        for phrases in (0, 200) for lm in (False, True) for beam in (4, 8)
+    ]  # fmt: skip
+
+
+def test_rows_beside_a_word_graph_have_its_largest_beam():
+    cases = listed(BenchOptions(peers=["word_graph"], many_phrases=0))
+    assert [(case.peer.name, case.theirs, case.ours) for case in cases] == [
+        (name, Setting(25, lm=True), Setting(8, lm=True)) for name in ("compact", "normal")
     ]
+    task = SimpleNamespace(lm="lm", word_lm=None, lexicon={}, transducer=None, kind=None, weights=Weights())
+    assert {c.skipped for c in listed(BenchOptions(peers=["word_graph"]), [task]) if c.peer} == {"no word_lm= given"}
+
+
+def test_unbatched_rows_are_those_that_nemo_has():
+    tasks = [
+        SimpleNamespace(lm="lm", word_lm="lm", lexicon={}, transducer=None, kind=kind, weights=Weights())
+        for kind in ("rnnt", "tdt")
+    ]
+    for strategy, peer, expected in (
+        ("alsd_pp", "nemo_alsd_unbatched", [("rnnt", False, None), ("tdt", False, "NeMo has no alsd for TDT")]),
+        ("aes_pp", "nemo_maes_unbatched", [(kind, lm, None) for kind in ("rnnt", "tdt") for lm in (False, True)]),
+    ):
+        cases = listed(BenchOptions(strategy=strategy, peers=["unbatched"], beams=[8]), tasks)
+        assert {case.peer.name for case in cases} == {peer}
+        assert [(case.task.kind, case.ours.lm, case.skipped) for case in cases] == expected
+        assert all(case.theirs == case.ours for case in cases)
+
+
+def test_names_of_runs():
+    def named(**options):
+        given = BenchOptions(**options)
+        return name_of_run({"strategy": given.strategy, "mode": given.mode, "options": vars(given)})
+
+    assert named(peers=["flashlight"]) == "flexctc_beam"
+    assert named(peers=["flashlight", "word_graph"]) == "flexctc_beam-word_graph"
+    assert named(strategy="paged_biglm", mode="scale") == "paged_biglm-scale"
+    assert named(strategy="paged_biglm", mode="scale", ngrams=10_000_000) == "paged_biglm-scale-10m"
 
 
 def test_errors_have_the_f_score_of_the_phrases(tiny_task):
@@ -392,7 +430,8 @@ def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
         sentences=300, weights={"small_share": 0.1}, pair_seconds=0.1, group_sizes=[1],
     )  # fmt: skip
     rows = run(options)
-    names = ["small_lm", "large_lm", "two_pass", "let", "eager", "bounded_eager", "eager_groups", "paged_biglm"]
+    names = ["small_lm", "large_lm", "two_pass", "let", "eager", "bounded_eager", "eager_groups",
+             "one_thread", "paged_biglm"]  # fmt: skip
     assert [row["peer"] for row in rows] == names
     for row in rows:
         assert row["verified"], row["verified_by"]
