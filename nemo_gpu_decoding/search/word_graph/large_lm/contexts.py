@@ -11,9 +11,9 @@
 So a word is pruned twice: by the small LM's cost before the query, by the large LM's cost after it. There are two
 cutoffs. The epsilon closure uses the tightened one. LM queries use the cutoff after all arcs that need no query. An
 arc and a context need a query if the arc has a word, or if the context has a word without a query yet. They query the
-LMs if and only if their cost by the small LM, boosting included, is at most that cutoff. So tokens, their costs to
-the bit, queries and groups do not depend on the order of tokens, groups and arcs. The counts of arc visits, expanded
-contexts and cache hits do.
+LMs if and only if their cost by the small LM, boosting included, is at most that cutoff, and the best context of the
+group does not dominate theirs (`dominance.py`). So tokens, their costs to the bit, queries and groups do not depend on
+the order of tokens, groups and arcs. The counts of arc visits, expanded contexts and cache hits do.
 
 Token groups, the finite heap of a group (`group_size`), one visit of the arcs of a group and pruning by buckets
 come from [LET]. In [LET], a group has no contexts until it needs them, as with composition "let" (`let.py`).
