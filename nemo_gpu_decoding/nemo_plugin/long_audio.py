@@ -182,7 +182,7 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
         logger.warning(
             "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, cutting.min_pause, times, more
         )
-    begun = segments if cutting.kept_silence else _begun(model, file, segments, levels, position)
+    begun = _begun(model, file, segments, levels, position) if segments and not cutting.kept_silence else segments
     return Plan(list(begun), step_seconds, windows.seconds, windows.fault)
 
 
@@ -243,9 +243,7 @@ class _Windows:
             kept = kept[at(max(begin - self.context, 0)) - at(first) :]
 
 
-def segment_files(
-    model: Model, file: str | Path, plan: Plan, batch_size: int, first: int = 0
-) -> Iterator[list[Path]]:
+def segment_files(model: Model, file: str | Path, plan: Plan, batch_size: int, first: int = 0) -> Iterator[list[Path]]:
     """Files with the segments of a recording from the `first` on, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
