@@ -170,11 +170,11 @@ class Searched:
 
     def requests(self, setting: Setting, languages: Sequence[str]) -> list[Request]:
         """The LM and lock of each utterance's language."""
-        vocabulary, locked = self.head.vocabulary(), setting.price is not None
+        vocabulary, price = self.head.vocabulary(), setting.price
         own = {
             name: Request(
                 lm=None if setting.lm_weight is None else name,
-                allowed=self.text.lock(name, vocabulary, setting.price) if locked else None,
+                allowed=None if price is None else self.text.lock(name, vocabulary, price),
             )
             for name in set(languages)
         }

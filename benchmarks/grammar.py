@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -162,8 +162,8 @@ def report_lock(
     prices = {"none": None, "counted": 0.0, "price 4": 4.0, "forbidden": math.inf}
     locks = {name: None if price is None else AllowedTokens(allowed, price) for name, price in prices.items()}
     rows = []
-    for title, weights in (("", {}), (" + LM", {"lm": lm, "lm_weight": 0.5})):
-        decoders = {name: decoder(Fusion(allowed=lock, **weights)) for name, lock in locks.items()}
+    for title, fusion in (("", Fusion()), (" + LM", Fusion(lm=lm, lm_weight=0.5))):
+        decoders = {name: decoder(replace(fusion, allowed=lock)) for name, lock in locks.items()}
         seconds: dict[str, list[float]] = {name: [] for name in locks}
         shares = {}
         for _ in range(options.repeats + 1):  # the first run is not timed

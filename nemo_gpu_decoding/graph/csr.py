@@ -48,8 +48,7 @@ GRAPH_ARC = np.dtype(
         ("olabel", np.int32),  # 0 for none; from the number of words on, a word-sequence label
         ("cost", np.float32),
         ("target", np.int32),
-    ],
-    metadata={"align": 16},
+    ]
 )
 EPSILON = np.dtype(
     [
@@ -57,8 +56,7 @@ EPSILON = np.dtype(
         ("cost", np.float32),
         ("target", np.int32),
         ("least_cost", np.float32),  # copy of the target's, to save a memory access
-    ],
-    metadata={"align": 16},
+    ]
 )
 
 

@@ -102,8 +102,8 @@ struct Workspace {
   uint64* scratch;  // shared, [32], of reductions and scans
   Table next_tokens;
   Table groups;
-  Global<Token> current;  // [capacity]
-  Global<Token> next;  // [capacity]
+  Token* current;  // [capacity]
+  Token* next;  // [capacity]
   Global<Candidate> candidates;
   int max_candidates;
   int reserved;  // upper bound of the candidates in the list; the same in all threads
