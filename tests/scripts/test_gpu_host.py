@@ -229,14 +229,15 @@ def test_a_test_that_hangs_on_a_host_prints_its_stack_before_its_stage_ends():
 def test_results_go_to_the_folder_of_the_host_and_caches_stay_in_build(tmp_path, own):
     """The next call on a machine that is still held finds compiled code, LMs and wheels."""
     shown = tmp_path / "python"
-    shown.write_text('#!/bin/sh\necho "$OUT $NEMO_GPU_DECODING_CACHE $XDG_CACHE_HOME" "$@"\n', encoding="utf-8")
+    lines = '"$OUT" "$NEMO_GPU_DECODING_CACHE" "$XDG_CACHE_HOME" "$@"'  # paths may have spaces
+    shown.write_text(f"#!/bin/sh\nprintf '%s\\n' {lines}\n", encoding="utf-8")
     shown.chmod(0o755)
     given = {"PATH": os.environ["PATH"], "PYTHON": str(shown), "WHEELS": str(tmp_path)}
     if own:
         given["OUT"] = str(tmp_path / own)
     command = ["bash", str(FOLDER / "run.sh"), "--part", "tests"]
     done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
-    out, code, other, *arguments = done.stdout.split()
+    out, code, other, *arguments = done.stdout.splitlines()
     assert out == given.get("OUT", "build/gpu_host")
     assert code == other == str(ROOT / "build" / "gpu_host_cache")
     assert (arguments[1:3], arguments[-2:]) == (["--out", out], ["--part", "tests"])
