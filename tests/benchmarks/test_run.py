@@ -445,7 +445,7 @@ def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
     assert contexts[1] > contexts[2] > 0
     assert 0 < 2 * lazy["look_ups"] < work["eager_groups"]["look_ups"] < work["eager"]["look_ups"]
     most = 1.01 * work["bounded_eager"]["look_ups"]
-    assert 0.9 * most < work["eager_groups"]["look_ups"] < most  # it drops dominated LM contexts
+    assert 0.5 * most < work["eager_groups"]["look_ups"] < 0.9 * most  # it drops dominated LM contexts
     assert work["eager_groups"]["arc_visits"] < work["bounded_eager"]["arc_visits"] < work["eager"]["arc_visits"]
     limited = by_name["paged_biglm"]
     assert [limited[side]["group_size"] for side in ("params", "peer_params")] == [1, 16]
