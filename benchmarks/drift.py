@@ -235,22 +235,23 @@ def rows_of(name: str, text: Text, options: DriftOptions) -> Iterator[list[Any]]
     kind, model, strategy = HEADS[name]
     folder, rare = Path(options.folder) / "models", options.language
     others = [own for own in text.languages if own != rare]
-    for who in ("drift", "twin"):
-        file = folder / f"{who}_{model}.nemo"
+    for role in ("drift", "twin"):
+        file = folder / f"{role}_{model}.nemo"
         if not file.exists():
             continue
         head = Model.load(str(file), device="cpu").head(kind)
-        searched = Searched(head, strategy, text, options, only_rare=who == "twin")
+        searched = Searched(head, strategy, text, options, only_rare=role == "twin")
         test, tried = searched.parts["test"], ways(options)
-        if who == "twin":
+        if role == "twin":
             tried = {way: tried[way] for way in ("beam", "LM")}
-        yield [f"{name} {who}", "greedy", "", *cells(test, test.speech.greedy_texts, rare, others, text)]
+        yield [f"{name} {role}", "greedy", "", *cells(test, test.speech.greedy_texts, rare, others, text)]
         chosen = {}
         for way, settings in tried.items():
             chosen[way] = searched.tuned(settings, rare)
             shown = " ".join(f"{own:g}" for own in chosen[way] if own is not None)
-            yield [f"{name} {who}", way, shown, *cells(test, searched.decode(chosen[way], "test"), rare, others, text)]
-        if who == "drift":
+            texts = searched.decode(chosen[way], "test")
+            yield [f"{name} {role}", way, shown, *cells(test, texts, rare, others, text)]
+        if role == "drift":
             ratio = chosen["lock, LM - source"]
             bare = {"beam": Setting(), "LM - source": ratio._replace(price=None)}
             report_times(name, searched, bare | {"lock": chosen["lock"], "lock, LM - source": ratio})
