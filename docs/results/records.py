@@ -712,6 +712,17 @@ def lm_sizes(*given: Any) -> str:
     return table(header, shown) + prose(f"(Beam 13; {', '.join(given[len(found) :])}.)")
 
 
+def threads(record: Record, link: str) -> str:
+    """Several threads beside one, over batches of all utterances."""
+    shown = []
+    for row in measured_rows(record):
+        speeds = both(row, "rtfx", 0)
+        shown.append([TASKS[task_of(row)], str(row["params"]["beam_size"]), speeds, f"{row['ratio']:.2f}"])
+    counts = f"one thread / {record['threads']} threads"
+    header = ["task", "beam", f"RTFx, {counts}", "times as fast"]
+    return table(header, shown) + prose(f"({record['device']}; {audio(record)}; {link}.)")
+
+
 def topologies(record: Record, link: str) -> str:
     shown = []
     for row in record["rows"]:
@@ -798,6 +809,7 @@ WRITERS: dict[str, Callable[..., str]] = {
     "flexctc_beam-word_graph": ctc_decoders, "token_groups": token_groups,
     "lm_sizes": lm_sizes, "cuda_wfst-topologies": topologies,
     "cuda_wfst-live": waits, "boosting": boosting, "let_tables": let_tables, "large_lm_curve": large_lm_curve,
+    "paged_biglm-one_thread": threads,
 }  # fmt: skip
 
 
