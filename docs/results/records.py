@@ -356,7 +356,7 @@ def flexctc_beam(record: Record, link: str) -> str:
         seconds of NeMo's `greedy_batch` on the peaked task and {slower[1]:.1f} times on the hard task. With {lots:,}
         boosted phrases it takes {1 / many["ratio"]:.2f} times as long as with {few}. Memory is {memory:.1f} bytes per
         frame and hypothesis, for any vocabulary. The first decoding on a machine compiles and takes {starts[0]:.0f} s;
-        in later processes the first one takes {starts[1]:.2f} s.""")
+        in later processes the first decoding takes {starts[1]:.2f} s.""")
 
 
 def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str:
@@ -376,7 +376,7 @@ def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str
         shown += [[name, *ratio_cells(columns, cells)] for name, cells in lines.items()]
     header = [f"against NeMo {alsd['versions']['nemo_toolkit']}, ratio of seconds", *column_names(columns)]
     return table(header, shown) + prose(f"""({audio(alsd)}; {alsd_link} of alsd_pp, {aes_link} of aes_pp. The rows with
-        `greedy_batch` set a beam with an LM beside greedy decoding without one.)""")
+        `greedy_batch` compare a beam with an LM to greedy decoding without one.)""")
 
 
 def cuda_wfst(record: Record, link: str) -> str:
@@ -480,10 +480,10 @@ def paged_biglm(record: Record, link: str) -> str:
     contexts = table(["task", "beam", "LM contexts per group, mean", *(f"{name}, %" for name in _SPREAD)], spread)
     return "\n\n".join((
         table(header, shown),
-        "Lazy and let have the default `group_size`, 16; eager has no limit. Other limits with lazy (0: none):",
+        "lazy and let use the default `group_size`, 16; eager has no limit. With other limits of lazy (0: none):",
         groups,
-        "LM contexts of a token group, a graph state at the end of a frame, with lazy. Columns are shares of the "
-        "groups:", contexts, "The claims of the paper of LET-Decoder, whose baseline is eager:", _let_claims(found),
+        "LM contexts per token group (a graph state at the end of a frame), with lazy. The columns are shares of the "
+        "groups:", contexts, "Claims of the LET-Decoder paper, whose baseline is eager:", _let_claims(found),
     )) + prose(f"({'; '.join(filter(None, notes))}.)")  # fmt: skip
 
 
@@ -742,9 +742,9 @@ def scale(record: Record, link: str) -> str:
     return prose(f"""
         The synthetic LM of {packed["ngrams"] / 1e6:.0f} million n-grams packs into {packed["bytes"] / 1e9:.2f} GB, or
         {quantised["bytes"] / 1e9:.2f} GB with scores in 10 bits, at {per_million:.1f} CPU seconds per million. Over a
-        small one of {ngrams / 1e6:.1f} million it takes {slower:.2f} times the time of the small one alone at beam
-        {both_lms["beam"]}, with {memory["peak_rss"] / 1e9:.1f} GB of resident memory, of which
-        {memory["peak_anonymous"] / 1e9:.1f} GB are not the file ({link}).""").strip()
+        small LM of {ngrams / 1e6:.1f} million n-grams, decoding at beam {both_lms["beam"]} takes {slower:.2f} times as
+        long as with the small LM alone. It has {memory["peak_rss"] / 1e9:.1f} GB of resident memory;
+        {memory["peak_anonymous"] / 1e9:.1f} GB of it are not the file ({link}).""").strip()
 
 
 def cluster(record: Record, link: str) -> str:

@@ -37,8 +37,8 @@ class WFSTConfig(SearchConfig):
     # bins survive as long as they have at most max_active hypotheses together; the first bin always survives.
     max_active: int = 10000
     # Minimum of hypotheses per frame, 0 .. max_active (Kaldi's min_active, k2's min_active_states). If fewer are
-    # within the beam, the search widens the beam of the frame by a quarter, repeatedly, up to 16 times the beam. Of a
-    # wider beam only the cheapest bins survive that min_active hypotheses need.
+    # within the beam, the search widens the beam of the frame by a quarter, repeatedly, up to 16 times the beam. A
+    # wider beam keeps only as many of the cheapest bins as min_active hypotheses need.
     min_active: int = 0
     # Factor of the log-probs, > 0 (Kaldi's acoustic scale).
     acoustic_scale: float = 1.0
