@@ -155,7 +155,6 @@ def new_workspace(
         groups=np.empty(0 if composes else entries, records.GROUP),
         group_slots=slots_for(entries),
         group_tokens=np.empty(2 * entries if keeps_links else 1, records.GROUP_TOKEN),
-        acoustic_costs=np.empty(columns, np.float32),
         posteriors=np.empty(columns, np.float32),
         labels=np.empty(columns, np.int32),
         histogram=np.empty(BINS, np.int64),
