@@ -208,11 +208,10 @@ def epsilon_closure(row, count, search, lm, work):
                         continue
                     bonus, boost = candidates.boosted(olabel, boost, search)
                     cost -= bonus
-            if not candidates.least_total(cost, least_arc, least, search) <= cutoff:
-                continue
-            if search.arc_index.label_sets[np.uintp(target)] & likely == 0:
-                continue
-            if may_expand(row, graph.states[np.uintp(target)], cost, search, cutoff):
+            # one branch for both, because it is unpredictable
+            may = search.arc_index.label_sets[np.uintp(target)] & likely != 0
+            may = may & (candidates.least_total(cost, least_arc, least, search) <= cutoff)
+            if may and may_expand(row, graph.states[np.uintp(target)], cost, search, cutoff):
                 key, origin = keys.key_of(target, boost, 0) >> 16, keys.Origin(keys.NONE, i, epsilon)
                 if lm is None:
                     pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
 
 from nemo_gpu_decoding.graph.csr import first_arc, label_bit
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
@@ -25,13 +26,16 @@ def choose_labels(row, search, work):
     """
     frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
     count, likeliest, skipped_label = 0, 0, keys.NONE if search.params.topology == GRAPH else search.params.blank_id
-    for begin in range(0, len(row), LANES):
-        end = min(begin + LANES, len(row))
-        if begin + LANES <= len(row) and not_below(row, begin, least) == 0:
-            continue
-        for v in range(begin, end):
-            labels[np.uintp(count)] = v
-            count += not row[np.uintp(v)] < least and v != skipped_label  # NaN is not below anything
+    whole = len(row) - len(row) % LANES
+    for begin in range(0, whole, LANES):
+        found = np.uint32(not_below(row, begin, least))
+        while found != 0:
+            labels[np.uintp(count)] = begin + np.int64(trailing_zeros(found))
+            count += labels[np.uintp(count)] != skipped_label
+            found &= found - np.uint32(1)
+    for v in range(whole, len(row)):
+        labels[np.uintp(count)] = v
+        count += not row[np.uintp(v)] < least and v != skipped_label  # NaN is not below anything
     for i in range(count):
         if not row[labels[i]] <= MOST_LOG_PROB:
             return False
