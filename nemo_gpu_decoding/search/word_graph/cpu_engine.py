@@ -62,7 +62,7 @@ _kept = threading.local()  # the last workspace of each thread, because a new on
 def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
     """The workspace of the thread's last call if it is of this kind, else a new one. No other call uses it."""
     last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
-    if last is None or last[0] != kind or last[1].stamps.max() > MOST_STAMPS:
+    if last is None or last[0] != kind or max(last[1].stamps.tolist()) > MOST_STAMPS:
         return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
     last[1].frame["status"] = keys.DONE
     if last[1].lm is not None:

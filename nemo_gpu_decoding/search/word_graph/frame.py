@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import first_arc
+from nemo_gpu_decoding.graph.csr import first_arc, label_bit
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
@@ -190,7 +190,9 @@ def epsilon_closure(row, count, search, lm, work):
     of composition "let": tokens behind closure arcs with words form separate groups.
     """
     graph, weights, frame = search.graph, search.weights, work.frame[0]
-    cutoff, least, likely = frame.cutoff, candidates.cost_of(row, work.labels[0], search), labels.label_set(work)
+    cutoff, least, likely = frame.cutoff, candidates.cost_of(row, work.labels[0], search), np.uint64(0)
+    for n in range(frame.labels):
+        likely |= label_bit(work.labels[np.uintp(n)])
     for i in range(count):
         token = work.current[np.uintp(i)]
         source = graph.states[np.uintp(keys.state_of(token.key))]
@@ -208,9 +210,8 @@ def epsilon_closure(row, count, search, lm, work):
                         continue
                     bonus, boost = candidates.boosted(olabel, boost, search)
                     cost -= bonus
-            # one branch for both, because it is unpredictable
             may = search.arc_index.label_sets[np.uintp(target)] & likely != 0
-            may = may & (candidates.least_total(cost, least_arc, least, search) <= cutoff)
+            may = may & (candidates.least_total(cost, least_arc, least, search) <= cutoff)  # one branch for both
             if may and may_expand(row, graph.states[np.uintp(target)], cost, search, cutoff):
                 key, origin = keys.key_of(target, boost, 0) >> 16, keys.Origin(keys.NONE, i, epsilon)
                 if lm is None:
@@ -224,16 +225,10 @@ def epsilon_closure(row, count, search, lm, work):
 def may_expand(row, source, cost, search, cutoff):
     """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
     arcs, may = search.graph.arcs, source.arc_end - source.arc_begin > labels.SMALL_STATE
-    last: Any = source.arc_end - 1
-    for a in range(source.arc_begin, source.arc_begin if may else source.arc_end, 2):
-        # Branch-free, two arcs per step (the last may be checked twice): most states have one or two arcs, so that
-        # the branch would be unpredictable.
-        arc, next_arc = arcs[np.uintp(a)], arcs[np.uintp(min(a + 1, last))]
-        acoustic_cost = candidates.cost_of(row, np.uintp(arc.ilabel), search)
-        total = candidates.least_total(cost, arc.cost, acoustic_cost, search)
-        acoustic_cost = candidates.cost_of(row, np.uintp(next_arc.ilabel), search)
-        next_total = candidates.least_total(cost, next_arc.cost, acoustic_cost, search)
-        may = may | (not total > cutoff) | (not next_total > cutoff)
+    for a in range(source.arc_begin, source.arc_begin if may else source.arc_end):
+        may = may | (
+            not candidates.least_of(row, arcs[np.uintp(a)], cost, search) > cutoff
+        )  # a branch is unpredictable
     return may
 
 

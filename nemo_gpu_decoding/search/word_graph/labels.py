@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import first_arc, label_bit
+from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
@@ -66,15 +66,6 @@ def rank_labels(row, search, work):
 
 
 @linked
-def label_set(work):
-    """The set of work.labels, modulo 64."""
-    found = np.uint64(0)
-    for i in range(work.frame[0].labels):
-        found |= label_bit(work.labels[i])
-    return found
-
-
-@linked
 def labels_within(cost, source, row, search, work):
     """The number of leading entries of work.labels that may keep an arc of a state below the cutoff."""
     frame, count = work.frame[0], 0
@@ -118,8 +109,7 @@ def likeliest_step(row, state, search, lm, work):
         if e >= own.epsilon_begin:
             closure, epsilon = graph.epsilons[e], e
             bonus, boost = boosted(closure.olabel, boost, search)
-            cost += search.weights.lm_weight * closure.cost
-            cost -= bonus
+            cost = cost + search.weights.lm_weight * closure.cost - bonus
             s = np.int64(closure.target)
         reached = least, cost, boost, s
         total, a = _likeliest_arc(row, reached, keys.label_of(token.key), search, work)

@@ -73,9 +73,7 @@ def _least_total(row, cost, total, source, search):
         return total
     least: Any = np.float32(np.inf)
     for a in range(source.arc_begin, source.arc_end):
-        arc = arcs[np.uintp(a)]
-        acoustic_cost = candidates.cost_of(row, np.uintp(arc.ilabel), search)
-        least = min(least, candidates.least_total(cost, arc.cost, acoustic_cost, search))
+        least = min(least, candidates.least_of(row, arcs[np.uintp(a)], cost, search))
     return least
 
 
