@@ -233,16 +233,16 @@ def _expand_group(g, row, state, search, lm, work):
         label, first = NONE, source.arc_begin
         if not walks:
             label = work.labels[n]
-            acoustic_cost = work.acoustic_costs[label]
+            acoustic_cost = candidates.cost_of(row, label, search)
             if candidates.least_total(group.cost, source.least_cost, acoustic_cost, search) > now.cutoff:
                 continue
-            first = first_arc(arcs, source, label)
+            first = first_arc(search.arc_index, arcs, group.key >> 16, source, label)
         for a in range(first, source.arc_end):
             arc = arcs[a]
             if not walks and arc.ilabel != label:
                 break
             now.arc_visits += 1
-            acoustic_cost = work.acoustic_costs[arc.ilabel]
+            acoustic_cost = candidates.cost_of(row, arc.ilabel, search)
             is_below = not candidates.least_total(group.cost, arc.cost, acoustic_cost, search) > now.cutoff
             if is_below or arc.olabel != 0:
                 contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)

@@ -6,8 +6,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import extending, types
+from numba.cpython.unsafe import numbers
 
 intrinsic: Any = extending.intrinsic  # its type does not describe calls
+trailing_zeros: Any = numbers.trailing_zeros
 
 LANES = 16  # float32 values that are compared at once
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from nemo_gpu_decoding.search.word_graph.best_path import best_paths
 from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 
 class Width(NamedTuple):
@@ -88,17 +90,30 @@ class WordSearch(CudaWFST):
         )
         super().__init__(graph, vocab_size, vocab_size, config)
         self._is_sampled = True
+        self._fusion_of = lru_cache(maxsize=8)(self._plain_fusion)
 
     def best_tokens(
         self, batch: np.ndarray, lengths: np.ndarray, requests: Sequence[Request | None], begin: int
     ) -> list[np.ndarray]:
         """As `TokenSearch.best_tokens`; no other part of a result is computed."""
-        fusion = BatchFusion.resolve(self.fusion, len(batch), requests, self._labels)
-        engine = CPUEngine(self._models_of, fusion, self.config)
+        if any(requests):
+            fusion = BatchFusion.resolve(self.fusion, len(batch), requests, self._labels)
+            engine = CPUEngine(self._models_of, fusion, self.config)
+        else:
+            engine = CPUEngine(lambda *_: self._models, self._fusion_of(len(batch)), self.config)
         engine.push(torch.from_numpy(batch), lengths)
         found = best_paths(engine.results(range(len(batch)), 1, final=True), final=True)
         steps = map(found.steps_of, range(len(batch)))
         return [self.graph.arrays.arcs["ilabel"][own.arcs[own.frames >= begin]] for own in steps]
+
+    def _plain_fusion(self, count: int) -> BatchFusion:
+        """The fusion of utterances without requests."""
+        return BatchFusion.resolve(self.fusion, count, None, self._labels)
+
+    @cached_property
+    def _models(self) -> StreamModels:
+        """The models of an utterance without a request."""
+        return self._models_of(self._fusion_of(1), 0)
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
         """Without a warning of large bonuses: the user does not choose the beam of the graph."""

@@ -26,10 +26,11 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
-from nemo_gpu_decoding.jit import CopiedByFields, linked, read_only
+from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, read_only
 
 EPSILON_WORD = "<eps>"
 INFINITE = np.float32(np.inf)
+MANY_ARCS = 8  # a state has a table if its arcs times this are as many as the labels
 
 GRAPH_STATE = np.dtype(
     [
@@ -69,17 +70,49 @@ class GraphArrays(NamedTuple):
     word_sequences: np.ndarray  # [C, 2] int32: label W + i (W words) is label [i, 0], then word [i, 1]
 
 
+class ArcIndex(NamedTuple):
+    """Finds the arcs of a state with a label, for CPUs."""
+
+    label_sets: np.ndarray  # [S] uint64, the labels of a state's arcs, see `label_bit`
+    rows: np.ndarray  # [S] int32, row in `tables` of a state with many arcs
+    tables: np.ndarray  # [N, columns] int32, the first arc with each label; the end of the state's arcs if it has none
+
+
 @linked
-def first_arc(arcs, state, ilabel):
-    """The first arc of the state with an ilabel >= `ilabel`, else the end of its arcs."""
-    low, high = state.arc_begin, state.arc_end
-    while low < high:
-        middle = (low + high) >> 1
-        if arcs[middle].ilabel < ilabel:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def first_arc(index, arcs, s, state, ilabel):
+    """The first arc of state s with a label; another arc or the end of its arcs if it has none."""
+    columns = index.tables.shape[1]
+    if ilabel >= columns or index.label_sets[np.uintp(s)] & label_bit(ilabel) == 0:
+        return np.int64(state.arc_end)
+    if MANY_ARCS * (state.arc_end - state.arc_begin) >= columns:
+        return np.int64(index.tables[np.uintp(index.rows[np.uintp(s)]), np.uintp(ilabel)])
+    low, count = np.uintp(state.arc_begin), np.uintp(state.arc_end - state.arc_begin)
+    while count > np.uintp(0):
+        half = (count + np.uintp(1)) >> np.uintp(1)
+        low += half * np.uintp(arcs[low + half - np.uintp(1)].ilabel < ilabel)
+        count -= half
+    return np.int64(low)
+
+
+@linked
+def label_bit(ilabel):
+    """The bit of a label in a set of labels modulo 64."""
+    return np.uint64(1) << np.uint64(ilabel & 63)
+
+
+@compiled
+def _fill_index(states, arcs, index):
+    count = 0
+    for s in range(len(states)):
+        begin, end = states[s].arc_begin, states[s].arc_end
+        for a in range(begin, end):
+            index.label_sets[s] |= label_bit(arcs[a].ilabel)
+        if MANY_ARCS * (end - begin) >= index.tables.shape[1]:
+            index.rows[s] = count
+            index.tables[count] = end
+            for a in range(end - 1, begin - 1, -1):
+                index.tables[count, arcs[a].ilabel] = a
+            count += 1
 
 
 @linked
@@ -236,6 +269,15 @@ class WordGraph(CopiedByFields):
         """The smallest cost of any arc or epsilon chain, at most 0; a lower bound on the cost of one step."""
         arcs, epsilons = self.arrays.arcs["cost"], self.arrays.epsilons["cost"]
         return float(min(0.0, arcs.min(initial=0.0))) + float(min(0.0, epsilons.min(initial=0.0)))
+
+    @cached_property
+    def arc_index(self) -> ArcIndex:
+        states, columns = self.arrays.states, self.largest_label + 1
+        count = int((MANY_ARCS * (states["arc_end"] - states["arc_begin"]) >= columns).sum())
+        sets, rows = np.zeros(len(states), np.uint64), np.zeros(len(states), np.int32)
+        index = ArcIndex(sets, rows, np.empty((count, columns), np.int32))
+        _fill_index(states, self.arrays.arcs, index)
+        return ArcIndex(*map(read_only, index))
 
     @cached_property
     def fingerprint(self) -> str:

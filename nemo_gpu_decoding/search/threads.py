@@ -26,6 +26,9 @@ def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, thread
     Rows are assigned in descending order of their costs, each to the thread with the least work. An exception in a
     share is raised after all shares have ended.
     """
+    if len(costs) == 1 and costs[0] > 0:
+        work(np.zeros(1, np.int64))
+        return
     rows = np.argsort(-costs, kind="stable")
     rows = rows[costs[rows] > 0]
     threads = min(thread_count(threads), len(rows))

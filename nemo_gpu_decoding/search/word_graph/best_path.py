@@ -196,7 +196,8 @@ def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
         own, counts = np.empty(len(rows), END), np.array([len(each) for each in tokens])
-        best_ends(concatenated(tokens), counts, final, models.search, models.lm_scorer, own)
+        joined = tokens[0] if len(tokens) == 1 else concatenated(tokens)
+        best_ends(joined, counts, final, models.search, models.lm_scorer, own)
         ends[rows] = own
     ends["cost"] += concatenated([state.counters for state in states])["cost"]
     return ends

@@ -25,6 +25,12 @@ def least_total(cost, arc_cost, acoustic_cost, search):
 
 
 @linked
+def least_of(row, arc, cost, search):
+    """Lower bound of the total cost of an arc in this frame, from a token or group with this cost."""
+    return least_total(cost, arc.cost, cost_of(row, np.uintp(arc.ilabel), search), search)
+
+
+@linked
 def lower_cutoff(total, frame):
     """Take a candidate's cost into account: the cutoff is the lowest cost plus the beam."""
     if total < frame.best:

@@ -62,7 +62,7 @@ _kept = threading.local()  # the last workspace of each thread, because a new on
 def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
     """The workspace of the thread's last call if it is of this kind, else a new one. No other call uses it."""
     last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
-    if last is None or last[0] != kind or last[1].stamps.max() > MOST_STAMPS:
+    if last is None or last[0] != kind or max(last[1].stamps.tolist()) > MOST_STAMPS:
         return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
     last[1].frame["status"] = keys.DONE
     if last[1].lm is not None:
@@ -155,7 +155,6 @@ def new_workspace(
         groups=np.empty(0 if composes else entries, records.GROUP),
         group_slots=slots_for(entries),
         group_tokens=np.empty(2 * entries if keeps_links else 1, records.GROUP_TOKEN),
-        acoustic_costs=np.empty(columns, np.float32),
         posteriors=np.empty(columns, np.float32),
         labels=np.empty(columns, np.int32),
         histogram=np.empty(BINS, np.int64),

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import first_arc
+from nemo_gpu_decoding.graph.csr import first_arc, label_bit
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
@@ -147,6 +147,7 @@ def begin_frame(best, tokens, work):
     """Empty the tables. The part of a hash table in use has four slots or more for each token of the last frame."""
     frame = work.frame[0]
     frame.status, frame.full = keys.DONE, False
+    work.posteriors[:] = UNKNOWN
     frame.tokens = frame.candidates = frame.links = frame.groups = frame.group_tokens = 0
     frame.best, frame.cutoff = best, (best + frame.beam if best < LARGEST else LARGEST)
     slots: Any = FEWEST_SLOTS
@@ -160,17 +161,14 @@ def begin_frame(best, tokens, work):
 
 @linked
 def offer_blanks_and_repeats(row, state, search, lm, work):
-    """Compute the costs of all labels. Step 1: each token reads a blank, or reads its last label again."""
-    for label in range(len(row)):
-        work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
-        work.posteriors[np.uintp(label)] = UNKNOWN
+    """Step 1: each token reads a blank, or reads its last label again."""
     frame, blank_id = work.frame[0], search.params.blank_id
     if search.params.topology == GRAPH:
         return  # the graph contains blanks and self-loops
     if not row[blank_id] <= MOST_LOG_PROB:
         frame.status = keys.BAD_FRAME
         return
-    blank_cost, costs = candidates.cost_of(row, blank_id, search), work.acoustic_costs
+    blank_cost = candidates.cost_of(row, blank_id, search)
     for i in range(state.counters[0].tokens):
         if frame.candidates + 4 > len(work.candidates):  # two for this token; the tightened cutoff needs one more
             candidates.recombine(state, search, lm, work)
@@ -180,7 +178,7 @@ def offer_blanks_and_repeats(row, state, search, lm, work):
             cost + blank_cost, key - label, context, keys.Origin(keys.BLANK_MOVE, i, keys.NONE), search, lm, work
         )
         if label > 0:  # 0 after a blank, and always with topology "minimal"
-            total = cost + costs[np.uintp(label - 1)]
+            total = cost + candidates.cost_of(row, np.uintp(label - 1), search)
             candidates.offer(total, key, context, keys.Origin(keys.REPEAT_MOVE, i, keys.NONE), search, lm, work)
 
 
@@ -192,7 +190,9 @@ def epsilon_closure(row, count, search, lm, work):
     of composition "let": tokens behind closure arcs with words form separate groups.
     """
     graph, weights, frame = search.graph, search.weights, work.frame[0]
-    cutoff, least = frame.cutoff, candidates.cost_of(row, work.labels[0], search)
+    cutoff, least, likely = frame.cutoff, candidates.cost_of(row, work.labels[0], search), np.uint64(0)
+    for n in range(frame.labels):
+        likely |= label_bit(work.labels[np.uintp(n)])
     for i in range(count):
         token = work.current[np.uintp(i)]
         source = graph.states[np.uintp(keys.state_of(token.key))]
@@ -210,9 +210,9 @@ def epsilon_closure(row, count, search, lm, work):
                         continue
                     bonus, boost = candidates.boosted(olabel, boost, search)
                     cost -= bonus
-            if not candidates.least_total(cost, least_arc, least, search) <= cutoff:
-                continue
-            if may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
+            may = search.arc_index.label_sets[np.uintp(target)] & likely != 0
+            may = may & (candidates.least_total(cost, least_arc, least, search) <= cutoff)  # one branch for both
+            if may and may_expand(row, graph.states[np.uintp(target)], cost, search, cutoff):
                 key, origin = keys.key_of(target, boost, 0) >> 16, keys.Origin(keys.NONE, i, epsilon)
                 if lm is None:
                     pass
@@ -222,17 +222,13 @@ def epsilon_closure(row, count, search, lm, work):
 
 
 @linked
-def may_expand(source, cost, search, cutoff, work):
+def may_expand(row, source, cost, search, cutoff):
     """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
-    arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > labels.SMALL_STATE
-    last: Any = source.arc_end - 1
-    for a in range(source.arc_begin, source.arc_begin if may else source.arc_end, 2):
-        # Branch-free, two arcs per step (the last may be checked twice): most states have one or two arcs, so that
-        # the branch would be unpredictable.
-        arc, next_arc = arcs[np.uintp(a)], arcs[np.uintp(min(a + 1, last))]
-        total = candidates.least_total(cost, arc.cost, costs[np.uintp(arc.ilabel)], search)
-        next_total = candidates.least_total(cost, next_arc.cost, costs[np.uintp(next_arc.ilabel)], search)
-        may = may | (not total > cutoff) | (not next_total > cutoff)
+    arcs, may = search.graph.arcs, source.arc_end - source.arc_begin > labels.SMALL_STATE
+    for a in range(source.arc_begin, source.arc_begin if may else source.arc_end):
+        may = may | (
+            not candidates.least_of(row, arcs[np.uintp(a)], cost, search) > cutoff
+        )  # a branch is unpredictable
     return may
 
 
@@ -259,7 +255,7 @@ def cheapest_of(groups, count):
 @linked
 def _expand_group(group, g, row, state, search, lm, work):
     """Expand all arcs of a small state, or the arcs of a large state with labels that may stay below the cutoff."""
-    frame, arcs, costs = work.frame[0], search.graph.arcs, work.acoustic_costs
+    frame, arcs = work.frame[0], search.graph.arcs
     source = search.graph.states[np.uintp(group.key >> 16)]
     count = source.arc_end - source.arc_begin
     rounds = 1 if count <= labels.SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
@@ -268,9 +264,10 @@ def _expand_group(group, g, row, state, search, lm, work):
         label, first = keys.NONE, source.arc_begin
         if not tries_all:
             label = work.labels[n]
-            if candidates.least_total(group.cost, source.least_cost, costs[np.uintp(label)], search) > frame.cutoff:
+            acoustic_cost = candidates.cost_of(row, np.uintp(label), search)
+            if candidates.least_total(group.cost, source.least_cost, acoustic_cost, search) > frame.cutoff:
                 continue
-            first = first_arc(arcs, source, label)
+            first = first_arc(search.arc_index, arcs, group.key >> 16, source, label)
         for a in range(first, source.arc_end):
             arc = arcs[np.uintp(a)]
             if not tries_all and arc.ilabel != label:
@@ -279,7 +276,7 @@ def _expand_group(group, g, row, state, search, lm, work):
                 pass
             else:
                 frame.arc_visits += 1
-            acoustic_cost = costs[np.uintp(arc.ilabel)]
+            acoustic_cost = candidates.cost_of(row, np.uintp(arc.ilabel), search)
             if candidates.least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
                 continue
             if lm is None:

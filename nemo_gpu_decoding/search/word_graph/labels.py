@@ -10,7 +10,7 @@ from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
-from nemo_gpu_decoding.simd import LANES, not_below
+from nemo_gpu_decoding.simd import LANES, not_below, trailing_zeros
 
 SMALL_STATE = 8  # the search tries all arcs of a state with at most this many
 SORTED_LABELS = 128  # the labels are sorted if there are at most this many; at most BINS
@@ -25,13 +25,16 @@ def choose_labels(row, search, work):
     """
     frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
     count, likeliest, skipped_label = 0, 0, keys.NONE if search.params.topology == GRAPH else search.params.blank_id
-    for begin in range(0, len(row), LANES):
-        end = min(begin + LANES, len(row))
-        if begin + LANES <= len(row) and not_below(row, begin, least) == 0:
-            continue
-        for v in range(begin, end):
-            labels[count] = v
-            count += not row[v] < least and v != skipped_label  # NaN is not below anything
+    whole = len(row) - len(row) % LANES
+    for begin in range(0, whole, LANES):
+        found = np.uint32(not_below(row, begin, least))
+        while found != 0:
+            labels[np.uintp(count)] = begin + np.int64(trailing_zeros(found))
+            count += labels[np.uintp(count)] != skipped_label
+            found &= found - np.uint32(1)
+    for v in range(whole, len(row)):
+        labels[np.uintp(count)] = v
+        count += not row[np.uintp(v)] < least and v != skipped_label  # NaN is not below anything
     for i in range(count):
         if not row[labels[i]] <= MOST_LOG_PROB:
             return False
@@ -102,15 +105,14 @@ def likeliest_step(row, state, search, lm, work):
     own, least = graph.states[keys.state_of(token.key)], work.frame[0].best
     last_epsilon, last_arc, last_boost = keys.NONE, keys.NONE, keys.boost_of(token.key)
     for e in range(own.epsilon_begin - 1, own.epsilon_end):
-        cost, boost, source, epsilon = token.cost, keys.boost_of(token.key), own, keys.NONE
+        cost, boost, s, epsilon = token.cost, keys.boost_of(token.key), keys.state_of(token.key), keys.NONE
         if e >= own.epsilon_begin:
             closure, epsilon = graph.epsilons[e], e
             bonus, boost = boosted(closure.olabel, boost, search)
-            cost += search.weights.lm_weight * closure.cost
-            cost -= bonus
-            source = graph.states[closure.target]
-        reached = least, cost, boost
-        total, a = _likeliest_arc(row, reached, keys.label_of(token.key), source, search, work)
+            cost = cost + search.weights.lm_weight * closure.cost - bonus
+            s = np.int64(closure.target)
+        reached = least, cost, boost, s
+        total, a = _likeliest_arc(row, reached, keys.label_of(token.key), search, work)
         if total < least:
             least, last_epsilon, last_arc, last_boost = total, epsilon, a, boost
     if last_arc != keys.NONE:
@@ -119,13 +121,14 @@ def likeliest_step(row, state, search, lm, work):
 
 
 @linked
-def _likeliest_arc(row, reached, last_label, source, search, work):
+def _likeliest_arc(row, reached, last_label, search, work):
     """The cheapest arc of a state and its total cost; NONE and `least` if no arc costs less than `least`.
 
     Args:
-        reached: `least`; cost and boosting state at the state.
+        reached: `least`; cost, boosting state and number of the state.
     """
-    least, cost, boost = reached
+    least, cost, boost, s = reached
+    source = search.graph.states[s]
     frame, arcs, weights, best = work.frame[0], search.graph.arcs, search.weights, keys.NONE
     for i in range(frame.labels):
         label = work.labels[i]
@@ -136,7 +139,7 @@ def _likeliest_arc(row, reached, last_label, source, search, work):
             continue
         if search.params.topology == NORMAL and label == np.int32(last_label) - 1:
             continue
-        a = first_arc(arcs, source, label)
+        a = first_arc(search.arc_index, arcs, s, source, label)
         while a < source.arc_end and arcs[a].ilabel == label:
             bonus, _ = boosted(arcs[a].olabel, boost, search)
             total = cost + weights.lm_weight * arcs[a].cost - bonus + acoustic_cost

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays
-from nemo_gpu_decoding.graph.csr import GraphArrays
+from nemo_gpu_decoding.graph.csr import ArcIndex, GraphArrays
 from nemo_gpu_decoding.search.word_graph.keys import Origin
 
 MAX_EPSILONS = 1023  # most closure arcs of a graph state
@@ -59,6 +59,7 @@ class Search(NamedTuple):
     params: SearchParams
     weights: StreamParams
     graph: GraphArrays
+    arc_index: ArcIndex
     boosting: AutomatonArrays
 
 
@@ -169,7 +170,6 @@ class Workspace(NamedTuple):
     groups: np.ndarray  # [entries] GROUP; with a large LM `lm` has the groups
     group_slots: np.ndarray  # [power of 2] SLOT
     group_tokens: np.ndarray  # [2 entries or 1] GROUP_TOKEN
-    acoustic_costs: np.ndarray  # [V + 1] float32, of the labels in this frame
     posteriors: np.ndarray  # [V + 1] float32, cache of exp(log-prob); UNKNOWN: not computed
     labels: np.ndarray  # [V + 1] int32, labels that may stay within the beam, likely ones first
     histogram: np.ndarray  # [BINS] int64

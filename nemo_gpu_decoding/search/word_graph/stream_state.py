@@ -38,7 +38,7 @@ class StreamModels:
     @cached_property
     def search(self) -> records.Search:
         """The inputs of compiled code, without the large LM."""
-        return records.Search(self.params, self.weights, self.graph.arrays, self.boosting.arrays)
+        return records.Search(self.params, self.weights, self.graph.arrays, self.graph.arc_index, self.boosting.arrays)
 
     @property
     def first_key(self) -> int:

@@ -26,12 +26,12 @@ def epsilon_closure(row, count, search, lm, work):
         while end < count and work.current[np.uintp(end)].key >> 16 == key:
             best = min(best, work.current[np.uintp(end)].cost)
             end += 1
-        _join_run(begin, end, best, least, search, lm, work)
+        _join_run(row, begin, end, best, least, search, lm, work)
         begin = end
 
 
 @linked
-def _join_run(begin, end, best, least, search, lm, work):
+def _join_run(row, begin, end, best, least, search, lm, work):
     """The tokens begin .. end - 1 of one state join its group and those of its closure arcs; `best` costs least."""
     graph, weights, cutoff = search.graph, search.weights, work.frame[0].cutoff
     own, boost = keys.state_of(work.current[np.uintp(begin)].key), keys.boost_of(work.current[np.uintp(begin)].key)
@@ -49,7 +49,7 @@ def _join_run(begin, end, best, least, search, lm, work):
                 bonus, next_boost = candidates.boosted(olabel, boost, search)
         total = candidates.least_total(best + step - bonus, least_arc, least, search)
         if total <= cutoff:
-            total = _least_total(best + step - bonus, total, graph.states[np.uintp(target)], search, work)
+            total = _least_total(row, best + step - bonus, total, graph.states[np.uintp(target)], search)
         if not total <= cutoff:
             continue
         slack = np.float32(1e-3) + np.float32(1e-5) * abs(cutoff)  # for rounding errors
@@ -66,15 +66,14 @@ def _join_run(begin, end, best, least, search, lm, work):
 
 
 @linked
-def _least_total(cost, total, source, search, work):
+def _least_total(row, cost, total, source, search):
     """Lower bound of the total cost of an arc of a state; `total` is that of a large state."""
-    arcs, costs = search.graph.arcs, work.acoustic_costs
+    arcs = search.graph.arcs
     if source.arc_end - source.arc_begin > SMALL_STATE:
         return total
     least: Any = np.float32(np.inf)
     for a in range(source.arc_begin, source.arc_end):
-        arc = arcs[np.uintp(a)]
-        least = min(least, candidates.least_total(cost, arc.cost, costs[np.uintp(arc.ilabel)], search))
+        least = min(least, candidates.least_of(row, arcs[np.uintp(a)], cost, search))
     return least
 
 

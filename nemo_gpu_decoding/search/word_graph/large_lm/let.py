@@ -88,8 +88,6 @@ def _expand_nodes(state, search, lm, work):
 def _expand(row, state, search, lm, work):
     """Offer the candidates of a frame, and recombine them into tokens of the next frame."""
     frame = work.frame[0]
-    for label in range(len(row)):
-        work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
     frame.last_rank = keys.ANY_RANK
     begin_frame(LARGEST, state.counters[0].tokens, work)
     contexts.begin_frame(work)
@@ -118,7 +116,7 @@ def _offer_blanks_and_repeats(row, state, search, work):
         cost, key, label, node = token.cost, token.key, keys.label_of(token.key), token.back_pointer
         offer(cost + blank_cost, key - label, keys.Origin(keys.BLANK_MOVE, node, keys.NONE), search, work)
         if label > 0:
-            total = cost + work.acoustic_costs[np.uintp(label - 1)]
+            total = cost + candidates.cost_of(row, np.uintp(label - 1), search)
             offer(total, key, keys.Origin(keys.REPEAT_MOVE, node, keys.NONE), search, work)
 
 
@@ -138,7 +136,7 @@ def _expand_groups(row, state, search, lm, work):
         expand_group(groups[g], g, row, search, work)
     cutoff, n = frame.cutoff, 0
     while n < frame.deferred and frame.status == keys.DONE:
-        expand_with_lm(work.lm.deferred[n], cutoff, state, search, lm, work)
+        expand_with_lm(row, work.lm.deferred[n], cutoff, state, search, lm, work)
         n += 1
 
 

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph import candidates, keys
-from nemo_gpu_decoding.search.word_graph.candidates import boosted, least_total, lower_cutoff
+from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total, lower_cutoff
 from nemo_gpu_decoding.search.word_graph.labels import SMALL_STATE, labels_within, likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm.let_words import (
     best_after_words,
@@ -91,7 +91,7 @@ def tighten_cutoff(row, state, search, lm, work):
 @linked
 def expand_group(group, g, row, search, work):
     """Expand the arcs of a group. In a large state, only arcs with labels that may survive are visited."""
-    frame, arcs, costs = work.frame[0], search.graph.arcs, work.acoustic_costs
+    frame, arcs = work.frame[0], search.graph.arcs
     source = search.graph.states[np.uintp((group.key & ~AFTER_WORD) >> 16)]
     count = source.arc_end - source.arc_begin
     rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
@@ -100,15 +100,16 @@ def expand_group(group, g, row, search, work):
         label, first = keys.NONE, source.arc_begin
         if not walks:
             label = work.labels[n]
-            if least_total(group.cost, source.least_cost, costs[np.uintp(label)], search) > frame.cutoff:
+            acoustic_cost = cost_of(row, np.uintp(label), search)
+            if least_total(group.cost, source.least_cost, acoustic_cost, search) > frame.cutoff:
                 continue
-            first = first_arc(arcs, source, label)
+            first = first_arc(search.arc_index, arcs, (group.key & ~AFTER_WORD) >> 16, source, label)
         for a in range(first, source.arc_end):
             arc = arcs[np.uintp(a)]
             if not walks and arc.ilabel != label:
                 break
             frame.arc_visits += 1
-            acoustic_cost = costs[np.uintp(arc.ilabel)]
+            acoustic_cost = cost_of(row, np.uintp(arc.ilabel), search)
             if least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
                 continue
             _expand_arc(a, group, g, acoustic_cost, search, work)
@@ -139,10 +140,10 @@ def _expand_arc(a, group, g, acoustic_cost, search, work):
 
 
 @linked
-def expand_with_lm(group_arc, cutoff, state, search, lm, work):
+def expand_with_lm(row, group_arc, cutoff, state, search, lm, work):
     """Take an arc that needs LM queries, for all contexts that are below the cutoff before the query."""
     group, arc, weights = work.groups[group_arc.group], search.graph.arcs[group_arc.arc], search.weights
-    acoustic_cost, closed = work.acoustic_costs[np.uintp(arc.ilabel)], np.int64(keys.NONE)
+    acoustic_cost, closed = cost_of(row, np.uintp(arc.ilabel), search), np.int64(keys.NONE)
     if least_total(group.cost, arc.cost, acoustic_cost, search) > cutoff:
         return
     if search.params.topology == NORMAL:
