@@ -461,10 +461,10 @@ def paged_biglm(record: Record, link: str) -> str:
             TASKS[task], str(beam), " / ".join(f"{time:.2f}" for time in times), " / ".join(queries),
             f"{' / '.join(same)} of {count}", both(small, "wer"),
         ])  # fmt: skip
-    header = ["task", "beam", "CPU seconds / those of the small LM alone: large LM's graph / lazy / let / two passes "
-              "/ eager in bounds / eager", "large LM queried per frame: lazy / let / eager in bounds / eager",
-              "texts as in the large LM's graph (others with worse scores): the five after it",
-              "WER %, small LM alone / lazy"]  # fmt: skip
+    header = ["task", "beam", "CPU seconds relative to the small LM alone: large LM's graph / lazy / let / two passes "
+              "/ eager in bounds / eager", "queries of the large LM per frame: lazy / let / eager in bounds / eager",
+              "texts as in the large LM's graph (other texts with worse scores): lazy / let / two passes "
+              "/ eager in bounds / eager", "WER %, small LM alone / lazy"]  # fmt: skip
     limited = [row for row in record["rows"] if not row.get("skipped") and row["peer"] == "paged_biglm"]
     groups = table(
         ["task", "beam", "`group_size`", "times as fast as with 16", "texts as in the large LM's graph: "
@@ -519,7 +519,7 @@ def _let_claims(found: Mapping[tuple[str, int, str], Record]) -> str:
     ]  # fmt: skip
     tests = "`tests/search/word_graph/test_let.py`"
     shown = [[claim, *cells] for claim, *cells in zip(claims, *columns, strict=True)]
-    shown.append(["exact lattices", *[f"link by link those of lazy ({tests})"] * len(columns)])
+    shown.append(["exact lattices", *[f"equal to the lattices of lazy, link by link ({tests})"] * len(columns)])
     shown.append(["online", *[f"memory of an hour's stream stays flat ({tests})"] * len(columns)])
     return table(["claim", *(TASKS[task] for task in dict.fromkeys(key[0] for key in found))], shown)
 
@@ -757,7 +757,7 @@ def cluster(record: Record, link: str) -> str:
             row["run"], f"{1e3 * row['per_utterance']:.2f}", f"{1e3 * row['work']:.2f}", f"{1e3 * beside:.2f}",
             "" if row is alone else f"{1e3 * more:.2f}", f"{row['start']:.0f}",
         ])  # fmt: skip
-    header = ["run", "ms of process per utterance", "of these decoding", "beside it", "more of that than without Ray",
+    header = ["run", "ms of process time per utterance", "decoding", "overhead", "overhead added by Ray",
               "s until the first partition"]  # fmt: skip
     return table(header, shown) + prose(f"""
         ({alone["utterances"]:,} utterances in partitions of {alone["partition_size"]}, {audio(record)}, beam
