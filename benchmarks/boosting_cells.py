@@ -35,6 +35,7 @@ from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.model import Head
+    from nemo_gpu_decoding.search.result import NBest
 
 PROGRAM = "python -m benchmarks.boosting_cells"
 SUMMARY = "phrase boosting with weights from dev, reported on test"
@@ -146,6 +147,9 @@ class Way(NamedTuple):
     ac_threshold: float = 0.0
 
 
+NOTHING = Way("none", None)
+
+
 class Cell:
     """One head on one set: decodes dev and test with any list of phrases."""
 
@@ -163,7 +167,25 @@ class Cell:
         return self._found[key]
 
     def _decode(self, way: Way, phrases: str) -> Found:
-        speech = self._speech[phrases.partition("-")[0]]
+        speech, decoder = self._speech[phrases.partition("-")[0]], self._decoder(way, phrases)
+        decoded = speech.decode(decoder, self._head.text_of)
+        score = speech.score(decoded.texts, self.files.lists[phrases])
+        assert score.phrases is not None
+        found = score.phrases
+        return {
+            "errors": score.errors.total, "words": score.errors.words, "wer": 100 * score.errors.wer,
+            "found": found.true_positives, "missed": found.false_negatives, "false": found.false_positives,
+            "fscore": found.fscore, "utterances": len(decoded.texts), "seconds": decoded.seconds,
+        }  # fmt: skip
+
+    def results(self, way: Way, phrases: str) -> Iterator[tuple[str, str, NBest[Any]]]:
+        """Reference, text and result of each utterance."""
+        speech, decoder = self._speech[phrases.partition("-")[0]], self._decoder(way, phrases)
+        found = [nbest for batch in speech.batches for nbest in decoder.decode(batch.inputs, batch.lengths)]
+        for reference, nbest in zip(speech.references, found, strict=True):
+            yield reference, nbest.texts(self._head.text_of)[0], nbest
+
+    def _decoder(self, way: Way, phrases: str) -> Any:
         in_graph = section_of(self.kind.strategy) == "wfst"
         is_nemo = way.name == "nemo" and not in_graph
         point = Point(
@@ -174,16 +196,7 @@ class Cell:
             overlapping=True if is_nemo else None,
             ac_threshold=way.ac_threshold or None,
         )
-        decoder = at_point(self._searches_of(phrases).at(point), point)
-        decoded = speech.decode(decoder, self._head.text_of)
-        score = speech.score(decoded.texts, self.files.lists[phrases])
-        assert score.phrases is not None
-        found = score.phrases
-        return {
-            "errors": score.errors.total, "words": score.errors.words, "wer": 100 * score.errors.wer,
-            "found": found.true_positives, "missed": found.false_negatives, "false": found.false_positives,
-            "fscore": found.fscore, "utterances": len(decoded.texts), "seconds": decoded.seconds,
-        }  # fmt: skip
+        return at_point(self._searches_of(phrases).at(point), point)
 
     def _searches_of(self, phrases: str) -> Searches:
         if phrases not in self._searches:
@@ -285,14 +298,19 @@ def cost(found: Found) -> tuple[float, float]:
     return found["errors"] + FALSE_PHRASE_COST * found["false"], -found["fscore"]
 
 
+def choose_lm_weight(cell: Cell) -> None:
+    """Set the LM weight that is best on dev without phrases."""
+    found = {}
+    for weight in cell.kind.lm_weights:
+        cell.lm_weight = weight
+        found[weight] = cell.decode(NOTHING, "dev")
+    cell.lm_weight = min(found, key=lambda weight: cost(found[weight]), default=None)
+
+
 def measure(cell: Cell, thresholds: Sequence[float]) -> dict[str, Any]:
     """The row of a cell: settings from dev, and counts on test."""
-    nothing, kind = Way("none", None), cell.kind
-    if kind.lm_weights:
-        found = {}
-        for cell.lm_weight in kind.lm_weights:
-            found[cell.lm_weight] = cell.decode(nothing, "dev")
-        cell.lm_weight = min(found, key=lambda weight: cost(found[weight]))
+    nothing, kind = NOTHING, cell.kind
+    choose_lm_weight(cell)
     ways = {
         "none": [nothing],
         "nemo": [] if kind.strategy == "cuda_wfst" else [Way("nemo", weight) for weight in kind.weights],

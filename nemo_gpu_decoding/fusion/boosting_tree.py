@@ -65,22 +65,27 @@ class BoostingTree(BackoffAutomaton):
     def occurrences(self, units: Sequence[Hashable]) -> Iterator[Occurrence]:
         """The phrases of a hypothesis, from its begin; those inside of longer ones are omitted."""
         assert self.table is not None
-        is_continuation, before = self.table.is_continuation, self.table.label_before
+        before, sequences, trie, continues = self.table.label_before, self.table.sequences, self._trie, self._continues
         shift = 0 if before is None else 1
         read = (*[before] * shift, *units)
         covered = 0
         for begin, first in enumerate(read):
-            node, end = self._trie.get(first), begin + 1
-            found: list[tuple[int, int]] = []
-            while node is not None:
+            node = trie.get(first)
+            if node is None:
+                continue
+            found, end = [], begin + 1
+            while type(node) is dict:
                 if _NUMBER in node and covered < end:
                     found.append((node[_NUMBER], end))
                 node = node.get(read[end]) if end < len(read) else None
                 end += 1
+            if node is not None:
+                key, number = node
+                end = begin + len(key)
+                if covered < end and read[begin:end] == key:
+                    found.append((number, end))
             for number, end in reversed(found):
-                checks = is_continuation is not None and self.table.sequences[number].ends_in_word
-                following: Any = read[end] if checks and end < len(read) else None
-                if is_continuation is not None and following is not None and is_continuation[following]:
+                if end < len(read) and continues and continues[read[end]] and sequences[number].ends_in_word:
                     continue
                 yield Occurrence(number, max(0, begin - shift), end - shift)
                 covered = end
@@ -111,15 +116,29 @@ class BoostingTree(BackoffAutomaton):
         return numbers, penalties
 
     @cached_property
+    def _continues(self) -> Any:
+        """`is_continuation` as a list: single items of arrays are slow. []: None."""
+        assert self.table is not None
+        return [] if self.table.is_continuation is None else self.table.is_continuation.tolist()
+
+    @cached_property
     def _trie(self) -> dict[Hashable, Any]:
         """Units -> the same for the units after it; under `_NUMBER` the first sequence of the key that ends here.
 
-        A long list has phrases of many lengths. The trie replaces a look-up of each length at each unit.
+        A long list has phrases of many lengths. The trie replaces a look-up of each length at each unit. Where one key
+        is left, a pair of it and its sequence takes the place of dictionaries: long lists exceed the CPU's caches.
         """
         trie: dict[Hashable, Any] = {}
         for key, (first, *_) in self._numbers[0].items():
             node = trie
-            for unit in key:
-                node = node.setdefault(unit, {})
-            node[_NUMBER] = first
+            for depth, unit in enumerate(key, 1):
+                child = node.setdefault(unit, (key, first))
+                if type(child) is tuple and child[0] is not key:  # two keys: the older one moves down
+                    older, number = child
+                    child = node[unit] = {_NUMBER: number} if len(older) == depth else {older[depth]: child}
+                if type(child) is tuple:
+                    break
+                node = child
+            else:
+                node[_NUMBER] = first
         return trie

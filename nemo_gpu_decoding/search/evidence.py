@@ -21,7 +21,7 @@ import torch
 
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, Key
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path
+from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, new_frozen
 from nemo_gpu_decoding.search.streams import Streams
 
 R = TypeVar("R", bound=NBest[Any])
@@ -44,15 +44,15 @@ def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhr
     """The phrases of a path, in their order."""
     assert tree.table is not None
     found: list[FoundPhrase] = []
-    logs: list[float] = []
     for number, begin, end in tree.occurrences(units.values):
         first, last = units.first_tokens[begin], units.end_tokens[end - 1]
         if first == last:  # a ready-made graph may emit a word without tokens
             continue
-        logs = logs or np.log(np.maximum(path.token_confidence, LEAST).astype(np.float64)).tolist()
-        probability = math.exp(sum(logs[first:last]) / (last - first))
-        ended = int(path.frames[last - 1] + path.repeats[last - 1])
-        found.append(FoundPhrase(tree.table.texts[number], first, last, int(path.frames[first]), ended, probability))
+        if not found:  # lists, because NumPy is slow for single items
+            posteriors = path.token_confidence.tolist()
+            begins, ends = path.frames.tolist(), (path.frames + path.repeats).tolist()
+        probability = math.exp(sum(math.log(max(p, LEAST)) for p in posteriors[first:last]) / (last - first))
+        found.append(FoundPhrase(tree.table.texts[number], first, last, begins[first], ends[last - 1], probability))
     return found
 
 
@@ -91,7 +91,7 @@ def _with_phrases(nbest: R, tree: BoostingTree | None, units_of: UnitsOf) -> R:
     if tree is None:
         return nbest
     found = found_phrases(nbest.best, tree, units_of(nbest.best))
-    return replace(nbest, phrases=tuple(found)) if found else nbest
+    return new_frozen(type(nbest), **{**vars(nbest), "phrases": tuple(found)}) if found else nbest
 
 
 def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> BoostingTree | None:

@@ -1,6 +1,8 @@
 """Phrases of a boosting tree: where a hypothesis has them, and the tree of some of them."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -26,6 +28,25 @@ def test_whole_words_are_found_in_their_order(vocabulary):
 def test_only_the_longest_of_nested_phrases_is_found():
     assert found(["abc", "abc de", "de"], "abc de de") == [("abc de", "abc de"), ("de", "de")]
     assert found(["abc de", "de ab"], "abc de ab") == [("abc de", "abc de"), ("de ab", "de ab")]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    phrases=st.sets(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=12),
+    text=st.text("abc", min_size=1, max_size=12),
+)
+def test_the_phrases_are_those_of_a_comparison_at_each_unit(phrases, text):
+    """Phrases that begin others, and phrases with a long end of their own."""
+    letters = Vocabulary(("a", "b", "c"), "char")
+    tree = build_boosting_tree(sorted(phrases), letters, BoostingConfig(whole_words=False))
+    expected, covered = [], 0
+    for begin in range(len(text)):
+        ends = [begin + len(phrase) for phrase in phrases if text.startswith(phrase, begin)]
+        if max(ends, default=0) > covered:
+            covered = max(ends)
+            expected.append((text[begin:covered], begin, covered))
+    occurrences = tree.occurrences(letters.tokenize(text))
+    assert [(tree.table.texts[number], begin, end) for number, begin, end in occurrences] == expected
 
 
 def test_parts_of_words_count_without_whole_words_and_penalties_do_not():
