@@ -56,11 +56,11 @@ class DriftOptions:
     # The rare language.
     language: str = "fr"
     # Hypotheses per frame.
-    beam_size: int = 8
+    beam_size: int = 16
     # Weights to try on dev: of the LM, of the source LM relative to it, and prices of tokens outside the language.
-    lm_weights: list[float] = field(default_factory=lambda: [0.2, 0.4, 0.6, 0.8, 1.0])
+    lm_weights: list[float] = field(default_factory=lambda: [0.4, 0.7, 1.0, 1.3, 1.6, 1.9])
     ratios: list[float] = field(default_factory=lambda: [0.25, 0.5, 0.75])
-    prices: list[float] = field(default_factory=lambda: [2.0, 4.0, 6.0, math.inf])
+    prices: list[float] = field(default_factory=lambda: [3.0, 6.0, math.inf])
     # Rounds of the times; medians of ratios count.
     rounds: int = 15
 
