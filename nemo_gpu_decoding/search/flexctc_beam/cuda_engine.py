@@ -126,6 +126,8 @@ class CUDAEngine(Engine):
         self._utterances = as_records(streams.fusion.arrays.utterances).to(self.device, non_blocking=True)
         self._beams = self._empty(n, beam_size, HYPOTHESIS.itemsize, dtype=torch.uint8)
         self._progress = torch.zeros(n, PROGRESS.itemsize, dtype=torch.uint8, device=self.device)
+        # what the next push writes; a push that fails leaves the streams unchanged
+        self._spare: tuple[torch.Tensor, torch.Tensor] | None = None
         self._frames = np.zeros(n, np.int64)  # frames read, as of the last `push` that waited
         self._most_frames = 0  # upper bound of the frames read by any utterance
         self._capacity = 0
@@ -153,7 +155,7 @@ class CUDAEngine(Engine):
         in_place = capturing or deferred
         beams, progress = self._beams, self._progress
         if not in_place:
-            beams, progress = torch.empty_like(beams), torch.empty_like(progress)
+            beams, progress = self._spare or (torch.empty_like(beams), torch.empty_like(progress))
         self._launch_advance(values, counts, beams, progress)
         if in_place:  # the host does not wait for the kernel
             outlive_kernels((*self._lm, *self._boosting))
@@ -164,6 +166,7 @@ class CUDAEngine(Engine):
         else:
             reached = progress.cpu().numpy().view(PROGRESS)[:, 0]
             self._raise_errors(range(self._n), reached, values, counts)
+            self._spare = self._beams, self._progress
             self._beams, self._progress, self._frames = beams, progress, reached["frames"].copy()
             self._most_frames = int(self._frames.max())
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion.batch import on_device
@@ -102,6 +103,37 @@ def test_back_pointers_grow_as_frames_come(decoder, log_probs, expected):
         sizes.append(streams.engine._capacity)
     assert all_facts(decoder.close(streams)) == expected
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of torch's operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_pushes_allocate_no_buffers_and_copy_once(decoder, log_probs, expected, emulated_runtime, monkeypatch):
+    """From the second push on; each push is a frame of 80 ms. Opening the streams allocates the back-pointers."""
+    streams = decoder.open(3, capacity=T, device="cpu")
+    copies = []
+    to_host = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor.shape) or to_host(tensor))
+    for t in range(T):
+        before = emulated_runtime.launches
+        copies.clear()
+        with Operators() as operators:
+            decoder.push(streams, log_probs[:, t : t + 1], [int(t < length) for length in LENGTHS])
+        assert emulated_runtime.launches == before + 1
+        assert len(copies) == 1
+        allocated = [name for name in operators.names if name.startswith(("empty", "new_", "zeros", "ones", "clone"))]
+        assert len(allocated) == (2 if t == 0 else 0), operators.names
+    monkeypatch.undo()
+    assert all_facts(decoder.close(streams)) == expected
 
 
 def test_capacity_is_a_number_of_frames_that_are_enough(decoder, log_probs, expected):
