@@ -1,5 +1,5 @@
-"""Transcription of a corpus in partitions, in this process or on Ray; each partition is decoded once.
+"""Transcribe a corpus in partitions, in this process or on Ray. Each partition is decoded once.
 
 `corpus` cuts the input into partitions, `folder` stores the state and the output of a run, `workers` decodes a
-partition, `run` assigns partitions to workers. Only `run` imports Ray, and only if the run uses it.
+partition, and `run` assigns partitions to workers. Only `run` imports Ray, and only if a run uses Ray.
 """

@@ -1,1 +1,1 @@
-"""Interfaces of other decoders on the searches of this package; it imports no NeMo."""
+"""Interfaces of other decoders, implemented with the searches of this package, without NeMo."""

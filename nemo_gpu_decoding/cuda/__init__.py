@@ -1,4 +1,4 @@
-"""CUDA kernels through cuda-python: compiled at run time, launched on torch's streams, no build step.
+"""CUDA kernels: NVRTC compiles them at run time, and cuda-python launches them on torch's streams.
 
-Decoders use `launch.py`. The modules of this folder can be imported without a GPU, a driver or cuda-python.
+Decoders use `launch.py`. Importing these modules needs no GPU, driver or cuda-python.
 """

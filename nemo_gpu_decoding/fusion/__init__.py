@@ -1,1 +1,1 @@
-"""Back-off automata for shallow fusion: token-level n-gram LMs, phrase boosting trees and their look-up."""
+"""Shallow fusion with back-off automata: token n-gram LMs, phrase boosting trees and look-ups."""

@@ -1,1 +1,1 @@
-"""Word graphs, the search space of cuda_wfst and paged_biglm: building, loading and boosting."""
+"""Build, load and boost word graphs, the search space of cuda_wfst and paged_biglm."""

@@ -1,1 +1,1 @@
-"""N-gram LMs: ARPA files, estimation from text, pruning, and packed LMs for large models on CPU and GPU."""
+"""N-gram LMs: ARPA files, estimation from text, pruning, and packed large LMs for CPUs and GPUs."""
