@@ -82,8 +82,9 @@ class ModelOptions:
     # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs: a word-level ARPA file, or a
     # graph that `build-graph` built from one.
     lm: str | None = None
-    # For flexctc_beam, alsd_pp and aes_pp: a token-level n-gram LM of the model's training text, which build-lm makes.
-    # Its scores are subtracted from those of `lm` (density ratio), because the network has learnt this text.
+    # For flexctc_beam, alsd_pp and aes_pp: a token-level n-gram LM of the model's training text, or its internal LM;
+    # `build-lm` makes both. Its scores are subtracted from those of `lm` (density ratio), because the network has
+    # learnt this text.
     source_lm: str | None = None
     # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file. `lm` is the small LM. If `lm` is
     # a graph, set wfst.small_lm_path in the preset, or decoding.wfst.small_lm_path of `transcribe`, to its ARPA file.

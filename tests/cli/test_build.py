@@ -16,11 +16,13 @@ from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm
+from nemo_gpu_decoding.search.transducer.internal_lm import internal_lm
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import CTC_MODEL, sentencepiece_processor
 from tests.graph.toy import LEXICON, PIECES, toy_arpa, toy_lexicon
 from tests.oracles.ngram import closed_table, missing_suffixes, write_arpa
 from tests.random_models import random_log_probs
+from tests.search.transducer.lstm import lstm_networks
 from tests.search.word_graph.models import make
 
 
@@ -320,6 +322,18 @@ def test_an_lm_over_the_tokens_of_a_transducer(with_text, monkeypatch):
     assert (with_text / "model.arpa").read_text() == (with_text / "tokenizer.arpa").read_text()
 
 
+def test_the_internal_lm_of_a_transducer(with_text, monkeypatch):
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    networks = lstm_networks(9)
+    head = SimpleNamespace(networks=lambda: networks)
+    monkeypatch.setattr(Model, "load", lambda *_, **__: SimpleNamespace(head={"rnnt": head}.__getitem__))
+    assert main(["build-lm", "internal=true", "out=internal.arpa", "model=rnnt.nemo"]) == 0
+    found, expected = read_arpa("internal.arpa"), internal_lm(networks)
+    assert found.symbols == expected.symbols
+    assert found.orders[1].log10_probs == pytest.approx(expected.orders[1].log10_probs, abs=1e-5)
+
+
 def test_an_lm_over_tokens_is_fused(with_text):
     arguments = ["text=a.txt", "out=lm.arpa", "order=3", "tokenizer=tokenizer.model"]
     assert main(["build-lm", *arguments]) == 0
@@ -338,6 +352,10 @@ def test_an_lm_over_tokens_is_fused(with_text):
         (["build-lm", "text=a.txt", "out=x.arpa", "order=0"], "order is 0, expected an integer 1 .. 10"),
         (["build-lm", "text=a.txt", "out=x.arpa", "model=a", "tokenizer=b"], "not both"),
         (["build-lm", "text=a.txt", "out=x.arpa", "source_lang=de"], "which needs model="),
+        (["build-lm", "out=x.arpa"], "expected one of text=FILE and internal=true"),
+        (["build-lm", "text=a.txt", "internal=true", "out=x.arpa"], "expected one of text=FILE and internal=true"),
+        (["build-lm", "internal=true", "out=x.arpa"], "internal is True, which needs model="),
+        (["build-lm", "internal=true", "model=m", "out=x.arpa", "order=3"], "order is 3 and min_counts is 1"),
         (["prune-lm", "lm=a.txt", "out=x.arpa"], "give either size=... or threshold=..."),
         (["prune-lm", "lm=a.txt", "out=x.arpa", "size=5"], "a.txt"),
     ],
