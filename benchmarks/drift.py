@@ -57,10 +57,12 @@ class DriftOptions:
     language: str = "fr"
     # Hypotheses per frame.
     beam_size: int = 16
-    # Weights to try on dev: of the LM, of the source LM relative to it, and prices of tokens outside the language.
+    # Values to try on dev: weights of the LM, of the source LM relative to it, prices of tokens outside the language,
+    # and with an LM bonuses per token.
     lm_weights: list[float] = field(default_factory=lambda: [0.4, 0.7, 1.0, 1.3, 1.6, 1.9])
-    ratios: list[float] = field(default_factory=lambda: [0.25, 0.5, 0.75])
+    ratios: list[float] = field(default_factory=lambda: [0.5])
     prices: list[float] = field(default_factory=lambda: [3.0, 6.0, math.inf])
+    bonuses: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 1.5])
     # Rounds of the times; medians of ratios count.
     rounds: int = 15
 
@@ -74,6 +76,7 @@ class Setting(NamedTuple):
     lm_weight: float | None = None
     ratio: float | None = None  # weight of the source LM relative to lm_weight
     price: float | None = None
+    bonus: float = 0.0  # of each token, `beam_beta`
 
 
 class Text:
@@ -149,7 +152,12 @@ class Searched:
             if name == "dev" or only_rare:  # which only the rare language needs
                 rows = [row for row in rows if row[1] == options.language]
             self.parts[name] = Part(encode(head, [own for own, _ in rows]), [language for _, language in rows])
-        self.search: Search = head.search(decoding_config(strategy, None, {"beam_size": options.beam_size}))
+        size = options.beam_size
+        bonuses = {0.0, *options.bonuses}
+        self.searches: dict[float, Search] = {
+            bonus: head.search(decoding_config(strategy, None, {"beam_size": size, "beam_beta": bonus}))
+            for bonus in bonuses
+        }
 
     @cached_property
     def lms(self) -> tuple[dict[str, BackoffAutomaton], BackoffAutomaton]:
@@ -160,13 +168,14 @@ class Searched:
 
     def decoder(self, setting: Setting) -> Search:
         """The decoder with LMs for requests."""
+        search = self.searches[setting.bonus]
         if setting.lm_weight is None:
-            return self.search
+            return search
         pool, source = self.lms
         weights: dict[str, Any] = {"lm_weight": setting.lm_weight}
         if setting.ratio:
             weights |= {"source_lm": source, "source_lm_weight": setting.ratio * setting.lm_weight}
-        return self.search.with_options(self.search.config, Fusion(lm_pool=pool, **weights))
+        return search.with_options(search.config, Fusion(lm_pool=pool, **weights))
 
     def requests(self, setting: Setting, languages: Sequence[str]) -> list[Request]:
         """The LM and lock of each utterance's language."""
@@ -218,13 +227,14 @@ class Searched:
 
 def ways(options: DriftOptions) -> dict[str, list[Setting]]:
     """The rows of the table and the settings that dev chooses from."""
-    lm, ratios, prices = options.lm_weights, options.ratios, options.prices
+    lm, ratios, prices, bonuses = options.lm_weights, options.ratios, options.prices, options.bonuses
+    products = itertools.product
     return {
         "beam": [Setting()],
         "lock": [Setting(price=price) for price in prices],
-        "LM": [Setting(weight) for weight in lm],
-        "LM - source": [Setting(*pair) for pair in itertools.product(lm, ratios)],
-        "lock, LM - source": [Setting(*row) for row in itertools.product(lm, ratios, prices)],
+        "LM": [Setting(*row) for row in products(lm, [None], [None], bonuses)],
+        "LM - source": [Setting(*row) for row in products(lm, ratios, [None], bonuses)],
+        "lock, LM - source": [Setting(*row) for row in products(lm, ratios, prices, bonuses)],
     }
 
 
@@ -248,7 +258,9 @@ def rows_of(name: str, text: Text, options: DriftOptions) -> Iterator[list[Any]]
         chosen = {}
         for way, settings in tried.items():
             chosen[way] = searched.tuned(settings, rare)
-            shown = " ".join(f"{own:g}" for own in chosen[way] if own is not None)
+            setting = chosen[way]
+            values = {"LM": setting.lm_weight, "ratio": setting.ratio, "price": setting.price, "bonus": setting.bonus}
+            shown = " ".join(f"{key} {own:g}" for key, own in values.items() if own)
             texts = searched.decode(chosen[way], "test")
             yield [f"{name} {role}", way, shown, *cells(test, texts, rare, others, text)]
         if role == "drift":
