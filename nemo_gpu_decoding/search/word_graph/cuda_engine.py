@@ -38,7 +38,7 @@ from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_kernels import PLAIN_KERNELS, PlainKernels
 from nemo_gpu_decoding.search.word_graph.kernel_abi import STREAM_COUNTERS, WORK
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import with_links
-from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK, token_capacity
+from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK
 from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamModels, StreamState, models_of_rows
 
 # First capacities of a stream; the arrays grow
@@ -124,7 +124,7 @@ class CUDAEngine(Engine):
         counters = np.zeros(n, STREAM_COUNTERS)
         counters["tokens"] = 1
         count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
-        tokens = self._empty(n, 3, token_capacity(config.max_active), self._kernels.token.itemsize)
+        tokens = self._empty(n, 3, kernel_abi.token_capacity(config.max_active), self._kernels.token.itemsize)
         tokens[:, 0, 0] = self._first_tokens(self._models)
         return DeviceState(
             tokens,
