@@ -217,9 +217,7 @@ class CUDAEngine(Engine):
         numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
         parts = {name: part[numbers] for name, part in state._asdict().items() if isinstance(part, torch.Tensor)}
         former_links = tuple(state.former_links[row] for row in own)
-        return state._replace(
-            **parts, former_links=former_links, counters=state.counters[own], work=state.work[own]
-        )
+        return state._replace(**parts, former_links=former_links, counters=state.counters[own], work=state.work[own])
 
     def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
         """The parts of some streams that best paths need, on the host.
