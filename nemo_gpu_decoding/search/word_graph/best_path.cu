@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) best_path(const Tra
   work.large_end = args.large_end;
   work.small_end = args.small_end;
 #endif
-  const Token* tokens = args.tokens + b * args.held;
+  const Token* tokens = args.tokens + (3 * b + args.counters[b].place) * args.held;
   const BackPointer* back_pointers = args.back_pointers + b * args.max_back_pointers;
   const int count = args.counters[b].tokens;
 

@@ -43,7 +43,7 @@ inline int number(int* numbers, int count, int* scratch) {
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) compact(const CompactArgs args) {
   __shared__ int scratch[LANES];
   const int64 b = blockIdx.x;
-  Token* tokens = args.tokens + b * args.held;
+  Token* tokens = args.tokens + (3 * b + args.counters[b].place) * args.held;
   const BackPointer* back_pointers = args.back_pointers + b * args.max_back_pointers;
   BackPointer* kept = args.kept + b * args.capacity;
   int* numbers = args.numbers + b * args.max_back_pointers;

@@ -6,12 +6,13 @@
     best_path  finds the best token and the best end, and traces back one of them; only these tokens and
                this path, from the committed words on, are copied to the host
 
-A `push` waits for the device once, to read the status of the streams. If an array is full, the engine drops entries
-that no result needs, or grows the array, and the search continues at that frame.
+A `push` is one upload, one launch and one copy back, which reads the status of the streams. It allocates no memory on
+the device after the first. If an array is full, the engine drops entries that no result needs, or grows the array, and
+the search continues at that frame. Because the host decides this, a push cannot be captured into a CUDA graph.
 
-Between pushes a stream keeps its tokens (24 bytes each, about max_active) and its back-pointers, and for lattices the
-links of its last frames (36 bytes each). Older links that a lattice may need (5 to 25 per frame of peaked posteriors)
-move to the host, so that a long stream needs no more memory on the device. Other buffers return to torch's allocator.
+Between pushes a stream keeps its working memory and its back-pointers, and for lattices the links of its last frames
+(36 bytes each). Older links that a lattice may need (5 to 25 per frame of peaked posteriors) move to the host, so that
+a long stream needs no more memory on the device.
 """
 
 from __future__ import annotations
@@ -44,19 +45,18 @@ from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamMod
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
 FIRST_LINKS = 1 << 15
 FIRST_PATH = 256  # first capacity for the back-pointers of a best path
-_FULL = (keys.BACK_POINTERS_FULL, keys.LINKS_FULL, keys.GROUPS_FULL)
 _PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all of 4 bytes
 
 
 class DeviceState(NamedTuple):
-    """The state of n streams between pushes. Only `commit` changes it in place."""
+    """The state of n streams between pushes. Only `commit` and `restart` change it in place."""
 
-    tokens: torch.Tensor  # [n, held] tokens of the kernels; the counters have their numbers
+    tokens: torch.Tensor  # [n, 3, capacity] tokens of the kernels; the counters have their places and numbers
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
     links: torch.Tensor | None  # [n, L] LINK of the last frames; for lattices
     former_links: tuple[tuple[np.ndarray, ...], ...]  # [n] older links on the host, see `with_links`
     counters: np.ndarray  # [n] STREAM_COUNTERS, on the host
-    work: torch.Tensor | None  # [n] WORK, with a large LM
+    work: np.ndarray  # [n] WORK, with a large LM
 
 
 class CUDAEngine(Engine):
@@ -88,11 +88,16 @@ class CUDAEngine(Engine):
         self._graph: WordGraph | None = None  # in `_tables`
         self._upload_models()
         self._grown = 0  # how often the capacity for groups was doubled
+        self._exchange = Exchange(len(self._models), self._kernels.composes, self.device)
+        # the buffers of `advance`, and their capacity; its hash tables are empty between launches
+        self._working: tuple[kernel_abi.Capacity, dict[str, torch.Tensor]] | None = None
         self._committed = [Committed.nothing(own) for own in self._models]
         self._state = self._first_state()
 
     def _upload_models(self) -> None:
         """Copy the graph, the LMs, the boosting automata and the weights of all utterances to the device."""
+        # the models with the largest graph, which has the arcs and labels of all others
+        self._largest = max(self._models, key=lambda own: len(own.graph.words))
         if self._largest.graph is not self._graph:
             self._upload_graph(self._largest)
         boosting, utterances = _boosting_on_device(self._models, self.device)
@@ -109,43 +114,41 @@ class CUDAEngine(Engine):
         self._tables |= dict(zip(names, arrays_on_device(graph, arrays, self.device), strict=True))
         self._tables |= self._kernels.arguments(models.lm_scorer, self.device)
 
-    @property
-    def _largest(self) -> StreamModels:
-        """The models with the largest graph, which has the arcs and labels of all others."""
-        return max(self._models, key=lambda own: len(own.graph.words))
-
     def _first_tokens(self, models: Sequence[StreamModels]) -> torch.Tensor:
-        """[n, 1] tokens before the first frame."""
+        """[n] tokens before the first frame."""
         tokens = require_fields(concatenated([own.first[0] for own in models]), self._kernels.token)
-        return as_records(tokens[:, None]).to(self.device)
+        return as_records(tokens).to(self.device)
 
     def _first_state(self) -> DeviceState:
         n, config = len(self._models), self._config
         counters = np.zeros(n, STREAM_COUNTERS)
         counters["tokens"] = 1
         count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
+        tokens = self._empty(n, 3, kernel_abi.token_capacity(config.max_active), self._kernels.token.itemsize)
+        tokens[:, 0, 0] = self._first_tokens(self._models)
         return DeviceState(
-            self._first_tokens(self._models),
+            tokens,
             self._empty(n, count, BACK_POINTER.itemsize),
             self._empty(n, FIRST_LINKS, LINK.itemsize) if config.keeps_links else None,
             ((),) * n,
             counters,
-            as_records(np.zeros(n, WORK)).to(self.device) if self._kernels.composes else None,
+            np.zeros(n, WORK),
         )
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
         values = for_kernels(log_probs, self.device)
-        counts = torch.from_numpy(lengths).to(self.device)
         state = self._state._replace(counters=self._state.counters.copy())
         state.counters["begin"] = 0
         while True:
-            state = self._advanced(state, values, counts)
+            state = self._advanced(state, values, lengths)
             status = state.counters["status"]
             for b in np.flatnonzero((status == keys.BAD_FRAME) | (status == keys.NO_TOKEN)).tolist():
                 stream_state.raise_stop(as_float32(values), b, int(state.counters["begin"][b]), int(status[b]))
-            if not np.isin(status, _FULL).any():
+            if not status.any():
                 break
+            if state.tokens is self._state.tokens:  # the next launch writes to the place of the former tokens
+                state = state._replace(tokens=state.tokens.clone())
             if (status == keys.LINKS_FULL).any():
                 state = self._with_room_for_links(state)
             if (status == keys.BACK_POINTERS_FULL).any():
@@ -167,27 +170,26 @@ class CUDAEngine(Engine):
                 self._state.back_pointers.view(torch.int32)[row, number, _PREVIOUS] = keys.NONE
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        numbers, state = torch.tensor(list(rows), device=self.device), self._state
+        state = self._state
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
             self._models[row], self._committed[row] = models, Committed.nothing(models)
         self._upload_models()
-        tokens, counters, work = state.tokens.clone(), state.counters.copy(), state.work
-        tokens[numbers, :1] = self._first_tokens([self._models[row] for row in rows])
-        counters[rows] = np.zeros((), STREAM_COUNTERS)
-        counters["tokens"][rows] = 1
-        if work is not None:
-            work = work.clone()
-            work[numbers] = 0
+        state.tokens[list(rows), 0, 0] = self._first_tokens([self._models[row] for row in rows])
+        state.counters[rows] = np.zeros((), STREAM_COUNTERS)
+        state.counters["tokens"][rows] = 1
+        state.work[rows] = np.zeros((), WORK)
         over = set(rows)
         former_links = tuple(() if row in over else former for row, former in enumerate(state.former_links))
-        self._state = DeviceState(tokens, state.back_pointers, state.links, former_links, counters, work)
+        self._state = state._replace(former_links=former_links)
 
     def utterances(self, rows: Sequence[int]) -> list[StreamState]:
         """The complete state of some utterances, on the host."""
         state = self._compacted(self._state_of(rows))
-        counts, counters = state.counters["back_pointers"], self._counters_on_host(state.counters, state.work)
+        counts, counters = state.counters["back_pointers"], self._host_counters(state.counters, state.work)
         back_pointers = _on_host(state.back_pointers[:, : counts.max(initial=0)], BACK_POINTER)
-        tokens, live = _on_host(state.tokens, self._kernels.token), state.counters["tokens"]
+        live, places = state.counters["tokens"], torch.from_numpy(state.counters["place"].astype(np.int64))
+        current = state.tokens[:, :, : live.max(initial=0)][torch.arange(len(rows)), places.to(self.device)]
+        tokens = _on_host(current, self._kernels.token)
         newest = np.empty((len(rows), 0), LINK)
         if state.links is not None:
             newest = _on_host(state.links[:, : state.counters["links"].max(initial=0)], LINK)
@@ -215,7 +217,7 @@ class CUDAEngine(Engine):
         numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
         parts = {name: part[numbers] for name, part in state._asdict().items() if isinstance(part, torch.Tensor)}
         former_links = tuple(state.former_links[row] for row in own)
-        return state._replace(**parts, former_links=former_links, counters=state.counters[own])
+        return state._replace(**parts, former_links=former_links, counters=state.counters[own], work=state.work[own])
 
     def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
         """The parts of some streams that best paths need, on the host.
@@ -235,7 +237,7 @@ class CUDAEngine(Engine):
         if most > FIRST_PATH:
             found, paths = self._launch_best_path(numbers, most, final)
         newest_first = _on_host(paths[:, :most], BACK_POINTER)
-        counters = self._counters_on_host(self._state.counters, self._state.work)
+        counters = self._host_counters(self._state.counters, self._state.work)
         return [
             self._on_best_path(row, own, path[: own["back_pointers"]], counters[row : row + 1], final=final)
             for row, own, path in zip(rows, found, newest_first, strict=True)
@@ -262,11 +264,11 @@ class CUDAEngine(Engine):
             device_numbers=numbers,
         )
 
-    def _counters_on_host(self, counters: np.ndarray, work: torch.Tensor | None) -> np.ndarray:
+    def _host_counters(self, counters: np.ndarray, work: np.ndarray) -> np.ndarray:
         """[n] COUNTERS, or LM_COUNTERS, of all utterances."""
         same = require_fields(counters, self._kernels.host_counters)
-        if work is not None:
-            assign_fields_by_name(same, _on_host(work, WORK), zero_unassigned=False)
+        if self._kernels.composes:
+            assign_fields_by_name(same, work, zero_unassigned=False)
         return same
 
     # ---------------------------------------------------------------------------------- launches
@@ -279,27 +281,22 @@ class CUDAEngine(Engine):
         )
 
     def _stream_arguments(self, state: DeviceState) -> dict[str, Any]:
-        """The arguments of streams, which all kernels have."""
+        """The arguments of streams of `compact` and `best_path`."""
         return {
             "tokens": state.tokens,
             "counters": as_records(state.counters).to(self.device),
             "back_pointers": state.back_pointers,
-            "held": state.tokens.shape[1],
+            "held": state.tokens.shape[2],
             "max_back_pointers": state.back_pointers.shape[1],
         }
 
-    def _advanced(self, state: DeviceState, values: torch.Tensor, lengths: torch.Tensor) -> DeviceState:
+    def _advanced(self, state: DeviceState, values: torch.Tensor, lengths: np.ndarray) -> DeviceState:
         """The streams after the chunk, or before the frame that stops them."""
         n, frames, columns = values.shape
-        kernels, params = self._kernels, self._largest.params
+        kernels, params, exchange = self._kernels, self._largest.params, self._exchange
         capacity = kernels.capacity(self._config, params, columns, self._grown)
         most_shared = runtime().shared_bytes(self.device) - kernels.static_shared_bytes
         shared_bytes, shared_rows = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
-        next_tokens = self._empty(n, 2, capacity.tokens, kernels.token.itemsize)
-        next_counters = self._empty(n, STREAM_COUNTERS.itemsize)
-        work: dict[str, torch.Tensor] = {}
-        if state.work is not None:
-            work = {"work": state.work, "next_work": torch.empty_like(state.work)}
         defines: dict[str, int | str] = {"LOG_PROB": FLOAT_TYPES[values.dtype]}
         if kernels.composes:
             defines["COMPOSE"] = 1
@@ -307,6 +304,11 @@ class CUDAEngine(Engine):
             defines["LINKS"] = 1
         if params.min_active:
             defines["MIN_ACTIVE"] = 1
+        if self._working is None or self._working[0] != capacity:
+            self._working = None  # frees memory first
+            self._working = capacity, self._buffers(n, capacity)
+        buffers, self._working = self._working[1], None  # a launch that fails may leave entries in the hash tables
+        exchange.upload(state.counters, state.work, lengths)
         self._launch(
             "kernel",
             kernels.advance,
@@ -314,24 +316,22 @@ class CUDAEngine(Engine):
             defines=defines,
             shared_bytes=shared_bytes,
             log_probs=values,
-            lengths=lengths,
-            next_tokens=next_tokens,
-            next_counters=next_counters,
+            tokens=state.tokens,
+            back_pointers=state.back_pointers,
             links=state.links,
-            **self._stream_arguments(state),
-            **work,
-            **self._buffers(n, capacity),
+            **exchange.arguments,
+            **buffers,
             params=params,
             capacity=capacity,
             frames=frames,
+            max_back_pointers=state.back_pointers.shape[1],
             max_links=0 if state.links is None else state.links.shape[1],
             shared_rows=shared_rows,
         )
-        counters = _on_host(next_counters, STREAM_COUNTERS)
-        halves = torch.from_numpy(counters["half"].astype(np.int64)).to(self.device)
-        rows = torch.arange(n, device=self.device)
-        kept = next_tokens[:, :, : counters["tokens"].max()][rows, halves].contiguous()
-        return state._replace(tokens=kept, counters=counters, work=work.get("next_work"))
+        counters, work = exchange.found()
+        if not counters["status"].any():
+            self._working = capacity, buffers
+        return state._replace(counters=counters, work=work)
 
     def _launch_best_path(self, rows: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
         """[A] best paths of the utterances `rows`, and their [A, capacity] BACK_POINTER on the device."""
@@ -420,6 +420,45 @@ class CUDAEngine(Engine):
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.device)
+
+
+class Exchange:
+    """The inputs of `advance` that the host knows, and its outputs that the host reads. One copy moves each of both.
+
+    Args:
+        n: number of utterances.
+        composes: whether there is a large LM.
+        device: device of the search.
+    """
+
+    def __init__(self, n: int, composes: bool, device: torch.device) -> None:
+        work_end = n * (STREAM_COUNTERS.itemsize + composes * WORK.itemsize)
+        pinned = device.type == "cuda"
+        self._given = torch.zeros(work_end + 8 * n, dtype=torch.uint8, pin_memory=pinned)
+        self._received = torch.zeros(work_end, dtype=torch.uint8, pin_memory=pinned)
+        self._inputs, self._outputs = self._given.to(device, copy=True), self._received.to(device, copy=True)
+        parts = {"counters": (slice(0, n * STREAM_COUNTERS.itemsize), STREAM_COUNTERS)}
+        if composes:
+            parts["work"] = slice(n * STREAM_COUNTERS.itemsize, work_end), WORK
+        self.arguments = {"lengths": self._inputs[work_end:].view(torch.int64)}
+        for name, (part, record) in parts.items():
+            self.arguments[name] = self._inputs[part].view(n, record.itemsize)
+            self.arguments[f"next_{name}"] = self._outputs[part].view(n, record.itemsize)
+        self._lengths = self._given[work_end:].numpy().view(np.int64)
+        self._written = [self._given[part].numpy().view(record) for part, record in parts.values()]
+        self._read = [self._received[part].numpy().view(record) for part, record in parts.values()]
+
+    def upload(self, counters: np.ndarray, work: np.ndarray, lengths: np.ndarray) -> None:
+        self._lengths[:] = lengths
+        for own, values in zip(self._written, (counters, work), strict=False):  # no work without a large LM
+            own[:] = values
+        self._inputs.copy_(self._given, non_blocking=True)
+
+    def found(self) -> tuple[np.ndarray, np.ndarray]:
+        """The [n] STREAM_COUNTERS and WORK after the launch; waits for it."""
+        self._received.copy_(self._outputs)
+        counters, *work = self._read
+        return counters.copy(), work[0].copy() if work else np.zeros(len(counters), WORK)
 
 
 def _on_host(values: torch.Tensor, dtype: np.dtype) -> np.ndarray:

@@ -3,7 +3,7 @@
 //
 // A launch decodes a chunk of every stream, with one block per utterance. A block loops over the frames of
 // its utterance. Shared memory has the row of the frame and all counters. Global memory has the tokens and
-// tables, about 4.5 MB per utterance at max_active 10000 (8 MB with COMPOSE). A frame accesses only the part
+// tables, about 5.5 MB per utterance at max_active 10000 (9 MB with COMPOSE). A frame accesses only the part
 // that it fills, which fits the L2 cache. The steps of a frame are
 //
 //   offer_blanks_and_repeats  tokens read a blank or their last label again        labels.cuh
@@ -66,6 +66,13 @@ inline void load_tokens(const Token* stored, int count, Workspace& work) {
   }
 }
 
+// An utterance has three places for tokens. A launch reads one of them and writes the others in turns, so that the
+// utterance is unchanged if it cannot read a frame.
+inline int next_place(int place) { return place == 2 ? 0 : place + 1; }
+inline Token* tokens_at(const AdvanceArgs& args, int64 b, int place) {
+  return args.tokens + (3 * b + place) * args.capacity.tokens;
+}
+
 // The workspace of utterance b. The layout of shared memory is that of `shared_bytes` in kernel_abi.py.
 inline void open_workspace(
   const AdvanceArgs& args, int64 b, int64 num_links, unsigned char* shared, Workspace& work
@@ -99,8 +106,8 @@ inline void open_workspace(
     &work.counters->num_groups, 0,
   };
 #endif
-  work.current = args.next_tokens + 2 * b * capacity.tokens;
-  work.next = work.current + capacity.tokens;
+  work.current = tokens_at(args, b, next_place(args.counters[b].place));
+  work.next = tokens_at(args, b, next_place(next_place(args.counters[b].place)));
   work.candidates = args.candidates + b * capacity.candidates;
   work.max_candidates = capacity.candidates;
   work.reserved = 0;
@@ -116,7 +123,7 @@ inline void open_workspace(
 
 // Decode the frames counters[b].begin .. lengths[b] - 1 of every utterance b = blockIdx.x.
 //
-// The inputs are `tokens` and `counters`; the outputs are `next_tokens`, `next_counters`, and new
+// The inputs are `tokens` and `counters`; the outputs are tokens in another place, `next_counters`, and new
 // back-pointers and links. If an utterance cannot read a frame, its status is the reason, and its other
 // outputs are those before that frame.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const AdvanceArgs args) {
@@ -135,8 +142,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
 #endif
   if (thread() == 0) *work.counters = Counters{};
   __syncthreads();
-  load_tokens(args.tokens + b * args.held, now.tokens, work);
-  now.half = 0;
+  load_tokens(tokens_at(args, b, now.place), now.tokens, work);
   now.status = DONE;
   const LogProb* first = args.log_probs + (b * args.frames + now.begin) * columns;
   uint8* buffers = smem + (sizeof(Counters) + 8 * LANES + 4 * (BINS + 2) + 15) / 16 * 16 + 8 * threads();
@@ -162,10 +168,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
     }
     rows.wait();  // `expand` begins with a barrier
   }
-#if COMPOSE
-  if (thread() == 0) args.next_work[b] = shared.work;
-#else
+  // the next launch expects empty tables
   work.next_tokens.clear();
+#if COMPOSE
+  int* cache_slots = args.cache_slots + b * args.capacity.cache_slots;
+  for (int at = thread(); at < args.capacity.cache_slots; at += threads()) cache_slots[at] = 0;
+  if (thread() == 0) args.next_work[b] = shared.work;
 #endif
-  if (thread() == 0) args.next_counters[b] = now;
+  if (thread() > 0) return;
+  now.place = next_place(now.place);
+  if (work.current != tokens_at(args, b, now.place)) now.place = next_place(now.place);
+  args.next_counters[b] = now;
 }

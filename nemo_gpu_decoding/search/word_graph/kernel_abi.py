@@ -64,7 +64,7 @@ STREAM_COUNTERS = np.dtype(
     [
         ("tokens", np.int32),
         ("back_pointers", np.int32),
-        ("half", np.int32),  # 0 or 1: the half of the memory for tokens that has the current ones
+        ("place", np.int32),  # 0, 1 or 2: the place that has the current tokens, see kernel.cu
         ("status", np.int32),  # `Status` of keys.cuh
         ("needed", np.int32),  # after BACK_POINTERS_FULL or LINKS_FULL: entries that the next frame may need
         ("begin", np.int32),  # next frame of the chunk
@@ -270,9 +270,9 @@ def slots_for(entries: int) -> int:
 
 
 def working_bytes(token: np.dtype, buffers: Mapping[str, Tensor], capacity: Capacity) -> int:
-    """Bytes of global memory of an utterance during a chunk, without its back-pointers and links."""
+    """Bytes of global memory of an utterance without its back-pointers and links."""
     items = (math.prod(buffer_shape(tensor, 1, capacity)) for tensor in buffers.values())
-    return 2 * capacity.tokens * token.itemsize + sum(items)
+    return 3 * capacity.tokens * token.itemsize + sum(items)
 
 
 def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, ...]:
@@ -349,9 +349,8 @@ def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Sc
             "log_probs": Tensor(tuple(FLOAT_TYPES), ("B", "T", "V+1")),
             "lengths": Tensor(torch.int64, ("B",)),
             "utterances": Tensor(STREAM_PARAMS, ("B",)),
-            "tokens": Tensor(token, ("B", "held")),
+            "tokens": Tensor(token, ("B", 3, "tokens"), written=True),
             "counters": Tensor(STREAM_COUNTERS, ("B",)),
-            "next_tokens": Tensor(token, ("B", 2, "tokens"), written=True),
             "next_counters": Tensor(STREAM_COUNTERS, ("B",), written=True),
             "back_pointers": Tensor(BACK_POINTER, ("B", "R"), written=True),
             "links": Tensor(LINK, ("B", "L"), written=True, optional=True),  # with LINKS=1
@@ -362,7 +361,6 @@ def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Sc
             "params": Scalar(SEARCH_PARAMS),
             "capacity": Scalar(CAPACITY),
             "frames": Scalar(np.int32),  # T
-            "held": Scalar(np.int32),
             "max_back_pointers": Scalar(np.int32),  # R
             "max_links": Scalar(np.int32),  # L
             "shared_rows": Scalar(np.int32),  # rows in shared memory; 0: rows stay in global memory
@@ -386,7 +384,7 @@ def _compact(token: np.dtype) -> Signature:
     return Signature(
         "compact",
         {
-            "tokens": Tensor(token, ("B", "held"), written=True),
+            "tokens": Tensor(token, ("B", 3, "held"), written=True),
             "counters": Tensor(STREAM_COUNTERS, ("B",), written=True),
             "back_pointers": Tensor(BACK_POINTER, ("B", "R")),
             "kept": Tensor(BACK_POINTER, ("B", "capacity"), written=True),
@@ -409,7 +407,7 @@ def _trace_back(token: np.dtype, best_path: np.dtype, **more: Tensor | Scalar) -
         {
             "rows": Tensor(torch.int32, ("A",)),  # numbers of the utterances
             "utterances": Tensor(STREAM_PARAMS, ("B",)),
-            "tokens": Tensor(token, ("B", "held")),
+            "tokens": Tensor(token, ("B", 3, "held")),
             "counters": Tensor(STREAM_COUNTERS, ("B",)),
             "back_pointers": Tensor(BACK_POINTER, ("B", "R")),
             **_GRAPH,

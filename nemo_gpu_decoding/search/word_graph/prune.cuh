@@ -171,7 +171,6 @@ inline bool prune(const Row& row, bool is_widened, StreamCounters& now, Workspac
   now.limited += (kept < within && !is_widened) || work.last_rank != ANY_RANK;
   now.cost += bins.best;
   now.frames++;
-  now.half ^= 1;
   Token* before = work.current;
   work.current = work.next;
   work.next = before;

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion.batch import on_device
@@ -15,6 +14,7 @@ from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedModule
 from tests.random_models import random_boosting, random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion
+from tests.search.pushes import Operators
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 
@@ -103,18 +103,6 @@ def test_back_pointers_grow_as_frames_come(decoder, log_probs, expected):
         sizes.append(streams.engine._capacity)
     assert all_facts(decoder.close(streams)) == expected
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
-
-
-class Operators(TorchDispatchMode):
-    """Notes the names of torch's operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
 
 
 def test_pushes_allocate_no_buffers_and_copy_once(decoder, log_probs, expected, emulated_runtime, monkeypatch):
