@@ -142,11 +142,12 @@ def _is_pinnable(need: Footprint, free: Memory) -> bool:
 
 def _advice(placement: str, need: Footprint, free: Memory) -> str:
     cache_mb = (free.device_free - need.tables) // 10**6  # for a cache, MB
-    possible = {"paged": _is_pinnable(need, free), "mapped": free.pageable}
+    possible: dict[str, bool] = {"paged": _is_pinnable(need, free), "mapped": free.pageable}
     if placement in possible and need.on_device <= free.device_free:
         return "expected placement 'device'"
     other = next((name for name, fits in possible.items() if fits and name != placement), None)
-    if cache_mb >= 1 and placement != "device" and possible.get(placement, other) and need.paged > free.device_free:
+    needs_smaller_cache = placement != "device" and need.paged > free.device_free
+    if cache_mb >= 1 and needs_smaller_cache and possible.get(placement, other is not None):
         return f"expected cache_mb at most {cache_mb}"
     if cache_mb >= 1 and other is not None:
         return f"expected placement {other!r}, with cache_mb at most {cache_mb}"
