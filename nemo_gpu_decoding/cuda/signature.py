@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.cuda.host_memory import reads_pageable_memory
+
 DType: TypeAlias = "torch.dtype | np.dtype | tuple[torch.dtype, ...]"
 Axis: TypeAlias = "str | int"
 
@@ -64,7 +66,8 @@ class Tensor:
     type_name: str = "LogProb"
     # Whether None is allowed; the kernel gets a null pointer.
     optional: bool = False
-    # Whether the tensor is in pinned host memory (`pinned.py`), which the kernel reads over the bus.
+    # Whether the tensor is in host memory, which the kernel reads over the bus. The memory is pinned (`pinned.py`),
+    # unless kernels on the device read pageable memory.
     pinned: bool = False
     # The layout of `dtype`, computed once for all launches.
     layout: Layout = field(init=False, repr=False, compare=False)
@@ -319,7 +322,7 @@ def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -
             raise ValueError(f"is on {tensor.device}, expected {device}, where the kernel runs")
     elif tensor.device.type != "cpu":
         raise ValueError(f"is on {tensor.device}, expected pinned host memory")
-    elif device.type == "cuda" and not tensor.is_pinned():
+    elif device.type == "cuda" and not tensor.is_pinned() and not reads_pageable_memory(device):
         raise ValueError("is pageable host memory, expected pinned host memory")
 
 

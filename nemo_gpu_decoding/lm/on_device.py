@@ -1,4 +1,4 @@
-"""Packed LMs in the memory of a GPU or in pinned host memory; one copy for all decoders of a process.
+"""Packed LMs in the memory of a GPU or in host memory; one copy for all decoders of a process.
 
 A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's copy for a kernel launch:
 
@@ -24,12 +24,14 @@ A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,14 +76,16 @@ class DeviceLM:
     placement: placing.ResolvedPlacement
     states: torch.Tensor  # [S + 1, 12] uint8
     labels: torch.Tensor  # packed, int64
-    arcs: torch.Tensor | None  # packed, int64; None: in `host_table`
-    host_table: HostTable | None  # the arcs in pinned host memory, one copy for all devices
+    arcs: torch.Tensor | None  # packed, int64; None: in host memory
+    host_table: HostTable | None  # paged: the arcs in pinned host memory, one copy for all devices
     codebook: torch.Tensor  # float32
     cache: torch.Tensor | None  # [slots, 2] int64; kernels fill it
 
-    @property
+    @cached_property
     def host_arcs(self) -> torch.Tensor | None:
         """[packed] int64"""
+        if self.placement == "mapped":
+            return _where_it_lies(self.source.arcs)
         return None if self.host_table is None else self.host_table.bytes.view(_WORD)
 
     def arguments(self, name: str) -> dict[str, Any]:
@@ -106,8 +110,8 @@ class PlacedLM:
 
     Args:
         arrays: of a `PackedLM`, in memory or mapped.
-        placement: auto, device or paged, see `placement.py`.
-        cache_bytes: largest size of the arc cache of a paged LM on each device, at least 16.
+        placement: auto, device, paged or mapped, see `placement.py`.
+        cache_bytes: largest size of the arc cache of a paged or mapped LM on each device, at least 16.
         name: of the LM, for messages.
         measure: returns the free memory of a device.
 
@@ -142,8 +146,8 @@ class PlacedLM:
         return self._copies[device]
 
     def _existing(self, device: torch.device) -> DeviceLM | None:
-        """The copy of another decoder; "auto" accepts either placement, as sharing needs no memory."""
-        resolved: tuple[placing.ResolvedPlacement, ...] = ("device", "paged")
+        """The copy of another decoder; "auto" accepts any placement, as sharing needs no memory."""
+        resolved: tuple[placing.ResolvedPlacement, ...] = ("device", "paged", "mapped")
         accepted = resolved if self._placement == "auto" else (self._placement,)
         copies = (_copies.get(self._key(device, placement)) for placement in accepted)
         return next((copy for copy in copies if copy is not None), None)
@@ -162,9 +166,9 @@ class PlacedLM:
         return copy
 
     def _key(self, device: torch.device, placement: str) -> tuple[Any, ...]:
-        slots = placing.cache_slots(self._arrays, self._cache_bytes) if placement == "paged" else 0
+        slots = 0 if placement == "device" else placing.cache_slots(self._arrays, self._cache_bytes)
         # arrays by identity: a copy keeps its source arrays alive, so their ids stay unique
-        return (*map(id, self._arrays[:4]), device, slots)
+        return (*map(id, self._arrays[:4]), device, placement, slots)
 
 
 _lock = threading.Lock()
@@ -176,9 +180,11 @@ _host_tables: weakref.WeakValueDictionary[int, HostTable] = weakref.WeakValueDic
 def _upload(
     arrays: PackedArrays, device: torch.device, placement: placing.ResolvedPlacement, slots: int, name: str
 ) -> DeviceLM:
-    paged = placement == "paged"
-    cache = torch.zeros((slots, placing.SLOT_BYTES // 8), dtype=_WORD, device=device) if paged else None
-    with copying_bar(sum(array.nbytes for array in arrays[:4]), f"{name} to {device}") as bar:
+    cache = None
+    if placement != "device":
+        cache = torch.zeros((slots, placing.SLOT_BYTES // 8), dtype=_WORD, device=device)
+    total = sum(array.nbytes for array in arrays[:4]) - (arrays.arcs.nbytes if placement == "mapped" else 0)
+    with copying_bar(total, f"{name} to {device}") as bar:
 
         def uploaded(array: np.ndarray) -> torch.Tensor:
             return copy_bytes(array, torch.empty(array.nbytes, dtype=torch.uint8, device=device), bar)
@@ -189,8 +195,8 @@ def _upload(
             placement=placement,
             states=uploaded(arrays.states).view(-1, LM_STATE.itemsize),
             labels=uploaded(arrays.labels).view(_WORD),
-            arcs=None if paged else uploaded(arrays.arcs).view(_WORD),
-            host_table=_pinned(arrays.arcs, device, bar) if paged else None,
+            arcs=uploaded(arrays.arcs).view(_WORD) if placement == "device" else None,
+            host_table=_pinned(arrays.arcs, device, bar) if placement == "paged" else None,
             codebook=uploaded(arrays.codebook).view(torch.float32),
             cache=cache,
         )
@@ -211,6 +217,14 @@ def _pinned(array: np.ndarray, device: torch.device, bar: tqdm) -> HostTable:
         table.pin(device)
     _host_tables[id(array)] = table
     return table
+
+
+def _where_it_lies(array: np.ndarray) -> torch.Tensor:
+    """An array as a tensor that shares its memory; the caller keeps the array.
+
+    torch warns of arrays that are read-only, as those of a mapped file are. No kernel writes to an LM.
+    """
+    return torch.frombuffer((ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data), dtype=_WORD)
 
 
 def copying_bar(total: int, what: str) -> tqdm:

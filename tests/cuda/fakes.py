@@ -36,6 +36,7 @@ class FakeDriver:
 
     CUfunction_attribute = FunctionAttribute
     CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS=88,
         CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM=91,
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97,
     )
@@ -46,6 +47,7 @@ class FakeDriver:
         self.kernel = kernel
         self.parameter_sizes = parameter_sizes
         self.shared_limit = 232448
+        self.attributes = {88: 0}  # of devices; all others are `shared_limit`
         self.static_shared = 48
         self.max_threads = 512
         self.version = 13000
@@ -99,7 +101,7 @@ class FakeDriver:
         return Status.CUDA_SUCCESS, before
 
     def do_cuDeviceGetAttribute(self, attribute, device):
-        return Status.CUDA_SUCCESS, self.shared_limit
+        return Status.CUDA_SUCCESS, self.attributes.get(attribute, self.shared_limit)
 
     def do_cuModuleLoadData(self, image):
         assert self.capture_mode == "relaxed", "would break a stream capture of the caller"

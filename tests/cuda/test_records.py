@@ -19,6 +19,7 @@ from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records,
 from nemo_gpu_decoding.cuda.records import dtype_of, header_of, struct_name
 from nemo_gpu_decoding.cuda.signature import MOST_FORMS, checked_arguments
 from nemo_gpu_decoding.cuda.sources import PACKAGE, kernel_files, read_source
+from tests.cuda.fakes import FakeDriver, Status
 from tests.cuda_emulator.emulator import EmulatedRuntime
 
 PRINTED = re.compile(r"^// Printed from (\S+)\.$", re.MULTILINE)
@@ -338,12 +339,22 @@ def test_numbers_that_do_not_fit(dtype, value, message):
     assert message in str(caught.value)
 
 
-def test_pinned_tables_lie_on_the_host():
+def test_pinned_tables_lie_on_the_host_and_pageable_ones_too_where_kernels_read_them(monkeypatch):
     signature = Signature("k", {"table": Tensor(torch.uint8, ("N",), pinned=True)})
     table = torch.zeros(8, dtype=torch.uint8)
     assert int(checked_arguments(signature, CPU, {"table": table})[0]) == table.data_ptr()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver := FakeDriver())
+    gpu, pageable = torch.device("cuda", 0), driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
     with pytest.raises(ValueError, match="is pageable host memory, expected pinned"):
-        checked_arguments(signature, torch.device("cuda", 0), {"table": table})
+        checked_arguments(signature, gpu, {"table": table})
+    driver.failing["cuDeviceGetAttribute"] = Status.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(ValueError, match="is pageable host memory, expected pinned"):
+        checked_arguments(signature, gpu, {"table": table})
+    driver.failing.clear()
+    driver.attributes[pageable] = 1
+    assert int(checked_arguments(signature, gpu, {"table": table})[0]) == table.data_ptr()
+    assert driver.named("cuDeviceGetAttribute")[-1] == (pageable, "device 0")
     with pytest.raises(ValueError, match="is on meta, expected pinned host memory"):
         checked_arguments(signature, CPU, {"table": table.to("meta")})
 

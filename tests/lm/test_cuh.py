@@ -12,6 +12,7 @@ from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
 from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
+from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
 from nemo_gpu_decoding.lm.placement import SLOT_BYTES
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
@@ -85,15 +86,18 @@ def lm(request, tmp_path):
     return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table), layout=request.param)
 
 
-def placed(lm, slots):
-    return PlacedLM(lm.arrays, "paged", slots * SLOT_BYTES)
+def placed(lm, slots, placement="paged"):
+    return PlacedLM(lm.arrays, placement, slots * SLOT_BYTES)
 
 
 @checked
-@pytest.mark.parametrize("slots", [1, 5, HUGE])
-def test_every_lookup_is_that_of_the_cpu_paged(emulated_runtime, lm, slots):
+@pytest.mark.parametrize(("slots", "placement"), [(1, "paged"), (5, "paged"), (HUGE, "paged"), (5, "mapped")])
+def test_every_lookup_is_that_of_the_cpu_paged(emulated_runtime, lm, slots, placement, tmp_path):
     """Four blocks share the cache, which is filled by the first launches and used by all."""
-    copies, table = placed(lm, slots), None
+    if placement == "mapped":
+        save_packed_lm(lm, tmp_path / "lm.packed")
+        lm = load_packed_lm(tmp_path / "lm.packed")
+    copies, table = placed(lm, slots, placement), None
     for seed in range(3):
         table = copies.on(CPU)
         asked = questions(lm, seed)

@@ -14,7 +14,13 @@
 // variants: LOGIT=float LOOP=1
 // variants: LOGIT=Half LOOP=1
 // variants: LOGIT=BFloat16 LOOP=1
+// Blocks of `expand` per multiprocessor. With four, 128 utterances with K = 4 are two waves of an A10; with two,
+// four waves. On other GPUs more than two spill registers with fp32. With NVRTC 12 this has not been tried.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890) && __CUDACC_VER_MAJOR__ >= 13
+#define EXPAND_BLOCKS 4
+#else
 #define EXPAND_BLOCKS 2
+#endif
 #include "search/transducer/expand.cuh"
 #include "search/transducer/pool.cuh"
 
