@@ -20,7 +20,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -88,8 +88,11 @@ def with_costs(
     if tree is None or weight == 0:
         tree, weight = None, PRICE_WEIGHT
     own = tree and (tree.fingerprint, repr(tree.aliases), getattr(tree, "ac_threshold", 0.0))
-    priced = (tree or empty_automaton(len(costs))).with_costs
-    return cached(("token costs", own, costs.tobytes(), weight), partial(priced, costs / weight)), weight
+
+    def priced() -> BackoffAutomaton:
+        return (tree or empty_automaton(len(costs))).with_costs(costs / weight)
+
+    return cached(("token costs", own, costs.tobytes(), weight), priced), weight
 
 
 def allowed_tokens(

@@ -10,6 +10,7 @@ model and training are those of assets/self/recipe. The stages run in this order
     train   one encoder with CTC, RNN-T and TDT heads on English, French and Spanish, 90/5/5
     twin    the same on the French utterances alone
     export  .nemo files, and the text of the LMs
+    more    more test utterances in French, with other sentences
 """
 
 import argparse
@@ -24,11 +25,12 @@ import soundfile
 import speech
 import text
 
-STAGES = ("text", "speech", "train", "twin", "export")
+STAGES = ("text", "speech", "train", "twin", "export", "more")
 TWIN = "fr"
 # Utterances that are trained on, and those of dev and of test.
 TRAINING = {"en": 5400, "fr": 300, "es": 300}
 HELD_OUT = {"en": 20, "fr": 40, "es": 20}
+MORE = 200
 LM_SENTENCES = 4000  # of each language
 ACCENTS = {
     "en": speech.TRAINING_ACCENTS,
@@ -75,21 +77,36 @@ def make_text(args: argparse.Namespace) -> None:
 def make_speech(args: argparse.Namespace) -> None:
     """Speak every split; dev and test are Opus files."""
     for split in ("test", "dev", "train"):
-        entries = []
-        for language in TRAINING:
-            utterances = plan(language, split, args)
-            with ProcessPoolExecutor(args.processes) as pool:
-                durations = list(pool.map(speech.record, utterances, chunksize=16))
-            for utterance, duration in zip(utterances, durations, strict=True):
-                path = utterance.path if split == "train" else compressed(utterance.path)
-                entries.append({
-                    "audio_filepath": path.relative_to(args.out / "speech").as_posix(),
-                    "duration": round(duration, 4),
-                    "text": utterance.text,
-                    "lang": language,
-                })  # fmt: skip
+        entries = [entry for language in TRAINING for entry in recorded(language, split, args)]
         write_manifest(args.out / "speech" / f"{split}.json", entries)
         write_manifest(args.out / "speech" / f"{split}_{TWIN}.json", [e for e in entries if e["lang"] == TWIN])
+
+
+def recorded(language: str, split: str, args: argparse.Namespace) -> list[dict]:
+    """Speak a split of a language; returns its lines of the manifest."""
+    entries = []
+    utterances = plan(language, split, args)
+    with ProcessPoolExecutor(args.processes) as pool:
+        durations = list(pool.map(speech.record, utterances, chunksize=16))
+    for utterance, duration in zip(utterances, durations, strict=True):
+        path = utterance.path if split == "train" else compressed(utterance.path)
+        entries.append({
+            "audio_filepath": path.relative_to(args.out / "speech").as_posix(),
+            "duration": round(duration, 4),
+            "text": utterance.text,
+            "lang": language,
+        })  # fmt: skip
+    return entries
+
+
+def make_more(args: argparse.Namespace) -> None:
+    """Speak more sentences of one language; none is in another split."""
+    seen = {line for file in (args.out / "text").glob("*_*.txt") for line in text.read_lines(file)}
+    more = argparse.Namespace(out=args.out / "more", seed=args.seed + 1, processes=args.processes)
+    drawn = sentences.distinct(TWIN, random.Random(f"{more.seed} test {TWIN}"), seen)
+    (more.out / "text").mkdir(parents=True, exist_ok=True)
+    text.write_lines(more.out / "text" / f"test_{TWIN}.txt", text.take(drawn, MORE))
+    write_manifest(more.out / "speech" / "test.json", recorded(TWIN, "test", more))
 
 
 def plan(language: str, split: str, args: argparse.Namespace) -> list[speech.Utterance]:
