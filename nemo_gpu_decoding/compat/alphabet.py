@@ -85,7 +85,7 @@ class Alphabet:
 
     # ------------------------------------------------------------------------------------ tokens
 
-    @property
+    @cached_property
     def blank(self) -> int:
         """The column of the blank."""
         return self._labels.index(BLANK)

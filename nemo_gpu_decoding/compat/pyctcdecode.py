@@ -291,7 +291,7 @@ class BeamSearchDecoderCTC:
 
         A blank follows each token.
         """
-        lm, columns = self._language_model, len(self._alphabet.labels)
+        lm, columns = self._language_model, len(self._alphabet.pieces) + 1
         if lm is None or state is None or not state.tokens:
             return np.empty((0, columns), np.float32), 0.0
         separator = self._alphabet.separator
@@ -350,7 +350,7 @@ class BeamSearchDecoderCTC:
         if not isinstance(logits, np.ndarray):
             values = torch.as_tensor(logits).detach().cpu()
             values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-        columns = len(self._alphabet.labels)
+        columns = len(self._alphabet.pieces) + 1
         if values.ndim != 2 or values.shape[1] != columns:
             raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
         kind = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
