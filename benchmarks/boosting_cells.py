@@ -115,7 +115,7 @@ class CellOptions:
     # Hypotheses per frame of the token searches.
     beam_size: int = 8
     # Least probabilities of a phrase to try.
-    thresholds: list[float] = field(default_factory=lambda: [0.01, 0.03, 0.1])
+    thresholds: list[float] = field(default_factory=lambda: [0.0001, 0.0003, 0.001, 0.01])
     # Distractors of the long list.
     distractors: int = 1000
     # Seed of invented names and digit strings.

@@ -44,7 +44,7 @@ class ManyPhrasesOptions:
     # Aliases per phrase besides its own spelling: random pairs of words.
     aliases: int = 2
     # Least probability of a phrase in a result; 0: no gate.
-    ac_threshold: float = 0.03
+    ac_threshold: float = 0.0003
     # Hypotheses per frame.
     beam_size: int = 8
     # Utterances.

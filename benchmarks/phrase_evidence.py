@@ -20,25 +20,25 @@ from benchmarks.clock import torch_threads
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.metrics import PhraseWords
 from nemo_gpu_decoding.report import format_table
-from nemo_gpu_decoding.search.evidence import LEAST
 from nemo_gpu_decoding.search.result import FoundPhrase, NBest
 
 PROGRAM = "python -m benchmarks.phrase_evidence"
 SUMMARY = "measures of the evidence of boosted phrases"
 EXAMPLES = ("", "folder=REAL_SPEECH threads=2")
 OPTIONS = CellOptions
+LEAST = 1e-30  # posterior, so that its logarithm is finite
 
 
 class Evidence(NamedTuple):
     """Measures of a phrase, natural log; larger is more likely spoken."""
 
-    mean: float  # of its tokens' posteriors: the probability in results
-    least: float  # the smallest posterior
+    least: float  # the smallest posterior of its tokens: the probability in results
+    mean: float  # of its tokens' posteriors
     ratio: float  # `mean` less that of the tokens in the same frames without phrases
     score: float  # score without bonuses less that of the result without phrases, per token
 
 
-NAMES = ("probability", "smallest posterior", "likelihood ratio", "score difference")
+NAMES = ("probability", "mean posterior", "likelihood ratio", "score difference")
 
 
 class Judged(NamedTuple):
@@ -88,7 +88,7 @@ def evidence_of(phrase: FoundPhrase, nbest: NBest, plain: NBest) -> Evidence:
     is_beside = (other.frames >= phrase.start_frame - 1) & (other.frames <= phrase.end_frame)
     beside = np.log(np.maximum(other.token_confidence[is_beside], LEAST))
     difference = (best.score - best.parts.boosting - other.score) / len(own)
-    return Evidence(own.mean(), own.min(), own.mean() - (beside.mean() if len(beside) else 0.0), difference)
+    return Evidence(own.min(), own.mean(), own.mean() - (beside.mean() if len(beside) else 0.0), difference)
 
 
 def rows_of(lists: dict[str, list[Judged]]) -> Iterator[list[object]]:

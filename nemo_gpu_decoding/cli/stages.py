@@ -30,7 +30,7 @@ LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
 # bonuses add up over the tokens or words of a phrase (five words earn 14 times the weight): small weights suit these
 BOOSTING_WEIGHTS = {"beam": [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0], "wfst": [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]}
 BEAM_SIZES, SEGMENTATIONS = [8, 32], [1, 8]  # more than the first only with phrases
-AC_THRESHOLDS = [0.01, 0.02, 0.03, 0.05, 0.1, 0.2]  # tried with false_phrases_per_hour
+AC_THRESHOLDS = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03]  # tried with false_phrases_per_hour
 BEAM_WIDTHS = [16.0, 40.0]  # 40 if a word's bonus may exceed half of 16
 
 

@@ -83,7 +83,7 @@ class TuneOptions(decoding.ModelOptions):
     # then true with the best weights.
     overlapping: list[bool] | None = None
     # Least probabilities of a phrase to try, 0 .. 1 (boosting_tree.ac_threshold), with the best weights. null: 0; with
-    # false_phrases_per_hour 0 .. 0.2.
+    # false_phrases_per_hour 0 .. 0.03.
     ac_threshold: list[float] | None = None
     # Most false phrases per hour of speech, >= 0: combinations with more rank last. Put speech without phrases into
     # the manifest. null: no limit.

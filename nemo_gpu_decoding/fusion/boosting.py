@@ -109,9 +109,9 @@ class BoostingConfig:
     # mark the beginnings of words. More than 64 different bonuses are rounded, by at most 0.2 % of their
     # median. None: True with refund "full", False with refund "nemo".
     whole_words: bool | None = None
-    # Least probability of a phrase in a result, 0 .. 1; 0: no limit. The probability is the geometric mean of the
-    # posteriors of its tokens. Phrases below it are withdrawn: the utterance is decoded again with the phrases above
-    # it only. `tune false_phrases_per_hour=1` finds a value; 0.03 is typical. Not for model_path.
+    # Least probability of a phrase in a result, 0 .. 1; 0: no limit. The probability is the smallest posterior of
+    # its tokens. Phrases below it are withdrawn: the utterance is decoded again with the phrases above it only.
+    # `tune false_phrases_per_hour=1` finds a value; 0.0001 is typical. Not for model_path.
     ac_threshold: float = 0.0
 
     def __post_init__(self) -> None:

@@ -43,4 +43,4 @@ class Transcript:
 
 def boosted_phrases(found: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
     """The phrases of a hypothesis for output."""
-    return tuple(BoostedPhrase(phrase.text, round(phrase.probability, 4)) for phrase in found)
+    return tuple(BoostedPhrase(phrase.text, float(f"{phrase.probability:.4g}")) for phrase in found)

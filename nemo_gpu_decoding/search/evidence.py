@@ -1,6 +1,7 @@
 """Evidence of boosted phrases: a phrase stays in a result only if the network hears it.
 
-The probability of a phrase is the geometric mean of the posteriors of its tokens (`Path.token_confidence`). A
+The probability of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the
+wrong token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A
 posterior compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best
 hypothesis is less probable than the tree's `ac_threshold`, the utterance is decoded again with the phrases that are
 not. Beams seldom hold an alternative without the phrase: its bonus fills them with hypotheses that share it.
@@ -11,7 +12,6 @@ fewer phrases, and so on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -25,7 +25,6 @@ from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, new_frozen
 from nemo_gpu_decoding.search.streams import Streams
 
 R = TypeVar("R", bound=NBest[Any])
-LEAST = 1e-30  # posterior, so that its logarithm is finite
 
 
 class Units(NamedTuple):
@@ -51,8 +50,8 @@ def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhr
         if not found:  # lists, because NumPy is slow for single items
             posteriors = path.token_confidence.tolist()
             begins, ends = path.frames.tolist(), (path.frames + path.repeats).tolist()
-        probability = math.exp(sum(math.log(max(p, LEAST)) for p in posteriors[first:last]) / (last - first))
-        found.append(FoundPhrase(tree.table.texts[number], first, last, begins[first], ends[last - 1], probability))
+        text, probability = tree.table.texts[number], min(posteriors[first:last])
+        found.append(FoundPhrase(text, first, last, begins[first], ends[last - 1], probability))
     return found
 
 

@@ -99,7 +99,7 @@ class FoundPhrase(NamedTuple):
     end_token: int  # one past its last token
     start_frame: int
     end_frame: int  # one past the last frame of its last token
-    probability: float  # geometric mean of the posteriors of its tokens, 0 .. 1
+    probability: float  # smallest posterior of its tokens, 0 .. 1
 
 
 class Work(NamedTuple):

@@ -30,7 +30,7 @@ def test_phrases_are_compared_with_the_result_without_phrases():
     assert first[:2] == (True, False)
     assert second[:2] == (False, True)
     logs = np.log([0.9, 0.1, 0.9, 0.4])
-    assert first.evidence == pytest.approx((logs[:2].mean(), logs[1], logs[:2].mean() - logs[2:].mean(), -0.5))
+    assert first.evidence == pytest.approx((logs[1], logs[:2].mean(), logs[:2].mean() - logs[2:].mean(), -0.5))
 
 
 def test_thresholds_lose_no_spoken_phrase():

@@ -410,7 +410,7 @@ def test_thresholds_are_tried_last_with_the_best_weight_and_larger_ones(strategy
     best = points[0]._replace(boosting_weight=10.0)
     tried = heard(best)
     assert {point.boosting_weight for point in tried} == {10.0, 20.0}
-    assert {point.ac_threshold for point in tried} == {0.01, 0.02, 0.03, 0.05, 0.1, 0.2}
+    assert {point.ac_threshold for point in tried} == {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03}
     assert heard(best._replace(boosting_weight=0.0)) == []
     listed = stages(options("boosting_weight=[5,10]", "ac_threshold=[0.5]"), strategy)[1][-1](best)
     assert [point.ac_threshold for point in listed] == [0.5]

@@ -800,7 +800,7 @@ def test_phrases_that_are_not_heard_are_withdrawn(subject, decoder, inputs):
     for nbest, paid in zip(results, all_paid, strict=True):
         for phrase in nbest.phrases:
             posteriors = nbest.best.token_confidence[phrase.first_token : phrase.end_token]
-            assert phrase.probability == pytest.approx(np.exp(np.log(posteriors.astype(float)).mean()))
+            assert phrase.probability == posteriors.min()
         heard = sum(bonuses[phrase.text] for phrase in nbest.phrases if phrase.probability >= limit)
         assert nbest.best.parts.boosting <= request.boosting_weight * heard + 1e-3
         if all(phrase.probability >= limit for phrase in paid.phrases):
