@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 FEWEST_WORDS = 20  # for a map
-LEAST = 1e-5  # confidences are between this and 1 - this, so that logits are finite
+LEAST = 1e-7  # confidences are between this and 1 - this, so that logits are finite
 
 
 class ConfidenceMap(NamedTuple):

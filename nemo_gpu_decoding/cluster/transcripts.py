@@ -13,6 +13,7 @@ from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
 from nemo_gpu_decoding.search.slots import as_json
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.live.recognizer import Word
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 FORMATS = ("jsonl", "parquet")
@@ -98,7 +99,7 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
-        details["words"] = [word._asdict() for word in transcript.words]
+        details["words"] = [_as_row(word) for word in transcript.words]
     if transcript.alternatives:
         details["word_alternatives"] = as_json(transcript.alternatives)
     if transcript.segments:
@@ -107,6 +108,11 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
             for segment in transcript.segments
         ]
     return details
+
+
+def _as_row(word: Word) -> dict[str, Any]:
+    rounded = None if word.confidence is None else round(word.confidence, 4)
+    return word._replace(confidence=rounded)._asdict()
 
 
 def oracle_of(reference: str, transcript: Transcript) -> str | None:

@@ -247,7 +247,7 @@ class Model:
                 span["word"],
                 round(float(span["start_offset"]) * step, 3),
                 round(float(span["end_offset"]) * step, 3),
-                None if confidence is None else round(float(confidence), 4),
+                None if confidence is None else float(confidence),
             )
             for span, confidence in zip(spans, confidences, strict=True)
         )

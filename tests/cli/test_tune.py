@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.calibration import measure, right_words
+from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, measure, right_words
 from nemo_gpu_decoding.cli import tune
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
@@ -605,3 +605,23 @@ def test_a_map_of_confidence_is_slope_and_intercept(value):
     cfg = OmegaConf.create(f"strategy: flexctc_beam\nbeam: {{beam_size: 4, confidence_map: {value}}}")
     with pytest.raises(ValueError, match=r"beam\.confidence_map is .*, expected .slope, intercept"):
         read_flexctc(cfg)
+
+
+@pytest.mark.slow
+def test_the_map_applies_to_the_confidences_that_it_was_fitted_on(assets):
+    """Without rounding in between: many wrong words have a confidence below 1e-4."""
+    pytest.importorskip("nemo.collections.asr")
+    from nemo_gpu_decoding.cli.confidence import joined, with_confidence_map, words_of
+    from nemo_gpu_decoding.cli.decoding import decoding_config
+    from nemo_gpu_decoding.manifest import read_manifest
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    model = Model.load(str(assets / "models/self_ctc.nemo"), device="cpu")
+    dev = read_manifest(assets / "speech/dev.json")
+    config, head = decoding_config("flexctc_beam", None, {"beam_size": 4}), model.head("ctc")
+    mapped, _ = with_confidence_map(head, config, dev, ["min"], 16)
+    plain = OmegaConf.merge(mapped, {"beam": {"confidence_map": None}})
+    outputs = list(model.encode([utterance.path for utterance in dev], 16))
+    raw, found = (joined(words_of(head, own, dev, outputs))[0] for own in (plain, mapped))
+    assert sum(confidence < 5e-5 for confidence in raw) > 10
+    assert found == pytest.approx(calibrated(raw, ConfidenceMap(*mapped.beam.confidence_map)), abs=1e-6)
