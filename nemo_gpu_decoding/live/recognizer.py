@@ -55,7 +55,7 @@ class BoostedPhrase(NamedTuple):
     """A boosted phrase of a transcript."""
 
     phrase: str  # as in the list of phrases
-    probability: float  # geometric mean of the posteriors of its tokens, 0 .. 1
+    probability: float  # smallest posterior of its tokens, 0 .. 1
 
 
 class Words(NamedTuple):
