@@ -218,9 +218,11 @@ class Searched:
         speech, languages = self.parts["test"]
         found: dict[str, list[float]] = {name: [] for name in settings}
         decoders = {name: self.decoder(setting) for name, setting in settings.items()}
+        # made once: it reads the text of the languages, which would empty the processor's caches before each time
+        requests_of = {name: self.requests(setting, languages) for name, setting in settings.items()}
         for _ in range(self.options.rounds + 1):
             for name, decoder in decoders.items():
-                requests, total = iter(self.requests(settings[name], languages)), 0.0
+                requests, total = iter(requests_of[name]), 0.0
                 for batch in speech.batches:
                     own = list(itertools.islice(requests, len(batch.lengths)))
                     started = time.process_time()

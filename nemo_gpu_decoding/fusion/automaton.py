@@ -176,8 +176,9 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
     """
     if len(automata) == 1:
         return automata[0].arrays, np.array([automata[0].start_state], np.int32)
-    states = np.concatenate([a.arrays.states for a in automata])
-    arcs = np.concatenate([a.arrays.arcs for a in automata])
+    # as bytes, because np.concatenate compares the types of records member by member
+    states = np.frombuffer(bytearray().join(a.arrays.states.data for a in automata), STATE)
+    arcs = np.frombuffer(bytearray().join(a.arrays.arcs.data for a in automata), ARC)
     starts = []
     state, arc = 0, 0
     for automaton in automata:

@@ -29,6 +29,7 @@ UTTERANCE = np.dtype(
         ("boosting_weight", np.float32),  # 0: no boosting
     ]
 )
+_UNCHANGED = Request()
 
 
 class Rules(NamedTuple):
@@ -195,12 +196,14 @@ def _checked_requests(
     requests: Sequence[Request | None] | None, fusion: Fusion, n: int, labels: FusionLabels
 ) -> list[Request]:
     if requests is None:
-        return [Request()] * n
+        return [_UNCHANGED] * n
     if len(requests) != n:
         raise ValueError(f"requests has {len(requests)} entries, expected {n}: one per utterance")
+    seen: set[int] = set()  # utterances may share a request
     for i, request in enumerate(requests):
-        if request is None:
+        if request is None or id(request) in seen:
             continue
+        seen.add(id(request))
         if not isinstance(request, Request):
             raise ValueError(f"requests[{i}] is a {type(request).__name__}, expected a Request or None")
         _check_automaton(f"requests[{i}].boosting", request.boosting, labels)
@@ -215,7 +218,7 @@ def _checked_requests(
                 f"requests[{i}].boosting_weight is {request.boosting_weight}, but neither the "
                 "request nor the decoder has a boosting tree"
             )
-    return [request or Request() for request in requests]
+    return [request or _UNCHANGED for request in requests]
 
 
 def _check_lm_name(i: int, name: str | None, fusion: Fusion, labels: FusionLabels) -> None:

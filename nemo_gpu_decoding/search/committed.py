@@ -53,8 +53,11 @@ class CommittedTokens:
 
     def __init__(self) -> None:
         self.columns = GrowingColumns()  # fields of `Path`
-        self.scores = np.zeros(1, TEXT_SCORES)
         self.frames = 0  # frames up to the end of these tokens, in searches with back-pointers per frame
+
+    @cached_property  # most utterances commit nothing
+    def scores(self) -> np.ndarray:
+        return np.zeros(1, TEXT_SCORES)
 
     @property
     def head(self) -> Head | None:

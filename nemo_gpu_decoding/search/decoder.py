@@ -345,14 +345,14 @@ class Decoder(ABC, Generic[C, R]):
             return []
         engine = streams.engine or self._cpu_engine(streams)  # nothing was pushed: all engines give the same result
         results = self._results(streams, engine, rows, n_best, final=final)
-        described, rules = [], [streams.fusion.rules[row] for row in rows]
-        for nbest, row, own in zip(results, rows, rules, strict=True):
-            aliases = streams.fusion.aliases_of(row)
-            found = nbest if aliases is None else replace(nbest, aliases=aliases)
-            described.append(by_grammar(found, own.grammar, self._labels.blank_id) if final else found)
+        if any(tree.aliases is not None for tree in streams.fusion.trees):
+            pairs = zip(results, map(streams.fusion.aliases_of, rows), strict=True)
+            results = [nbest if own is None else replace(nbest, aliases=own) for nbest, own in pairs]
         if final:
-            note_outside(described, [own.allowed for own in rules], self._labels.blank_id)
-        return described
+            blank_id, rules = self._labels.blank_id, [streams.fusion.rules[row] for row in rows]
+            results = [by_grammar(nbest, own.grammar, blank_id) for nbest, own in zip(results, rules, strict=True)]
+            note_outside(results, [own.allowed for own in rules], blank_id)
+        return results
 
 
 def _check_open(streams: Streams) -> None:

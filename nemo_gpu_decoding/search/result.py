@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.fusion.aliases import Aliases
+from nemo_gpu_decoding.fusion.allowed import AllowedTokens, outside_shares
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.fusion.allowed import AllowedTokens
     from nemo_gpu_decoding.fusion.grammar import Grammar
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
@@ -216,17 +216,14 @@ def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
 def note_outside(results: Sequence[NBest[Any]], locks: Sequence[AllowedTokens | None], blank_id: int) -> None:
     """Set `outside_share` in the paths of new results.
 
-    The paths belong to these results alone, so they need no copies. The tokens of all paths with the same lock are
-    counted at once, because NumPy operations on short arrays are slow.
+    The paths belong to these results alone, so they need no copies.
     """
-    paths_of: dict[int, list[Path]] = {}
-    for nbest, lock in zip(results, locks, strict=True):
-        paths_of.setdefault(id(lock), []).extend(nbest.paths)
-    for lock in {id(lock): lock for lock in locks}.values():
-        if lock is not None:
-            paths = paths_of[id(lock)]
-            for path, share in zip(paths, lock.outside_shares([path.tokens for path in paths], blank_id), strict=True):
-                vars(path)["outside_share"] = share
+    pairs = [(path, lock) for nbest, lock in zip(results, locks, strict=True) if lock for path in nbest.paths]
+    if pairs:
+        paths, of_paths = zip(*pairs, strict=True)
+        shares = outside_shares([path.tokens for path in paths], of_paths, blank_id)
+        for path, share in zip(paths, shares, strict=True):
+            vars(path)["outside_share"] = share
 
 
 def _without_tokens(path: Path, blank_id: int) -> Path:

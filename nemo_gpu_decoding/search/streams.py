@@ -52,7 +52,9 @@ class Streams:
 
     def remember(self, rows: Sequence[int], requests: Sequence[Request | None] | None) -> None:
         """Keep the requests of new utterances, and later their inputs, where phrases need evidence."""
-        kept = [i for i, row in enumerate(rows) if (tree := self.tree_of(row)) and tree.ac_threshold > 0]
+        kept: list[int] = []
+        if any(isinstance(tree, BoostingTree) and tree.ac_threshold > 0 for tree in self.fusion.trees):
+            kept = [i for i, row in enumerate(rows) if (tree := self.tree_of(row)) and tree.ac_threshold > 0]
         left = self.requests.keys() - set(rows)
         self.requests = {row: self.requests[row] for row in left} | {
             rows[i]: (requests and requests[i]) or Request() for i in kept

@@ -11,7 +11,7 @@ from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
-from nemo_gpu_decoding.search.nbest import add_text_scores, merge_equal_texts, select_best
+from nemo_gpu_decoding.search.nbest import TEXT_SCORES, add_text_scores, merge_equal_texts, select_best
 
 
 class NBestArrays(NamedTuple):
@@ -97,7 +97,10 @@ def fusion_scores(found: NBestArrays, params: SearchParams, fusions: FusionArray
         params, fusions: options and fusion of the search.
         final: include final weights, except for utterances with `found.without_final`.
     """
-    scores = np.repeat(np.stack([own.scores for own in found.committed]), found.order.shape[1], axis=1)
+    scores = np.zeros(found.order.shape, TEXT_SCORES)
+    for r, own in enumerate(found.committed):
+        if own.frames:
+            scores[r] = own.scores
     if fusions.utterances["lm_weight"].any() or fusions.utterances["boosting_weight"].any():
         ended = final & ~found.without_final
         _add_scores(found.rows, found.order, found.traces, params, fusions, ended, scores)
