@@ -1,11 +1,11 @@
 """pyctcdecode beside `nemo_gpu_decoding.compat.pyctcdecode`, both through pyctcdecode's interface.
 
     python -m benchmarks.pyctcdecode_interface                 # both tasks, beam widths 16 and 100
-    python -m benchmarks.pyctcdecode_interface --tasks speech --beams 16 --utterances 8 --timed 4
+    python -m benchmarks.pyctcdecode_interface --tasks hard --beams 16 --utterances 8 --timed 4
 
 Both get the same labels, word LM, words, weights and hotwords, and decode one utterance per call of `decode`. The two
 alternate. CPU seconds are a sum over the first utterances (`--timed`), of the least of the repetitions for each, so
-that other processes matter little. Word error rates are those of all utterances; the speech task has 20. The last
+that other processes matter little. Word error rates are those of all utterances; the hard task has 20. The last
 column is our word error rate minus pyctcdecode's, as an interval that has 95 % of 2,000 draws of as many utterances
 (paired bootstrap).
 """
@@ -71,7 +71,7 @@ def difference(references: list[str], first: list[str], second: list[str]) -> tu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["synthetic", "speech"], help="peaked and hard")
+    parser.add_argument("--tasks", nargs="+", default=["peaked", "hard"])
     parser.add_argument("--beams", nargs="+", type=int, default=[16, 100], help="beam_width of both")
     parser.add_argument("--phrases", nargs="+", type=int, default=[0, 200], help="numbers of hotwords")
     parser.add_argument("--utterances", type=int, default=200, help="for word error rates")
