@@ -29,7 +29,7 @@ def measure(strategy: str) -> str:
     from benchmarks.peers.base import Setting
     from benchmarks.sources import make_tasks
 
-    options = BenchOptions(strategy=strategy, tasks=["speech"], threads=1)
+    options = BenchOptions(strategy=strategy, tasks=["hard"], threads=1)
     task = make_tasks(options)[0]
     beam = task.weights.graph_beams[0] if strategy in GRAPH_STRATEGIES else 8
     marks = [(time.process_time(), progress.count)]

@@ -247,7 +247,7 @@ def ways(options: DriftOptions) -> dict[str, list[Setting]]:
 
 def rows_of(name: str, text: Text, options: DriftOptions) -> Iterator[list[Any]]:
     """The rows of a head: the drifting model and its twin."""
-    from benchmarks.pyctcdecode_interface import difference
+    from benchmarks.verify import wer_difference
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
     kind, model, strategy = HEADS[name]
@@ -278,7 +278,7 @@ def rows_of(name: str, text: Text, options: DriftOptions) -> Iterator[list[Any]]
             bare = {"beam": Setting(), "LM - source": ratio._replace(price=None)}
             report_times(name, searched, bare | {"lock": chosen["lock"], "lock, LM - source": ratio})
         elif "drift" in best:
-            low, high = difference(references, best["twin"], best["drift"])
+            low, high = wer_difference(references, best["twin"], best["drift"])
             print(f"{name}: WER of 'lock, LM - source' minus that of the twin with the LM: {low:+.1f} .. {high:+.1f}")
 
 

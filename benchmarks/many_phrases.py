@@ -30,14 +30,14 @@ from nemo_gpu_decoding.report import format_table
 
 PROGRAM = "python -m benchmarks.many_phrases"
 SUMMARY = "time of the search with long lists of phrases"
-EXAMPLES = ("tasks=[speech] phrases=[10,20000]",)
+EXAMPLES = ("tasks=[hard] phrases=[10,20000]",)
 
 
 @dataclass
 class ManyPhrasesOptions:
     """Options of the table."""
 
-    # Inputs, as in `python -m benchmarks`: synthetic (peaked, V = 1024) and speech (hard, V = 128).
+    # Inputs, as in `python -m benchmarks`: peaked (V = 1024) and hard (V = 128).
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
     # Numbers of phrases; the first one is the base of the ratios. Half of them occur in the references, if possible.
     phrases: list[int] = field(default_factory=lambda: [10, 1000, 20_000])

@@ -24,7 +24,7 @@ ASKED_PEERS = (
     "unbatched",
     "one_thread",
 )  # measured only if `peers` has them
-TASKS = ("synthetic", "speech")
+TASKS = ("peaked", "hard")
 TRANSDUCERS = ("rnnt", "tdt")
 MODES = ("batch", "live", "scale", "cluster")
 PRECISIONS = ("bfloat16", "float16", "float32")
@@ -94,8 +94,8 @@ class BenchOptions:
     mode: str = "batch"
     # cpu, cuda or cuda:N. A GPU is measured with several batch sizes, for decoders alone and after an encoder.
     device: str = "cpu"
-    # Inputs: synthetic (peaked emissions of an artificial language, drawn from `seed`), speech (flat emissions of a
-    # small checkpoint for read English, hard to decode). For other inputs see `data` and `model`.
+    # Inputs: peaked (peaked emissions of an artificial language, drawn from `seed`), hard (flat emissions of a small
+    # checkpoint for read English). For other inputs see `data` and `model`.
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
     # Decoders to compare with. A decoder that is not installed gets a row with this note.
     peers: list[str] = field(default_factory=lambda: list(PEERS))
@@ -149,9 +149,9 @@ class BenchOptions:
     # Without `model`: layers of the encoder, which has random weights. Its output is discarded; the decoders read the
     # task's log-probs. 17 and 512 are a FastConformer "large".
     encoder_layers: int = 17
-    # Without `model`: its width. For synthetic transducers D, the size of the encoder's output.
+    # Without `model`: its width. For transducers of peaked D, the size of the encoder's output.
     encoder_width: int = 512
-    # For synthetic transducers: H, the size of the LSTM prediction network and of the joint.
+    # For transducers of peaked: H, the size of the LSTM prediction network and of the joint.
     prediction_width: int = 640
 
     # In place of `tasks`: .npz with log_probs [B, T, V+1], lengths [B], tokens [B, L] (-1 = padding),

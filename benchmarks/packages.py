@@ -34,8 +34,8 @@ def check_packages(options: BenchOptions) -> None:
 
 def _needs(options: BenchOptions) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """(option, modules, pip command)"""
-    if "speech" in options.tasks and not (options.data or options.model):
-        yield "the task speech", ("safetensors",), "pip install '.[bench]'"
+    if "hard" in options.tasks and not (options.data or options.model):
+        yield "the task hard", ("safetensors",), "pip install '.[bench]'"
     if options.strategy in GRAPH_STRATEGIES:
         yield f"strategy={options.strategy}", ("kaldifst",), "pip install '.[wfst]'"
     if options.model:

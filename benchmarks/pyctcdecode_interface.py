@@ -1,11 +1,11 @@
 """pyctcdecode beside `nemo_gpu_decoding.compat.pyctcdecode`, both through pyctcdecode's interface.
 
     python -m benchmarks.pyctcdecode_interface                 # both tasks, beam widths 16 and 100
-    python -m benchmarks.pyctcdecode_interface --tasks speech --beams 16 --utterances 8 --timed 4
+    python -m benchmarks.pyctcdecode_interface --tasks hard --beams 16 --utterances 8 --timed 4
 
 Both get the same labels, word LM, words, weights and hotwords, and decode one utterance per call of `decode`. The two
 alternate. CPU seconds are a sum over the first utterances (`--timed`), of the least of the repetitions for each, so
-that other processes matter little. Word error rates are those of all utterances; the speech task has 20. The last
+that other processes matter little. Word error rates are those of all utterances; the hard task has 20. The last
 column is our word error rate minus pyctcdecode's, as an interval that has 95 % of 2,000 draws of as many utterances
 (paired bootstrap).
 """
@@ -25,9 +25,9 @@ from benchmarks.clock import HostClock
 from benchmarks.options import BenchOptions
 from benchmarks.sources import make_tasks
 from benchmarks.tasks import Task
+from benchmarks.verify import wer_difference
 from nemo_gpu_decoding.metrics import word_errors
 
-DRAWS = 2000
 MODULES = {"pyctcdecode": "pyctcdecode", "ours": "nemo_gpu_decoding.compat.pyctcdecode"}
 
 
@@ -52,26 +52,16 @@ def rows_of(task: Task, beam: int, phrases: int, timed: int, repeats: int) -> st
                 least[name][n] = min(least[name][n], taken.cpu)
     peer, ours = (float(least[name].sum()) for name in MODULES)
     errors = [f"{100 * word_errors(task.texts, texts[name]).wer:.1f}" for name in MODULES]
-    low, high = difference(task.texts, *texts.values())
+    low, high = wer_difference(task.texts, *texts.values())
     return (
         f"| {task.name} | {beam} | {phrases} | {peer:.3f} / {ours:.4f} | {peer / ours:.1f}x | {len(logits)} | "
         f"{' / '.join(errors)} | {low:+.1f} .. {high:+.1f} |"
     )
 
 
-def difference(references: list[str], first: list[str], second: list[str]) -> tuple[float, float]:
-    """The second word error rate minus the first, in percent: an interval with 95 % of the draws of utterances."""
-    counts = [[word_errors([text], [found[n]]) for found in (first, second)] for n, text in enumerate(references)]
-    more = np.array([theirs.total - own.total for own, theirs in counts])
-    words = np.array([own.words for own, _ in counts])
-    drawn = np.random.default_rng(0).integers(len(more), size=(DRAWS, len(more)))
-    low, high = np.percentile(100 * more[drawn].sum(axis=1) / words[drawn].sum(axis=1), [2.5, 97.5])
-    return float(low), float(high)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["synthetic", "speech"], help="peaked and hard")
+    parser.add_argument("--tasks", nargs="+", default=["peaked", "hard"])
     parser.add_argument("--beams", nargs="+", type=int, default=[16, 100], help="beam_width of both")
     parser.add_argument("--phrases", nargs="+", type=int, default=[0, 200], help="numbers of hotwords")
     parser.add_argument("--utterances", type=int, default=200, help="for word error rates")

@@ -77,7 +77,7 @@ def measure(options: BenchOptions, stages: Iterable[dict[str, Any]]) -> Iterator
 def draw_language(options: BenchOptions, task: str) -> tuple[Language, np.random.Generator]:
     """The language of a task, the same in every stage, and the generator after it."""
     rng = np.random.default_rng(options.seed)
-    if task == "speech":
+    if task == "hard":
         return speech_language(rng), rng
     words = min(MOST_WORDS, options.ngrams // NGRAMS_PER_WORD)
     return make_language(options.vocab_size, rng, words=words), rng
@@ -85,8 +85,8 @@ def draw_language(options: BenchOptions, task: str) -> tuple[Language, np.random
 
 def draw_task(options: BenchOptions, task: str) -> Task:
     """The utterances of all rows."""
-    if task == "speech":
-        (found,) = make_tasks(replace(options, tasks=["speech"], mode="batch"))
+    if task == "hard":
+        (found,) = make_tasks(replace(options, tasks=["hard"], mode="batch"))
         return found
     language, rng = draw_language(options, task)
     return spoken_task(language, options, rng)

@@ -1,6 +1,6 @@
 """Sources of tasks: two built-in tasks, or the user's files.
 
-`synthetic` has peaked posteriors of an artificial language, drawn from a seed. `speech` has flat posteriors of a small
+`peaked` has peaked posteriors of an artificial language, drawn from a seed. `hard` has flat posteriors of a small
 checkpoint for read English (`assets/hard_speech`).
 """
 
@@ -28,7 +28,7 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.ngram import nemo_symbol
 
 ARRAYS = ("log_probs", "lengths", "tokens", "texts", "frame_seconds")
-FRAMES_PER_WORD = 5.5  # of the synthetic language, on average
+FRAMES_PER_WORD = 5.5  # of the artificial language, on average
 MOST_DRAWS = 100  # batches drawn before giving up on utterances of the wanted length
 GENERATOR_VERSION = 3  # part of the names of cached LMs; raise it when another text is drawn
 SPEECH = Path(__file__).resolve().parents[1] / "assets" / "hard_speech"
@@ -47,7 +47,7 @@ def make_tasks(options: BenchOptions) -> list[Task]:
         tasks = [model_task(options)]
     else:
         kinds = options.transducers if options.strategy in TRANSDUCER_STRATEGIES else [None]
-        make = {"synthetic": synthetic_task, "speech": speech_task}
+        make = {"peaked": peaked_task, "hard": hard_task}
         tasks = [make[name](options, kind) for name in options.tasks for kind in kinds]
         if options.device != "cpu":
             tasks = [task.repeated(max(most, len(task.texts))) for task in tasks]
@@ -57,10 +57,10 @@ def make_tasks(options: BenchOptions) -> list[Task]:
     return [replace(t.first(most), weights=replace(t.weights, **chosen)) for t in tasks]
 
 
-# ------------------------------------------------------------------------------------------- speech
+# --------------------------------------------------------------------------------------------- hard
 
 
-def speech_task(options: BenchOptions, kind: str | None) -> Task:
+def hard_task(options: BenchOptions, kind: str | None) -> Task:
     """Posteriors of a small checkpoint for read English; they are flat, and greedy decoding has a WER of 51 %."""
     tensors, metadata = read_speech("emissions" if kind is None else "transducers")
     rows = tensors["log_probs" if kind is None else "encoder_output"].float()
@@ -70,7 +70,7 @@ def speech_task(options: BenchOptions, kind: str | None) -> Task:
         transducer = transducer_of(own, tuple(json.loads(metadata[f"{kind}.durations"])), kind)
         weights = replace(weights, lm_weight=0.4)
     task = Task.of(
-        "speech" if kind is None else f"speech-{kind}", rows.split(tensors["lengths"].tolist()),
+        "hard" if kind is None else f"hard-{kind}", rows.split(tensors["lengths"].tolist()),
         json.loads(metadata["texts"]), spelling_vocabulary(pieces, lexicon), lexicon=lexicon,
         frame_seconds=json.loads(metadata["frame_seconds"]), weights=weights, transducer=transducer,
     )  # fmt: skip
@@ -116,10 +116,10 @@ def speech_language(rng: np.random.Generator) -> Language:
     return Language(pieces, {word: lexicon[word] for word in words}, probabilities, successors)
 
 
-# ---------------------------------------------------------------------------------------- synthetic
+# ------------------------------------------------------------------------------------------- peaked
 
 
-def synthetic_task(options: BenchOptions, kind: str | None) -> Task:
+def peaked_task(options: BenchOptions, kind: str | None) -> Task:
     """Utterances of an artificial language (`language.py`), their posteriors, and LMs of other sentences."""
     rng = np.random.default_rng(options.seed)
     language = make_language(options.vocab_size, rng)
@@ -167,7 +167,7 @@ def spoken_task(language: Language, options: BenchOptions, rng: np.random.Genera
         )
     texts, vocabulary = map(" ".join, spoken), spelling_vocabulary(language.pieces, language.lexicon)
     return Task.of(
-        "synthetic", rows, list(texts), vocabulary, lexicon=language.lexicon, frame_seconds=FRAME_SECONDS
+        "peaked", rows, list(texts), vocabulary, lexicon=language.lexicon, frame_seconds=FRAME_SECONDS
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ SHIFT = 10.0  # keeps the joint's ReLU out of its flat half
 
 
 def as_transducer(task: Task, confusions: Sequence[np.ndarray], options: BenchOptions, kind: str) -> Task:
-    """The utterances of the synthetic CTC task, as RNN-T or TDT encoder output [B, T, D].
+    """The utterances of the peaked CTC task, as RNN-T or TDT encoder output [B, T, D].
 
     Raises:
         ValueError: the prediction network is narrower than the encoder.

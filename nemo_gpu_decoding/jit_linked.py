@@ -7,7 +7,6 @@ wrapper; it repeats this for each caller. With five levels of calls, it compiles
 from __future__ import annotations
 
 import ctypes
-import warnings
 from typing import Any
 
 from numba import _dynfunc  # type: ignore[attr-defined]
@@ -15,12 +14,7 @@ from numba.core import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
-from numba.core.errors import NumbaExperimentalFeatureWarning
 from numba.core.typed_passes import NativeLowering
-
-# Records of searches with a large LM begin with the fields of those without. numba warns when it compares both with
-# the types of a call. It then takes the exact one.
-warnings.filterwarnings("ignore", "(?s).*has been considered a subtype of", NumbaExperimentalFeatureWarning)
 
 
 class _LinkedOnly(JITCodeLibrary):

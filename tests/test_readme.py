@@ -371,8 +371,8 @@ def test_another_record_gives_other_figures(records, tmp_path, monkeypatch):
         record = records.read(path)
         for row in [row for row in record["rows"] if row.get("ratio")]:
             row["ratio"] *= 10
-            if row["task"].startswith("synthetic"):
-                task = "speech" + row["task"].removeprefix("synthetic")
+            if row["task"].startswith("peaked"):
+                task = "hard" + row["task"].removeprefix("peaked")
                 record["rows"].append({**row, "task": task, "ratio": 7.04})
         (tmp_path / path.name).write_text(json.dumps(record))
     monkeypatch.setattr(records, "HERE", tmp_path)

@@ -37,7 +37,7 @@ RUNS = {
     "flexctc_beam-live": "strategy=flexctc_beam mode=live",
     "cuda_wfst-live": "strategy=cuda_wfst mode=live",
     "alsd_pp-live": "strategy=alsd_pp mode=live",
-    "cluster": "strategy=flexctc_beam mode=cluster tasks=[speech] beams=[4] repeats=2",
+    "cluster": "strategy=flexctc_beam mode=cluster tasks=[hard] beams=[4] repeats=2",
     "flexctc_beam-greedy_fusion": "strategy=flexctc_beam peers=[greedy_fusion] utterances=32 beams=[4,8,16,32,64,128] "
     "many_phrases=0",
     "alsd_pp-greedy_fusion": "strategy=alsd_pp peers=[greedy_fusion] utterances=4 beams=[1,2,4,8,12]",
@@ -49,21 +49,21 @@ RUNS = {
     "cuda_wfst-topologies": "strategy=cuda_wfst peers=[topologies] utterances=32",
     "paged_biglm-one_thread": "strategy=paged_biglm peers=[one_thread] utterances=32 threads=2 group_sizes=[] "
     "repeats=9",
-    "scale-1m": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=1000000",
-    "scale-10m": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=10000000",
-    "scale": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=100000000",
+    "scale-1m": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] ngrams=1000000",
+    "scale-10m": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] ngrams=10000000",
+    "scale": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] ngrams=100000000",
     "boosting": "",
 }
 PROGRAMS = {"boosting": "benchmarks.boosting_cells"}  # others: benchmarks
 NAMED = ("scale", "boosting")  # measured only if they are named
-TASKS = {"synthetic": "peaked", "speech": "hard"}  # as the page calls them
+TASKS = ("peaked", "hard")
 KINDS = {"rnnt": "RNN-T", "tdt": "TDT"}
 Record = dict[str, Any]
 Columns = list[tuple[str, int]]  # task and beam
 
 # The task of each picture. Of transducers the hard one has 20 s of speech, too few for error rates.
-PICTURED = {"flexctc_beam": "speech", "alsd_pp": "synthetic-rnnt", "cuda_wfst": "speech"}
-TITLES = {"speech": "hard real speech", "synthetic": "synthetic emissions"}
+PICTURED = {"flexctc_beam": "hard", "alsd_pp": "peaked-rnnt", "cuda_wfst": "hard"}
+TITLES = {"hard": "hard real speech", "peaked": "synthetic emissions"}
 PEERS = {
     "nemo": "NeMo beam_batch", "nemo_malsd": "NeMo malsd_batch", "nemo_maes": "NeMo maes_batch",
     "nemo_greedy": "NeMo greedy", "kaldi_decoder": "Kaldi",
@@ -218,12 +218,7 @@ def records() -> dict[str, tuple[Path, Record]]:
 
 
 def read(path: str | Path) -> Record:
-    """A record; those of before 2026-11-22 have one task, which their rows do not name."""
-    record: Record = {"mode": "batch", **json.loads(Path(path).read_text(encoding="utf-8"))}
-    if "task" in record:
-        record["tasks"] = [{**record.pop("task"), "name": "synthetic"}]
-        record["rows"] = [{"task": "synthetic", **row} for row in record["rows"]]
-        record["threads"] = record["threads"]["bench"]
+    record: Record = json.loads(Path(path).read_text(encoding="utf-8"))
     return record
 
 
@@ -286,7 +281,7 @@ def audio(record: Record) -> str:
     """Of each task, how much of it there is."""
     unique = {task["name"].partition("-")[0]: task for task in record["tasks"]}
     return "; ".join(
-        f"{TASKS.get(name, name)}: {task['utterances']} utterances, {task['audio_seconds']:.0f} s of audio, "
+        f"{name}: {task['utterances']} utterances, {task['audio_seconds']:.0f} s of audio, "
         f"V = {task['vocab_size']}"
         for name, task in unique.items()
     )
@@ -300,7 +295,7 @@ def ratio_rows(record: Record, label: Callable[[Record], str | None]) -> tuple[C
         if name is not None:
             lines[name][task_of(row), row["params"]["beam_size"]] = row
     columns = list(dict.fromkeys(key for cells in lines.values() for key in cells))
-    return sorted(columns, key=lambda key: (list(TASKS).index(key[0]), key[1])), lines
+    return sorted(columns, key=lambda key: (TASKS.index(key[0]), key[1])), lines
 
 
 def ratio_cells(columns: Columns, cells: Record) -> list[str]:
@@ -313,7 +308,7 @@ def _ratio(row: Record) -> str:
 
 
 def column_names(columns: Columns) -> list[str]:
-    return [f"{TASKS[task]}, K={beam}" for task, beam in columns]
+    return [f"{task}, K={beam}" for task, beam in columns]
 
 
 def fused(row: Record, lm: str = "LM", phrases: str = "phrases") -> str:
@@ -344,10 +339,10 @@ def flexctc_beam(record: Record, link: str) -> str:
          "; ".join(both(cells[key], "wer") for key in last if key in cells)]
         for name, cells in lines.items()
     ]  # fmt: skip
-    errors = f"WER % at the largest beam, peer / ours ({'; '.join(TASKS[task] for task, _ in last)})"
+    errors = f"WER % at the largest beam, peer / ours ({'; '.join(task for task, _ in last)})"
     own = {(row["peer"], task_of(row)): row for row in record["rows"] if not row.get("skipped")}
-    greedy, many = own["nemo_greedy", "synthetic"], own["flexctc_beam", "synthetic"]
-    slower = [1 / own["nemo_greedy", task]["ratio"] for task in ("synthetic", "speech")]
+    greedy, many = own["nemo_greedy", "peaked"], own["flexctc_beam", "peaked"]
+    slower = [1 / own["nemo_greedy", task]["ratio"] for task in TASKS]
     few, lots = (many[side]["phrases"] for side in ("peer_params", "params"))
     memory = record["probes"]["memory"]["bytes_per_frame_and_slot"]
     starts = [record["probes"]["start"][when]["first_decode"] for when in ("first_ever", "later")]
@@ -381,12 +376,12 @@ def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str
 
 def cuda_wfst(record: Record, link: str) -> str:
     shown = [
-        [TASKS[task_of(row)], str(row["params"]["beam_size"]), f"{row['ratio']:.1f}x", "equal words and costs",
+        [task_of(row), str(row["params"]["beam_size"]), f"{row['ratio']:.1f}x", "equal words and costs",
          both(row, "rtfx", 0), both(row, "wer")]
         for row in record["rows"] if row["peer"] == "kaldi_decoder" and not row.get("skipped")
     ]  # fmt: skip
     sizes = {task_of(row): row["graph"]["ngrams"] for row in record["rows"] if row.get("graph")}
-    graphs = "; ".join(f"{TASKS[task]}: {size / 1000:,.0f}k n-grams" for task, size in sizes.items())
+    graphs = "; ".join(f"{task}: {size / 1000:,.0f}k n-grams" for task, size in sizes.items())
     header = ["task", "beam", "CPU seconds, peer / ours", "verified", "RTFx, peer / ours", "WER %, peer / ours"]
     plot = "[plot](results/cuda_wfst_cpu.png)"
     return table(header, shown) + prose(f"({audio(record)}; word trigrams, {graphs}; {link}, {plot}.)")
@@ -404,7 +399,7 @@ def live(*given: Any) -> str:
             fusion = "" if ours["strategy"] == "cuda_wfst" else " + LM"
             kind = f" of {KINDS[ours['networks']]}" if ours["networks"] else ""
             shown.append([
-                f"{TASKS[task_of(ours)]}, `{ours['strategy']}`{kind}{fusion}, beam {ours['params']['beam_size']}",
+                f"{task_of(ours)}, `{ours['strategy']}`{kind}{fusion}, beam {ours['params']['beam_size']}",
                 *(f"{_milliseconds(row, 'partial')}; {_milliseconds(row, 'final')}" for row in (ours, *others)),
                 " / ".join(f"{row['streams_per_core']:,.0f}" for row in (ours, *others)),
             ])  # fmt: skip
@@ -429,7 +424,7 @@ def waits(*given: Any) -> str:
                 times = ["-"] * 3 if queue is None else [f"{1e3 * x:.1f}" for x in (queue + compute, compute, queue)]
                 name = {"one_by_one": "one by one", "nemo_greedy": "NeMo greedy"}.get(row["peer"], "in slots")
                 kind = f" of {KINDS[row['networks']]}" if row["networks"] else ""
-                shown.append([f"{TASKS[task_of(row)]}, `{row['strategy']}`{kind}, {name}", *times,
+                shown.append([f"{task_of(row)}, `{row['strategy']}`{kind}, {name}", *times,
                               f"{row['streams_per_core']:,.0f}"])  # fmt: skip
     return table(["", "mean ms until the text", "of these computing", "in the queue", "RTFx"], shown) + prose(
         f"({found[0]['rows'][0]['streams']} streams at once on average, one core; -: chunks come faster than they are "
@@ -455,10 +450,10 @@ def paged_biglm(record: Record, link: str) -> str:
         queries = [f"{row['work'][side]['look_ups']:,.1f}" for row, side in sides.values() if row["work"][side]]
         others = [row["beside_large_lm"][side] for row, side in list(sides.values())[1:]]
         same = [str(seen["same"]) + f" ({seen['worse']})" * (seen["worse"] > 0) for seen in others]
-        spread.append([TASKS[task], str(beam), *_spread(small["contexts_per_group"])])
+        spread.append([task, str(beam), *_spread(small["contexts_per_group"])])
         count = sum(small["beside_large_lm"]["ours"].values())
         shown.append([
-            TASKS[task], str(beam), " / ".join(f"{time:.2f}" for time in times), " / ".join(queries),
+            task, str(beam), " / ".join(f"{time:.2f}" for time in times), " / ".join(queries),
             f"{' / '.join(same)} of {count}", both(small, "wer"),
         ])  # fmt: skip
     header = ["task", "beam", "CPU seconds relative to the small LM alone: large LM's graph / lazy / let / two passes "
@@ -469,13 +464,13 @@ def paged_biglm(record: Record, link: str) -> str:
     groups = table(
         ["task", "beam", "`group_size`", "times as fast as with 16", "texts as in the large LM's graph: "
          "with this limit / with 16"],
-        [[TASKS[task_of(row)], *(str(row["params"][name]) for name in ("beam_size", "group_size")),
+        [[task_of(row), *(str(row["params"][name]) for name in ("beam_size", "group_size")),
           f"{row['ratio']:.2f}",
           " / ".join(str(row["beside_large_lm"][side]["same"]) for side in ("ours", "peer"))
           + f" of {sum(row['beside_large_lm']['ours'].values())}"] for row in limited],
     )  # fmt: skip
     lms = {task_of(row): row["lms"] for row in found.values()}
-    sizes = [f"{TASKS[t]}: {n['small'] / 1000:,.0f}k n-grams under {n['large'] / 1000:,.0f}k" for t, n in lms.items()]
+    sizes = [f"{t}: {n['small'] / 1000:,.0f}k n-grams under {n['large'] / 1000:,.0f}k" for t, n in lms.items()]
     notes = [audio(record), f"LMs, {'; '.join(sizes)}", link, record["options"]["note"]]
     contexts = table(["task", "beam", "LM contexts per group, mean", *(f"{name}, %" for name in _SPREAD)], spread)
     return "\n\n".join((
@@ -521,7 +516,7 @@ def _let_claims(found: Mapping[tuple[str, int, str], Record]) -> str:
     shown = [[claim, *cells] for claim, *cells in zip(claims, *columns, strict=True)]
     shown.append(["exact lattices", *[f"equal to the lattices of lazy, link by link ({tests})"] * len(columns)])
     shown.append(["online", *[f"memory of an hour's stream stays flat ({tests})"] * len(columns)])
-    return table(["claim", *(TASKS[task] for task in dict.fromkeys(key[0] for key in found))], shown)
+    return table(["claim", *(task for task in dict.fromkeys(key[0] for key in found))], shown)
 
 
 _SPREAD = {"1": 1, "2": 2, "3-4": 4, "5-8": 8, "9-16": 16, "17 or more": 1 << 62}  # column: most contexts
@@ -546,7 +541,7 @@ def let_tables(record: Record, link: str) -> str:
         speeds = [eager["ratio"] / row["ratio"] for row in (let, two_pass)]
         queries = [row["work"]["peer"]["look_ups"] for row in (eager, let)]
         shown.append([
-            TASKS[task], str(beam), " / ".join(f"{wer:.1f}" for wer in errors),
+            task, str(beam), " / ".join(f"{wer:.1f}" for wer in errors),
             *(f"{speed:.1f}" for speed in (speeds[0], eager["ratio"], speeds[1])),
             " / ".join(f"{count:,.1f}" for count in queries),
         ])  # fmt: skip
@@ -561,7 +556,7 @@ def large_lm_curve(record: Record, link: str) -> str:
     for task, beam, rows in _by_beam(record):
         small, large = rows["small_lm"], rows["large_lm"]
         sides = ((small, "peer"), (small, "ours"), (large, "peer"))
-        shown.append([TASKS[task], str(beam), " / ".join(f"{row['wer'][side]:.1f}" for row, side in sides),
+        shown.append([task, str(beam), " / ".join(f"{row['wer'][side]:.1f}" for row, side in sides),
                       " / ".join(f"{row['rtfx'][side]:,.0f}" for row, side in sides)])  # fmt: skip
     three = "small LM / large LM on the fly / large LM's graph"
     return table(["task", "beam", f"WER %: {three}", f"RTFx: {three}"], shown) + prose(
@@ -583,7 +578,7 @@ def greedy_fusion(record: Record, link: str) -> str:
     shown = []
     for row in measured_rows(record):
         if row["params"]["beam_size"] == 16:
-            name, models = f"{TASKS[task_of(row)]}, `{row['strategy']}`, beam 16", fused(row).removeprefix(" + ")
+            name, models = f"{task_of(row)}, `{row['strategy']}`, beam 16", fused(row).removeprefix(" + ")
             shown.append([
                 name, models or "none", both(row, "wer"), both(row, "fscore", 2),
                 f"{row['ratio']:.{int(row['ratio'] < 20)}f}", both(row, "rtfx", 0),
@@ -598,7 +593,7 @@ def measured_rows(record: Record) -> list[Record]:
 
 
 def row_name(row: Record, name: str) -> str:
-    return " ".join(filter(None, (f"{TASKS[task_of(row)]}, {name}", KINDS.get(row["networks"]))))
+    return " ".join(filter(None, (f"{task_of(row)}, {name}", KINDS.get(row["networks"]))))
 
 
 def models_of(row: Record) -> tuple[bool, bool]:
@@ -667,12 +662,12 @@ def ctc_decoders(record: Record, link: str) -> str:
     lines: dict[tuple[bool, bool], dict[tuple[str, str, int], list[str]]] = defaultdict(dict)
     for row in measured_rows(record):
         for side, name, params in (("ours", "flexctc_beam", "params"), ("peer", row["peer"], "peer_params")):
-            key = TASKS[task_of(row)], DECODERS[name], row[params]["beam_size"]
+            key = task_of(row), DECODERS[name], row[params]["beam_size"]
             values = [f"{row['wer'][side]:.1f}", f"{row['fscore'][side]:.2f}", f"{row['rtfx'][side]:,.0f}"]
             lines[models_of(row)].setdefault(key, values)
     tables = []
     for found in lines.values():
-        keys = sorted(found, key=lambda key: (list(TASKS.values()).index(key[0]), key[1].strip("`"), key[2]))
+        keys = sorted(found, key=lambda key: (TASKS.index(key[0]), key[1].strip("`"), key[2]))
         shown = [[task, name, str(beam), *found[task, name, beam]] for task, name, beam in keys]
         tables.append(table(["task", "decoder", "beam", "WER %", "F-score of phrases", "RTFx"], shown))
     with_phrases = f"With {record['options']['phrases']} phrases (pyctcdecode: hotwords) as well:"
@@ -688,7 +683,7 @@ def token_groups(record: Record, link: str) -> str:
         names = "eager", "bounded_eager", "eager_groups"
         times = [f"{rows['eager']['ratio'] / rows[name]['ratio']:.2f}" for name in (*names[1:], "let")]
         visits = [f"{rows[name]['work']['peer']['arc_visits']:,.0f}" for name in names]
-        shown.append([TASKS[task], str(beam), " / ".join(times), " / ".join(visits)])
+        shown.append([task, str(beam), " / ".join(times), " / ".join(visits)])
     header = ["task", "beam", "times as fast as eager: in bounds / in bounds with groups / LET",
               "arcs looked at per frame: eager / in bounds / in bounds with groups"]  # fmt: skip
     return table(header, shown) + prose(f"({audio(record)}; {link}.)")
@@ -717,7 +712,7 @@ def threads(record: Record, link: str) -> str:
     shown = []
     for row in measured_rows(record):
         speeds = both(row, "rtfx", 0)
-        shown.append([TASKS[task_of(row)], str(row["params"]["beam_size"]), speeds, f"{row['ratio']:.2f}"])
+        shown.append([task_of(row), str(row["params"]["beam_size"]), speeds, f"{row['ratio']:.2f}"])
     counts = f"one thread / {record['threads']} threads"
     header = ["task", "beam", f"RTFx, {counts}", "times as fast"]
     return table(header, shown) + prose(f"({record['device']}; {audio(record)}; {link}.)")
@@ -727,7 +722,7 @@ def topologies(record: Record, link: str) -> str:
     shown = []
     for row in record["rows"]:
         if row["peer"] in ("normal", "minimal") and not row.get("skipped"):
-            shown.append([TASKS[task_of(row)], str(row["params"]["beam_size"]), f"{row['peer']} / compact",
+            shown.append([task_of(row), str(row["params"]["beam_size"]), f"{row['peer']} / compact",
                           both(row, "wer", 2), f"{row['ratio']:.2f}"])  # fmt: skip
     header = ["task", "beam", "topologies", "WER %", "seconds, ratio"]
     return table(header, shown) + prose(f"({audio(record)}; {link}.)")

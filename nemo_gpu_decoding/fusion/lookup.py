@@ -23,7 +23,7 @@ def lookup(automaton, vocab_size, state, label, least):
         at = np.uintp(state)
         low = np.uintp(states[at].arc_begin)
         end = np.uintp(states[at].arc_end)
-        low = low + np.uintp(label) if end - low == vocab_size else first_arc(arcs, low, end, label)
+        low = low + np.uintp(label) if end - low == vocab_size else first_not_below(arcs, low, end, label)
         if low < end and arcs[low].label == label:
             return weight + arcs[low].weight, arcs[low].target
         if not weight + states[at].backoff_bound >= least:
@@ -33,7 +33,7 @@ def lookup(automaton, vocab_size, state, label, least):
 
 
 @linked
-def first_arc(arcs, low, end, label):
+def first_not_below(arcs, low, end, label):
     """The first of the arcs low .. end-1 with a label >= `label`, else end; unsigned numbers.
 
     The search is branch-free, because a branch would be mispredicted every other time.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, linked
+from nemo_gpu_decoding.simd import LANES, not_below, trailing_zeros
 
 IMPOSSIBLE = np.float32(-np.inf)
 LARGEST = np.float32(np.finfo(np.float32).max)
 MOST_LOG_PROB = np.float32(0.01)  # no log-probability exceeds it; above 0 because types such as bfloat16 round
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
-BLOCK = 16  # labels compared at once with SIMD
 
 
 @compiled
@@ -46,21 +45,15 @@ def column_of(label, blank_id):
 
 @linked
 def next_label(row, v, least):
-    """The first label >= v whose log-prob is not below `least`; blocks without such labels are skipped as a whole.
+    """The first label >= v whose log-prob is not below `least`, or the number of labels.
 
     NaN is never below `least`, so the scan stops at every bad value.
     """
-    while v < row.shape[0]:
-        end = min(v + BLOCK, row.shape[0])
-        if end == v + BLOCK:
-            hits: Any = 0
-            for i in range(BLOCK):  # unsigned: an index that may be negative keeps the loop from SIMD
-                hits += np.int32(not row[np.uintp(v) + np.uintp(i)] < least)
-            if hits == 0:
-                v = end
-                continue
-        for i in range(v, end):
-            if not row[i] < least:
-                return i
-        v = end
+    while v + LANES <= row.shape[0]:
+        found = np.uint32(not_below(row, v, least))
+        if found != 0:
+            return v + np.int64(trailing_zeros(found))
+        v += LANES
+    while v < row.shape[0] and row[v] < least:
+        v += 1
     return v

@@ -2,7 +2,7 @@
 
     python scripts/gpu_host/first_figures.py [NAME ...]
 
-The names are those of `FIGURES`, all of them by default. Emissions and LMs are those of the benchmarks' task `speech`;
+The names are those of `FIGURES`, all of them by default. Emissions and LMs are those of the benchmarks' task `hard`;
 a batch repeats its utterances. A line has the device, medians over `REPEATS` batches, and for how many of the first
 utterances the tokens equal those of the CPU search in fp32.
 """
@@ -87,7 +87,7 @@ def tokens_on_cpu(figure: Figure) -> list[Any]:
 
 def task_of(figure: Figure, device: str) -> tuple[BenchOptions, Task]:
     """Options and task of a figure; the task's tensors are on the host."""
-    options = BenchOptions(strategy=figure.strategy, tasks=["speech"], transducers=["rnnt"], device=device)
+    options = BenchOptions(strategy=figure.strategy, tasks=["hard"], transducers=["rnnt"], device=device)
     return options, make_tasks(options)[0]
 
 

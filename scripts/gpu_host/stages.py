@@ -67,8 +67,8 @@ _WARM_UP = (
 _SELF = "assets/self"
 _SANITIZER = "tests/gpu/test_sanitizer.py"
 _FIGURES = ("{python}", "scripts/gpu_host/first_figures.py")
-_TRANSDUCERS = ("tasks=[speech]", "beams=[4]", "batches=[1,8,32,128]")
-_GRAPHS = ("tasks=[speech]", "batches=[8,32]", "graph_beams=[12]")
+_TRANSDUCERS = ("tasks=[hard]", "beams=[4]", "batches=[1,8,32,128]")
+_GRAPHS = ("tasks=[hard]", "batches=[8,32]", "graph_beams=[12]")
 PARTS = TESTS, BENCHMARKS, PROFILES = ("tests", "benchmarks", "profiles")
 # file of tests/gpu -> seconds; each runs in its own process, because a fault on the GPU breaks the whole process
 TEST_FILES = {

@@ -33,7 +33,7 @@ def whole_speech_text(monkeypatch, tmp_path):
 def tiny_options() -> BenchOptions:
     """B=2, T about 30, V=32, a token trigram."""
     return BenchOptions(
-        tasks=["synthetic"], peers=[], beams=[4], repeats=1, vocab_size=32, utterances=2, min_frames=20,
+        tasks=["peaked"], peers=[], beams=[4], repeats=1, vocab_size=32, utterances=2, min_frames=20,
         max_frames=40, sentences=200, lm_order=3, phrases=4, many_phrases=0,
     )  # fmt: skip
 

@@ -54,11 +54,11 @@ def without(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "package", "message"),
     [
-        ([], "safetensors", "the task speech needs safetensors, which is not installed: pip install '.[bench]'"),
-        (["mode=live"], "safetensors", "the task speech needs safetensors"),
+        ([], "safetensors", "the task hard needs safetensors, which is not installed: pip install '.[bench]'"),
+        (["mode=live"], "safetensors", "the task hard needs safetensors"),
         (["strategy=cuda_wfst"], "kaldifst", "strategy=cuda_wfst needs kaldifst, which is not installed"),
         (["mode=scale", "strategy=paged_biglm"], "kaldifst", "pip install '.[wfst]'"),
-        (["mode=cluster", "tasks=[synthetic]"], "ray", "mode=cluster needs ray, which is not installed"),
+        (["mode=cluster", "tasks=[peaked]"], "ray", "mode=cluster needs ray, which is not installed"),
         (["strategy=alsd_pp"], "nemo", "strategy=alsd_pp has no row without its peers: nemo not installed: pip"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_missing_package_is_named_before_any_work(arguments, package, message,
 def test_rows_that_will_be_skipped_are_named_first(without, capsys):
     without("pyctcdecode")
     with pytest.raises(pytest.fail.Exception, match="a task was made"):
-        run_module.run(BenchOptions(tasks=["synthetic"]))
+        run_module.run(BenchOptions(tasks=["peaked"]))
     assert f"rows beside pyctcdecode are skipped: {text.PYCTCDECODE.unavailable()}\n" in capsys.readouterr().err
 
 

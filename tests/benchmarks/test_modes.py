@@ -129,7 +129,7 @@ def test_n_utterances_are_spoken_at_once(tiny_task):
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "cuda_wfst", "alsd_pp"])
 def test_live_streams_of_all_strategies(live_options, strategy, tmp_path, capsys):
     pytest.importorskip("nemo")
-    tasks = ["synthetic", "speech"]
+    tasks = ["peaked", "hard"]
     rows = run(replace(live_options, strategy=strategy, out=str(tmp_path), tasks=tasks))
     (path,) = tmp_path.iterdir()
     assert path.name.startswith(f"{strategy}-live-")
@@ -202,7 +202,7 @@ def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(scale, "in_process", in_this_process)
     out = tmp_path / "r.json"
-    changes = {"ngrams": 2000, "graph_beams": [20], "weights": {"small_share": 0.05}, "tasks": ["synthetic", "speech"]}
+    changes = {"ngrams": 2000, "graph_beams": [20], "weights": {"small_share": 0.05}, "tasks": ["peaked", "hard"]}
     rows = run(replace(
         tiny_options, strategy="paged_biglm", mode="scale", folder=str(tmp_path), out=str(out), **changes
     ))  # fmt: skip
@@ -210,7 +210,7 @@ def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
     assert written["rows"] == json.loads(json.dumps(rows))
     assert written["mode"] == "scale"
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
-    by_stage = {(row["stage"], row.get("layout")): row for row in rows if row["task"] == "synthetic"}
+    by_stage = {(row["stage"], row.get("layout")): row for row in rows if row["task"] == "peaked"}
     assert len(by_stage) == 7
     assert len(rows) == 14
     generated, graph = by_stage["generate", None], by_stage["graph", None]
@@ -280,7 +280,7 @@ def test_simulated_clusters_are_as_fast_as_their_workers_until_something_saturat
 
 def test_a_stage_has_a_process_of_its_own(tiny_options, tmp_path):
     options = replace(tiny_options, ngrams=2000)
-    answer, took = in_process("scale:generate", options, folder=str(tmp_path), task="synthetic")
+    answer, took = in_process("scale:generate", options, folder=str(tmp_path), task="peaked")
     assert answer["bytes"] == (tmp_path / scale.LARGE).stat().st_size
     assert took["seconds"]["cpu"] > 0
     if STATUS.exists():

@@ -376,7 +376,7 @@ def test_a_run_prints_a_table_and_writes_header_and_rows(tmp_path, tiny_options,
     assert "twin" in printed.out
     assert "a_module_that_nobody_has not installed" in printed.out
     assert "target" not in printed.out
-    assert "synthetic, decoder, twin" in printed.err  # as soon as it is measured
+    assert "peaked, decoder, twin" in printed.err  # as soon as it is measured
     assert str(tmp_path) not in out.read_text()  # no folder of this machine gets into a result
     draw = [sys.executable, str(ROOT / "docs" / "results" / "records.py"), "plot", str(out), str(tmp_path / "r.png")]
     subprocess.run(draw, check=True)
@@ -408,10 +408,10 @@ def test_word_graphs_are_verified_beside_kaldi(tiny_options, capsys):
     pytest.importorskip("kaldi_decoder")
     options = replace(
         tiny_options, strategy="cuda_wfst", peers=["kaldi_decoder"], graph_beams=[12], sentences=300,
-        tasks=["synthetic", "speech"],
+        tasks=["peaked", "hard"],
     )  # fmt: skip
     rows = run(options)
-    assert [row["task"] for row in rows] == ["synthetic", "speech"]
+    assert [row["task"] for row in rows] == ["peaked", "hard"]
     for row in rows:
         assert row["verified"], row["verified_by"]
         assert row["verified_by"].startswith("equal words and costs: 2 of 2")
@@ -420,7 +420,7 @@ def test_word_graphs_are_verified_beside_kaldi(tiny_options, capsys):
         assert row["wer"]["ours"] == row["wer"]["peer"]
         assert row["graph"]["ngrams"] > 1000
     assert rows[0]["graph"]["words"] == 4 * options.vocab_size
-    assert f'graph of synthetic: {{"ngrams": {rows[0]["graph"]["ngrams"]},' in capsys.readouterr().out
+    assert f'graph of peaked: {{"ngrams": {rows[0]["graph"]["ngrams"]},' in capsys.readouterr().out
 
 
 def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
@@ -470,7 +470,7 @@ def test_transducers_are_verified_beside_nemo(tiny_options, strategy):
     pytest.importorskip("nemo.collections.asr")
     rows = run(replace(
         tiny_options, strategy=strategy, peers=["nemo"], encoder_width=64, prediction_width=64,
-        tasks=["synthetic", "speech"], utterances=1,
+        tasks=["peaked", "hard"], utterances=1,
     ))  # fmt: skip
     assert {row["networks"] for row in rows} == {"rnnt", "tdt"}
     measured = [row for row in rows if not row["skipped"]]

@@ -8,7 +8,7 @@ from benchmarks.__main__ import main
 from benchmarks.options import STRATEGIES
 
 TINY = (
-    "tasks=[synthetic] peers=[] beams=[2] graph_beams=[8] utterances=2 vocab_size=32 min_frames=20 max_frames=40 "
+    "tasks=[peaked] peers=[] beams=[2] graph_beams=[8] utterances=2 vocab_size=32 min_frames=20 max_frames=40 "
     "sentences=100 lm_order=2 repeats=1 pair_seconds=0.01 phrases=2 many_phrases=12 group_sizes=[2] max_active=500 "
     "encoder_width=16 prediction_width=24 transducers=[rnnt] streams=[2] live_seconds=1"
 )

@@ -1,4 +1,4 @@
-"""Options, and the tasks that they name: synthetic, real speech, the user's files; made-up LMs."""
+"""Options, and the tasks that they name: peaked, hard, the user's files; made-up LMs."""
 
 import gzip
 from dataclasses import replace
@@ -31,7 +31,7 @@ NGRAMS = 2000
     [
         ({"strategy": "nonsense"}, "strategy is 'nonsense', expected one of flexctc_beam, "),
         ({"peers": ["nemo", "kaldi"]}, "peers holds kaldi"),
-        ({"tasks": []}, "tasks holds nothing, expected any of synthetic, speech"),
+        ({"tasks": []}, "tasks holds nothing, expected any of peaked, hard"),
         ({"beams": []}, "beams is"),
         ({"beams": [0]}, "beams is"),
         ({"graph_beams": [0]}, "graph_beams is"),
@@ -76,7 +76,7 @@ def test_bad_values_name_the_option(changes, message):
         BenchOptions(**changes)
 
 
-# ---------------------------------------------------------------------------------------- synthetic
+# ------------------------------------------------------------------------------------------- peaked
 def test_a_task_has_the_shapes_and_texts_that_are_asked_for_and_comes_again(tiny_task, tiny_options):
     assert tiny_task.inputs.shape == (2, int(tiny_task.lengths.max()), 33)
     assert all(20 <= length <= 40 for length in tiny_task.lengths)
@@ -141,15 +141,15 @@ def test_graphs_and_gpus_need_more_text_and_utterances(tiny_options):
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
-@pytest.mark.parametrize("task", ["synthetic", "speech"])
+@pytest.mark.parametrize("task", ["peaked", "hard"])
 def test_transducers_say_nearly_what_was_said(tiny_options, task, strategy):
     options = replace(tiny_options, encoder_width=64, prediction_width=64, strategy=strategy, tasks=[task])
     for found, kind in zip(make_tasks(options), ("rnnt", "tdt"), strict=True):
         assert (found.kind, found.name) == (kind, f"{task}-{kind}")
         ours = OURS[strategy](options, found, Setting(4, lm=True))
         outputs = ours.read(ours.run(found.inputs, found.lengths))
-        assert Errors.of(found, outputs).ter < (40 if task == "synthetic" else 60)
-        width = 64 if task == "synthetic" else 128
+        assert Errors.of(found, outputs).ter < (40 if task == "peaked" else 60)
+        width = 64 if task == "peaked" else 128
         assert found.first(1).inputs.shape == (1, int(found.lengths[0]), width)
 
 
@@ -159,9 +159,9 @@ def test_a_narrow_prediction_network_is_refused(tiny_options):
         make_tasks(options)
 
 
-# ------------------------------------------------------------------------------------------- speech
+# --------------------------------------------------------------------------------------------- hard
 def test_speech_is_hard_and_an_lm_mends_it(tiny_options, whole_speech_text):
-    options = replace(tiny_options, tasks=["speech"], utterances=20)
+    options = replace(tiny_options, tasks=["hard"], utterances=20)
     (task,) = make_tasks(options)
     assert len(task.texts) == 20
     assert task.inputs.shape == (20, int(task.lengths.max()), 129)
@@ -175,7 +175,7 @@ def test_speech_is_hard_and_an_lm_mends_it(tiny_options, whole_speech_text):
 
 
 def test_speech_is_in_the_repository_and_not_in_its_lm_text(tiny_options):
-    (task,) = make_tasks(replace(tiny_options, tasks=["speech"], utterances=20))
+    (task,) = make_tasks(replace(tiny_options, tasks=["hard"], utterances=20))
     assert not set(task.texts) & {" ".join(sentence) for sentence in speech_text()}
     assert {word for text in task.texts for word in text.split()} <= task.lexicon.keys()
     assert [task.vocabulary.text(tokens) for tokens in task.tokens] == task.texts
@@ -256,7 +256,7 @@ def scale_options(tiny_options):
 @pytest.fixture(scope="module")
 def arpa(scale_options, tmp_path_factory):
     path = tmp_path_factory.mktemp("scale")
-    scale.generate(scale_options, str(path), "synthetic")
+    scale.generate(scale_options, str(path), "peaked")
     return path / scale.LARGE
 
 
@@ -284,13 +284,13 @@ def test_words_after_a_word_add_up_to_one(arpa):
 
 def test_a_seed_gives_the_same_file_again_and_another_seed_another(scale_options, arpa, tmp_path):
     for seed, is_same in ((scale_options.seed, True), (scale_options.seed + 1, False)):
-        scale.generate(replace(scale_options, seed=seed), str(tmp_path), "synthetic")
+        scale.generate(replace(scale_options, seed=seed), str(tmp_path), "peaked")
         assert ((tmp_path / scale.LARGE).read_bytes() == arpa.read_bytes()) is is_same
 
 
 def test_many_small_blocks_list_the_same_ngrams(scale_options, arpa, tmp_path, monkeypatch):
     monkeypatch.setattr(synthetic_lm, "BLOCK", 64)
-    scale.generate(scale_options, str(tmp_path), "synthetic")
+    scale.generate(scale_options, str(tmp_path), "peaked")
     assert (tmp_path / scale.LARGE).read_bytes() == arpa.read_bytes()
 
 

@@ -22,7 +22,7 @@ from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.candidates import insert
 from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, extended_hash, log_add
 from nemo_gpu_decoding.search.transducer import cpu_engine, scoring
-from nemo_gpu_decoding.search.transducer.beam import StepData, extend, find_duplicate
+from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
 from nemo_gpu_decoding.search.transducer.config import AESConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.expand import count_within_gamma, new_candidates, offer_blanks, offer_tokens
@@ -74,15 +74,13 @@ def step(rows, data, params, durations, fusions):
 def run(rows, arrays, networks, options, params, durations, fusions):
     """All steps of the utterances `rows`, with their networks, until each waits for frames; see `cpu_engine.py`."""
     active, count, turn = rows.copy(), rows.shape[0], 0
-    while cpu_engine.has_room(active[:count], arrays, params):
-        turn = 1 - turn
-        if not cpu_engine.read_joint(active[:count], turn, arrays, networks, options, params):
+    while True:
+        count = cpu_engine.read_joint(active[:count], turn, arrays, networks, options, params)
+        if count == 0:
             return
-        count = cpu_engine.keep_readers(active, count, arrays.shared.row_of)
-        shared = arrays.shared
-        data = StepData(arrays.log_probs[turn], shared.row_of, arrays.state, arrays.nodes, shared.pending)
-        step(active[:count], data, params, durations, fusions)
+        step(active[:count], cpu_engine.step_data(turn, arrays), params, durations, fusions)
         cpu_engine.extend_texts(active[:count], arrays, networks)
+        turn = 1 - turn
 
 
 @linked

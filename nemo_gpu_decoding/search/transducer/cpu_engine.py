@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.jit import compiled, linked
+from nemo_gpu_decoding.jit import compiled, inlined, linked
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.transducer import cpu_networks
 from nemo_gpu_decoding.search.transducer.beam import BeamState, PendingPredictions, StepData, grown_nodes, new_pending
@@ -166,44 +166,39 @@ def new_run(
 
 
 @linked
-def has_room(rows, run, params):
-    """Whether the trees of these utterances have room for the nodes of a step, and none has failed."""
+def read_joint(rows, turn, run, networks, options, params):
+    """Fill `row_of` and log_probs[turn] for these utterances, and move those that read a row to the front.
+
+    Returns their number. An utterance that waits once must wait for new frames. If one has failed, or its tree lacks
+    room for the nodes of a step, the number is 0.
+    """
     for b in rows:
         counters = run.state.counters[b]
         if counters.size <= 0 or counters.node_count + params.beam_size > run.nodes.shape[1]:
-            return False
-    return True
-
-
-@linked
-def read_joint(rows, turn, run, networks, options, params):
-    """Fill `row_of` and log_probs[turn] for these utterances; returns the number of hypotheses with a row."""
+            return 0
     ended, scale = options
+    row_of = run.shared.row_of
     new, repeated = schedule(
-        rows, run.state, ended, run.shared.row_of, run.shared.kept, run.first_frames, run.strides, run.sources
+        rows, run.state, ended, row_of, run.shared.kept, run.first_frames, run.strides, run.sources
     )
     log_probs, before = run.log_probs[turn], run.log_probs[1 - turn]
     cpu_networks.join(run.sources, new, params.vocab_size + 1, scale, networks, run.networks, log_probs)
-    rows_in_all = log_probs.shape[0]
-    for row in range(rows_in_all - repeated, rows_in_all):
+    for row in range(log_probs.shape[0] - repeated, log_probs.shape[0]):
         copy(before[run.sources.old_rows[row]], log_probs[row])
-    return new + repeated
-
-
-@linked
-def keep_readers(rows, count, row_of):
-    """Move those of the first `count` utterances that read a row to the front; returns their number.
-
-    An utterance that waits once must wait for new frames.
-    """
-    kept = 0
-    for i in range(count):
+    count = 0
+    for b in rows:
         for k in range(row_of.shape[1]):
-            if row_of[rows[i], k] >= 0:
-                rows[kept] = rows[i]
-                kept += 1
+            if row_of[b, k] >= 0:
+                rows[count] = b
+                count += 1
                 break
-    return kept
+    return count
+
+
+@inlined
+def step_data(turn, run):
+    """What a step reads and changes."""
+    return StepData(run.log_probs[turn], run.shared.row_of, run.state, run.nodes, run.shared.pending)
 
 
 @linked

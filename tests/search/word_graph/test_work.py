@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -14,12 +16,19 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cpu_engine
+from nemo_gpu_decoding.search.word_graph import cpu_engine, records
 from nemo_gpu_decoding.search.word_graph import decoder as decoder_module
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, count_back_pointers, trace_back
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
 from nemo_gpu_decoding.search.word_graph.cpu_engine import new_workspace, read_chunk
-from nemo_gpu_decoding.search.word_graph.large_lm import let_engine, let_stream
+from nemo_gpu_decoding.search.word_graph.large_lm import (
+    contexts,
+    let_engine,
+    let_groups,
+    let_nodes,
+    let_stream,
+    scorer,
+)
 from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import listed_stream, new_let_workspace, read_let_chunk
 from nemo_gpu_decoding.search.word_graph.large_lm.let_stream import LET_NODES, new_let_stream
 from tests.contract.subject import all_facts
@@ -467,3 +476,12 @@ def test_partial_results_are_as_if_nothing_were_committed_whatever_the_graph(mon
             seen[-1].append(all_facts(decoder.close(streams)))
         assert seen[0] == seen[1]
         assert tokens > frames / 8
+
+
+def test_numba_takes_no_record_for_another_one():
+    """A record whose first fields are those of another one would be accepted in its place."""
+    modules = records, scorer, contexts, let_groups, let_nodes
+    kinds = {numba.from_dtype(kind) for module in modules for kind in vars(module).values()
+             if isinstance(kind, np.dtype) and kind.fields}  # fmt: skip
+    assert len(kinds) > 20
+    assert not [pair for pair in itertools.permutations(kinds, 2) if pair[0].can_convert_to(None, pair[1])]

@@ -68,13 +68,13 @@ ORDERED = np.dtype([("cost", np.float32), ("context", np.int32)])
 GROUP_ARC = np.dtype([("group", np.int32), ("arc", np.int32)])
 LM_FRAME_STATE = np.dtype(
     [
-        *FRAME_FIELDS,
         ("contexts", np.int64),
         ("deferred", np.int64),
         ("ordered", np.int64),  # entries of `order` in use
         ("context_mask", np.int64),
         *((f"tight_{name}", np.int32) for name in keys.Origin._fields),  # origin of the tightening candidate
         *(work for work in WORK_FIELDS if work not in FRAME_FIELDS),
+        *FRAME_FIELDS,
     ],
     align=True,
 )

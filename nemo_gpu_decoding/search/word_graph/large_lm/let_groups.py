@@ -36,7 +36,7 @@ LET_GROUP = np.dtype(
     align=True,
 )
 LET_CANDIDATE = np.dtype(  # `token`: number of the token of the next frame, or NONE
-    [KEY, ("cost", np.float32), *((name, np.int32) for name in (*keys.Origin._fields, "token"))], align=True
+    [KEY, ("token", np.int32), ("cost", np.float32), *((name, np.int32) for name in keys.Origin._fields)], align=True
 )
 
 

@@ -32,7 +32,9 @@ WORK_FIELDS = [
 ]
 # On a GPU: reads of the LMs' arcs from the host's memory, see `lm/on_device.py`
 PAGING_FIELDS = [("cache_hits", np.int64), ("cache_misses", np.int64), ("cache_sectors", np.int64)]
-LM_COUNTERS = np.dtype([*COUNTERS.descr, *WORK_FIELDS, *PAGING_FIELDS])
+# Here and in other records of large LMs the own fields come first. numba accepts a record in the place of another one
+# with whose fields it begins
+LM_COUNTERS = np.dtype([*WORK_FIELDS, *PAGING_FIELDS, *COUNTERS.descr])
 
 
 class LmPair(NamedTuple):
