@@ -95,9 +95,9 @@ def test_vocabulary_sizes(strategy, vocab_size):
 
 def test_log_probs_that_are_not_stored(strategy, monkeypatch):
     params = SearchParams(*[0] * len(SearchParams._fields))._replace(vocab_size=V, max_extensions=4)
-    assert cuda_engine.list_sizes(params).log_probs == V + 1
+    assert cuda_engine.list_sizes(params, 256)[0].log_probs == V + 1
     monkeypatch.setattr(cuda_engine, "MOST_BYTES_WITH_LOG_PROBS", 0)
-    assert cuda_engine.list_sizes(params).log_probs == 0
+    assert cuda_engine.list_sizes(params, 256)[0].log_probs == 0
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V))
 
 
@@ -136,6 +136,22 @@ def test_block_sizes(strategy, monkeypatch, threads):
     for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
         monkeypatch.setattr(records, name, threads)
     compare(strategy, TableNetworks(60, (0, 1), seed=3), random_fusion(60))
+
+
+@pytest.mark.parametrize("frame_by_frame", [False, True])
+def test_many_hypotheses_take_blocks_of_fewer_threads(frame_by_frame, monkeypatch):
+    monkeypatch.setattr(records, "EXPAND_THREADS", 256)
+    wave = (2 if frame_by_frame else 4) * 132
+    assert [cuda_engine.expand_threads(rows, 132, frame_by_frame) for rows in (1, wave, wave + 1)] == [256, 256, 128]
+    params = SearchParams(*[0] * len(SearchParams._fields))
+    assert cuda_engine.list_sizes(params, 128)[1] < cuda_engine.list_sizes(params, 256)[1]
+
+
+def test_blocks_of_fewer_threads(strategy, monkeypatch):
+    monkeypatch.setattr(cuda_engine, "multiprocessors", lambda device: 0)
+    monkeypatch.setattr(records, "FEWER_EXPAND_THREADS", 64)
+    monkeypatch.setattr(records, "EXPAND_THREADS", 128)
+    compare(strategy, TableNetworks(200, (0, 1), seed=3), random_fusion(200))
 
 
 def test_lists_that_are_too_short_for_a_row(strategy, monkeypatch):
