@@ -101,7 +101,7 @@ class Kernel:
         return ceil(launched / (self.blocks(processor, threads) * processor.count))
 
 
-def threads_of(source: str, kernel: str, processor: Processor) -> int:
+def threads_of(source: str, kernel: str, arch: int) -> int:
     """Threads of a block, as the search of this source file launches the kernel."""
     match source.split("/")[1:], kernel:
         case ["flexctc_beam", _], "advance":
@@ -111,7 +111,8 @@ def threads_of(source: str, kernel: str, processor: Processor) -> int:
         case ["word_graph", _], "advance" | "best_path" | "compact":
             return kernel_abi.THREADS
         case ["transducer", file], "expand":
-            return transducer_engine.expand_threads(UTTERANCES * HYPOTHESES, processor.count, file == "aes.cu")
+            gpu = PROCESSORS[arch].count, divmod(arch, 10)
+            return transducer_engine.expand_threads(UTTERANCES * HYPOTHESES, file == "aes.cu", *gpu)
         case ["transducer", _], "merge" | "schedule" | "count_active":
             return records.MERGE_THREADS
         case ["transducer", _], _ if kernel in ROWS:
@@ -192,7 +193,7 @@ def report(jobs: list, listings: list[str]) -> int:
         for kernel in counted(listing):
             processor = PROCESSORS[arch]
             widths = "/".join(str(kernel.widths[bits]) for bits in (32, 64, 128))
-            threads = threads_of(name, kernel.name, processor)
+            threads = threads_of(name, kernel.name, arch)
             blocks, waves = kernel.blocks(processor, threads), kernel.waves(processor, threads)
             numbers = [kernel.registers, threads, blocks, waves, kernel.instructions]
             share = f"{100 * kernel.doubles / kernel.instructions:.1f}"

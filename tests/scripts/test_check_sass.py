@@ -73,7 +73,7 @@ def test_threads_are_those_of_the_launch(monkeypatch):
     """Of every kernel. `expand` of aes_pp has fewer, so that 512 blocks are one wave of an H100."""
     monkeypatch.setattr(flexctc_engine, "THREADS", 288)
     found = {
-        (name, kernel): check_sass.threads_of(name, kernel, check_sass.PROCESSORS[90])
+        (name, kernel): check_sass.threads_of(name, kernel, 90)
         for name in kernel_files()
         for text in (read_source(name).text, *read_source(name).headers.values())
         for kernel in re.findall(r"__global__ void .*?(\w+)\(const", text)
@@ -85,7 +85,7 @@ def test_threads_are_those_of_the_launch(monkeypatch):
     assert found["search/transducer/alsd.cu", "expand"] == 256
     assert found["search/transducer/aes.cu", "expand"] == 128
     with pytest.raises(ValueError, match="lost of search/transducer/aes"):
-        check_sass.threads_of("search/transducer/aes.cu", "lost", check_sass.PROCESSORS[90])
+        check_sass.threads_of("search/transducer/aes.cu", "lost", 90)
 
 
 @needs_nvrtc
@@ -93,7 +93,7 @@ def test_local_memory_fails(tmp_path, monkeypatch, capsys):
     (tmp_path / "good.cu").write_text(GOOD)
     monkeypatch.setattr(check_sass, "read_source", lambda name: read_source(name, tmp_path))
     monkeypatch.setattr(check_sass, "variants", lambda name, arch: [{}])
-    monkeypatch.setattr(check_sass, "threads_of", lambda name, kernel, processor: 256)
+    monkeypatch.setattr(check_sass, "threads_of", lambda name, kernel, arch: 256)
     assert check_sass.main(["good.cu", "--arch", "80"]) == 0
     out = capsys.readouterr().out
     assert out.endswith("no local memory, no unknown function\n")

@@ -57,18 +57,29 @@ def why_not(params: SearchParams, most_shared: int) -> str | None:
     return None
 
 
-def expand_threads(rows: int, processors: int, frame_by_frame: bool) -> int:
+def expand_threads(rows: int, frame_by_frame: bool, processors: int, capability: tuple[int, int]) -> int:
     """Threads of a block of `expand`: fewer if blocks of EXPAND_THREADS for so many rows would need a second wave.
 
     With half the threads, a block takes a tenth more time by estimate, but twice as many blocks are resident.
+
+    Args:
+        rows: blocks.
+        frame_by_frame: as in `SearchParams`.
+        processors: multiprocessors of the GPU.
+        capability: compute capability of the GPU.
     """
-    resident = processors * (2 if frame_by_frame else 4)  # EXPAND_BLOCKS of most GPUs
-    return records.EXPAND_THREADS if rows <= resident else min(records.EXPAND_THREADS, records.FEWER_EXPAND_THREADS)
+    # blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu
+    resident = (4 if capability in ((8, 6), (8, 9)) else 2) if frame_by_frame else 4 if capability < (10, 0) else 3
+    wide = rows <= resident * processors
+    return records.EXPAND_THREADS if wide else min(records.EXPAND_THREADS, records.FEWER_EXPAND_THREADS)
 
 
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; as many as an H100 has if the kernels are emulated."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+def multiprocessors(device: torch.device) -> tuple[int, tuple[int, int]]:
+    """Number of multiprocessors and compute capability of a GPU; those of an H100 if the kernels are emulated."""
+    if device.type != "cuda":
+        return 132, (9, 0)
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, (properties.major, properties.minor)
 
 
 def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
@@ -77,7 +88,7 @@ def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
     sizes = ListSizes(2 * params.max_extensions + threads, labels, params.vocab_size + 1)
     # in the order of `Workspace` in expand.cuh
     scratch = (32 + 2 * 4) * 8
-    lists = (sizes.items + params.max_extensions) * (KEY_BYTES + records.FUSION_STATES.itemsize)
+    lists = sizes.items * 2 * (KEY_BYTES + records.FUSION_STATES.itemsize)
     needed = scratch + records.LIST_COUNTERS.itemsize + lists + 4 * (threads + labels)
     if needed + 4 * sizes.log_probs > MOST_BYTES_WITH_LOG_PROBS:
         sizes = sizes._replace(log_probs=0)
@@ -196,7 +207,7 @@ class _Step:
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
         """Launch a step, see `cuda_graphs.GraphStep`."""
         work, params = self._work, self._algorithm.params
-        threads = expand_threads(work.rows, multiprocessors(work.shape.device), params.frame_by_frame)
+        threads = expand_threads(work.rows, params.frame_by_frame, *multiprocessors(work.shape.device))
         sizes, expand_bytes = list_sizes(params, threads)
         logits = self._joint.logits()
         kernels = self._kernels_for(logits.dtype, in_loop)

@@ -19,9 +19,9 @@ inline int choice_of(uint64 key) { return (int)index_of(key); }
 // Order: descending score, then ascending choice; no two are equal.
 struct TopList {
   uint64* keys;  // [capacity]
-  uint64* best_keys;  // [wanted]
+  uint64* best_keys;  // [capacity]
   FusionStates* states;  // [capacity]
-  FusionStates* best_states;  // [wanted]
+  FusionStates* best_states;  // [capacity]
   ListCounters* counters;
   int capacity;  // at least wanted + threads of the block
   int wanted;  // number that is kept
@@ -95,9 +95,9 @@ struct Workspace {
     scratch = take<NormaliseScratch>(shared, 1);
     best.counters = take<ListCounters>(shared, 1);
     best.keys = take<uint64>(shared, sizes.items);
-    best.best_keys = take<uint64>(shared, args.params.max_extensions);
+    best.best_keys = take<uint64>(shared, sizes.items);
     best.states = take<FusionStates>(shared, sizes.items);
-    best.best_states = take<FusionStates>(shared, args.params.max_extensions);
+    best.best_states = take<FusionStates>(shared, sizes.items);
     best.capacity = sizes.items;
     best.wanted = args.params.max_extensions;
     best.gamma = args.params.gamma;
