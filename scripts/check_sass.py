@@ -5,8 +5,9 @@
 nvdisasm is a package, `pip install nvidia-cuda-nvdisasm`, or part of a CUDA toolkit. The columns are:
 
 - registers: per thread.
+- threads: per block, as the searches launch the kernel for 128 utterances with 4 hypotheses.
 - blocks: resident blocks per multiprocessor, as registers and threads allow. Shared memory may lower it.
-- waves: rounds of blocks for 128 utterances with 4 hypotheses on the smallest data-centre GPU of the architecture.
+- waves: rounds of blocks of such a launch on the smallest data-centre GPU of the architecture.
 - instructions, fp64: all, and those of the double precision unit in percent.
 - loads: from global memory; `generic` of them have an address space that the compiler does not know.
 - 32/64/128: bits per thread that these loads read.
@@ -39,6 +40,10 @@ from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
 from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
 from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_engine
+from nemo_gpu_decoding.search.transducer import cuda_engine as transducer_engine
+from nemo_gpu_decoding.search.transducer import records
+from nemo_gpu_decoding.search.word_graph import kernel_abi
 from scripts.check_kernels import variants
 
 
@@ -61,14 +66,14 @@ PROCESSORS = {
 }
 REGISTERS, REGISTER_UNIT = 65536, 256  # of a multiprocessor; a warp takes multiples of the unit
 UTTERANCES, HYPOTHESES = 128, 4
-ROWS = ("expand",)  # kernels with a block per hypothesis; all others have one per utterance
+# kernels with a block per hypothesis, or for fewer; all others have one per utterance
+ROWS = ("expand", "move_rows", "join_rows", "lstm_layer", "lstm_output", "stateless")
 IN_DRIVER = {"cudaGraphSetConditional"}  # the driver resolves it when it loads the code
 
 _SECTION = re.compile(r"^\t\.section\t\.(text|nv\.info)\.(\w+)", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^ +/\*[0-9a-f]{4,}\*/ +(?:@!?U?P\w+ +)?([A-Z][A-Z0-9_.]*)[^;]*;", re.MULTILINE)
 _FUNCTION = re.compile(r"^\t\.type\s+(\S+),@function", re.MULTILINE)
 _DEFINITION = re.compile(r"^([\w$]+):", re.MULTILINE)
-_THREADS = re.compile(r"EIATTR_MAX_THREADS\n(?:.*\n){1,9}?.*\.word\t0x([0-9a-f]+)")
 _REGISTERS = re.compile(r"EIATTR_REGCOUNT\n(?:.*\n){1,9}?.*index@\((\w+)\)\n.*\.word\t0x([0-9a-f]+)")
 
 
@@ -78,7 +83,6 @@ class Kernel:
 
     name: str
     registers: int = 0
-    threads: int = 0
     instructions: int = 0
     doubles: int = 0
     strong: int = 0
@@ -86,16 +90,34 @@ class Kernel:
     generic: int = 0
     widths: Counter[int] = field(default_factory=Counter)  # bits -> loads from global memory
 
-    def blocks(self, processor: Processor) -> int:
+    def blocks(self, processor: Processor, threads: int) -> int:
         """Resident blocks per multiprocessor."""
-        warps = ceil(self.threads / 32)
         per_warp = ceil(self.registers * 32 / REGISTER_UNIT) * REGISTER_UNIT
-        return min(REGISTERS // (per_warp * warps), processor.threads // self.threads, processor.blocks)
+        return min(REGISTERS // (per_warp * ceil(threads / 32)), processor.threads // threads, processor.blocks)
 
-    def waves(self, processor: Processor) -> int:
+    def waves(self, processor: Processor, threads: int) -> int:
         """Rounds of blocks in which one launch runs."""
         launched = UTTERANCES * (HYPOTHESES if self.name in ROWS else 1)
-        return ceil(launched / (self.blocks(processor) * processor.count))
+        return ceil(launched / (self.blocks(processor, threads) * processor.count))
+
+
+def threads_of(source: str, kernel: str, arch: int) -> int:
+    """Threads of a block, as the search of this source file launches the kernel."""
+    match source.split("/")[1:], kernel:
+        case ["flexctc_beam", _], "advance":
+            return flexctc_engine.THREADS
+        case ["flexctc_beam", _], "finish":
+            return flexctc_engine.FINISH_THREADS
+        case ["word_graph", _], "advance" | "best_path" | "compact":
+            return kernel_abi.THREADS
+        case ["transducer", file], "expand":
+            gpu = PROCESSORS[arch].count, divmod(arch, 10)
+            return transducer_engine.expand_threads(UTTERANCES * HYPOTHESES, file == "aes.cu", *gpu)
+        case ["transducer", _], "merge" | "schedule" | "count_active":
+            return records.MERGE_THREADS
+        case ["transducer", _], _ if kernel in ROWS:
+            return records.MOVE_THREADS
+    raise ValueError(f"{kernel} of {source} is no kernel of a search, expected one that `threads_of` lists")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -142,8 +164,6 @@ def counted(listing: str) -> list[Kernel]:
         kernel = kernels.setdefault(name, Kernel(name, registers.get(name, 0)))
         if kind == "text":
             _count(kernel, listing[begin:end])
-        elif match := _THREADS.search(listing, begin, end):
-            kernel.threads = int(match[1], 16)
     return list(kernels.values())
 
 
@@ -173,7 +193,9 @@ def report(jobs: list, listings: list[str]) -> int:
         for kernel in counted(listing):
             processor = PROCESSORS[arch]
             widths = "/".join(str(kernel.widths[bits]) for bits in (32, 64, 128))
-            numbers = [kernel.registers, kernel.blocks(processor), kernel.waves(processor), kernel.instructions]
+            threads = threads_of(name, kernel.name, arch)
+            blocks, waves = kernel.blocks(processor, threads), kernel.waves(processor, threads)
+            numbers = [kernel.registers, threads, blocks, waves, kernel.instructions]
             share = f"{100 * kernel.doubles / kernel.instructions:.1f}"
             memory = [kernel.widths.total(), kernel.generic, widths, kernel.strong, kernel.local]
             rows.append([name, variant, kernel.name, f"sm_{arch}", *map(str, [*numbers, share, *memory])])
@@ -181,8 +203,8 @@ def report(jobs: list, listings: list[str]) -> int:
                 faults.append(
                     f"{name} {variant}: {kernel.name} on sm_{arch} has {kernel.local} accesses of local memory"
                 )
-    header = ["file", "variant", "kernel", "arch", "registers", "blocks", "waves", "instructions", "fp64 %"]
-    print(format_table([*header, "loads", "generic", "32/64/128", "strong", "local"], rows))
+    header = ["file", "variant", "kernel", "arch", "registers", "threads", "blocks", "waves"]
+    print(format_table([*header, "instructions", "fp64 %", "loads", "generic", "32/64/128", "strong", "local"], rows))
     print("\n".join(faults) or "no local memory, no unknown function")
     return 1 if faults else 0
 

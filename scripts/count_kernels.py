@@ -1,6 +1,7 @@
 """Count instructions and memory accesses of every kernel per frame, without a GPU, and estimate its time on an H200.
 
     python scripts/count_kernels.py [STRATEGY ...]     print the tables of these strategies, or of all
+    python scripts/count_kernels.py --utterances 32    of a batch of this size; 128 in the page
     python scripts/count_kernels.py --write            write them into docs/gpus.md; two minutes
     python scripts/count_kernels.py --new-texts        share of hypotheses with a new text, on the shipped speech
 
@@ -36,6 +37,7 @@ from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus  
 from nemo_gpu_decoding.cuda import nvrtc  # noqa: E402
 from nemo_gpu_decoding.cuda.launch import use_runtime  # noqa: E402
 from nemo_gpu_decoding.report import format_table  # noqa: E402
+from nemo_gpu_decoding.search.transducer import cuda_engine  # noqa: E402
 from scripts.check_kernels import check  # noqa: E402
 from tests.cuda_emulator.emulator import EmulatedRuntime, Launched  # noqa: E402
 
@@ -65,6 +67,7 @@ class Row(NamedTuple):
 
     kernel: str
     registers: int
+    waves: int  # of blocks, of a batch of `UTTERANCES`
     shared: int  # bytes of a block, static and dynamic
     launches: float
     barriers: float  # of a block
@@ -111,6 +114,25 @@ FIRST_EDITION = {
     "paged_biglm, peaked": Sums(0.0198, 32.4, 2355, 17257),
     "paged_biglm, flat": Sums(0.023, 59.3, 5543, 120823),
 }
+# Registers, waves and µs of the first counted kernels, commit bb29b57, by today's formula; `move_rows` did the work
+# of `join_rows` then
+FIRST_KERNELS: dict[str, dict[str, tuple[float, ...]]] = {
+    "flexctc_beam, peaked, K = 16": {"advance": (81, 1, 2.08), "finish": (80, 1, 0.2)},
+    "flexctc_beam, peaked, K = 16, LM": {"advance": (81, 1, 6.75), "finish": (80, 1, 0.196)},
+    "flexctc_beam, flat, K = 16, LM": {"advance": (81, 1, 7.16), "finish": (80, 1, 0.28)},
+    "alsd_pp, RNN-T, K = 4": {
+        "schedule": (32, 1, 0.0658), "count_active": (32, 1, 2.88), "join_rows": (32, 1, 4.08),
+        "expand": (74, 2, 29.8), "merge": (55, 1, 6.65), "lstm_layer": (32, 1, 3.57), "lstm_output": (32, 1, 3.55),
+    },
+    "aes_pp, RNN-T, K = 4": {
+        "schedule": (32, 1, 0.0294), "count_active": (32, 1, 2.88), "join_rows": (32, 1, 4.04), "expand": (96, 2, 32),
+        "merge": (54, 1, 8.53), "lstm_layer": (32, 1, 3.51), "lstm_output": (32, 1, 3.49),
+    },
+    "cuda_wfst, peaked": {"advance": (126, 1, 8.57), "best_path": (56, 1, 0.106)},
+    "cuda_wfst, flat": {"advance": (126, 1, 15), "best_path": (56, 1, 0.218)},
+    "paged_biglm, peaked": {"advance": (124, 1, 12.1), "best_path": (80, 1, 0.11)},
+    "paged_biglm, flat": {"advance": (124, 1, 29.9), "best_path": (80, 1, 0.312)},
+}  # fmt: skip
 GOALS = {
     "flexctc_beam": "NeMo's `beam_batch` as CUDA graphs: 60 to 100 kernels per frame, 150 to 250 µs",
     "alsd_pp": "a third of NeMo's `malsd_batch` as CUDA graphs, 150 to 250 µs; with fast-gpu-asr's fp16 engines 45 µs",
@@ -128,7 +150,9 @@ def decode(case: str, runtime: EmulatedRuntime) -> Run:
     decoder = decoder_of(options, task, Setting(beam or task.weights.graph_beams[1], with_lm, 0, 1))
     products, runtime.counted = Products(), []
     frames = min(int(task.lengths[0]), OPTIONS["max_frames"])
-    with use_runtime(runtime), products:
+    # blocks are those of a launch for all utterances, of which this is one
+    share = patch.object(cuda_engine, "multiprocessors", return_value=(PROCESSORS / UTTERANCES, (9, 0)))
+    with use_runtime(runtime), products, share:
         decoder.decode(task.inputs[:1, :frames], torch.tensor([frames]))
     return Run(runtime.counted, products.found, frames)
 
@@ -169,6 +193,7 @@ def rows_of(run: Run) -> Iterator[Row]:
         registers, static = compiled(first.source, name, dict(first.defines))
         shared = static + max(launched.shared_bytes for launched in launches)
         us = sum(estimated(launched, registers, shared) for launched in launches)
+        waves = max(waves_of(launched, registers, shared) for launched in launches)
         sums = [
             len(launches),
             sum(launched.barriers / launched.grid for launched in launches),
@@ -177,13 +202,13 @@ def rows_of(run: Run) -> Iterator[Row]:
             sum(launched.slowest.global_waits / launched.grid for launched in launches),
             us,
         ]
-        yield Row(name, registers, shared, *(total / run.frames for total in sums))
+        yield Row(name, registers, waves, shared, *(total / run.frames for total in sums))
     if run.products:
         us = sum(
             NODE_US + max(UTTERANCES * flops / FLOPS_PER_US, moved / BYTES_PER_US) for flops, moved in run.products
         )
         moved = sum(moved for _, moved in run.products)
-        yield Row("products", 0, 0, *(total / run.frames for total in (len(run.products), 0, 0, moved, 0, us)))
+        yield Row("products", 0, 0, 0, *(total / run.frames for total in (len(run.products), 0, 0, moved, 0, us)))
 
 
 def estimated(launched: Launched, registers: int, shared: int) -> float:
@@ -192,15 +217,19 @@ def estimated(launched: Launched, registers: int, shared: int) -> float:
     The maximum of two times: the waits of a block's slowest thread, times the number of rounds of blocks on the
     multiprocessors; and the bytes of all blocks divided by the bandwidth.
     """
-    grid = launched.grid * UTTERANCES
+    cycles = sum(getattr(launched.slowest, name) * weight for name, weight in CYCLES.items())
+    cycles = (cycles + BARRIER_CYCLES * launched.barriers) / launched.grid
+    waited = cycles / (CLOCK_GHZ * 1000) * waves_of(launched, registers, shared)
+    moved = UTTERANCES * (launched.all.bytes_read + launched.all.bytes_written) / BYTES_PER_US
+    return NODE_US + max(waited, moved)
+
+
+def waves_of(launched: Launched, registers: int, shared: int) -> int:
+    """Rounds of blocks on the multiprocessors in which a launch for `UTTERANCES` runs."""
     at_once = min(
         THREADS // launched.block, REGISTERS // (registers * launched.block), SHARED_BYTES // (shared + 1024)
     )
-    cycles = sum(getattr(launched.slowest, name) * weight for name, weight in CYCLES.items())
-    cycles = (cycles + BARRIER_CYCLES * launched.barriers) / launched.grid
-    waited = cycles / (CLOCK_GHZ * 1000) * ceil(grid / (PROCESSORS * at_once))
-    moved = UTTERANCES * (launched.all.bytes_read + launched.all.bytes_written) / BYTES_PER_US
-    return NODE_US + max(waited, moved)
+    return ceil(launched.grid * UTTERANCES / (PROCESSORS * at_once))
 
 
 _compiled: dict[tuple[Any, ...], dict[str, tuple[int, int]]] = {}
@@ -220,18 +249,26 @@ def compiled(source: str, kernel: str, defines: dict[str, int | str]) -> tuple[i
 # ---------------------------------------------------------------------------------------------------- table
 
 SUMMARY = ["search", *Sums._fields, "waits", "µs", "to be beaten, or the goal"]
-HEADER = ["search", "kernel", "registers", "shared", *Sums._fields, "waits", "µs"]
+HEADER = ["search", "kernel", "registers", "waves", "shared", *Sums._fields, "waits", "µs"]
 
 
 def kernel_lines(case: str, rows: list[Row]) -> list[list[str]]:
-    """The lines of a case, one for each kernel."""
-    sizes = [[str(row.registers), str(row.shared)] if row.registers else ["", ""] for row in rows]
-    return [[case, row.kernel, *size, *map(shown, row[3:])] for row, size in zip(rows, sizes, strict=True)]
+    """The lines of a case, one for each kernel; registers, waves and µs beside those of the first edition."""
+    lines = []
+    for row in rows:
+        first = FIRST_KERNELS[case].get(row.kernel)
+        registers, waves, us = (
+            " → ".join(shown(value) for value in pair if value)
+            for pair in zip(first or (0, 0, 0), (row.registers, row.waves, row.us), strict=True)
+        )
+        shared = str(row.shared) if row.registers else ""
+        lines.append([case, row.kernel, registers, waves, shared, *map(shown, row[4:-1]), us])
+    return lines
 
 
 def case_line(case: str, rows: list[Row]) -> list[str]:
     """All kernels of a case together, beside the first edition and the goal."""
-    *now, waits, us = (sum(row[i] for row in rows) for i in range(3, len(Row._fields)))
+    *now, waits, us = (sum(row[i] for row in rows) for i in range(4, len(Row._fields)))
     pairs = (f"{shown(old)} → {shown(new)}" for old, new in zip(FIRST_EDITION[case], now, strict=True))
     return [case, *pairs, shown(waits), shown(us), GOALS[CASES[case][0]]]
 
@@ -279,11 +316,16 @@ def new_texts(models: Iterable[str] = ("rnnt", "tdt"), beam_size: int = 6) -> li
 
 
 def main() -> int:
+    global UTTERANCES
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("strategies", nargs="*", help="all if none is named")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/gpus.md")
+    parser.add_argument("--utterances", type=int, default=UTTERANCES, help="decoded together (%(default)s)")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/gpus.md")
     parser.add_argument("--new-texts", action="store_true", help="count new texts of the shipped speech instead")
     options = parser.parse_args()
+    if options.write and (options.strategies or options.utterances != UTTERANCES):
+        parser.error(f"--write takes no strategies and {UTTERANCES} utterances: the page has the tables of all")
+    UTTERANCES = options.utterances
     if options.new_texts:
         print(format_table(["model", "strategy", "new texts"], new_texts()))
         return 0

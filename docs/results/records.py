@@ -25,8 +25,8 @@ from benchmarks.report import name_of_run
 
 HERE = Path(__file__).resolve().parent
 PAGES, ROOT = [HERE.parent / name for name in ("measured.md", "papers.md", "boosting.md")], HERE.parents[1]
-# 45 minutes on two cores. Two are measured only if they are named: scale takes 7 more and 6 GB of disk; boosting needs
-# folder=FOLDER and takes 8 more
+# 45 minutes on two cores. Two are measured only if they are named: scale takes 18 more and 6 GB of disk; boosting
+# needs folder=FOLDER and takes 8 more
 RUNS = {
     "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=5 probes=true",
     "alsd_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",

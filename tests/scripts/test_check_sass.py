@@ -1,8 +1,11 @@
 """The script that reads machine code: what it counts, and what it refuses."""
 
+import re
+
 import pytest
 
-from nemo_gpu_decoding.cuda.sources import read_source
+from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_engine
 from scripts import check_sass
 from tests.cuda.fakes import needs_nvrtc
 
@@ -15,14 +18,6 @@ LISTING = """	.section	.nv.info,"",@"SHT_CUDA_INFO"
 .L_17:
         /*0004*/ 	.word	index@(expand)
         /*0008*/ 	.word	0x0000004a
-	.section	.nv.info.expand,"",@"SHT_CUDA_INFO"
-	//----- nvinfo : EIATTR_MAX_THREADS
-	.align		4
-        /*0190*/ 	.byte	0x04, 0x05
-        /*0192*/ 	.short	(.L_42 - .L_41)
-.L_41:
-        /*0194*/ 	.word	0x00000100
-        /*0198*/ 	.word	0x00000001
 	.section	.text.expand,"ax",@progbits
         .global         expand
         .type           expand,@function
@@ -54,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256) good(const float4* x, float4* 
 
 def test_what_a_listing_holds_is_counted():
     (kernel,) = check_sass.counted(LISTING)
-    assert (kernel.name, kernel.registers, kernel.threads) == ("expand", 74, 256)
+    assert (kernel.name, kernel.registers) == ("expand", 74)
     assert (kernel.instructions, kernel.doubles, kernel.strong, kernel.local, kernel.generic) == (8, 1, 1, 1, 2)
     assert dict(kernel.widths) == {128: 1, 32: 2, 64: 1}
     assert check_sass.unknown_functions(LISTING) == {"lost"}
@@ -70,9 +65,27 @@ def test_what_a_listing_holds_is_counted():
     ],
 )
 def test_blocks_and_waves(registers, threads, arch, blocks, waves):
-    kernel = check_sass.Kernel("expand", registers, threads)
-    processor = check_sass.PROCESSORS[arch]
-    assert (kernel.blocks(processor), kernel.waves(processor)) == (blocks, waves)
+    kernel, processor = check_sass.Kernel("expand", registers), check_sass.PROCESSORS[arch]
+    assert (kernel.blocks(processor, threads), kernel.waves(processor, threads)) == (blocks, waves)
+
+
+def test_threads_are_those_of_the_launch(monkeypatch):
+    """Of every kernel. `expand` of aes_pp has fewer, so that 512 blocks are one wave of an H100."""
+    monkeypatch.setattr(flexctc_engine, "THREADS", 288)
+    found = {
+        (name, kernel): check_sass.threads_of(name, kernel, 90)
+        for name in kernel_files()
+        for text in (read_source(name).text, *read_source(name).headers.values())
+        for kernel in re.findall(r"__global__ void .*?(\w+)\(const", text)
+    }
+    assert len(found) == 16
+    assert found["search/flexctc_beam/kernel.cu", "advance"] == 288
+    assert found["search/flexctc_beam/finish.cu", "finish"] == 128
+    assert found["search/word_graph/kernel.cu", "advance"] == 512
+    assert found["search/transducer/alsd.cu", "expand"] == 256
+    assert found["search/transducer/aes.cu", "expand"] == 128
+    with pytest.raises(ValueError, match="lost of search/transducer/aes"):
+        check_sass.threads_of("search/transducer/aes.cu", "lost", 90)
 
 
 @needs_nvrtc
@@ -80,6 +93,7 @@ def test_local_memory_fails(tmp_path, monkeypatch, capsys):
     (tmp_path / "good.cu").write_text(GOOD)
     monkeypatch.setattr(check_sass, "read_source", lambda name: read_source(name, tmp_path))
     monkeypatch.setattr(check_sass, "variants", lambda name, arch: [{}])
+    monkeypatch.setattr(check_sass, "threads_of", lambda name, kernel, arch: 256)
     assert check_sass.main(["good.cu", "--arch", "80"]) == 0
     out = capsys.readouterr().out
     assert out.endswith("no local memory, no unknown function\n")

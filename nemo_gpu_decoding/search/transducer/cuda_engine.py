@@ -47,7 +47,8 @@ def why_not(params: SearchParams, most_shared: int) -> str | None:
     choices = (params.vocab_size + 1) * params.num_durations + 1
     if params.beam_size * choices > 2**32:
         return f"beam {params.beam_size} x {choices} choices exceed the 2^32 that kernels can number"
-    needed = max(merge_bytes(params), expand_bytes(list_sizes(params)))
+    _, expand_bytes = list_sizes(params, records.EXPAND_THREADS)
+    needed = max(merge_bytes(params), expand_bytes)
     if needed > most_shared:
         return (
             f"a beam of {params.beam_size} needs {needed} bytes of shared memory per block of threads, "
@@ -56,19 +57,42 @@ def why_not(params: SearchParams, most_shared: int) -> str | None:
     return None
 
 
-def list_sizes(params: SearchParams) -> ListSizes:
-    """Lists of `expand` for M extensions per hypothesis of V + 1 labels."""
+def expand_threads(rows: int, frame_by_frame: bool, processors: int, capability: tuple[int, int]) -> int:
+    """Threads of a block of `expand`: fewer if blocks of EXPAND_THREADS for so many rows would need a second wave.
+
+    With half the threads, a block takes a tenth more time by estimate, but twice as many blocks are resident.
+
+    Args:
+        rows: blocks.
+        frame_by_frame: as in `SearchParams`.
+        processors: multiprocessors of the GPU.
+        capability: compute capability of the GPU.
+    """
+    # blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu
+    resident = (4 if capability in ((8, 6), (8, 9)) else 2) if frame_by_frame else 4 if capability < (10, 0) else 3
+    wide = rows <= resident * processors
+    return records.EXPAND_THREADS if wide else min(records.EXPAND_THREADS, records.FEWER_EXPAND_THREADS)
+
+
+def multiprocessors(device: torch.device) -> tuple[int, tuple[int, int]]:
+    """Number of multiprocessors and compute capability of a GPU; those of an H100 if the kernels are emulated."""
+    if device.type != "cuda":
+        return 132, (9, 0)
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, (properties.major, properties.minor)
+
+
+def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
+    """Lists of `expand` for M extensions per hypothesis of V + 1 labels, and the dynamic shared memory of a block."""
     labels = max(params.max_extensions, min(params.vocab_size + 1, MOST_LABELS))
-    sizes = ListSizes(2 * params.max_extensions + records.EXPAND_THREADS, labels, params.vocab_size + 1)
-    return sizes if expand_bytes(sizes) <= MOST_BYTES_WITH_LOG_PROBS else sizes._replace(log_probs=0)
-
-
-def expand_bytes(sizes: ListSizes) -> int:
-    """Dynamic shared memory of a block of `expand`; the order is that of `Workspace` in expand.cuh."""
+    sizes = ListSizes(2 * params.max_extensions + threads, labels, params.vocab_size + 1)
+    # in the order of `Workspace` in expand.cuh
     scratch = (32 + 2 * 4) * 8
     lists = sizes.items * 2 * (KEY_BYTES + records.FUSION_STATES.itemsize)
-    numbers = records.EXPAND_THREADS + sizes.labels + sizes.log_probs
-    return scratch + records.LIST_COUNTERS.itemsize + lists + 4 * numbers
+    needed = scratch + records.LIST_COUNTERS.itemsize + lists + 4 * (threads + labels)
+    if needed + 4 * sizes.log_probs > MOST_BYTES_WITH_LOG_PROBS:
+        sizes = sizes._replace(log_probs=0)
+    return sizes, needed + 4 * sizes.log_probs
 
 
 def merge_bytes(params: SearchParams) -> int:
@@ -182,15 +206,17 @@ class _Step:
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
         """Launch a step, see `cuda_graphs.GraphStep`."""
-        work, params, sizes = self._work, self._algorithm.params, list_sizes(self._algorithm.params)
+        work, params = self._work, self._algorithm.params
+        threads = expand_threads(work.rows, params.frame_by_frame, *multiprocessors(work.shape.device))
+        sizes, expand_bytes = list_sizes(params, threads)
         logits = self._joint.logits()
         kernels = self._kernels_for(logits.dtype, in_loop)
         work.launch(
             kernels,
             records.EXPAND,
             grid=work.rows,
-            block=records.EXPAND_THREADS,
-            shared_bytes=expand_bytes(sizes),
+            block=threads,
+            shared_bytes=expand_bytes,
             logits=logits,
             lm_states=self._lm.states,
             lm_arcs=self._lm.arcs,

@@ -102,6 +102,7 @@ SEARCH_PARAMS = dtype_of(SearchParams)
 
 # Threads of a block, a multiple of 32.
 EXPAND_THREADS = 256  # a block per hypothesis
+FEWER_EXPAND_THREADS = 128  # if there are many hypotheses, see `expand_threads` in cuda_engine.py
 MERGE_THREADS = 128  # a block per utterance
 MOVE_THREADS = 128  # a block per row
 FEWEST_PREDICTION_ROWS = 128  # of the prediction network's batch; products with fewer are hardly faster

@@ -1,6 +1,7 @@
 """The kernels of both strategies, run by the emulator, find what the CPU finds: to the bit."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,9 +96,9 @@ def test_vocabulary_sizes(strategy, vocab_size):
 
 def test_log_probs_that_are_not_stored(strategy, monkeypatch):
     params = SearchParams(*[0] * len(SearchParams._fields))._replace(vocab_size=V, max_extensions=4)
-    assert cuda_engine.list_sizes(params).log_probs == V + 1
+    assert cuda_engine.list_sizes(params, 256)[0].log_probs == V + 1
     monkeypatch.setattr(cuda_engine, "MOST_BYTES_WITH_LOG_PROBS", 0)
-    assert cuda_engine.list_sizes(params).log_probs == 0
+    assert cuda_engine.list_sizes(params, 256)[0].log_probs == 0
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V))
 
 
@@ -136,6 +137,34 @@ def test_block_sizes(strategy, monkeypatch, threads):
     for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
         monkeypatch.setattr(records, name, threads)
     compare(strategy, TableNetworks(60, (0, 1), seed=3), random_fusion(60))
+
+
+@pytest.mark.parametrize(("frame_by_frame", "capability", "resident"), [
+    (True, (8, 0), 2), (True, (8, 6), 4), (True, (8, 9), 4), (True, (9, 0), 2), (True, (10, 0), 2),
+    (False, (8, 6), 4), (False, (9, 0), 4), (False, (10, 0), 3), (False, (12, 0), 3),
+])  # fmt: skip
+def test_many_hypotheses_take_blocks_of_fewer_threads(frame_by_frame, capability, resident, monkeypatch):
+    monkeypatch.setattr(records, "EXPAND_THREADS", 256)
+    found = [
+        cuda_engine.expand_threads(rows, frame_by_frame, 72, capability)
+        for rows in (1, 72 * resident, 72 * resident + 1)
+    ]
+    assert found == [256, 256, 128]
+    params = SearchParams(*[0] * len(SearchParams._fields))
+    assert cuda_engine.list_sizes(params, 128)[1] < cuda_engine.list_sizes(params, 256)[1]
+
+
+def test_the_gpu_says_how_many_blocks_it_holds(monkeypatch):
+    properties = SimpleNamespace(multi_processor_count=58, major=8, minor=9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 1): properties}.__getitem__)
+    assert cuda_engine.multiprocessors(torch.device("cuda", 1)) == (58, (8, 9))
+
+
+def test_blocks_of_fewer_threads(strategy, monkeypatch):
+    monkeypatch.setattr(cuda_engine, "multiprocessors", lambda device: (0, (9, 0)))
+    monkeypatch.setattr(records, "EXPAND_THREADS", 128)
+    monkeypatch.setattr(records, "FEWER_EXPAND_THREADS", 64)
+    compare(strategy, TableNetworks(200, (0, 1), seed=3), random_fusion(200))
 
 
 def test_lists_that_are_too_short_for_a_row(strategy, monkeypatch):
