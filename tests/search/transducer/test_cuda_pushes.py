@@ -88,6 +88,20 @@ def _launches(work):
     return sum(not hasattr(act, "func") or act.func.__name__ != "_repeat" for act in graph._body)
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_stream_that_begins_again_begins_with_the_empty_text(kind):
+    """What the workspace keeps of the first entry of the prediction cache is that of another text."""
+    device, host = decoders(KINDS[kind](durations=(0, 1, 2)))
+    streams, expected = device.open(2), host.decode(encoded(2, seed=2))
+    for turn in range(3):
+        for chunk in encoded(2, seed=turn).split(1, dim=1):
+            device.push(streams, chunk)
+        found = device.close(streams)
+        device.reopen(streams, [0, 1])
+    assert_same(found, expected)
+    assert any(len(nbest.best.tokens) > 2 for nbest in found)
+
+
 def test_a_push_that_no_hypothesis_reads_runs_no_step(monkeypatch):
     """Tokens and blanks take four frames each."""
     device, host = decoders(TableNetworks(V, (4,), seed=1))
