@@ -3,9 +3,11 @@
     python scripts/push_time.py [STRATEGY ...]
 
 Needs g++: the first pushes run the kernels in the emulator of `tests/cuda_emulator`. The launches of the measured
-pushes do nothing, except those of transducers, whose time is subtracted. What remains is Python, torch's dispatch and
-copies between buffers on the CPU, and the packing of the kernels' arguments. The driver's own costs (launch, copy,
-wait) are missing. The steps of a transducer are subtracted, because a GPU runs them as one CUDA graph.
+pushes do nothing. What remains is Python, torch's dispatch and copies between buffers on the CPU, and the packing of
+the kernels' arguments. The driver's own costs (launch, copy, wait) are missing. The steps of a transducer are one CUDA
+graph, whose replay does nothing but to advance the hypotheses to the last frame. Networks are in evaluation mode, and
+torch multiplies frames as on a GPU, without oneDNN. Where CUDA graphs do not work, the host launches every step; the
+last rows are the time of one step.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ sys.path.insert(0, str(REPOSITORY))  # the emulator is test code
 from nemo_gpu_decoding.cuda.launch import use_runtime  # noqa: E402
 from nemo_gpu_decoding.cuda.signature import Signature, checked_arguments  # noqa: E402
 from nemo_gpu_decoding.report import format_table  # noqa: E402
-from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner  # noqa: E402
+from nemo_gpu_decoding.search.transducer import cuda_graphs, onednn_linear  # noqa: E402
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder  # noqa: E402
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, IDLE, STREAM_COUNTERS, STREAM_PARAMS  # noqa: E402
 from tests.contract import subjects  # noqa: E402
 from tests.cuda_emulator.emulator import EmulatedModule, EmulatedRuntime  # noqa: E402
+from tests.cuda_emulator.graphs import CapturedWhile, captured_while  # noqa: E402
 
 BATCHES = (1, 32)
 PUSHES, WARM_UP = 200, 10
@@ -93,38 +98,73 @@ class HostModule:
             self._module.launch(signature, **sizes, **given)
 
 
-def host_time(strategy: str, batch: int, pushes: int = PUSHES, warm_up: int = WARM_UP) -> float:
-    """The median host time of a push of one frame for `batch` streams, in microseconds."""
-    clock, times = Clock(), []
+class HostGraph:
+    """The steps of a transducer; while the runtime is idle, every hypothesis takes a token and all frames."""
+
+    def __init__(self, graph: CapturedWhile, runtime: HostRuntime, work: Any) -> None:
+        self._graph, self._runtime = graph, runtime
+        self._beams = work.beams.numpy().view(HYPOTHESIS)[..., 0]
+        self._counters = work.counters.numpy().view(STREAM_COUNTERS)[..., 0]
+        self._streams = work.streams.numpy().view(STREAM_PARAMS)[..., 0]
+
+    def replay(self) -> None:
+        with self._runtime.clock.leave_out():
+            if not self._runtime.idle:
+                self._graph.replay()
+                return
+            self._beams["frame"] = self._streams["end"][:, None]
+            self._counters["node_count"] += 1
+            self._counters["activity"] = IDLE
+
+
+def host_time(strategy: str, batch: int, pushes: int = PUSHES, warm_up: int = WARM_UP) -> tuple[float, float | None]:
+    """Medians in microseconds: a push of one frame for `batch` streams, and a step of a transducer without a graph."""
+    clock, times, steps = Clock(), [], []
     runtime = HostRuntime(clock)
     kind, variant = STRATEGIES[strategy]
     subject = kind("cuda")
-    run = GraphRunner.run
 
-    def left_out(*given: Any) -> None:
-        with clock.leave_out():
-            run(*given)
+    def captured(mode: str, step: Any, device: torch.device) -> HostGraph:
+        graph = captured_while(device, lambda handle: step.run(in_loop=True, handle=handle))
+        return HostGraph(graph, runtime, step.work)
 
     with ExitStack() as stack:
         stack.enter_context(use_runtime(runtime))
-        stack.enter_context(patch.object(GraphRunner, "run", left_out))
+        stack.enter_context(patch.object(cuda_graphs, "_best_mode", lambda device: cuda_graphs.LOOP))
+        stack.enter_context(patch.object(cuda_graphs, "_captured", captured))
+        stack.enter_context(patch.object(onednn_linear, "_can_pack", lambda *given: False))
+        stack.enter_context(patch.object(onednn_linear, "whole_blocks", lambda rows: rows))
         for module, sizes in subject.small_sizes().items():  # of blocks: a fiber per thread takes its time
             stack.enter_context(patch.multiple(module, **sizes))
         decoder = subject.fused(variant)
+        if isinstance(decoder, TransducerDecoder):
+            decoder.networks.output.eval()
         inputs = subject.random_inputs(batch, pushes, seed=1)
         streams = decoder.open(batch, capacity=pushes, device="cpu")
         for chunk in inputs.split(1, dim=1):
-            runtime.idle = len(times) >= warm_up and not issubclass(kind, subjects.Transducer)
+            runtime.idle = len(times) >= warm_up
             chunk, begin = chunk.contiguous(), clock.now()
             decoder.push(streams, chunk, [1] * batch)
             times.append(clock.now() - begin)
-    return 1e6 * median(times[warm_up:])
+        if isinstance(decoder, TransducerDecoder):
+            _, step = streams.engine._step
+            for _ in range(pushes):
+                begin = clock.now()
+                with torch.inference_mode():
+                    step.run()
+                steps.append(clock.now() - begin)
+    return 1e6 * median(times[warm_up:]), 1e6 * median(steps) if steps else None
 
 
 def main(strategies: list[str]) -> None:
     header = ["strategy", *(f"B = {batch}, µs" for batch in BATCHES)]
-    rows = [[name, *(round(host_time(name, batch)) for batch in BATCHES)] for name in strategies or STRATEGIES]
-    print(format_table(header, rows))
+    rows, steps = [], []
+    for name in strategies or STRATEGIES:
+        found = [host_time(name, batch) for batch in BATCHES]
+        rows.append([name, *(round(push) for push, _ in found)])
+        if found[0][1] is not None:
+            steps.append([f"{name}, a step", *(round(step) for _, step in found)])
+    print(format_table(header, rows + steps))
 
 
 if __name__ == "__main__":

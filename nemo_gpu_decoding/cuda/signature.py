@@ -12,7 +12,7 @@ import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -322,8 +322,11 @@ def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -
             raise ValueError(f"is on {tensor.device}, expected {device}, where the kernel runs")
     elif tensor.device.type != "cpu":
         raise ValueError(f"is on {tensor.device}, expected pinned host memory")
-    elif device.type == "cuda" and not tensor.is_pinned() and not reads_pageable_memory(device):
+    elif device.type == "cuda" and not tensor.is_pinned() and not _reads_pageable_memory(device):
         raise ValueError("is pageable host memory, expected pinned host memory")
+
+
+_reads_pageable_memory = lru_cache(reads_pageable_memory)  # every launch with a mapped LM needs it
 
 
 def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...]:

@@ -278,7 +278,7 @@ class Decoder(ABC, Generic[C, R]):
         counts[rows] = checked_lengths(lengths, len(rows), inputs.shape[1], of=self.input_name)
         if rows == list(range(n)):
             return inputs, counts
-        spread = inputs.new_empty((n, *inputs.shape[1:]))
+        spread = inputs.new_zeros((n, *inputs.shape[1:]))  # finite: a transducer sums the frames to find a bad one
         spread[rows] = inputs
         return spread, counts
 

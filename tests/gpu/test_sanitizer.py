@@ -19,7 +19,7 @@ FOUND = 99  # exit status if something is found
 CAN_NOT_WORK = ("Device not supported", "Unable to find the driver", "requires elevated privileges")
 # Ours; torch's kernels are others' affair, and would take most of the time.
 NAMES = (
-    "advance", "finish", "compact", "best_path", "expand", "merge", "schedule", "count_active", "move_rows",
+    "advance", "finish", "compact", "best_path", "expand", "merge", "schedule", "move_rows",
     "join_rows", "lstm_layer", "lstm_output", "stateless",
 )  # fmt: skip
 KERNELS = tuple(word for name in NAMES for word in ("--kernel-name", f"kns={name}"))

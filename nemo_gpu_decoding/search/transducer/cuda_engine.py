@@ -13,32 +13,53 @@ texts find no free rows waits for the next step, and reads no frame in this one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.cuda.launch import Module, as_records, runtime
+from nemo_gpu_decoding.cuda.launch import Module, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device, trees_on_device
 from nemo_gpu_decoding.search.transducer import records
-from nemo_gpu_decoding.search.transducer.beam import BeamState, grown_nodes
-from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner, check_not_capturing
+from nemo_gpu_decoding.search.transducer.beam import grown_nodes
+from nemo_gpu_decoding.search.transducer.cuda_graphs import Conditions, GraphRunner, check_not_capturing
 from nemo_gpu_decoding.search.transducer.cuda_joint import Joint, JointPaths
 from nemo_gpu_decoding.search.transducer.cuda_prediction import Prediction, PredictionPaths
+from nemo_gpu_decoding.search.transducer.cuda_run import (
+    append_nodes,
+    go_on_with_nodes,
+    goes_on,
+    outcome,
+    plan,
+    settle,
+)
 from nemo_gpu_decoding.search.transducer.cuda_workspace import (
+    Held,
     Workspace,
     WorkspacePool,
     WorkspaceShape,
+    as_bytes,
     bucket,
     kind_of,
 )
-from nemo_gpu_decoding.search.transducer.engine import Algorithm, StreamState, TransducerEngine
-from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, STREAM_COUNTERS, ListSizes, SearchParams
+from nemo_gpu_decoding.search.transducer.engine import (
+    Algorithm,
+    StreamState,
+    TransducerEngine,
+    concatenated,
+    valid_frames,
+)
+from nemo_gpu_decoding.search.transducer.prediction_cache import Frames, Predictions
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, ListSizes, SearchParams
 
 MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each
 MOST_BYTES_WITH_LOG_PROBS = 56 * 1024  # of a block that stores log-probs: four blocks per multiprocessor of an H100
+MOST_PADDING = 1024  # frames that are projected in vain, rather than to copy the other ones
+NODES_PER_FRAME = 16  # and hypothesis, that a push has room for; with more it takes longer
+FRAMES_THAT_WAIT = 15  # between pushes; with more the buffer grows, and graphs are captured again
 KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
 
 
@@ -126,41 +147,155 @@ class Shared(NamedTuple):
     joints: JointPaths  # runs the joint
 
 
+class NewFrames(NamedTuple):
+    """Projected frames that a run adds to its utterances, and whether no more follow."""
+
+    rows: Tensor  # [N, H]
+    lengths: np.ndarray  # [n] int64
+    first_rows: np.ndarray  # [n] int64, row of an utterance's first frame
+    sum: Tensor | None = None  # [1] float64 on the device; if it is not finite, the run changes nothing
+    ended: bool = False
+
+
 class CUDAEngine(TransducerEngine):
-    """The search on the device of the networks; arguments as in `TransducerEngine`."""
+    """The search on the device of the networks; arguments as in `TransducerEngine`.
+
+    A push is one upload, one launch that adds the frames, the steps, and one copy back. Its streams hold a workspace,
+    so that predictions and frames stay where they are.
+    """
 
     def __init__(self, algorithm: Algorithm, fusion: BatchFusion, shared: Shared) -> None:
         super().__init__(algorithm, fusion)
         self._shared = shared
+        self._held: Held | None = None  # the workspace in which predictions and frames are views
+        self._step: tuple[Conditions, _Step] | None = None  # of the last push, on that workspace
+
+    def push(self, inputs: Tensor, lengths: np.ndarray | Tensor, *, deferred: bool = False) -> None:
+        assert isinstance(lengths, np.ndarray)
+        self._check_alive()
+        if not lengths.any():
+            return
+        self._commit_long_trees()
+        networks, device = self._algorithm.networks, self._state.predictions.outputs.device
+        check_not_capturing(device)
+        with torch.inference_mode(), networks.evaluation():
+            given, first_rows = _rows(inputs, lengths)
+            total = given.sum(dtype=torch.float64).view(1).to(device, non_blocking=True)
+            new = NewFrames(networks.project_encoder(given).contiguous(), lengths, first_rows, total)
+            self._lost = True  # reset below, unless the networks fail
+            if not deferred:
+                self._hold(new)
+            if not self._search(self._state, new):
+                self._lost = False
+                valid_frames(inputs, lengths)  # raises, unless the sum has overflowed or a frame is padding
+                self._lost = True
+                self._search(self._state, new._replace(sum=None))
+            self._check_beams(self._state)
+            self._lost = False
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        super().restart(rows, fusion)
+        self._step = None  # it has the former trees
+        if self._held is not None:
+            self._held.work.recalled_of = None  # the first entries of these rows have changed
 
     def _advance(self, state: StreamState, *, ended: bool) -> None:
-        beams, parts, device = state.beams, state.predictions.parts, state.predictions.outputs.device
-        check_not_capturing(device)
-        counters = beams.counters
-        with self._shared.workspaces.borrowed(self._shape(state)) as work:
-            work.take_predictions(parts)
-            work.take_frames(state.frames.values.to(device))
-            work.take_boosting(trees_on_device(self._fusion, device))
-            prediction = self._shared.predictions.on(work)
-            prediction.begin()
-            joint = self._shared.joints.on(work)
-            step = _Step(self._algorithm, work, on_device(self._fusion.lm, device), joint, prediction)
-            _put(work.streams, _stream_params(state, ended))
-            _put(work.beams, beams.beam)
-            while True:
-                counters["node_base"] = counters["node_count"]
-                _put(work.counters, counters)
-                step.schedule()
-                self._shared.graphs.run(step, work)
-                counters[:] = _get(work.counters, STREAM_COUNTERS)[: len(counters)]
-                state.nodes = _append_nodes(state.nodes, work.nodes, counters)
-                if (counters["size"] <= 0).any() or not (counters["activity"] == records.FULL).any():
-                    break
-            work.give_predictions(parts)
-            beams.beam[:] = _get(work.beams, HYPOTHESIS)[: len(counters)]
-        _list_cached_texts(beams)
+        check_not_capturing(state.predictions.outputs.device)
+        nothing = np.zeros(len(state.nodes), np.int64)
+        self._search(state, NewFrames(state.frames.values.flatten(0, 1)[:0], nothing, nothing, ended=ended))
 
-    def _shape(self, state: StreamState) -> WorkspaceShape:
+    def _hold(self, new: NewFrames) -> None:
+        """Let the streams hold a workspace, if one is available."""
+        state, n = self._state, len(self._state.nodes)
+        if self._held is not None:
+            if self._held.work.shape.frame == kind_of(new.rows):
+                return
+            # the networks compute in another type now
+            state.predictions = state.predictions.selected(np.arange(n), n)
+            state.frames = Frames(state.frames.values.clone(), state.frames.first)
+            self._held.give_back()
+            self._held = self._step = None
+        most = NODES_PER_FRAME * bucket(int(new.lengths.max())) * self._algorithm.params.beam_size
+        self._held = held = self._shared.workspaces.held(self._shape(state, new.rows, most), self)
+        if held is not None:
+            entries = len(state.predictions.outputs)
+            held.work.take_predictions(state.predictions.parts)
+            held.work.take_frames(state.frames.values)
+            held.work.reserve_frames(int(new.lengths.max()) + FRAMES_THAT_WAIT)
+            outputs, *parts = (own[:entries] for own in held.work.cache)
+            state.predictions = Predictions(outputs, tuple(parts))
+            state.frames = Frames(held.work.frames_of(n), state.frames.first)
+
+    def _search(self, state: StreamState, new: NewFrames) -> bool:
+        """Run until no utterance has a next step; False if the sum of the new frames is not finite."""
+        held = self._held
+        if held is None or state is not self._state:
+            with self._shared.workspaces.borrowed(self._shape(state, new.rows)) as work:
+                work.take_predictions(state.predictions.parts)
+                work.take_frames(state.frames.values)
+                if not self._run_on(work, self._new_step(work), state, new):
+                    return False
+                state.frames = Frames(work.frames_of(len(state.nodes)), state.frames.first)
+                state.add_frames(new.rows[:0], np.zeros_like(new.lengths))  # frees memory
+                work.give_predictions(state.predictions.parts)
+                return True
+        known = self._shared.graphs.conditions()
+        try:
+            if self._step is None or self._step[0] != known:
+                self._step = known, self._new_step(held.work)
+            done = self._run_on(held.work, self._step[1], state, new, known)
+        except BaseException:
+            held.discard()
+            self._held = None
+            raise
+        if state.frames.values.shape[1] != held.work.columns:  # there is a larger buffer
+            state.frames.values = held.work.frames_of(len(state.nodes))
+        return done
+
+    def _new_step(self, work: Workspace) -> _Step:
+        device, work.recalled_of = work.shape.device, None
+        work.take_boosting(trees_on_device(self._fusion, device))
+        prediction, joint = self._shared.predictions.on(work), self._shared.joints.on(work)
+        return _Step(self._algorithm, work, on_device(self._fusion.lm, device), joint, prediction)
+
+    def _run_on(
+        self, work: Workspace, step: _Step, state: StreamState, new: NewFrames, known: Conditions | None = None
+    ) -> bool:
+        """Run on a workspace that has the predictions and frames of the streams; see `_search`."""
+        beams, n, host = state.beams, len(state.nodes), work.exchange.on_host
+        if n < work.num_utterances:
+            for name in ("streams", "counters", "beams"):
+                host[name][n:] = np.zeros((), host[name].dtype)  # utterances without frames
+        given = host["streams"], host["counters"][:n], host["beams"]
+        own = beams.beam, beams.counters, beams.ends, state.frames.first, new.lengths
+        weights = state.fusions.utterances
+        has_step, columns = plan(*own, new.first_rows, work.columns, new.ended, weights, given)
+        if columns > work.columns:
+            work.reserve_frames(columns)
+            plan(*own, new.first_rows, work.columns, new.ended, weights, given)
+        streams, counters, _ = given
+        step.prediction.begin()
+        while True:
+            work.exchange.upload(before="nodes" if work.shape.nodes_of_push else None)
+            step.schedule(new)
+            if has_step:
+                self._shared.graphs.run(step, work, known)
+            else:
+                step.look()
+            refused, full, new_nodes, all_nodes = outcome(counters)
+            if refused:
+                return False
+            if new_nodes > 0:
+                state.nodes = grown_nodes(state.nodes, all_nodes)
+                append_nodes(state.nodes, _new_nodes(work, n, new_nodes), counters)
+            if not full:
+                break
+            go_on_with_nodes(streams, counters)
+            new = new._replace(sum=None)
+        settle(*own, work.columns, given)
+        return True
+
+    def _shape(self, state: StreamState, frames: Tensor, nodes_of_push: int = 0) -> WorkspaceShape:
         parts, params = state.predictions.parts, self._algorithm.params
         utterances = bucket(len(state.nodes))
         return WorkspaceShape(
@@ -170,10 +305,20 @@ class CUDAEngine(TransducerEngine):
             max_extensions=params.max_extensions,
             cache_entries=state.beams.cache_hashes.shape[1],
             prediction_rows=prediction_rows(utterances, params),
-            frame=kind_of(state.frames.values.flatten(0, 1)),
+            frame=kind_of(frames),
             parts=tuple(map(kind_of, parts)),
             durations=tuple(self._algorithm.durations.tolist()),
+            nodes_of_push=nodes_of_push,
         )
+
+
+def _rows(inputs: Tensor, lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    """Encoder frames [N, D] and the row of each utterance's first one; padding is left out if there is much of it."""
+    n, frames = inputs.shape[:2]
+    total = int(lengths.sum())
+    if n * frames - total <= max(total, MOST_PADDING):
+        return inputs.flatten(0, 1), np.arange(n) * frames
+    return concatenated(inputs, lengths), np.cumsum(lengths) - lengths
 
 
 class _Step:
@@ -182,8 +327,8 @@ class _Step:
     def __init__(
         self, algorithm: Algorithm, work: Workspace, lm: DeviceAutomaton, joint: Joint, prediction: Prediction
     ) -> None:
-        self._algorithm, self._work, self._lm = algorithm, work, lm
-        self._joint, self._prediction = joint, prediction
+        self._algorithm, self.work, self._lm = algorithm, work, lm
+        self._joint, self.prediction = joint, prediction
         self._kernels: dict[tuple[torch.dtype, bool], Module] = {}  # by type of logits, and whether in a loop
         temperature = algorithm.config.softmax_temperature
         self._inverse_temperature = 1.0 / temperature
@@ -193,10 +338,17 @@ class _Step:
             algorithm.kernels, joint.key, prediction.key,
         )  # fmt: skip
 
-    def schedule(self) -> None:
-        """Choose the frame that each hypothesis reads in the first step."""
-        work = self._work
-        work.launch(work.kernels, records.SCHEDULE, grid=work.num_utterances, block=records.MERGE_THREADS)
+    def schedule(self, new: NewFrames) -> None:
+        """Add the frames, and choose the one that each hypothesis reads in the first step."""
+        work = self.work
+        work.launch(
+            work.kernels,
+            records.SCHEDULE,
+            grid=work.num_utterances,
+            block=records.MERGE_THREADS,
+            sum=new.sum,
+            new_frames=as_bytes(new.rows) if len(new.rows) else None,
+        )
 
     def load(self, *, in_loop: bool) -> None:
         """Load the kernels, see `cuda_graphs.GraphStep`."""
@@ -206,7 +358,7 @@ class _Step:
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
         """Launch a step, see `cuda_graphs.GraphStep`."""
-        work, params = self._work, self._algorithm.params
+        work, params = self.work, self._algorithm.params
         threads = expand_threads(work.rows, params.frame_by_frame, *multiprocessors(work.shape.device))
         sizes, expand_bytes = list_sizes(params, threads)
         logits = self._joint.logits()
@@ -237,65 +389,24 @@ class _Step:
             handle=np.uint64(handle or 0),
             sets_condition=int(handle is not None),
         )
-        self._prediction.run()
+        self.prediction.run()
 
     def _kernels_for(self, logits: torch.dtype, in_loop: bool) -> Module:
         if (logits, in_loop) not in self._kernels:
             defines = {"LOGIT": FLOAT_TYPES[logits]} | ({"LOOP": 1} if in_loop else {})
-            module = runtime().load(self._algorithm.kernels, self._work.shape.device, defines)
+            module = runtime().load(self._algorithm.kernels, self.work.shape.device, defines)
             self._kernels[logits, in_loop] = module
         return self._kernels[logits, in_loop]
 
-    def count_active(self) -> None:
-        """Write the number of utterances that have a next step to `work.active`."""
-        work = self._work
-        work.launch(work.kernels, records.COUNT_ACTIVE, grid=1, block=records.MERGE_THREADS)
+    def look(self) -> bytes | None:
+        """Wait for the device, see `cuda_graphs.GraphStep`: the beams."""
+        exchange = self.work.exchange
+        exchange.fetch(first="counters")
+        return exchange.on_host["beams"].tobytes() if goes_on(exchange.on_host["counters"]) else None
 
 
-def _put(device_records: Tensor, values: np.ndarray) -> None:
-    """Copy `values` to the first records; the others become zeros, which are utterances without frames."""
-    device_records[len(values) :].zero_()
-    device_records[: len(values)].copy_(as_records(values))
-
-
-def _get(device_records: Tensor, dtype: np.dtype) -> np.ndarray:
-    return device_records.cpu().numpy().view(dtype)[..., 0]
-
-
-def _stream_params(state: StreamState, ended: bool) -> np.ndarray:
-    n, columns = state.frames.values.shape[:2]
-    params = np.zeros(n, records.STREAM_PARAMS)
-    utterances = state.fusions.utterances
-    params["lm_weight"], params["boosting_weight"] = utterances["lm_weight"], utterances["boosting_weight"]
-    weights = utterances["lm_weight"].astype(np.float64)
-    params["inverse_lm_weight"] = np.divide(1.0, weights, out=np.zeros(n), where=weights > 0)
-    params["first_row"] = np.arange(n) * columns - state.frames.first
-    params["end"] = state.beams.ends
-    params["ended"] = ended
-    return params
-
-
-def _append_nodes(nodes: np.ndarray, new: Tensor, counters: np.ndarray) -> np.ndarray:
-    """The trees with the nodes that the device has added since the last call."""
-    counts = counters["node_count"] - counters["node_base"]
-    most = int(counts.max())
-    if most == 0:
-        return nodes
-    nodes = grown_nodes(nodes, int(counters["node_count"].max()))
-    added = _get(new[: len(counters), :most], records.NODE)
-    for b in np.flatnonzero(counts):
-        begin, end = counters["node_base"][b], counters["node_count"][b]
-        nodes[b, begin:end] = added[b, : counts[b]]
-    return nodes
-
-
-def _list_cached_texts(beams: BeamState) -> None:
-    """Store the hashes and lengths of the texts in the prediction cache: those of the beam."""
-    beams.steps[:] += 1
-    beams.cache_lengths[:] = -1
-    b, k = np.nonzero(beams.live)
-    hypotheses = beams.beam[b, k]
-    entries = hypotheses["cache_entry"]
-    beams.cache_hashes[b, entries] = hypotheses["text_hash"]
-    beams.cache_lengths[b, entries] = hypotheses["length"]
-    beams.cache_used[b, entries] = beams.steps[b]
+def _new_nodes(work: Workspace, n: int, most: int) -> np.ndarray:
+    """[n, `most` or more] the nodes that the device has added since they were fetched last."""
+    if work.shape.nodes_of_push:
+        return work.exchange.on_host["nodes"]
+    return work.nodes[:n, :most].cpu().numpy().view(records.NODE)[..., 0]

@@ -12,9 +12,11 @@ first reason is logged. Steps after the end have no effect.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator
+import operator
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -49,7 +51,17 @@ class GraphStep(Protocol):
         """Queue a step. With `in_loop`, its kernels set the condition of the WHILE node of `handle`, if there is one:
         whether any utterance has a next step."""
 
-    def count_active(self) -> None: ...
+    def look(self) -> bytes | None:
+        """Wait for the device. None if no utterance has a next step, else a value that a step changes."""
+        ...
+
+
+class Conditions(NamedTuple):
+    """Networks and settings that a graph depends on, besides the step."""
+
+    weights: tuple[tuple[int, int], ...]  # addresses and version counters: a graph has tables computed from weights
+    modules: tuple[nn.Module, ...]
+    arithmetic: tuple[Hashable, ...]
 
 
 class GraphRunner:
@@ -66,40 +78,52 @@ class GraphRunner:
         self.mode: str | None = None
         self.first_mode: str | None = None  # the mode that a run begins with; found by the first run
         self._failures = dict.fromkeys((LOOP, CHUNKS), 0)
+        self._parts: _Parts | None = None  # as of the last run
 
-    def run(self, step: GraphStep, work: Workspace) -> None:
-        """Run on the workspace's device and torch's current stream."""
+    def run(self, step: GraphStep, work: Workspace, known: Conditions | None = None) -> None:
+        """Run on the workspace's device and torch's current stream, at least one step.
+
+        Args:
+            step: the step of this run.
+            work: its workspace.
+            known: `conditions` if the caller has asked for them.
+        """
         device = work.shape.device
         if self.first_mode is None and self.allowed:
             self.first_mode = _best_mode(device)
         mode = self.first_mode if self.first_mode and self.allowed else PLAIN
-        while self._num_active(step, work):
+        known = known or self.conditions()
+        before, now = None, b""
+        while now is not None:
             if mode == PLAIN:
-                # on the CPU a check costs nothing
+                # on the CPU a look costs nothing
                 for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
                     step.run()
-            elif (graph := self._graph(mode, step, work)) is None:
+            elif (graph := self._graph(mode, step, work, known)) is None:
                 mode = _WORSE[mode]
+                continue
             else:
-                before = work.beams.clone()
                 graph.replay()
-                if torch.equal(before, work.beams) and self._num_active(step, work):
-                    work.graphs.clear()
-                    self._fail(mode, "a replay changes nothing")
-                    mode = _WORSE[mode]
+            before, now = now, step.look()
+            if mode != PLAIN and now == before:
+                work.graphs.clear()
+                self._fail(mode, "a replay changes nothing")
+                mode = _WORSE[mode]
         self.mode = mode
 
-    def _num_active(self, step: GraphStep, work: Workspace) -> int:
-        step.count_active()
-        return int(work.active)
+    def conditions(self) -> Conditions:
+        """The networks and settings at present."""
+        parts = self._parts
+        if parts is None or not parts.are_same():
+            self._parts = parts = _Parts(self._networks)
+        return Conditions(parts.versions(), tuple(parts.modules), _arithmetic())
 
-    def _graph(self, mode: str, step: GraphStep, work: Workspace) -> Any | None:
+    def _graph(self, mode: str, step: GraphStep, work: Workspace, known: Conditions) -> Any | None:
         """The graph of this step, captured if it is new; None if the mode failed."""
-        weights = tuple(_versions_of_weights(self._networks))
-        key = mode, step.key, weights, _arithmetic()
+        key = mode, step.key, known
         if key in work.graphs:
             return work.graphs[key]
-        if not weights:
+        if not known.weights:
             self._fail(mode, "the networks have no visible weights, so changes cannot be detected")
             return None
         with _casts_in_place():
@@ -186,18 +210,33 @@ def _arithmetic() -> tuple[Hashable, ...]:
     return autocast, *tf32, *sums
 
 
-def _versions_of_weights(networks: object) -> Iterator[tuple[int, int]]:
-    """Addresses and version counters of the weights: a graph contains the addresses, and tables computed from them."""
-    for tensor in _tensors(list(vars(networks).values())):
-        yield tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+class _Parts:
+    """The modules and tensors of networks, and whether they are still the same ones."""
 
+    def __init__(self, networks: object) -> None:
+        self.modules: dict[nn.Module, None] = {}
+        self.tensors: list[torch.Tensor] = []
+        self._views: list[Collection[Any]] = []  # views of dictionaries show their present values
+        self._look_through(vars(networks).values())
+        self._seen = list(chain.from_iterable(self._views))
 
-def _tensors(values: list[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, nn.Module):
-            yield from value.parameters()
-            yield from value.buffers()
-        elif isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(list(value))
+    def _look_through(self, values: Collection[Any]) -> None:
+        self._views.append(values)
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.tensors.append(value)
+            elif isinstance(value, nn.Module) and value not in self.modules:
+                self.modules[value] = None
+                for own in (value._parameters, value._buffers, value._modules):
+                    self._look_through(own.values())
+            elif isinstance(value, (list, tuple)):
+                self._look_through(value)
+
+    def are_same(self) -> bool:
+        if sum(map(len, self._views)) != len(self._seen):
+            return False
+        return all(map(operator.is_, chain.from_iterable(self._views), self._seen))
+
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """Addresses and version counters of the tensors."""
+        return tuple((each.data_ptr(), -1 if each.is_inference() else each._version) for each in self.tensors)

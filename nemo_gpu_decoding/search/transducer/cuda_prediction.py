@@ -42,7 +42,7 @@ class Prediction(ABC):
         self._work, self.key = work, key
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called after the workspace has received a prediction cache, before its first step."""
+        """Called before the first step of a run; the prediction cache may be new, see `Workspace.recalled_of`."""
 
     @abstractmethod
     def run(self) -> None:
@@ -122,6 +122,9 @@ class LSTMPrediction(Prediction):
         self._recalled = [work.buffer(f"recalled {layer}", kind, entries, 4 * self._size) for layer in range(layers)]
 
     def begin(self) -> None:
+        if self._work.recalled_of is self._fused:
+            return
+        self._work.recalled_of = self._fused
         for layer, weight in enumerate(self._fused.weights):
             recurrent = weight[:, : 4 * self._size]
             torch.mm(self._hidden[:, layer], recurrent, out=self._recalled[layer])

@@ -1,12 +1,14 @@
-"""The buffers of one run on the GPU, at fixed addresses for CUDA graphs.
+"""The buffers of runs on the GPU, at fixed addresses for CUDA graphs.
 
-A run copies its utterances in, searches, and copies them out. A workspace holds no state between runs, so a run may
-use any idle workspace of its shape.
+A run copies its utterances in, searches, and copies them out; it may use any idle workspace of its shape. Streams that
+are pushed to hold a workspace of their own instead, in which their predictions and frames stay between pushes.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.cuda.exchange import Exchange
 from nemo_gpu_decoding.cuda.launch import Module, Signature, runtime
 from nemo_gpu_decoding.fusion.batch import DeviceAutomaton
 from nemo_gpu_decoding.search.transducer import records
@@ -22,6 +25,7 @@ from nemo_gpu_decoding.search.transducer import records
 SCHEDULE = "search/transducer/schedule.cu"
 NODE_CAPACITY = 8192  # per utterance; when a buffer is full, the host fetches the nodes and the run continues
 MOST_IDLE = 4  # workspaces that a decoder keeps
+MOST_HELD = 4  # workspaces of a decoder that streams hold; each has graphs of its own
 
 # (source, from_rows, target, to_rows). None in place of rows: row r is number r. A row below 0 is not moved
 Part = tuple[Tensor, "Tensor | None", Tensor, "Tensor | None"]
@@ -40,6 +44,7 @@ class WorkspaceShape:
     frame: tuple[Any, ...]  # dtype and shape of a row of projected frames
     parts: tuple[tuple[Any, ...], ...]  # the same of predictions and of the parts of a state
     durations: tuple[int, ...] = (0,)  # frames
+    nodes_of_push: int = 0  # capacity if nodes are fetched together with the beams; 0: they are fetched on their own
 
 
 def bucket(size: int) -> int:
@@ -56,14 +61,21 @@ class Workspace:
         n, beam_size = shape.utterances, shape.beam_size
         self.rows = n * beam_size
         self.num_utterances, self.beam_size, self.cache_entries = n, beam_size, shape.cache_entries
-        self.node_capacity = max(NODE_CAPACITY, 2 * beam_size)
-        self.streams = self._records(records.STREAM_PARAMS.itemsize, n)
-        self.beams = self._records(records.HYPOTHESIS.itemsize, n, beam_size)
-        self.counters = self._records(records.STREAM_COUNTERS.itemsize, n)
-        self.nodes = self._records(records.NODE.itemsize, n, self.node_capacity)
+        self.node_capacity = max(min(shape.nodes_of_push or NODE_CAPACITY, NODE_CAPACITY), 2 * beam_size)
+        nodes = {"nodes": (records.NODE, (n, self.node_capacity))}
+        self.exchange = Exchange(
+            {
+                "streams": (records.STREAM_PARAMS, (n,)),
+                "counters": (records.STREAM_COUNTERS, (n,)),
+                "beams": (records.HYPOTHESIS, (n, beam_size)),
+                **(nodes if shape.nodes_of_push else {}),
+            },
+            shape.device,
+        )
+        self.streams, self.counters, self.beams, *packed = self.exchange.on_device.values()
+        self.nodes = packed[0] if packed else self._records(records.NODE.itemsize, n, self.node_capacity)
         self.extensions = self._records(records.CANDIDATE.itemsize, n, beam_size, shape.max_extensions)
         self.counts = self._zeros(torch.int32, n, beam_size)
-        self.active = self._zeros(torch.int32, 1)
         self.finished = self._zeros(torch.int64, 1)
         self.frame_rows, self.text_rows, self.new_labels, self.new_sources, self.new_targets = (
             self._zeros(torch.int64, n, beam_size) for _ in range(5)
@@ -73,17 +85,26 @@ class Workspace:
         self.taken_rows = self._zeros(torch.int32, 1)
         # the prediction cache: outputs, then the parts of a state
         self.cache = tuple(self._like(part, n * shape.cache_entries) for part in shape.parts)
+        self.columns = 0  # frames that an utterance has room for
         self.frames = self._like(shape.frame, 0)
+        self.frame_store: Tensor | None = None  # their bytes
+        self.frame_bytes = self.frames.itemsize * math.prod(self.frames.shape[1:])
         self.boosting = DeviceAutomaton(self._records(1, 0), self._records(1, 0))
         self.durations = torch.tensor(shape.durations, dtype=torch.int32, device=shape.device)
+        self._joined: weakref.ref[Tensor] | None = None  # the states that `boosting` is a copy of
         self._buffers: dict[Any, Tensor] = {}
+        self._own_names: dict[str, list[str]] = {}  # of a kernel's arguments
+        self.recalled_of: Any = None  # weights that `recalled` buffers were computed with, see `LSTMPrediction.begin`
         self.graphs: dict[Any, Any] = {}  # see cuda_graphs.py; they contain the addresses of the buffers above
 
     def launch(
         self, module: Module, signature: Signature, *, grid: int, block: int, shared_bytes: int = 0, **others: Any
     ) -> None:
         """Launch a kernel; `others` are its arguments that are not attributes of the workspace."""
-        own = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
+        names = self._own_names.get(signature.name)
+        if names is None:
+            names = self._own_names[signature.name] = [name for name in signature.parameters if hasattr(self, name)]
+        own = {name: getattr(self, name) for name in names}
         module.launch(signature, grid=grid, block=block, shared_bytes=shared_bytes, **{**own, **others})
 
     def move_rows(self, rows: int, *parts: Part) -> None:
@@ -96,9 +117,9 @@ class Workspace:
             arguments: dict[str, Any] = dict.fromkeys(records.MOVE_ROWS.parameters)
             arguments |= {f"bytes{i}": 0 for i in range(records.MOVED_PARTS)}
             for i, (source, from_rows, target, to_rows) in enumerate(parts[first : first + records.MOVED_PARTS]):
-                given = _as_bytes(source)
+                given = as_bytes(source)
                 arguments |= {f"from{i}": given, f"from_rows{i}": from_rows, f"bytes{i}": given.shape[1]}
-                arguments |= {f"to{i}": _as_bytes(target), f"to_rows{i}": to_rows}
+                arguments |= {f"to{i}": as_bytes(target), f"to_rows{i}": to_rows}
             self.kernels.launch(records.MOVE_ROWS, grid=rows, block=records.MOVE_THREADS, **arguments)
 
     def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -108,23 +129,45 @@ class Workspace:
             self._buffers[key] = self._zeros(dtype, *shape)
         return self._buffers[key]
 
+    def frames_of(self, n: int) -> Tensor:
+        """The frames of n utterances, [n, columns, H]."""
+        return self.frames.view(self.shape.utterances, self.columns, *self.frames.shape[1:])[:n]
+
     def take_frames(self, values: Tensor) -> None:
         """Copy frames [n, C, H] in, utterance by utterance."""
-        self.frames = self._filled(self.frames, values.flatten(0, 1))
+        n, columns = values.shape[:2]
+        if columns > 0:
+            self.reserve_frames(columns)
+            self.frames_of(n)[:, :columns] = values
+
+    def reserve_frames(self, columns: int) -> None:
+        """Make room for `columns` frames of each utterance. A new buffer, which keeps all frames, is in no graph."""
+        if columns > self.columns:
+            old, n = self.frames_of(self.shape.utterances), self.shape.utterances
+            before, self.columns = self.columns, bucket(columns)
+            self.frames = self._like(self.shape.frame, n * self.columns)
+            self.frames_of(n)[:, :before] = old
+            self.frame_store = as_bytes(self.frames)
+            self.graphs.clear()
 
     def take_boosting(self, automaton: DeviceAutomaton) -> None:
-        """Copy the boosting trees of this run in."""
-        self.boosting = DeviceAutomaton(*map(self._filled, self.boosting, automaton))
+        """Copy the boosting trees of this run in, unless they are those of the last run."""
+        if self._joined is None or self._joined() is not automaton.states:
+            self.boosting = DeviceAutomaton(*map(self._filled, self.boosting, automaton))
+            self._joined = weakref.ref(automaton.states)
 
     def take_predictions(self, parts: Sequence[Tensor]) -> None:
         """Copy the prediction cache of n utterances in."""
+        self.recalled_of = None
         for own, part in zip(self.cache, parts, strict=True):
             own[: len(part)] = part
 
     def give_predictions(self, parts: Sequence[Tensor]) -> None:
-        """Copy the prediction cache of n utterances out."""
+        """Copy the prediction cache of n utterances out; waits, because the next run may be on another stream."""
         for own, part in zip(self.cache, parts, strict=True):
             part.copy_(own[: len(part)])
+        if self.shape.device.type == "cuda":
+            torch.cuda.current_stream(self.shape.device).synchronize()
 
     def _filled(self, buffer: Tensor, rows: Tensor) -> Tensor:
         """The buffer with `rows` at its start; if it is too small, a larger one, which is in no graph."""
@@ -147,27 +190,77 @@ class Workspace:
 
 @dataclass
 class WorkspacePool:
-    """The idle workspaces of one decoder, for runs of several threads."""
+    """The workspaces of one decoder, for runs of several threads."""
 
     _idle: list[Workspace] = field(default_factory=list)  # the last used one last
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _held: int = 0
+    # Of streams that are gone; None: it failed. Finalizers add to it, which must not wait for the lock.
+    _returned: list[Workspace | None] = field(default_factory=list)
 
     @contextmanager
     def borrowed(self, shape: WorkspaceShape) -> Iterator[Workspace]:
         """A workspace of this shape for one run; it is discarded if the run fails."""
         with self._lock:
-            fitting = [workspace for workspace in self._idle if workspace.shape == shape]
-            if fitting:
-                self._idle.remove(fitting[-1])
-        workspace = fitting[-1] if fitting else Workspace(shape)
+            self._collect()
+            found = self._fitting(shape)
+        workspace = found or Workspace(shape)
         yield workspace
         with self._lock:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
 
+    def held(self, shape: WorkspaceShape, holder: object) -> Held | None:
+        """A workspace of this shape until `holder` is deleted; None if `MOST_HELD` others are held."""
+        with self._lock:
+            self._collect()
+            if self._held >= MOST_HELD:
+                return None
+            self._held += 1
+            found = self._fitting(shape)
+        try:
+            workspace = found or Workspace(shape)
+        except BaseException:
+            self._returned.append(None)
+            raise
+        return Held(workspace, self._returned, holder)
+
+    def _fitting(self, shape: WorkspaceShape) -> Workspace | None:
+        """The last used idle workspace of this shape, which is idle no longer. Call with the lock."""
+        for i in reversed(range(len(self._idle))):
+            if self._idle[i].shape == shape:
+                return self._idle.pop(i)
+        return None
+
+    def _collect(self) -> None:
+        """Make returned workspaces idle. Call with the lock."""
+        while self._returned:
+            workspace = self._returned.pop()
+            self._held -= 1
+            if workspace is not None:
+                self._idle = [*self._idle, workspace][-MOST_IDLE:]
+
     def clear(self) -> None:
         """Free the idle workspaces."""
         with self._lock:
+            self._collect()
             self._idle = []
+
+
+class Held:
+    """A workspace that streams hold. The pool gets it back when `holder` is deleted, or by `give_back`."""
+
+    def __init__(self, workspace: Workspace, returned: list[Workspace | None], holder: object) -> None:
+        self.work, self._returned = workspace, returned
+        self._finalizer = weakref.finalize(holder, returned.append, workspace)
+        self._finalizer.atexit = False
+
+    def give_back(self) -> None:
+        self._finalizer()
+
+    def discard(self) -> None:
+        """After a run that failed."""
+        if self._finalizer.detach() is not None:
+            self._returned.append(None)
 
 
 def kind_of(rows: Tensor) -> tuple[Any, ...]:
@@ -175,6 +268,6 @@ def kind_of(rows: Tensor) -> tuple[Any, ...]:
     return rows.dtype, *rows.shape[1:]
 
 
-def _as_bytes(rows: Tensor) -> Tensor:
+def as_bytes(rows: Tensor) -> Tensor:
     """[R, ...] of any type as [R, bytes]."""
     return rows.flatten(1).view(torch.uint8)

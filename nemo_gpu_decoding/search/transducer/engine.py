@@ -69,9 +69,13 @@ class StreamState:
             projected: [sum of lengths, H], utterance by utterance.
             lengths: [n] number of new frames.
         """
-        needed = np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
-        self.frames = self.frames.extended(projected, lengths, self.beams.ends, needed)
+        self.frames = self.frames.extended(projected, lengths, self.beams.ends, self.needed)
         self.beams.ends[:] += lengths
+
+    @property
+    def needed(self) -> np.ndarray:
+        """[n] the first frame that a hypothesis may still read."""
+        return np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
 
     def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:
         """Begin new utterances in these rows; the numbers of the others' boosting states change by `moved` [n]."""
@@ -132,9 +136,7 @@ class TransducerEngine(Engine):
         new = valid_frames(inputs, lengths)
         if len(new) == 0:
             return
-        if self._state.beams.counters["node_count"].max() > self._most_nodes:
-            self.commit(range(len(lengths)))
-            self._most_nodes = 2 * int(self._state.beams.counters["node_count"].max()) + FIRST_COMMIT
+        self._commit_long_trees()
         networks = self._algorithm.networks
         with torch.inference_mode(), networks.evaluation():
             projected = networks.project_encoder(new)
@@ -144,10 +146,15 @@ class TransducerEngine(Engine):
             self._lost = False
             self._state.add_frames(projected[:0], np.zeros_like(lengths))  # frees memory
 
+    def _commit_long_trees(self) -> None:
+        if self._state.beams.counters["node_count"].max() > self._most_nodes:
+            self.commit(range(len(self._committed)))
+            self._most_nodes = 2 * int(self._state.beams.counters["node_count"].max()) + FIRST_COMMIT
+
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> NBestArrays:
         self._check_alive()
         state, numbers = self._state, np.array(rows, np.int64)
-        if final and state.frames.values.shape[1]:  # frames of utterances that waited for more frames
+        if final and (state.needed < state.beams.ends)[numbers].any():  # frames of utterances that waited for more
             state = state.selected(numbers)
             with torch.inference_mode(), self._algorithm.networks.evaluation():
                 self._run(state, ended=True)
@@ -187,6 +194,9 @@ class TransducerEngine(Engine):
 
     def _run(self, state: StreamState, *, ended: bool) -> None:
         self._advance(state, ended=ended)
+        self._check_beams(state)
+
+    def _check_beams(self, state: StreamState) -> None:
         sizes = state.beams.counters["size"]
         failed = np.flatnonzero(sizes <= 0)
         if len(failed):
@@ -202,14 +212,18 @@ class TransducerEngine(Engine):
             raise StreamsLost("streams is closed, expected streams whose networks have not failed")
 
 
+def concatenated(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
+    """The valid frames of all utterances, [sum of lengths, D]."""
+    return torch.cat([encoder_output[b, : lengths[b]] for b in range(len(lengths))])
+
+
 def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
     """The valid frames of all utterances, concatenated, [sum of lengths, D].
 
     Raises:
         ValueError: a valid frame holds NaN or infinity.
     """
-    rows = [encoder_output[b, : lengths[b]] for b in range(len(lengths))]
-    frames = torch.cat(rows) if rows else encoder_output.flatten(0, 1)
+    frames = concatenated(encoder_output, lengths)
     # one pass instead of several: in double, a sum of finite float32 numbers is finite
     if not torch.isfinite(frames.sum(dtype=torch.float64)) and not torch.isfinite(frames).all():
         row, column = torch.nonzero(~torch.isfinite(frames))[0].tolist()

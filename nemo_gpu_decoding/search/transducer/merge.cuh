@@ -209,7 +209,7 @@ inline int go_on(const MergeContext& context, StreamCounters now) {
   if (list_texts(context, now.new_texts)) {
     const ScheduleArgs next{
       args.streams, args.beams, args.counters, args.frame_rows, args.text_rows,
-      args.params.beam_size, args.node_capacity, args.cache_entries};
+      args.params.beam_size, args.node_capacity, args.cache_entries, nullptr, nullptr, nullptr, 0, 0};
     return schedule_next(next, context.b, context.beam(), now);
   }
   for (int k = thread(); k < args.params.beam_size; k += threads()) {

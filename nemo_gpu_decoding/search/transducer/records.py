@@ -75,6 +75,7 @@ IDLE: Final = 0  # every hypothesis waits for frames, is finished, or the input 
 ACTIVE: Final = 1  # there is a next step
 FULL: Final = 2  # the host must fetch the nodes first
 WAITING: Final = 3  # the next step only passes its new texts to the prediction network
+REFUSED: Final = 4  # a new frame may be NaN or infinite; the run has changed nothing
 
 
 class SearchParams(NamedTuple):
@@ -108,16 +109,21 @@ MOVE_THREADS = 128  # a block per row
 FEWEST_PREDICTION_ROWS = 128  # of the prediction network's batch; products with fewer are hardly faster
 MOVED_PARTS = 4  # tensors whose rows one launch moves
 
-# Weights and frames of an utterance in one run, 32 bytes.
+# Weights and frames of an utterance in one run, 56 bytes.
 STREAM_PARAMS = np.dtype(
     [
         ("lm_weight", np.float32),  # 0: no LM
         ("boosting_weight", np.float32),
         ("inverse_lm_weight", np.float64),  # 1 / lm_weight; 0 where that is not finite
         ("first_row", np.int64),  # row of frame 0 in the buffer of frames; < 0 if it has been dropped
+        ("new_row", np.int64),  # of the first new frame
+        ("new_count", np.int32),  # new frames, `kept` rows after the utterance's first row of the buffer
+        ("kept", np.int32),  # frames of earlier runs that are still needed; they move to the first row
+        ("kept_from", np.int32),  # where they are: rows after the utterance's first one
         ("end", np.int32),  # frames received so far
         ("ended", np.int32),  # 1: no more frames will follow
-    ]
+    ],
+    align=True,
 )
 FUSION_STATES = np.dtype([("lm", np.int32), ("boosting", np.int32)])  # after an extension
 # Counters that the threads of `expand` share.
@@ -220,7 +226,7 @@ MERGE = Signature(
         "sets_condition": _INT,  # 1: the last block sets the WHILE node's condition: does any utterance continue?
     },
 )
-# Chooses the frame that each hypothesis reads in the first step.
+# Adds new frames to the buffer, and chooses the frame that each hypothesis reads in the first step.
 SCHEDULE = Signature(
     "schedule",
     {
@@ -231,14 +237,11 @@ SCHEDULE = Signature(
         "beam_size": _INT,
         "node_capacity": _INT,
         "cache_entries": _INT,
-    },
-)
-COUNT_ACTIVE = Signature(
-    "count_active",
-    {
-        "counters": Tensor(STREAM_COUNTERS, ("B",)),
-        "active": Tensor(torch.int32, (1,), written=True),
-        "num_utterances": _INT,
+        "sum": Tensor(torch.float64, (1,), optional=True),  # of all new frames; if it is not finite, nothing changes
+        "new_frames": Tensor(torch.uint8, ("N", "frame_bytes"), optional=True),
+        "frame_store": Tensor(torch.uint8, ("F", "frame_bytes"), optional=True, written=True),
+        "columns": _INT,  # rows of an utterance in `frame_store`
+        "frame_bytes": _INT,
     },
 )
 

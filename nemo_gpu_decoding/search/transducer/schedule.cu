@@ -1,24 +1,5 @@
-// Around the steps of a search: its first schedule, and moving rows of the networks' tensors about.
+// Around the steps of a search: its frames and first schedule, and moving rows of the networks' tensors about.
 #include "search/transducer/schedule.cuh"
-
-// Choose, for every utterance b = blockIdx.x, the frame that each hypothesis reads first.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) schedule(const ScheduleArgs args) {
-  const int b = blockIdx.x;
-  const StreamCounters now = args.counters[b];
-  __syncthreads();  // before the record is written
-  schedule_next(args, b, args.beams + (int64)b * args.beam_size, now);
-}
-
-// Count the active utterances, for a host or a WHILE node that waits for the end.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) count_active(const CountActiveArgs args) {
-  int own = 0;
-  for (int b = thread(); b < args.num_utterances; b += threads()) {
-    own += has_step(args.counters[b].activity);
-  }
-  __shared__ int scratch[LANES];
-  int total = block_reduce(own, Sum{}, scratch);
-  if (thread() == 0) *args.active = total;
-}
 
 struct __align__(16) Words {
   uint64 low, high;
@@ -30,6 +11,38 @@ inline void move_row(const uint8* from, int64 from_row, uint8* to, int64 to_row,
   const T* source = (const T*)(from + from_row * bytes);
   T* target = (T*)(to + to_row * bytes);
   for (int i = thread(); i < bytes / (int)sizeof(T); i += threads()) target[i] = source[i];
+}
+
+// The frames of utterance b that are still needed, and its new ones after them. Every thread moves the same bytes of
+// all rows, so that no thread reads what another one writes.
+template <class T>
+inline void take_frames(const ScheduleArgs& args, int b) {
+  const StreamParams& stream = args.streams[b];
+  const int64 first = (int64)b * args.columns;
+  for (int t = 0; t < stream.kept && stream.kept_from > 0; t++) {
+    move_row<T>(args.frame_store, first + stream.kept_from + t, args.frame_store, first + t, args.frame_bytes);
+  }
+  for (int t = 0; t < stream.new_count; t++) {
+    move_row<T>(args.new_frames, stream.new_row + t, args.frame_store, first + stream.kept + t, args.frame_bytes);
+  }
+}
+
+// For every utterance b = blockIdx.x: take its frames, and choose the frame that each hypothesis reads first.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) schedule(const ScheduleArgs args) {
+  const int b = blockIdx.x;
+  StreamCounters now = args.counters[b];
+  __syncthreads();  // before the record is written
+  if (args.sum != nullptr && !(fabs(*args.sum) < 1e308)) {
+    now.size = 0;  // so that no hypothesis reads a frame
+    schedule_next(args, b, nullptr, now);
+    if (thread() == 0) args.counters[b].activity = REFUSED;
+    return;
+  }
+  uint64 alignment = (uint64)args.new_frames | (uint64)args.frame_store | (uint64)args.frame_bytes;
+  if (alignment % 16 == 0) take_frames<Words>(args, b);
+  else if (alignment % 4 == 0) take_frames<uint32>(args, b);
+  else take_frames<uint8>(args, b);
+  schedule_next(args, b, args.beams + (int64)b * args.beam_size, now);
 }
 
 // A tensor of any type whose rows are moved: a matrix of `bytes` per row. Without rows, row r is

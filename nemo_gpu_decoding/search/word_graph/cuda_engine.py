@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.lib.recfunctions import assign_fields_by_name, require_fields
 
+from nemo_gpu_decoding.cuda.exchange import Exchange
 from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
@@ -88,7 +89,11 @@ class CUDAEngine(Engine):
         self._graph: WordGraph | None = None  # in `_tables`
         self._upload_models()
         self._grown = 0  # how often the capacity for groups was doubled
-        self._exchange = Exchange(len(self._models), self._kernels.composes, self.device)
+        # what `advance` reads of the host, and what the host reads of it
+        records = {"counters": STREAM_COUNTERS} | ({"work": WORK} if kernels.composes else {})
+        outputs = {name: (record, (len(self._models),)) for name, record in records.items()}
+        self._outputs = Exchange(outputs, self.device)
+        self._inputs = Exchange({**outputs, "lengths": (np.dtype(np.int64), (len(self._models),))}, self.device)
         # the buffers of `advance`, and their capacity; its hash tables are empty between launches
         self._working: tuple[kernel_abi.Capacity, dict[str, torch.Tensor]] | None = None
         self._committed = [Committed.nothing(own) for own in self._models]
@@ -293,7 +298,7 @@ class CUDAEngine(Engine):
     def _advanced(self, state: DeviceState, values: torch.Tensor, lengths: np.ndarray) -> DeviceState:
         """The streams after the chunk, or before the frame that stops them."""
         n, frames, columns = values.shape
-        kernels, params, exchange = self._kernels, self._largest.params, self._exchange
+        kernels, params = self._kernels, self._largest.params
         capacity = kernels.capacity(self._config, params, columns, self._grown)
         most_shared = runtime().shared_bytes(self.device) - kernels.static_shared_bytes
         shared_bytes, shared_rows = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
@@ -308,7 +313,10 @@ class CUDAEngine(Engine):
             self._working = None  # frees memory first
             self._working = capacity, self._buffers(n, capacity)
         buffers, self._working = self._working[1], None  # a launch that fails may leave entries in the hash tables
-        exchange.upload(state.counters, state.work, lengths)
+        given = {"counters": state.counters, "work": state.work, "lengths": lengths}
+        for name, own in self._inputs.on_host.items():
+            own[:] = given[name]
+        self._inputs.upload()
         self._launch(
             "kernel",
             kernels.advance,
@@ -319,7 +327,8 @@ class CUDAEngine(Engine):
             tokens=state.tokens,
             back_pointers=state.back_pointers,
             links=state.links,
-            **exchange.arguments,
+            **self._inputs.on_device,
+            **{f"next_{name}": own for name, own in self._outputs.on_device.items()},
             **buffers,
             params=params,
             capacity=capacity,
@@ -328,10 +337,12 @@ class CUDAEngine(Engine):
             max_links=0 if state.links is None else state.links.shape[1],
             shared_rows=shared_rows,
         )
-        counters, work = exchange.found()
+        self._outputs.fetch()  # waits for the launch
+        found = {name: own.copy() for name, own in self._outputs.on_host.items()}
+        counters = found["counters"]
         if not counters["status"].any():
             self._working = capacity, buffers
-        return state._replace(counters=counters, work=work)
+        return state._replace(**found)
 
     def _launch_best_path(self, rows: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
         """[A] best paths of the utterances `rows`, and their [A, capacity] BACK_POINTER on the device."""
@@ -420,45 +431,6 @@ class CUDAEngine(Engine):
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.device)
-
-
-class Exchange:
-    """The inputs of `advance` that the host knows, and its outputs that the host reads. One copy moves each of both.
-
-    Args:
-        n: number of utterances.
-        composes: whether there is a large LM.
-        device: device of the search.
-    """
-
-    def __init__(self, n: int, composes: bool, device: torch.device) -> None:
-        work_end = n * (STREAM_COUNTERS.itemsize + composes * WORK.itemsize)
-        pinned = device.type == "cuda"
-        self._given = torch.zeros(work_end + 8 * n, dtype=torch.uint8, pin_memory=pinned)
-        self._received = torch.zeros(work_end, dtype=torch.uint8, pin_memory=pinned)
-        self._inputs, self._outputs = self._given.to(device, copy=True), self._received.to(device, copy=True)
-        parts = {"counters": (slice(0, n * STREAM_COUNTERS.itemsize), STREAM_COUNTERS)}
-        if composes:
-            parts["work"] = slice(n * STREAM_COUNTERS.itemsize, work_end), WORK
-        self.arguments = {"lengths": self._inputs[work_end:].view(torch.int64)}
-        for name, (part, record) in parts.items():
-            self.arguments[name] = self._inputs[part].view(n, record.itemsize)
-            self.arguments[f"next_{name}"] = self._outputs[part].view(n, record.itemsize)
-        self._lengths = self._given[work_end:].numpy().view(np.int64)
-        self._written = [self._given[part].numpy().view(record) for part, record in parts.values()]
-        self._read = [self._received[part].numpy().view(record) for part, record in parts.values()]
-
-    def upload(self, counters: np.ndarray, work: np.ndarray, lengths: np.ndarray) -> None:
-        self._lengths[:] = lengths
-        for own, values in zip(self._written, (counters, work), strict=False):  # no work without a large LM
-            own[:] = values
-        self._inputs.copy_(self._given, non_blocking=True)
-
-    def found(self) -> tuple[np.ndarray, np.ndarray]:
-        """The [n] STREAM_COUNTERS and WORK after the launch; waits for it."""
-        self._received.copy_(self._outputs)
-        counters, *work = self._read
-        return counters.copy(), work[0].copy() if work else np.zeros(len(counters), WORK)
 
 
 def _on_host(values: torch.Tensor, dtype: np.dtype) -> np.ndarray:
