@@ -133,19 +133,6 @@ def test_tokens_outside_of_phrases_cost_the_same_wherever_words_end(weights, tex
         assert in_words.score(text) - anywhere.score(text) == pytest.approx(difference, abs=1e-4)
 
 
-@settings(max_examples=100, deadline=None)
-@given(PHRASES, st.sampled_from(["full", "nemo", "word ends"]), st.sampled_from([-1.0, 0.0, 0.5]), CONTINUATIONS)
-def test_upper_bounds_hold_for_every_state_and_label(weights, refund, unk_score, continuations):
-    if refund == "word ends":
-        tree = build_with_word_boundaries(weights, continuations)
-    else:
-        weights = {phrase: abs(weight) if refund == "nemo" else weight for phrase, weight in weights.items()}
-        tree = build(weights, refund, unk_score)
-    for state in range(tree.num_states):
-        best = max(tree.advance(state, label)[0] for label in range(V))
-        assert best <= tree.arrays.states["upper_bound"][state]
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(PHRASES, min_size=1, max_size=3), TEXTS)
 def test_concatenated_trees_score_as_they_do_alone(lists, text):
