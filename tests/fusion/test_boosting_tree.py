@@ -25,11 +25,6 @@ def test_whole_words_are_found_in_their_order(vocabulary):
     assert found(["abc"], "ab", vocabulary) == []
 
 
-def test_only_the_longest_of_nested_phrases_is_found():
-    assert found(["abc", "abc de", "de"], "abc de de") == [("abc de", "abc de"), ("de", "de")]
-    assert found(["abc de", "de ab"], "abc de ab") == [("abc de", "abc de"), ("de ab", "de ab")]
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     phrases=st.sets(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=12),

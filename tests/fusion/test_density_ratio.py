@@ -41,18 +41,6 @@ def test_every_weight_is_the_difference(orders, ratio):
         assert_is_ratio(density_ratio(lm, source, ratio), lm, source, ratio)
 
 
-def test_bounds_hold_for_every_label():
-    lm, source = random_lm(V, seed=1), random_lm(V, seed=2, order=2)
-    ratio = density_ratio(lm, source, 0.8)
-    states, arcs = ratio.arrays
-    for number, state in enumerate(states):
-        own = set(arcs["label"][state["arc_begin"] : state["arc_end"]].tolist())
-        weights = {label: ratio.advance(number, label)[0] for label in range(V)}
-        assert state["upper_bound"] >= max(weights.values())
-        others = [weight for label, weight in weights.items() if label not in own]
-        assert state["backoff_bound"] >= max(others, default=-np.inf)
-
-
 @pytest.fixture(scope="module")
 def lms(tmp_path_factory):
     """A token 6-gram and a token bigram of the same text."""
