@@ -338,7 +338,7 @@ class CUDAEngine(Engine):
             shared_rows=shared_rows,
         )
         self._outputs.fetch()  # waits for the launch
-        found = {name: own.copy() for name, own in self._outputs.on_host.items()}
+        found: dict[str, Any] = {name: own.copy() for name, own in self._outputs.on_host.items()}
         counters = found["counters"]
         if not counters["status"].any():
             self._working = capacity, buffers
