@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.fusion.aliases import Aliases
-from nemo_gpu_decoding.fusion.allowed import AllowedTokens, outside_shares
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.fusion.allowed import AllowedTokens
     from nemo_gpu_decoding.fusion.grammar import Grammar
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
@@ -218,12 +218,10 @@ def note_outside(results: Sequence[NBest[Any]], locks: Sequence[AllowedTokens | 
 
     The paths belong to these results alone, so they need no copies.
     """
-    pairs = [(path, lock) for nbest, lock in zip(results, locks, strict=True) if lock for path in nbest.paths]
-    if pairs:
-        paths, of_paths = zip(*pairs, strict=True)
-        shares = outside_shares([path.tokens for path in paths], of_paths, blank_id)
-        for path, share in zip(paths, shares, strict=True):
-            vars(path)["outside_share"] = share
+    for nbest, lock in zip(results, locks, strict=True):
+        if lock is not None:
+            for path in nbest.paths:
+                vars(path)["outside_share"] = lock.outside_share(path.tokens, blank_id)
 
 
 def _without_tokens(path: Path, blank_id: int) -> Path:

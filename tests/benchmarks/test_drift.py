@@ -33,6 +33,6 @@ def test_lock_and_density_ratio_keep_to_the_language(monkeypatch, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("TDT drift")]
     foreign = {row[2]: float(row[-4]) for row in rows}
     wer = {row[2]: float(row[-3]) for row in rows}
-    assert foreign["greedy"] >= 10.0
+    assert foreign["greedy"] >= 9.0
     assert foreign["lock,"] <= 2.0
     assert wer["lock,"] < 0.5 * wer["greedy"]

@@ -162,6 +162,14 @@ class AESLSTM(TransducerLSTM, AES):
     pass
 
 
+class AESDensityRatio(TransducerDensityRatio, AES):
+    pass
+
+
+class AESPool(TransducerPool, AES):
+    pass
+
+
 class AESLocked(TransducerLocked, AES):
     pass
 
@@ -310,6 +318,8 @@ TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("alsd_pp lstm", TransducerLSTM, ("cpu",)),
     ("aes_pp", AES, ("cpu", "cuda")),
     ("aes_pp lstm", AESLSTM, ("cpu",)),
+    ("aes_pp density ratio", AESDensityRatio, ("cpu", "cuda")),
+    ("aes_pp lm pool", AESPool, ("cpu", "cuda")),
     ("aes_pp allowed tokens", AESLocked, ("cpu", "cuda")),
     ("cuda_wfst", CudaWFSTSubject, ("cpu", "cuda")),
     ("cuda_wfst lattices", Lattices, ("cpu", "cuda")),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, allowed_tokens, outside_shares, with_costs
+from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, allowed_tokens, with_costs
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -93,21 +93,10 @@ def test_the_weight_of_prices_alone_is_lost_in_the_sum_of_weights():
 
 def test_share_of_tokens_outside():
     allowed = AllowedTokens((True, False, False))
-    texts = [np.array(text, np.int32) for text in ([], [0, 1, 2, 0], [], [1])]
-    assert outside_shares(texts, [allowed] * 4, 3) == [0.0, 0.5, 0.0, 1.0]
-    assert outside_shares([np.array([1, 2, 3, 1])], [allowed], 0) == [0.5]  # the blank is the first column
-    assert outside_shares([np.zeros(0, np.int32)], [allowed], 3) == [0.0]
-
-
-def test_each_text_is_counted_with_its_own_lock():
-    locks = [
-        AllowedTokens((True, False, False)),
-        AllowedTokens((False, True, True)),
-        AllowedTokens((True, True, True)),
-    ]
-    of_texts = [locks[i] for i in (1, 0, 2, 1)]
-    texts = [np.array(text, np.int32) for text in ([0, 0, 1, 2], [0, 1, 1, 2], [0, 1], [1, 2])]
-    assert outside_shares(texts, of_texts, 3) == [0.5, 0.75, 0.0, 0.0]
+    texts = [np.array(text, np.int32) for text in ([], [0, 1, 2, 0], [], [1], [1, 1, 0])]
+    assert [allowed.outside_share(text, 3) for text in texts] == [0.0, 0.5, 0.0, 1.0, 1.0 - 1 / 3]
+    assert allowed.outside_share(np.array([1, 2, 3, 1]), 0) == 0.5  # the blank is the first column
+    assert allowed.outside_share(np.array([0, 2, 3, 0]), 1) == 0.5  # or between the tokens
 
 
 def test_equal_requests_share_a_tree():

@@ -33,6 +33,7 @@ FILES = {
     "words.arpa": "lm/word3.arpa",
     "small.arpa": "lm/word_small.arpa",
     "lm.arpa": "lm/tok3.arpa",
+    "source.arpa": "lm/tok3.arpa",
     "names.txt": "phrases.txt",
 }
 
@@ -83,6 +84,7 @@ ROWS = [
 ]
 REST = {Path(file).name: (file, rest, output) for file, rest, output in table("| script | the rest |")}
 FUSED = dict(table("| section | LM and phrases |"))
+MORE = dict(table("| for | keys of `beam` |"))
 STREAMS = table("| YAML | checkpoint | strategy |")
 DECODING = [row for row in ROWS if not row.remark and row.script != PIPELINE]
 TRANSCRIBING = [row for row in DECODING if "ngram" not in row.script]
@@ -94,9 +96,14 @@ def test_the_page_is_complete():
         assert tuple(row.strategy for row in ROWS if row.script == script) == STRATEGIES
     assert len(TRANSCRIBING) == 20
     assert all(row.remark.startswith("`") for row in ROWS if row.remark)
-    for words in [*(row.words for row in ROWS), *FUSED.values(), *(rest for _, rest, _ in REST.values())]:
+    for words in [
+        *(row.words for row in ROWS),
+        *FUSED.values(),
+        *MORE.values(),
+        *(rest for _, rest, _ in REST.values()),
+    ]:
         named = set(re.findall(r"=([\w.]+\.(?:arpa|txt))", words))
-        assert named <= {*FILES, "spelled.txt"}
+        assert named <= {*FILES, "spelled.txt", "commands.txt"}
     assert {strategy for _, _, strategy, _ in STREAMS} == {"greedy", *STRATEGIES}
     assert all(0 < float(wer) < 50 for *_, wer in STREAMS)
 
@@ -117,6 +124,7 @@ def folder(tmp_path, monkeypatch, utterances) -> Path:
         (tmp_path / model.name).symlink_to(model)
     write_manifest(tmp_path / "test.json", utterances)
     (tmp_path / "spelled.txt").write_text("graham_graham\n")  # said in the first utterance
+    (tmp_path / "commands.txt").write_text("".join(f"{utterance['text']}\n" for utterance in utterances[:2]))
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -186,6 +194,17 @@ def test_transcripts_are_those_of_transcribe(row, run, files):
     found = predicted(run(row, words))
     assert found == texts(transcripts(row, decoding_of(row, words), files))
     assert found != texts(transcripts(row, GREEDY, files))
+
+
+@runs
+@pytest.mark.parametrize("keys", MORE.values(), ids=[re.sub(r"\[(.*)\].*", r"\1", name) for name in MORE])
+@pytest.mark.parametrize("row", [row for row in TRANSCRIBING[:5] if "wfst" not in row.words], ids=name)
+def test_density_ratios_locks_and_grammars_are_those_of_transcribe(row, keys, run, files):
+    words = f"{row.words} {keys.replace('ctc_decoding', f'{row.head}_decoding')}"
+    found = predicted(run(row, words))
+    assert found == texts(transcripts(row, decoding_of(row, words), files))
+    if "lm_pool" not in keys:  # no utterance names one of these LMs
+        assert found != texts(transcripts(row, decoding_of(row, row.words), files))
 
 
 @runs

@@ -10,7 +10,7 @@ model and training are those of assets/self/recipe. The stages run in this order
     train   one encoder with CTC, RNN-T and TDT heads on English, French and Spanish, 90/5/5
     twin    the same on the French utterances alone
     export  .nemo files, and the text of the LMs
-    more    more test utterances in French, with other sentences
+    more    more French test utterances, with other sentences
 """
 
 import argparse
@@ -30,7 +30,7 @@ TWIN = "fr"
 # Utterances that are trained on, and those of dev and of test.
 TRAINING = {"en": 5400, "fr": 300, "es": 300}
 HELD_OUT = {"en": 20, "fr": 40, "es": 20}
-MORE = 200
+MORE = 200  # further test utterances of TWIN
 LM_SENTENCES = 4000  # of each language
 ACCENTS = {
     "en": speech.TRAINING_ACCENTS,
@@ -100,13 +100,21 @@ def recorded(language: str, split: str, args: argparse.Namespace) -> list[dict]:
 
 
 def make_more(args: argparse.Namespace) -> None:
-    """Speak more sentences of one language; none is in another split."""
+    """Add test utterances of one language, whose sentences are in no other split."""
     seen = {line for file in (args.out / "text").glob("*_*.txt") for line in text.read_lines(file)}
     more = argparse.Namespace(out=args.out / "more", seed=args.seed + 1, processes=args.processes)
     drawn = sentences.distinct(TWIN, random.Random(f"{more.seed} test {TWIN}"), seen)
     (more.out / "text").mkdir(parents=True, exist_ok=True)
     text.write_lines(more.out / "text" / f"test_{TWIN}.txt", text.take(drawn, MORE))
-    write_manifest(more.out / "speech" / "test.json", recorded(TWIN, "test", more))
+    folder = args.out / "speech"
+    manifest = folder / "test.json"
+    first = [json.loads(line) for line in text.read_lines(manifest)][: sum(HELD_OUT.values())]
+    added = recorded(TWIN, "test", more)
+    for number, entry in enumerate(added, HELD_OUT[TWIN]):
+        name = f"test/{TWIN}_{number:03d}.ogg"
+        (more.out / "speech" / entry["audio_filepath"]).rename(folder / name)
+        entry["audio_filepath"] = name
+    write_manifest(manifest, first + added)
 
 
 def plan(language: str, split: str, args: argparse.Namespace) -> list[speech.Utterance]:

@@ -12,5 +12,7 @@ TABLE = rows(
     "alsd_pp lstm",
     "aes_pp",
     "aes_pp lstm",
+    "aes_pp density ratio",
+    "aes_pp lm pool",
     "aes_pp allowed tokens",
 )

@@ -13,5 +13,7 @@ TABLE = rows(
     "alsd_pp lm pool",
     "alsd_pp allowed tokens",
     "aes_pp",
+    "aes_pp density ratio",
+    "aes_pp lm pool",
     "aes_pp allowed tokens",
 )
