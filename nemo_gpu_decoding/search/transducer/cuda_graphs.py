@@ -93,7 +93,8 @@ class GraphRunner:
             self.first_mode = _best_mode(device)
         mode = self.first_mode if self.first_mode and self.allowed else PLAIN
         known = known or self.conditions()
-        before, now = None, b""
+        before: bytes | None = None
+        now: bytes | None = b""
         while now is not None:
             if mode == PLAIN:
                 # on the CPU a look costs nothing
