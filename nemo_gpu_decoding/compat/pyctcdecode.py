@@ -355,12 +355,12 @@ class BeamSearchDecoderCTC:
             raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
         kind = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
         values = np.ascontiguousarray(values, kind)
-        most = values.max(axis=1)
-        mean = float(values.sum()) / len(values) if most.max(initial=0) > 0 else 0.0
-        if math.isclose(mean, 1, rel_tol=1e-5 if kind == np.float32 else 1e-9):  # probabilities, if they are >= 0
-            values = np.log(np.clip(values, 1e-15, 1))
-            return values, 0 * most
-        return values, log_norms(values, most, name)
+        norms = log_norms(values, name)
+        if len(norms) and norms.min() > 0.1:  # as of probabilities, whose exp are 1 or more
+            mean = float(values.sum()) / len(values)
+            if math.isclose(mean, 1, rel_tol=1e-5 if kind == np.float32 else 1e-9):
+                return np.log(np.clip(values, 1e-15, 1)), np.zeros_like(norms)
+        return values, norms
 
     def _beams(self, found: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
         """The hypotheses with different texts, best first; `found`: as the search ranks them."""

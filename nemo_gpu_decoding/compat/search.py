@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,12 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.jit import any_order, compiled
 from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE, FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.word_graph.best_path import best_paths
 from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTConfig
-from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, WorkspaceKind, new_workspace, read_alone
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
@@ -39,7 +39,7 @@ class Width(NamedTuple):
 
 # A word earns the bonus of a hotword at its end at the latest, so that its beginning needs a wider search. The values
 # were chosen on other utterances than those of the benchmark.
-PLAIN, WITH_HOTWORDS = Width(0.0, 4), Width(3.0, 10)
+PLAIN, WITH_HOTWORDS = Width(0.0, 2), Width(3.0, 10)
 MOST_RESULTS = 10_000
 LN2 = math.log(2)
 MOST_KEPT = 1 << 24  # bytes of log-probs that a thread keeps between calls
@@ -90,30 +90,32 @@ class WordSearch(CudaWFST):
         )
         super().__init__(graph, vocab_size, vocab_size, config)
         self._is_sampled = True
-        self._fusion_of = lru_cache(maxsize=8)(self._plain_fusion)
 
     def best_tokens(
         self, batch: np.ndarray, lengths: np.ndarray, requests: Sequence[Request | None], begin: int
     ) -> list[np.ndarray]:
         """As `TokenSearch.best_tokens`; no other part of a result is computed."""
-        if any(requests):
+        if len(batch) == 1 and not any(requests):
+            states = [read_alone(self._models, batch, int(lengths[0]), self._kind)]
+        else:
             fusion = BatchFusion.resolve(self.fusion, len(batch), requests, self._labels)
             engine = CPUEngine(self._models_of, fusion, self.config)
-        else:
-            engine = CPUEngine(lambda *_: self._models, self._fusion_of(len(batch)), self.config)
-        engine.push(torch.from_numpy(batch), lengths)
-        found = best_paths(engine.results(range(len(batch)), 1, final=True), final=True)
+            engine.push(torch.from_numpy(batch), lengths)
+            states = engine.results(range(len(batch)), 1, final=True)
+        found = best_paths(states, final=True)
         steps = map(found.steps_of, range(len(batch)))
         return [self.graph.arrays.arcs["ilabel"][own.arcs[own.frames >= begin]] for own in steps]
 
-    def _plain_fusion(self, count: int) -> BatchFusion:
-        """The fusion of utterances without requests."""
-        return BatchFusion.resolve(self.fusion, count, None, self._labels)
+    @cached_property
+    def _kind(self) -> WorkspaceKind:
+        return WorkspaceKind(
+            new_workspace, self.config.max_active, self.vocab_size + 1, self.config.keeps_links, False
+        )
 
     @cached_property
     def _models(self) -> StreamModels:
         """The models of an utterance without a request."""
-        return self._models_of(self._fusion_of(1), 0)
+        return self._models_of(BatchFusion.resolve(self.fusion, 1, None, self._labels), 0)
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
         """Without a warning of large bonuses: the user does not choose the beam of the graph."""
@@ -124,18 +126,17 @@ class WordSearch(CudaWFST):
         return 0.0, 0.0, 0.0
 
 
-def log_norms(logits: np.ndarray, most: np.ndarray, name: str) -> np.ndarray:
+def log_norms(logits: np.ndarray, name: str) -> np.ndarray:
     """The logarithm of the sum of exp over each frame, [T].
 
     Args:
         logits: [T, V + 1] float32 or float64.
-        most: [T] the largest value of each frame.
         name: of the logits in messages.
 
     Raises:
         ValueError: a frame has NaN or +inf, or -inf alone.
     """
-    norms = most + _log_sums(logits, most, np.empty(logits.shape[1], np.float32))
+    norms = _log_sums(logits)
     for frame in np.flatnonzero(np.isnan(norms))[:1].tolist():
         for column in np.flatnonzero(~(logits[frame] < np.inf))[:1].tolist():
             value = logits[frame, column]
@@ -144,29 +145,29 @@ def log_norms(logits: np.ndarray, most: np.ndarray, name: str) -> np.ndarray:
     return norms
 
 
-@compiled
-def _log_sums(logits, most, terms):
-    """log(sum(exp(logits - most))) of each frame; NaN if `most` is not finite.
+@any_order
+def _log_sums(logits):
+    """log(sum(exp(logits))) of each frame; NaN if a value is NaN or +inf, or if all are -inf.
 
-    exp(x) is 2^n 2^r with a Taylor polynomial for |r| <= 1/2, and the terms are added in a tree: both loops use SIMD.
+    exp(x) is 2^n 2^r with a Taylor polynomial for |r| <= 1/2. Both loops use SIMD; the maximum is that of integers
+    with the order of the values, because a maximum of floats does not.
     """
-    found, log2_e = np.empty_like(most), np.float32(1 / math.log(2))
-    for t in range(len(most)):
-        row, top = logits[t], most[t]
-        for v in range(len(terms)):
-            x = max(np.float32(row[np.uintp(v)] - top) * log2_e, np.float32(-126))
+    found, log2_e = np.empty(len(logits), logits.dtype), np.float32(1 / math.log(2))
+    for t in range(len(logits)):
+        row, most, total = logits[t], np.int32(-(1 << 31)), np.float32(0)
+        for v in range(logits.shape[1]):
+            bits = np.float32(row[np.uintp(v)]).view(np.int32)
+            most = max(most, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+        top = np.int32(most ^ ((most >> 31) & 0x7FFFFFFF)).view(np.float32)
+        for v in range(logits.shape[1]):
+            x = np.float32(row[np.uintp(v)] - top) * log2_e
+            x = np.float32(-126) if x < np.float32(-126) else x  # NaN stays
             n = np.floor(x + np.float32(0.5))
             power = np.int32((n + np.float32(127)) * np.float32(1 << 23)).view(np.float32)
             r = (x - n) * np.float32(LN2)
             high = np.float32(1 / 6) + r * (np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720)))
-            terms[np.uintp(v)] = power * (np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * high)))
-        count = len(terms)
-        while count > 1:
-            half = (count + 1) // 2
-            for v in range(count - half):
-                terms[np.uintp(v)] += terms[np.uintp(v) + np.uintp(half)]
-            count = half
-        found[t] = np.log(terms[0]) if abs(top) < np.inf else np.nan
+            total += power * (np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * high)))
+        found[t] = top + np.log(total) if abs(top) < np.inf else np.nan
     return found
 
 

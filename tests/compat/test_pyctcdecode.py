@@ -17,6 +17,7 @@ import torch
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
 from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
+from nemo_gpu_decoding.compat.search import log_norms
 from tests.oracles.ngram import arpa_text, log10_prob, random_table
 
 CHARACTERS = [" ", "a", "b", ""]
@@ -214,6 +215,20 @@ def test_logits_log_probs_and_probabilities(lm):
         (found, *_) = decoder.decode_beams(form)
         assert found.text == expected.text
         assert found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("columns", [1, 4, 33, 1025])
+def test_norms_are_sums_in_double(kind, columns):
+    logits = np.random.default_rng(columns).normal(50, 9, (40, columns)).astype(kind)
+    logits[3, 1:] = -np.inf
+    expected = torch.from_numpy(logits).double().logsumexp(-1).numpy()
+    assert log_norms(logits, "logits") == pytest.approx(expected, rel=0, abs=1e-5)
+    assert log_norms(logits - 50, "logits") == pytest.approx(expected - 50, rel=0, abs=3e-6)
+    for value in (np.nan, -np.nan, np.inf):
+        logits[5, -1] = value
+        with pytest.raises(ValueError, match=rf"logits\[5, {columns - 1}\] is (nan|inf)"):
+            log_norms(logits, "logits")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

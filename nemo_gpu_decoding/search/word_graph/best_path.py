@@ -195,10 +195,11 @@ def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
         alike[models.weights, id(models.boosting), large].append(r)
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
-        own, counts = np.empty(len(rows), END), np.array([len(each) for each in tokens])
+        own, counts = ends if len(alike) == 1 else np.empty(len(rows), END), np.array([len(each) for each in tokens])
         joined = tokens[0] if len(tokens) == 1 else concatenated(tokens)
         best_ends(joined, counts, final, models.search, models.lm_scorer, own)
-        ends[rows] = own
+        if own is not ends:
+            ends[rows] = own
     ends["cost"] += concatenated([state.counters for state in states])["cost"]
     return ends
 
@@ -211,8 +212,8 @@ def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
     """The best path of each stream. A stream that reaches no final state has the best path without final costs."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
-    missing = np.flatnonzero(ends["node"] == keys.NONE)
-    if len(missing):
+    if (ends["node"] == keys.NONE).any():
+        missing = np.flatnonzero(ends["node"] == keys.NONE)
         ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
     # a path has at most one back-pointer per frame
     most = sum(min(state.frames, len(state.back_pointers)) for state in states)

@@ -129,6 +129,13 @@ def read_chunk(
     return StreamState(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
 
 
+def read_alone(models: StreamModels, log_probs: np.ndarray, length: int, kind: WorkspaceKind) -> StreamState:
+    """The state of one utterance, the first `length` frames of log_probs [1, T, V + 1], without an engine."""
+    stream, work = read_chunk(models.new_stream(), log_probs, length, 0, taken_workspace(kind))
+    keep_workspace(kind, work)
+    return stream
+
+
 def new_workspace(
     max_active: int, columns: int, keeps_links: bool = False, composes: bool = False, entries: int | None = None
 ) -> records.Workspace:
