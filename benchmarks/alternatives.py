@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from nemo_gpu_decoding.cli.decoding import decoding_config, section_of
 from nemo_gpu_decoding.cli.main import guarded, run_program
@@ -79,10 +80,9 @@ def run(options: AlternativesOptions) -> int:
         for beam in options.beams:
             weights = {name: getattr(options, name) for name in ("lm", "lm_weight", "beam_beta")}
             config, section = decoding_config(strategy, None, weights), section_of(strategy)
-            own = {"beam_size": beam, "n_best": beam, "return_best_hypothesis": False}
-            own = {"decoding_mode": "lattice"} if options.lattices else own
-            config = OmegaConf.merge(config, {"compute_timestamps": True, section: own})
-            model.head(STRATEGIES[strategy].family).use(config)
+            own: dict[str, Any] = {"beam_size": beam, "n_best": beam, "return_best_hypothesis": False}
+            added = {"compute_timestamps": True, section: {"decoding_mode": "lattice"} if options.lattices else own}
+            model.head(STRATEGIES[strategy].family).use(cast(DictConfig, OmegaConf.merge(config, added)))
             found = [transcript for batch in outputs for transcript in model.decode(batch)]
             first = word_errors(references, [each.text for each in found])
             best = [
