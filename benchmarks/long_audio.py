@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.main import guarded, run_program
@@ -36,6 +36,7 @@ EXAMPLES = ("model=assets/self/models/self_ctc.nemo manifest=assets/self/speech/
 RATE = 16000
 STRETCH = (2.0, 10.0)  # seconds of music or loud noise
 LOUD = 0.05  # root mean square of speech
+MARGIN = 0.3  # seconds of an utterance that make a segment speech
 
 
 @dataclass
@@ -56,20 +57,26 @@ class LongAudioOptions:
     lm: str | None = None
     lm_weight: float | None = None
     beam_beta: float | None = None
+    # Rank transducer hypotheses by the score per token; null: the preset.
+    score_norm: bool | None = None
     # A preset of `tune` for the strategies of this package; null: the shipped ones.
     preset: str | None = None
     # Root mean square of the white noise in the whole recording.
     noise: float = 0.001
     # Shortest and longest pause between two utterances, seconds.
     pauses: list[float] = field(default_factory=lambda: [0.1, 3.0])
-    # Chance of a stretch of 2-10 s of music, or of noise as loud as speech, between two utterances.
+    # Chance of a stretch of 2-10 s of a sound as loud as speech, between two utterances.
     stretches: float = 0.0
-    # Silence at both ends of the utterances of the second row, seconds.
-    silence: float = 0.3
+    # Its kinds: music (chords), noise (white), melody (gliding tones), wind (pink noise that swells).
+    sounds: list[str] = field(default_factory=lambda: ["music", "noise"])
+    # Silence at both ends of the utterances of the rows with noise, seconds.
+    silence: list[float] = field(default_factory=lambda: [0.0, 0.3])
     # Target and maximum length of a segment, seconds.
     segments: list[float] = field(default_factory=lambda: [30.0, 60.0])
     # Silence that always ends a segment, seconds.
     max_pause: float = 0.6
+    # Background noise that always ends a segment, seconds; null: max_pause.
+    max_quiet_pause: float | None = None
     # Silence that a segment keeps at both ends, seconds.
     kept_silence: float = 0.0
     # Segments whose words have a lower mean confidence are left out.
@@ -101,8 +108,9 @@ def join(utterances: Sequence[Utterance], minutes: float, options: LongAudioOpti
                 raise ValueError(f"{utterance.name} has {rate} Hz, expected {RATE}")
             parts = [samples, _silence(rng, options)]
             if rng.random() < options.stretches:
-                make = _music if rng.random() < 0.5 else _loud_noise
-                parts += [make(rng), _silence(rng, options)]
+                sound = _SOUNDS[options.sounds[int(rng.integers(len(options.sounds)))]](rng)
+                loud = LOUD * sound / np.sqrt(np.mean(sound**2))
+                parts += [loud.astype(np.float32), _silence(rng, options)]
             part = np.concatenate(parts)
             sink.write(part + options.noise * rng.standard_normal(len(part)).astype(np.float32))
             found.utterances.append(utterance)
@@ -125,35 +133,65 @@ def _music(rng: np.random.Generator) -> np.ndarray:
         partials = [(root * ratio * k, 1 / k) for ratio in (1, 2 ** (4 / 12), 2 ** (7 / 12)) for k in range(1, 6)]
         chord = sum(share * np.sin(2 * np.pi * pitch * seconds) for pitch, share in partials)
         chords.append(chord * np.minimum(seconds / 0.01, 1) * np.exp(-3 * seconds))
-    sound = np.concatenate(chords)[:total]
-    return (LOUD * sound / np.sqrt(np.mean(sound**2))).astype(np.float32)
+    return np.concatenate(chords)[:total]
 
 
-def _loud_noise(rng: np.random.Generator) -> np.ndarray:
-    return LOUD * rng.standard_normal(int(rng.uniform(*STRETCH) * RATE)).astype(np.float32)
+def _noise(rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal(int(rng.uniform(*STRETCH) * RATE))
+
+
+def _melody(rng: np.random.Generator) -> np.ndarray:
+    """One voice of four harmonics with vibrato, which glides between notes of 0.15-0.6 s."""
+    total = int(rng.uniform(*STRETCH) * RATE)
+    notes = [np.full(int(rng.uniform(0.15, 0.6) * RATE), rng.integers(24)) for _ in range(total // (RATE // 7) + 1)]
+    steps = np.convolve(np.concatenate(notes)[:total], np.full(RATE // 20, 20 / RATE), "same")
+    steps += 0.3 * np.sin(2 * np.pi * 6 * np.arange(total) / RATE)
+    phase = 2 * np.pi * np.cumsum(196 * 2 ** (steps / 12)) / RATE
+    return np.sum([np.sin(k * phase) / k for k in range(1, 5)], axis=0)
+
+
+def _wind(rng: np.random.Generator) -> np.ndarray:
+    """Pink noise that swells every 1.5 s."""
+    white = _noise(rng)
+    pink = np.fft.irfft(np.fft.rfft(white) / np.sqrt(np.arange(len(white) // 2 + 1) + 20.0), len(white))
+    return pink * (1.1 + np.sin(2 * np.pi * np.arange(len(white)) / (1.5 * RATE)))
+
+
+_SOUNDS = {"music": _music, "noise": _noise, "melody": _melody, "wind": _wind}
 
 
 def run(options: LongAudioOptions) -> int:
     """Print the table of one model and set."""
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
+    if not options.sounds or not set(options.sounds) <= set(_SOUNDS):
+        raise ValueError(f"sounds is {options.sounds}, expected kinds from {', '.join(_SOUNDS)}")
     model = Model.load(options.model, device="cpu")
     utterances = read_manifest(Path(options.manifest))
-    rows = []
+    rows, thresholds = [], []
     for strategy in options.strategies:
         use(model, strategy, options)
         alone = transcripts(model, utterances, 0.0, 0.0)
-        silent = transcripts(model, utterances, options.noise, options.silence)
+        separate = {"alone": alone}
+        for silence in options.silence:
+            name = f"alone, noise, {silence:g} s of silence"
+            separate[name] = transcripts(model, utterances, options.noise, silence)
         for minutes in sorted(options.minutes):
             with TemporaryDirectory() as folder:
                 recording = join(utterances, minutes, options, Path(folder))
                 reference = [str(utterance.text) for utterance in recording.utterances]
-                for name, found in (("alone", alone), (f"alone, noise, {options.silence:g} s of silence", silent)):
+                for name, found in separate.items():
                     errors = word_errors(reference, [found[each.path].text for each in recording.utterances])
                     rows.append([strategy, minutes, name, *_counts(errors), *["-"] * 5])
-                rows.append([strategy, minutes, "joined", *joined_row(model, recording, alone, options)])
+                cells, segments = joined_row(model, recording, alone, options)
+                rows.append([strategy, minutes, "joined", *cells])
+                if options.stretches:
+                    thresholds.append([strategy, minutes, *threshold(segments)])
     columns = ["minutes", "speech", "WER %", "deleted", "inserted", "segments", "doubled", "within 80 ms, %"]
     print(format_table(["strategy", *columns, "RTFx", "peak GiB"], rows))
+    if thresholds:
+        columns = ["sounds", "kept", "speech", "omitted", "AUC"]
+        print(format_table(["strategy", "minutes", "min_confidence", *columns], thresholds))
     return 0
 
 
@@ -162,16 +200,19 @@ def use(model: Model, strategy: str, options: LongAudioOptions) -> None:
     from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
     is_ours = strategy in STRATEGIES
-    weights = {"lm": options.lm, "lm_weight": options.lm_weight, "beam_beta": options.beam_beta} if is_ours else {}
+    names = ("lm", "lm_weight", "beam_beta", "score_norm") if is_ours else ()
+    weights = {name: getattr(options, name) for name in names}
     config = decoding_config(strategy, options.preset if is_ours else None, weights)
     config.compute_timestamps = True
+    if options.stretches:
+        OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)
     model.head(STRATEGIES[strategy].family if is_ours else options.head or model.default_head).use(config)
 
 
 def joined_row(
     model: Model, recording: Recording, alone: dict[Path, Transcript], options: LongAudioOptions
-) -> list[object]:
-    """The cells of the whole recording."""
+) -> tuple[list[object], list[tuple[float, bool]]]:
+    """The cells of the whole recording; and mean confidence of the words, and whether it is speech, per segment."""
     from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
@@ -180,6 +221,7 @@ def joined_row(
         target,
         most,
         max_pause=options.max_pause,
+        max_quiet_pause=options.max_quiet_pause,
         kept_silence=options.kept_silence,
         min_confidence=options.min_confidence,
     )
@@ -205,7 +247,31 @@ def joined_row(
     )
     within = f"{100 * np.mean(np.array(times) <= 0.08 + 1e-6):.1f}" if times else "-"
     counts = _counts(word_errors(references, hypotheses))
-    return [*counts, len(long.segments), doubled, within, f"{pace:.0f}", f"{peak:.2f}"]
+    cells = [*counts, len(long.segments), doubled, within, f"{pace:.0f}", f"{peak:.2f}"]
+    return cells, list(confidences(recording, long)) if options.stretches else []
+
+
+def confidences(recording: Recording, long: Transcript) -> Iterator[tuple[float, bool]]:
+    """Mean confidence of the words of each segment, and whether an utterance is in it."""
+    spans = np.array(recording.spans)
+    for segment in long.segments:
+        own = [word.confidence or 0 for word in long.words if segment.start <= word.start < segment.end]
+        if own:
+            both = np.minimum(spans[:, 1], segment.end) - np.maximum(spans[:, 0], segment.start)
+            yield float(np.mean(own)), bool(both.max() > MARGIN)
+
+
+def threshold(segments: Sequence[tuple[float, bool]]) -> list[object]:
+    """The cells of the `min_confidence` with the fewest wrong segments; the middle of the widest gap."""
+    values, speech = (np.array(each) for each in zip(*sorted(segments), strict=True))
+    edges = np.concatenate([[0.0], values, [1.0]])
+    omitted = np.insert(np.cumsum(speech), 0, 0)  # speech below each edge
+    kept = np.append(np.cumsum(~speech[::-1])[::-1], 0)  # sounds from it on
+    best = np.flatnonzero(omitted + kept == np.min(omitted + kept))
+    at = best[np.argmax(np.diff(edges)[best])]
+    between = (values[~speech][:, None] < values[speech]).mean()
+    value = (edges[at] + edges[at + 1]) / 2
+    return [f"{value:.3f}", int((~speech).sum()), int(kept[at]), int(speech.sum()), int(omitted[at]), f"{between:.3f}"]
 
 
 def _counts(errors: WordErrors) -> list[object]:

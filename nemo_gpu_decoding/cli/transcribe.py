@@ -123,6 +123,8 @@ class TranscribeOptions(decoding.DecodingOptions):
     min_pause: float = 0.3
     # Seconds of silence that always end a segment, > 0. Models that were trained on single sentences need less.
     max_pause: float = 0.6
+    # Seconds of a pause with nothing but background noise that always end a segment, > 0. null: max_pause.
+    max_quiet_pause: float | None = None
     # Seconds of silence that a segment keeps at both ends, >= 0. Few models need any; many make errors beside silence.
     kept_silence: float = 0.0
     # Segments of long files whose words have a lower mean confidence are left out: music and noise. A number in

@@ -31,6 +31,8 @@ class Cutting:
         max_pause: silence of this length always ends a segment, > 0.
         kept_silence: silence that a segment keeps at both ends, >= 0.
         min_confidence: segments whose words have a lower mean confidence are left out, in [0, 1]; 0 keeps all.
+        max_quiet_pause: a pause of this length with nothing but background noise always ends a segment, > 0; None:
+            `max_pause`. Other silence may be up to 20 dB below the words, as in closures of stops.
     """
 
     segment_seconds: float = 30.0
@@ -39,10 +41,13 @@ class Cutting:
     max_pause: float = 0.6
     kept_silence: float = 0.0
     min_confidence: float = 0.0
+    max_quiet_pause: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("segment_seconds", "max_segment_seconds", "min_pause", "max_pause"):
             check_number(name, getattr(self, name), above_zero=True)
+        if self.max_quiet_pause is not None:
+            check_number("max_quiet_pause", self.max_quiet_pause, above_zero=True)
         check_number("kept_silence", self.kept_silence)
         check_number("min_confidence", self.min_confidence)
         if self.min_confidence > 1:
@@ -63,6 +68,7 @@ class _Levels(NamedTuple):
     noise: float  # of silence, if the recording has silence
     loud: float  # sound above it is speech
     faint: float  # sound above it is speech if it is beside louder sound
+    quiet: float  # below it is the background noise alone
 
 
 def choose_segments(
@@ -82,11 +88,14 @@ def choose_segments(
     levels = _levels(words, loudness)
     longest = _steps(min(_WORD_SILENCE, cutting.max_pause), step_seconds)
     is_sound = _sound(words, loudness, levels, longest)
+    is_quiet = _quiet(loudness, levels, cutting.max_quiet_pause or np.inf, step_seconds)
+    is_sound &= ~is_quiet
     runs = np.flatnonzero(np.diff(np.pad(is_sound, 1))).reshape(-1, 2)  # first and end step of each sound
     if not len(runs):
         return [(0, min(len(loudness), _steps(SHORTEST, step_seconds)))], []
     before, after = runs[:-1, 1], runs[1:, 0]
     is_long = (after - before) * step_seconds >= cutting.max_pause - 1e-9
+    is_long |= np.array([is_quiet[first:end].any() for first, end in zip(before, after, strict=True)], bool)
     edges = [0, *((before + after)[is_long] // 2).tolist(), len(loudness)]
     segments, doubtful = [], []
     for begin, end in pairwise(edges):
@@ -127,7 +136,9 @@ def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
     speech = float(np.median(loudness[in_word] if in_word.any() else loudness))
     noise = float(np.percentile(loudness, 10))
     loud = float(np.clip(3 * noise, 0.02 * speech, 0.1 * speech))
-    return _Levels(speech, noise, loud, min(loud, max(1.3 * noise, 0.003 * speech)))
+    floor = float(np.percentile(loudness, 2))  # pauses may be less than a tenth of the time
+    faint, quiet = (min(loud, max(level, 0.003 * speech)) for level in (1.3 * noise, 1.4 * floor))
+    return _Levels(speech, noise, loud, faint, quiet)
 
 
 def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, longest: int) -> np.ndarray:
@@ -143,6 +154,14 @@ def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, longest: in
         for first, last in zip(active, [*active[1:], *active[-1:] + 1], strict=True):
             is_sound[begin + first : begin + (last if last - first <= longest else first + 1)] = True
     return is_sound
+
+
+def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: float) -> np.ndarray:
+    """Whether a step is in a run of background noise of at least `seconds`, [T] bool."""
+    is_quiet = loudness <= levels.quiet
+    for begin, end in np.flatnonzero(np.diff(np.pad(is_quiet, 1))).reshape(-1, 2):
+        is_quiet[begin:end] = (end - begin) * step_seconds >= seconds - 1e-9
+    return is_quiet
 
 
 def _with_faint(

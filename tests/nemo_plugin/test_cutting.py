@@ -123,6 +123,30 @@ def test_silence_of_max_pause_ends_a_segment_even_in_a_word(most, expected):
     assert choose_segments(np.array([(300, 500)]), loudness, Cutting(max_pause=most), 0.01)[0] == expected
 
 
+@pytest.mark.parametrize("most", [0.08, 0.1, 0.11, None])
+@pytest.mark.parametrize("words", [[(200, 400), (410, 700)], [(200, 700)]])
+def test_background_noise_of_max_quiet_pause_ends_a_segment(words, most):
+    """Noise of 0.1 s between two words or in one, and a closure of 0.1 s that is 16 dB louder than the noise."""
+    loudness = noisy(1000, [(200, 400), (410, 700)], np.random.default_rng(0))
+    loudness[500:510] = 0.006
+    segments, _ = choose_segments(np.array(words), loudness, Cutting(max_quiet_pause=most), 0.01)
+    assert segments == ([(200, 400), (410, 700)] if most in (0.08, 0.1) else [(200, 700)])
+
+
+def test_background_noise_is_known_from_few_pauses():
+    """Background noise is 3 % of the time. The other silence, between words, is 12 dB louder."""
+    loudness = noisy(3000, [(0, 3000)], np.random.default_rng(0))
+    loudness[np.arange(3000) % 100 < 12] = 0.004
+    pauses = [(n, n + 10) for n in range(340, 2700, 320)]
+    for begin, end in pauses:
+        loudness[begin:end] = 0.001
+    words = np.array([(n, n + 50) for n in range(0, 3000, 50)])
+    segments, _ = choose_segments(words, loudness, Cutting(max_quiet_pause=0.08), 0.01)
+    edges = [(before[1], after[0]) for before, after in pairwise(segments)]
+    assert len(edges) == len(pauses)
+    assert all(begin <= pause[0] < pause[1] <= end for pause, (begin, end) in zip(pauses, edges, strict=True))
+
+
 def test_quiet_words_are_sound():
     """Words of -46 dB of the others that the greedy pass hears, with a closure of 0.1 s that is silent."""
     loudness = noisy(2000, [(200, 400), (600, 800), (1000, 1200)], np.random.default_rng(0))
@@ -179,6 +203,7 @@ def test_an_empty_recording_has_no_segment():
         ((30, 60, 0.3, 0), "max_pause is 0, expected a finite number > 0"),
         ((30, 60, 0.3, 0.6, 0, 1.5), "min_confidence is 1.5, expected a number in [0, 1]"),
         ((30, 60, 0.3, 0.6, -1), "kept_silence is -1, expected a finite number >= 0"),
+        ((30, 60, 0.3, 0.6, 0, 0, -1), "max_quiet_pause is -1, expected a finite number > 0"),
     ],
 )
 def test_values_out_of_range(values, problem):
