@@ -25,7 +25,10 @@ def test_work_of_the_host_is_measured(strategy, monkeypatch):
         return push(*given, **options)
 
     monkeypatch.setattr(Decoder, "push", slow)
-    assert push_time.host_time(strategy, 2, pushes=5, warm_up=2) > 20_000
+    of_push, of_step = push_time.host_time(strategy, 2, pushes=5, warm_up=2)
+    assert of_push > 20_000
+    assert (of_step is not None) == (strategy in ("alsd_pp", "aes_pp"))
+    assert of_step is None or 0 < of_step < 20_000
 
 
 def test_what_is_left_out_is_not_measured():
