@@ -78,7 +78,7 @@ def test_threads_are_those_of_the_launch(monkeypatch):
         for text in (read_source(name).text, *read_source(name).headers.values())
         for kernel in re.findall(r"__global__ void .*?(\w+)\(const", text)
     }
-    assert len(found) == 16
+    assert len(found) == 15
     assert found["search/flexctc_beam/kernel.cu", "advance"] == 288
     assert found["search/flexctc_beam/finish.cu", "finish"] == 128
     assert found["search/word_graph/kernel.cu", "advance"] == 512
