@@ -89,8 +89,9 @@ def run(options: AlternativesOptions) -> int:
                 oracle_text(reference, [each.text, *(text for text, _ in each.n_best)], each.lattice)
                 for reference, each in zip(references, found, strict=True)
             ]
-            network = sum(
-                fewest_errors(reference, each.alternatives) for reference, each in zip(references, found, strict=True)
+            network = sum(  # an utterance with one text has no alternatives
+                fewest_errors(text, each.alternatives) if each.alternatives else word_errors([text], [each.text]).total
+                for text, each in zip(references, found, strict=True)
             )
             errors = [first.total, word_errors(references, best).total, network]
             cells = [f"{100 * each / first.words:.1f}" for each in errors]
