@@ -113,7 +113,7 @@ def threads_of(source: str, kernel: str, arch: int) -> int:
         case ["transducer", file], "expand":
             gpu = PROCESSORS[arch].count, divmod(arch, 10)
             return transducer_engine.expand_threads(UTTERANCES * HYPOTHESES, file == "aes.cu", *gpu)
-        case ["transducer", _], "merge" | "schedule" | "count_active":
+        case ["transducer", _], "merge" | "schedule":
             return records.MERGE_THREADS
         case ["transducer", _], _ if kernel in ROWS:
             return records.MOVE_THREADS

@@ -121,11 +121,11 @@ FIRST_KERNELS: dict[str, dict[str, tuple[float, ...]]] = {
     "flexctc_beam, peaked, K = 16, LM": {"advance": (81, 1, 6.75), "finish": (80, 1, 0.196)},
     "flexctc_beam, flat, K = 16, LM": {"advance": (81, 1, 7.16), "finish": (80, 1, 0.28)},
     "alsd_pp, RNN-T, K = 4": {
-        "schedule": (32, 1, 0.0658), "count_active": (32, 1, 2.88), "join_rows": (32, 1, 4.08),
+        "schedule": (32, 1, 0.0658), "join_rows": (32, 1, 4.08),
         "expand": (74, 2, 29.8), "merge": (55, 1, 6.65), "lstm_layer": (32, 1, 3.57), "lstm_output": (32, 1, 3.55),
     },
     "aes_pp, RNN-T, K = 4": {
-        "schedule": (32, 1, 0.0294), "count_active": (32, 1, 2.88), "join_rows": (32, 1, 4.04), "expand": (96, 2, 32),
+        "schedule": (32, 1, 0.0294), "join_rows": (32, 1, 4.04), "expand": (96, 2, 32),
         "merge": (54, 1, 8.53), "lstm_layer": (32, 1, 3.51), "lstm_output": (32, 1, 3.49),
     },
     "cuda_wfst, peaked": {"advance": (126, 1, 8.57), "best_path": (56, 1, 0.106)},
