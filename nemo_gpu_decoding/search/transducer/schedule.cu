@@ -28,7 +28,7 @@ inline void take_frames(const ScheduleArgs& args, int b) {
 }
 
 // For every utterance b = blockIdx.x: take its frames, and choose the frame that each hypothesis reads first.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) schedule(const ScheduleArgs args) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) schedule(const ScheduleArgs args) {
   const int b = blockIdx.x;
   StreamCounters now = args.counters[b];
   __syncthreads();  // before the record is written
