@@ -86,7 +86,7 @@ class GraphRunner:
         Args:
             step: the step of this run.
             work: its workspace.
-            known: `conditions` if the caller has asked for them.
+            known: the result of `conditions`; None: `run` computes it.
         """
         device = work.shape.device
         if self.first_mode is None and self.allowed:
