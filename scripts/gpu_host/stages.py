@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -35,7 +35,7 @@ class Stage:
     """`command` may hold {python} and {out}."""
 
     name: str
-    seconds: int  # time limit
+    seconds: float  # time limit
     command: tuple[str, ...]
     parts: tuple[str, ...]  # of PARTS: the calls that it belongs to
 
@@ -174,17 +174,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--limit", type=int, default=TOTAL_SECONDS, help="seconds for everything")
+    parser.add_argument("--patience", type=float, default=1, help="multiplies all limits, for a rehearsal")
     parser.add_argument("--started", type=float, default=None, help="when the clock began, as in time()")
     options = parser.parse_args(arguments)
     parts = {options.part} if options.part else set(PARTS)
-    stages = [stage for stage in STAGES if stage.name in options.only and parts & set(stage.parts)]
+    stages = [
+        replace(stage, seconds=stage.seconds * options.patience)
+        for stage in STAGES
+        if stage.name in options.only and parts & set(stage.parts)
+    ]
     values = {"python": sys.executable, "out": str(options.out)}
     if options.dry_run:
         for stage in stages:
             print(f"{stage.name} (at most {stage.seconds} s): {shown(stage, values)}")
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    end = (options.started or time.time()) + options.limit
+    end = (options.started or time.time()) + options.limit * options.patience
     with (options.out / "log.txt").open("w", encoding="utf-8") as log:
         results = run_all(stages, values, end, log)
     print_summary(results, options.out / "log.txt")

@@ -89,6 +89,11 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(run, tmp_
     assert not is_running(int(child.read_text()))
 
 
+def test_patience_multiplies_the_limits(run):
+    _, (row,) = run(python("import time; time.sleep(1)", seconds=0.5), patience=20)
+    assert row["outcome"] == "passed"
+
+
 def is_running(pid):
     for _ in range(50):
         try:
@@ -355,7 +360,7 @@ def test_the_gpu_tests_pass_on_the_emulator():
 def test_benchmarks_and_figures_are_rehearsed_to_their_last_line(tmp_path):
     """Two stages with their own commands, on the emulator."""
     names = ["first figures", "bench paged_biglm"]
-    command = [sys.executable, str(FOLDER / "stages.py"), "--out", str(tmp_path), "--only", *names]
+    command = [sys.executable, str(FOLDER / "stages.py"), "--out", str(tmp_path), "--patience", "4", "--only", *names]
     rehearsal = os.environ | {"GPU_TESTS": "rehearsal", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=rehearsal, capture_output=True, text=True, check=False)
     log = (tmp_path / "log.txt").read_text()
