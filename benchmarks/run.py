@@ -211,8 +211,14 @@ class BatchBench:
         row["skipped"] = peer.unavailable() or case.skipped
         if row["skipped"]:
             return row
-        theirs, mine = self._ready(peer, case.theirs), self._ready(ours, case.ours)
-        errors = self._errors(peer, case.theirs), self._errors(ours, case.ours)
+        mine, own_errors = self._ready(ours, case.ours), self._errors(ours, case.ours)
+        try:
+            theirs, errors = self._ready(peer, case.theirs), (self._errors(peer, case.theirs), own_errors)
+        except RuntimeError as error:  # for example a binary that does not support this GPU
+            if peer.name == ours.name:
+                raise
+            row["skipped"] = f"{peer.name} does not work here: {type(error).__name__}: {error}"
+            return row
         verdict = self._verdict(case, peer, ours, errors)
         calls = [self._call(case.part, decoder) for decoder in (theirs, mine)]
         if case.part == END_TO_END:  # the encoder may not be warm yet

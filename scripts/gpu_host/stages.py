@@ -17,13 +17,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
 TOTAL_SECONDS = 580  # limit of a run, below ten minutes
 TAIL = 25  # lines of a failed stage that are shown again at the end
+
+REHEARSAL = os.environ.get("GPU_TESTS") == "rehearsal"  # no GPU: the emulator runs the kernels, on small inputs
 
 PASSED, FAILED, TOO_LONG, NO_TIME = "passed", "failed", "took too long", "no time left"
 
@@ -33,7 +35,7 @@ class Stage:
     """`command` may hold {python} and {out}."""
 
     name: str
-    seconds: int  # time limit
+    seconds: float  # time limit
     command: tuple[str, ...]
     parts: tuple[str, ...]  # of PARTS: the calls that it belongs to
 
@@ -45,13 +47,24 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
     return ("{python}", "-m", "pytest", *common, *arguments)
 
 
+def _program(name: str, *arguments: str) -> tuple[str, ...]:
+    """The benchmarks or a script, as they are or on the emulator."""
+    how = ("-m", "tests.gpu.rehearse") if REHEARSAL else ("-m",) if name == "benchmarks" else ()
+    return ("{python}", *how, name, *arguments)
+
+
 def _bench(*arguments: str) -> tuple[str, ...]:
     common = ("device=cuda", "peers=[nemo]", "repeats=30", "pair_seconds=0.7", "check_utterances=8")
-    return ("{python}", "-m", "benchmarks", *common, *arguments)
+    return _program("benchmarks", *common, *arguments)
 
 
 def _profile(name: str, kernels: str, *command: str) -> tuple[str, ...]:
-    """ncu for the third launch of each of these kernels: its report, and figures in the log."""
+    """ncu for the third launch of each of these kernels: its report, and figures in the log.
+
+    A rehearsal runs the profiled command only.
+    """
+    if REHEARSAL:
+        return command
     report = f"{{out}}/{name}"
     profiled = f"ncu --clock-control none --set full --kernel-id '::regex:^({kernels})$:3' -f -o {report}"
     shown = f"ncu --import {report}.ncu-rep --csv --page details"
@@ -62,11 +75,11 @@ def _profile(name: str, kernels: str, *command: str) -> tuple[str, ...]:
 _WARM_UP = (
     "for strategy in flexctc_beam alsd_pp aes_pp cuda_wfst paged_biglm; do "
     "{python} -m benchmarks.compile_seconds --row $strategy & done; "
-    "{python} scripts/check_kernels.py --keep; status=$?; wait; exit $status"
+    f"{{python}} scripts/check_kernels.py {'--arch 90' if REHEARSAL else '--keep'}; status=$?; wait; exit $status"
 )
 _SELF = "assets/self"
 _SANITIZER = "tests/gpu/test_sanitizer.py"
-_FIGURES = ("{python}", "scripts/gpu_host/first_figures.py")
+_FIGURES = _program("scripts/gpu_host/first_figures.py")
 _TRANSDUCERS = ("tasks=[hard]", "beams=[4]", "batches=[1,8,32,128]")
 _GRAPHS = ("tasks=[hard]", "batches=[8,32]", "graph_beams=[12]")
 PARTS = TESTS, BENCHMARKS, PROFILES = ("tests", "benchmarks", "profiles")
@@ -95,7 +108,7 @@ STAGES = (
         Stage(name, seconds, _pytest(f"tests/gpu/{name}.py", "--durations=5"), (TESTS,))
         for name, seconds in TEST_FILES.items()
     ),
-    Stage("test_clock", 15, _pytest("tests/benchmarks/test_clock.py"), (BENCHMARKS,)),
+    Stage("test_clock", 15, _pytest("tests/gpu/test_clock.py"), (BENCHMARKS,)),
     Stage(
         "bench decoders",
         135,
@@ -161,17 +174,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--limit", type=int, default=TOTAL_SECONDS, help="seconds for everything")
+    parser.add_argument("--patience", type=float, default=1, help="multiplies all limits, for a rehearsal")
     parser.add_argument("--started", type=float, default=None, help="when the clock began, as in time()")
     options = parser.parse_args(arguments)
     parts = {options.part} if options.part else set(PARTS)
-    stages = [stage for stage in STAGES if stage.name in options.only and parts & set(stage.parts)]
+    stages = [
+        replace(stage, seconds=stage.seconds * options.patience)
+        for stage in STAGES
+        if stage.name in options.only and parts & set(stage.parts)
+    ]
     values = {"python": sys.executable, "out": str(options.out)}
     if options.dry_run:
         for stage in stages:
             print(f"{stage.name} (at most {stage.seconds} s): {shown(stage, values)}")
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    end = (options.started or time.time()) + options.limit
+    end = (options.started or time.time()) + options.limit * options.patience
     with (options.out / "log.txt").open("w", encoding="utf-8") as log:
         results = run_all(stages, values, end, log)
     print_summary(results, options.out / "log.txt")

@@ -207,6 +207,16 @@ def test_a_peer_that_is_not_installed_gives_the_reason(measured):
     assert (row["params"]["threads"], row["peer_params"]["threads"]) == (8, 1)  # it knows no threads
 
 
+def test_a_peer_that_fails_gives_the_reason_and_our_own_failures_are_raised(measured):
+    def prepare(options, task, setting):
+        raise RuntimeError("no kernel image is available")
+
+    row = measured(Peer("broken", prepare), Check.WER)
+    assert row["skipped"] == "broken does not work here: RuntimeError: no kernel image is available"
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        measured(Peer("flexctc_beam", prepare), Check.WER)
+
+
 # ---------------------------------------------------------------------------------------- the table
 def listed(options, tasks=None):
     tasks = tasks or [SimpleNamespace(

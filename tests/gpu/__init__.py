@@ -1,4 +1,4 @@
-"""Rehearsing these tests where there is no GPU: the emulator runs the kernels, on small inputs.
+"""Rehearse these tests where there is no GPU: the emulator runs the kernels, on small inputs.
 
     GPU_TESTS=rehearsal python -m pytest tests/gpu             all tests
     GPU_TESTS=rehearsal python -m pytest tests/gpu --one-case  each test with its first case

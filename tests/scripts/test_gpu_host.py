@@ -89,6 +89,11 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(run, tmp_
     assert not is_running(int(child.read_text()))
 
 
+def test_patience_multiplies_the_limits(run):
+    _, (row,) = run(python("import time; time.sleep(1)", seconds=0.5), patience=20)
+    assert row["outcome"] == "passed"
+
+
 def is_running(pid):
     for _ in range(50):
         try:
@@ -165,7 +170,7 @@ def test_first_figures_are_lines_of_json(monkeypatch, capsys):
 
 def test_every_file_of_gpu_tests_has_a_process_and_every_strategy_a_measurement():
     files = {path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
-    assert files == {*stages.TEST_FILES, "test_sanitizer"}
+    assert files == {*stages.TEST_FILES, "test_sanitizer", "test_clock"}
     words = " ".join(word for stage in of(stages.BENCHMARKS) for word in stage.command)
     assert all(f"strategy={name}" in words for name in STRATEGIES[1:])
     assert "decoders.json" in words  # flexctc_beam, which is the default
@@ -221,6 +226,9 @@ def test_a_test_that_hangs_on_a_host_prints_its_stack_before_its_stage_ends():
     pytests = [stage for stage in stages.STAGES if "pytest" in stage.command]
     assert len(pytests) > len(stages.TEST_FILES)
     for stage in pytests:
+        files = [word for word in stage.command if word.startswith("tests/")]
+        assert files
+        assert all(file.startswith("tests/gpu/") for file in files)  # others lack the mark `gpu`
         (seconds,) = re.findall(r"faulthandler_timeout=(\d+)", " ".join(stage.command))
         assert int(seconds) < stage.seconds
 
@@ -346,3 +354,20 @@ def test_the_gpu_tests_pass_on_the_emulator():
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_benchmarks_and_figures_are_rehearsed_to_their_last_line(tmp_path):
+    """Two stages with their own commands, on the emulator."""
+    names = ["first figures", "bench paged_biglm"]
+    command = [sys.executable, str(FOLDER / "stages.py"), "--out", str(tmp_path), "--patience", "4", "--only", *names]
+    rehearsal = os.environ | {"GPU_TESTS": "rehearsal", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=rehearsal, capture_output=True, text=True, check=False)
+    log = (tmp_path / "log.txt").read_text()
+    assert done.returncode == 0, done.stdout + log[-3000:]
+    figures = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert {line["equal_to_cpu"] for line in figures} == {"2 of 2"}
+    assert {line["took"] for line in figures} == {None, LOOP, CHUNKS, PLAIN}
+    rows = json.loads((tmp_path / "paged_biglm.json").read_text())["rows"]
+    assert {row["verified"] for row in rows} == {True}
+    assert {row["batch"] for row in rows} == {1, 2}
