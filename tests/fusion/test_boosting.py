@@ -355,6 +355,11 @@ def test_phrases_that_cannot_be_spelled_are_named():
         ("abc", {}, "phrases is a string"),
         (["abc"], {"key_phrases_list": ["de"]}, "config has key_phrases_list besides the phrases given"),
         (["abc"], {"key_phrases_list": "abc"}, r"key_phrases_list is '.*', expected a list of phrases"),
+        ([{"phrase": "abc", "weight": "2"}], {}, "weight of phrase 'abc' is '2', expected a finite number"),
+        ([{"phrase": "abc", "alpha": "b"}], {}, "weight of phrase 'abc' is 'b', expected a finite number"),
+        ([{"phrase": "abc", "weight": 1e38}], {}, r"weight of phrase 'abc' is 1e\+38, expected a number -1e\+09 \.\."),
+        ([{"phrase": "abc", "lang": ["en"]}], {}, "lang of phrase 'abc' is .*, expected the name of a language"),
+        ([{"phrase": "abc", "aliases": 5}], {}, "aliases of phrase 'abc' is 5, expected a list of texts"),
     ],
 )
 def test_what_is_no_list_of_phrases(phrases, config, message):
