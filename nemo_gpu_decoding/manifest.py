@@ -63,7 +63,11 @@ def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utter
     row = row or {}
     seconds, fault = 0.0, ""
     try:
+        name.encode()
         seconds = checked_seconds(path, name)
+    except UnicodeEncodeError:
+        name = os.fsencode(name).decode(errors="backslashreplace")
+        fault = f"{name}: the name of the file is not UTF-8; rename the file"
     except ValueError as error:
         fault = str(error)
     return Utterance(name, path, seconds, row.get("text"), written_request(row), own_fields(row), fault)
@@ -110,7 +114,7 @@ def parse_json(line: str | bytes, where: str) -> Any:
     """Parse a line of JSON; an invalid line raises a ValueError that begins with `where`."""
     try:
         return json.loads(line)
-    except ValueError as error:  # also for numbers with too many digits and text that is not UTF-8
+    except (ValueError, RecursionError) as error:  # also for numbers with too many digits and text that is not UTF-8
         raise ValueError(f"{where}: not JSON: {error}") from error
 
 
@@ -120,6 +124,11 @@ def check_row(row: Any, where: str) -> None:
         raise ValueError(f"{where}: has no audio_filepath")
     if not isinstance(row.get("text"), (str, type(None))):
         raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"{where}: has {half!a}, half of a surrogate pair, expected whole characters") from None
     if row.get("offset"):
         raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
     try:
