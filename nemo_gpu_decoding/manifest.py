@@ -76,6 +76,8 @@ def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utter
 def find_audio(audio: Any) -> list[Path]:
     """The files of a file, folder, glob or a list of them; they are not opened."""
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
+    if not patterns:
+        raise ValueError("audio is an empty list, expected at least one file, folder or pattern")
     return [path for pattern in patterns for path in _expand(str(pattern))]
 
 
@@ -86,6 +88,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
         ValueError: the manifest or an audio file is missing, or a line is invalid. If the audio of an
             utterance cannot be read, its `fault` is the reason.
     """
+    manifest = manifest.expanduser()
     if not manifest.is_file():
         raise ValueError(f"manifest={manifest} is no file here")
     utterances = []

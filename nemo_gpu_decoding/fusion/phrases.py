@@ -55,7 +55,8 @@ def as_phrase(item: Any) -> Phrase:
         values = {key: getattr(item, key) for key in ("phrase", *names) if hasattr(item, key)}
     text = values.pop("phrase", None)
     if not isinstance(text, str) or set(values) - set(names):
-        raise FieldError("phrase item", item, "the keys phrase, lang, weight and aliases")
+        expected = "a text (numbers need quotes), or the keys phrase, lang, weight and aliases"
+        raise FieldError("phrase item", item, expected)
     alpha = values.pop("alpha", None)  # the weight in NeMo's development branch
     if alpha is not None:
         if values.get("weight") is not None:
