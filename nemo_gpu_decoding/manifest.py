@@ -63,7 +63,11 @@ def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utter
     row = row or {}
     seconds, fault = 0.0, ""
     try:
+        name.encode()
         seconds = checked_seconds(path, name)
+    except UnicodeEncodeError:
+        name = os.fsencode(name).decode(errors="backslashreplace")
+        fault = f"{name}: the name of the file is not UTF-8; rename the file"
     except ValueError as error:
         fault = str(error)
     return Utterance(name, path, seconds, row.get("text"), written_request(row), own_fields(row), fault)
@@ -72,6 +76,8 @@ def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utter
 def find_audio(audio: Any) -> list[Path]:
     """The files of a file, folder, glob or a list of them; they are not opened."""
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
+    if not patterns:
+        raise ValueError("audio is an empty list, expected at least one file, folder or pattern")
     return [path for pattern in patterns for path in _expand(str(pattern))]
 
 
@@ -82,6 +88,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
         ValueError: the manifest or an audio file is missing, or a line is invalid. If the audio of an
             utterance cannot be read, its `fault` is the reason.
     """
+    manifest = manifest.expanduser()
     if not manifest.is_file():
         raise ValueError(f"manifest={manifest} is no file here")
     utterances = []
@@ -110,7 +117,7 @@ def parse_json(line: str | bytes, where: str) -> Any:
     """Parse a line of JSON; an invalid line raises a ValueError that begins with `where`."""
     try:
         return json.loads(line)
-    except ValueError as error:  # also for numbers with too many digits and text that is not UTF-8
+    except (ValueError, RecursionError) as error:  # also for numbers with too many digits and text that is not UTF-8
         raise ValueError(f"{where}: not JSON: {error}") from error
 
 
@@ -120,6 +127,11 @@ def check_row(row: Any, where: str) -> None:
         raise ValueError(f"{where}: has no audio_filepath")
     if not isinstance(row.get("text"), (str, type(None))):
         raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"{where}: has {half!a}, half of a surrogate pair, expected whole characters") from None
     if row.get("offset"):
         raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
     try:

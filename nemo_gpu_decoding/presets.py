@@ -32,6 +32,7 @@ from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.text_file import read_lines
 
 GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
+SECTIONS = ("beam", "wfst", "confidence_cfg", "beam.boosting_tree", "wfst.boosting_tree")
 # paths in preset files are relative to the file, so that a folder with preset and LM can be moved
 PATH_KEYS = (
     *("beam.ngram_lm_model", "beam.source_lm_model", "beam.allowed_text"),
@@ -62,7 +63,7 @@ def load_preset(name: str) -> DictConfig:
     Raises:
         ValueError: there is no such preset, or it is no mapping with a `strategy`.
     """
-    file = Path(name)
+    file = Path(name).expanduser()
     if not file.is_file():
         if name not in preset_names():
             ours = ", ".join(preset_names())
@@ -76,6 +77,10 @@ def load_preset(name: str) -> DictConfig:
         raise ValueError(f"preset={name} is not valid YAML: {error}") from error
     if not isinstance(config, DictConfig) or not config or "strategy" not in config:
         raise ValueError(f"preset={name}: expected a mapping with the key `strategy`")
+    try:
+        check_sections(config, f"preset={name}: ")
+    except OmegaConfBaseException as error:
+        raise ValueError(f"preset={name} cannot be read: {error}") from error
     for key in _path_keys(config):
         try:
             value = OmegaConf.select(config, key)
@@ -84,8 +89,18 @@ def load_preset(name: str) -> DictConfig:
         if not isinstance(value, str | None):
             raise ValueError(f"preset={name}: {key} is {value!r}, expected a path")
         if value:
-            OmegaConf.update(config, key, str((file.parent / value).resolve()))
+            OmegaConf.update(config, key, str((file.parent / Path(value).expanduser()).resolve()))
     return config
+
+
+def check_sections(config: Mapping[str, Any], where: str) -> None:
+    """Raise a ValueError, which begins with `where`, for a section of a `decoding` config that is no mapping."""
+    for key in SECTIONS:
+        value: Any = config
+        for part in key.split("."):
+            value = None if value is None else value.get(part)
+        if not isinstance(value, Mapping | None):
+            raise ValueError(f"{where}{key} is {value!r}, expected a mapping of keys to values")
 
 
 def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from io import BytesIO
 
 import numpy as np
@@ -144,18 +145,29 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
     [
         ("{oops", "line 2: not JSON"),
         ('{"audio_filepath": "b.wav", "n": ' + "9" * 5000 + "}", "line 2: not JSON"),
+        ("[" * 100_000, "line 2: not JSON"),
+        ({"audio_filepath": "b.wav", "note": "\ud83d"}, r"line 2: has '\\ud83d', half of a surrogate pair"),
         ({"text": "x"}, "line 2: has no audio_filepath"),
         ({"audio_filepath": "nowhere.wav"}, "line 2: there is no file"),
         ({"audio_filepath": "b.wav", "offset": 1.5}, "line 2: offset is 1.5"),
         ({"audio_filepath": "b.wav", "allowed_price": math.nan}, "line 2: allowed_price is nan, expected a finite"),
         ({"audio_filepath": "b.wav", "grammar": "commands.jsgf"}, "grammar is 'commands.jsgf', expected a list"),
         ({"audio_filepath": "b.wav", "grammar": ["a"], "phrases": ["a"]}, "expected none with a grammar"),
+        ({"audio_filepath": "b.wav", "phrases": [{"phrase": "a", "weight": "2"}]}, "line 2: weight of phrase 'a'"),
         ({"audio_filepath": "b.wav", "lm": ["law"]}, r"line 2: lm is \['law'\], expected the name of an LM"),
     ],
 )
 def test_a_bad_line_of_a_manifest_is_named(folder, row, problem):
     with pytest.raises(ValueError, match=problem):
         read_manifest(write_manifest(folder, {"audio_filepath": "b.wav"}, row))
+
+
+def test_a_name_that_is_not_utf_8_is_a_fault_of_its_own_utterance(folder):
+    (folder / "b.wav").rename(os.fsdecode(os.fsencode(folder / "caf") + b"\xe9.wav"))
+    good, bad, _ = find_utterances(str(folder), None)
+    assert not good.fault
+    assert bad.name == f"{folder}/caf\\xe9.wav"
+    assert bad.fault == f"{bad.name}: the name of the file is not UTF-8; rename the file"
 
 
 def test_a_missing_or_empty_manifest_is_named(folder):

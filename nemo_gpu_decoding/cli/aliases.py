@@ -20,6 +20,7 @@ from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.metrics import PhraseWords
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.text_file import read_lines
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.phrases import Phrase
@@ -95,14 +96,13 @@ def run(options: AliasesOptions) -> int:
     if (options.manifest is None) == (options.command is None):
         raise ValueError("give either manifest=FILE or command=COMMAND")
     phrases = read_phrases(decoding.existing_file("phrases", options.phrases))
-    texts = decoding.existing_file("texts", options.texts) if options.texts else None
+    texts = read_lines(decoding.existing_file("texts", options.texts)) if options.texts else []
     out = decoding.writable_file("out", options.out)
     with TemporaryDirectory() as folder:
         spoken = list(recordings(options, phrases, Path(folder)))
         counts = heard_phrases(spoken, transcribed(options, [each.path for each in spoken]))
     ordinary = [each.text for each in spoken] if options.manifest else list(options.sentences)
-    if texts is not None:
-        ordinary += Path(texts).read_text(encoding="utf-8").splitlines()
+    ordinary += texts
     chosen = choose(phrases, counts, ordinary, options.most, options.min_count)
     with written_whole(out) as path:
         path.write_text("".join(f"{line_of(phrase)}\n" for phrase in chosen), encoding="utf-8")
@@ -174,8 +174,7 @@ def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
     if options.n_best > 1:
         OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
         OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
-    merged: Any = OmegaConf.merge(config, options.decoding)
-    return merged
+    return decoding.with_decoding(config, options)
 
 
 def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> dict[str, Counter[str]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
-from nemo_gpu_decoding.presets import load_preset, preset_names
+from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
 
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
@@ -180,6 +181,20 @@ def check_weights(config: DictConfig, options: Any, *, has_own_phrases: bool) ->
     tree = section.get("boosting_tree") or {}
     has_phrases = has_own_phrases or any(tree.get(key) for key in PHRASE_KEYS)
     check_weight("boosting_weight", options.boosting_weight, has_phrases)
+
+
+def with_decoding(config: DictConfig, options: Any) -> DictConfig:
+    """The `decoding` section with the values of the option `decoding`.
+
+    Raises:
+        ValueError: the option has a single value where the section has keys.
+    """
+    given = options.decoding
+    check_sections(given, "decoding.")
+    try:
+        return cast(DictConfig, OmegaConf.merge(config, given))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"decoding={given} does not fit the decoding section: {error}") from error
 
 
 def section_of(strategy: str) -> str:

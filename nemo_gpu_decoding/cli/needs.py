@@ -31,13 +31,11 @@ def builds_word_graph(options: Any) -> bool:
     """Whether a word graph is composed from an ARPA file. A ready-made graph needs no extra library."""
     if options.strategy is None and options.preset is None:
         return False  # the default strategies search no word graph
-    from omegaconf import OmegaConf
-
-    from nemo_gpu_decoding.cli.decoding import decoding_config
+    from nemo_gpu_decoding.cli.decoding import decoding_config, with_decoding
     from nemo_gpu_decoding.nemo_plugin.register import find_strategy
 
     preset = decoding_config(options.strategy, options.preset, {"lm": options.lm})
-    config: Any = OmegaConf.merge(preset, getattr(options, "decoding", {}))
+    config = with_decoding(preset, options) if hasattr(options, "decoding") else preset
     strategy = find_strategy(config)
     if strategy is None or strategy.section != "wfst":
         return False

@@ -9,8 +9,6 @@ import sys
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from omegaconf import DictConfig, OmegaConf
-
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.live.options import Address, Limits
 
@@ -91,7 +89,7 @@ def build_recognizer(options: ServeOptions) -> Any:
     if strategy is None and options.preset is None:
         strategy = decoding.DEFAULT_STRATEGY[default_head(options.model, verbose=options.verbose)]
     preset = decoding.decoding_config(strategy, options.preset, vars(options))
-    config = cast(DictConfig, OmegaConf.merge(preset, options.decoding))
+    config = decoding.with_decoding(preset, options)
     decoding.check_weights(config, options, has_own_phrases=True)
     return PipelineRecognizer.build(
         options.model, config, _fields_of(PipelineOptions, options), device=options.device, verbose=options.verbose

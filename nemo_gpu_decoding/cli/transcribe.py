@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
@@ -338,7 +338,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
     if options.timestamps or options.subtitles or options.min_confidence:
         config.compute_timestamps = True
         OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)
-    return cast(DictConfig, OmegaConf.merge(config, options.decoding))
+    return decoding.with_decoding(config, options)
 
 
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:

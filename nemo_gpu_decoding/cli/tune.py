@@ -174,6 +174,10 @@ class Trial:
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
     check_source_lm(options)
+    out = options.out and Path(options.out).expanduser()
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        decoding.writable_file("out", str(out))
     plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
     phrases = decoding.load_phrase_file(options.phrases)
@@ -210,8 +214,8 @@ def run(options: TuneOptions) -> int:
 
         preset, shown = with_confidence_map(head, preset, utterances, options.confidence, options.batch_size)
         print(shown)
-    if options.out:
-        write_preset(Path(options.out), preset, preset_comment(options, trials[0]))
+    if out:
+        write_preset(out, preset, preset_comment(options, trials[0]))
         print(f"written to {options.out}; use it with  transcribe preset={options.out}")
     if plot is not None and options_of_panels(trials):
         draw(trials, dev.score(dev.greedy_texts, phrases), plot)
@@ -236,7 +240,7 @@ def plot_file(options: TuneOptions) -> Path | None:
     if not is_installed("matplotlib"):
         print(f"no picture of the error rates without matplotlib: {install_command('plot')}", file=sys.stderr)
         return None
-    return Path(options.out).with_suffix(".png")
+    return Path(options.out).expanduser().with_suffix(".png")
 
 
 def next_step(options: TuneOptions, points: Sequence[Point]) -> str:

@@ -106,7 +106,7 @@ def _ranges(pattern: str) -> list[str]:
 def shards_of(corpus: Corpus) -> list[Shard]:
     """The shards with digests of their content; for `audio`, with a digest of the list of files."""
     if corpus.audio:
-        return [Shard("audio", _digest(["\n".join(corpus.audio).encode()]))]
+        return [Shard("audio", _digest(["\n".join(corpus.audio).encode(errors="surrogateescape")]))]
     if not corpus.manifests:
         return [Shard(url, digest_of_ends(url)) for url in corpus.tars]
     shards = []
@@ -154,7 +154,7 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
         if before != (shard, tar) or is_full:
             cut()
         before = shard, tar
-        position += sink.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        position += sink.write(json.dumps(row).encode() + b"\n")
         rows += 1
         seconds += row["duration"]
     cut()

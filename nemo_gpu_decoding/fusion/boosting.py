@@ -9,7 +9,7 @@ with those of "ann", unless `whole_words` is False or `refund` is "nemo".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import fspath
@@ -116,7 +116,7 @@ class BoostingConfig:
 
     def __post_init__(self) -> None:
         for name in ("key_phrases_list", "key_phrase_items_list"):
-            if isinstance(getattr(self, name), str):
+            if isinstance(getattr(self, name), str | Mapping):
                 raise FieldError(name, getattr(self, name), "a list of phrases")
         object.__setattr__(self, "key_phrases_list", _freeze(self.key_phrases_list))
         object.__setattr__(self, "key_phrase_items_list", _freeze(self.key_phrase_items_list))
@@ -225,8 +225,8 @@ def build_boosting_tree(
             has a negative weight with refund "nemo"; the config names phrases, too.
     """
     config = config or BoostingConfig()
-    if isinstance(phrases, str):
-        raise ValueError("phrases is a string, expected a list of phrases")
+    if isinstance(phrases, str | Mapping):
+        raise ValueError(f"phrases is a {type(phrases).__name__}, expected a list of phrases")
     if not config.is_empty:
         raise ValueError(f"config has {config._sources()[0]} besides the phrases given, expected one source")
     return _build_cached(_freeze(phrases) or (), vocabulary, config, "phrase list")

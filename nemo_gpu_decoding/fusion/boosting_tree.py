@@ -13,7 +13,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence
 
 Key = tuple[Hashable, ...]
-_NUMBER = object()  # no unit
+_NUMBER = ...  # no unit; a copy of a tree has the same object
 
 
 class Occurrence(NamedTuple):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.text_file import read_lines
 
@@ -23,7 +22,7 @@ class Phrase:
     A partial match of a phrase gets part of its bonus. Only a complete match gets a penalty.
 
     Raises:
-        ValueError: the weight is not finite, or aliases are no list of texts.
+        FieldError: the weight is no finite number, lang is no text, or aliases are no list of texts.
     """
 
     text: str
@@ -32,12 +31,15 @@ class Phrase:
     aliases: tuple[str, ...] = ()  # spellings with the same weight that results show as `text`
 
     def __post_init__(self) -> None:
-        if self.weight is not None and not math.isfinite(self.weight):
-            raise FieldError(f"weight of phrase {self.text!r}", self.weight, "a finite number")
-        aliases = None if isinstance(self.aliases, str) else tuple(self.aliases or ())
-        if aliases is None or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
+        if self.weight is not None:
+            check_number(f"weight of phrase {self.text!r}", self.weight, negative=True)
+        if not isinstance(self.lang, str | None):
+            raise FieldError(f"lang of phrase {self.text!r}", self.lang, "the name of a language, or None")
+        aliases = () if self.aliases is None else self.aliases
+        is_list = isinstance(aliases, Iterable) and not isinstance(aliases, str | Mapping)
+        if not is_list or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
             raise FieldError(f"aliases of phrase {self.text!r}", self.aliases, "a list of texts that are not blank")
-        object.__setattr__(self, "aliases", aliases)
+        object.__setattr__(self, "aliases", tuple(aliases))
 
 
 def as_phrase(item: Any) -> Phrase:
@@ -53,12 +55,13 @@ def as_phrase(item: Any) -> Phrase:
         values = {key: getattr(item, key) for key in ("phrase", *names) if hasattr(item, key)}
     text = values.pop("phrase", None)
     if not isinstance(text, str) or set(values) - set(names):
-        raise FieldError("phrase item", item, "the keys phrase, lang, weight and aliases")
+        expected = "a text (numbers need quotes), or the keys phrase, lang, weight and aliases"
+        raise FieldError("phrase item", item, expected)
     alpha = values.pop("alpha", None)  # the weight in NeMo's development branch
     if alpha is not None:
         if values.get("weight") is not None:
             raise FieldError("phrase item", item, "weight or alpha, not both")
-        values["weight"] = float(alpha)
+        values["weight"] = alpha
     return Phrase(text, **values)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.fusion.jsgf import HEADER
-from nemo_gpu_decoding.fusion.phrases import Phrase
+from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 
 MOST_SHOWN, MOST_LISTED = 80, 3  # characters and sentences of a value in a message
 
@@ -40,6 +40,8 @@ class WrittenRequest:
         if self.phrases is not None and not (is_list and all(map(_is_phrase, self.phrases))):
             known = "a list of texts, or of objects with phrase, and optionally weight, lang and aliases"
             raise FieldError("phrases", self.phrases, known)
+        for item in self.phrases or ():
+            as_phrase(item)
         for name in ("allowed_scripts", "allowed_tokens"):
             self._check_texts(name, "a list of texts that are not blank")
         if not (isinstance(self.grammar, str) and self.grammar.startswith(HEADER)):

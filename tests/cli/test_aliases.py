@@ -61,6 +61,13 @@ def test_wrong_options_are_named(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_texts_that_are_not_utf_8_are_named_before_the_work(tmp_path, capsys):
+    (texts := tmp_path / "texts.txt").write_bytes(b"caf\xe9\n")
+    arguments = [f"phrases={ASSETS / 'phrases.txt'}", f"texts={texts}", "manifest=m", f"out={tmp_path / 'o.txt'}"]
+    assert main(["aliases", "model=m.nemo", *arguments]) == 2
+    assert f"{texts}, line 1: byte 0xe9 at 4, expected UTF-8 text" in capsys.readouterr().err
+
+
 def test_commands_that_make_no_file_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"command ls -no-such-option .* made no WAV file \(exit status 2\)"):
         aliases.speak("ls -no-such-option {wav} {text}", "ann", tmp_path / "a.wav")

@@ -189,7 +189,10 @@ def test_an_unknown_preset_lists_the_shipped_ones():
         ("strategy: x\nbeam: {ngram_lm_model: 5}", "beam.ngram_lm_model is 5, expected a path"),
         ("strategy: x\nbeam: {ngram_lm_model: [a]}", r"beam.ngram_lm_model is \['a'\], expected a path"),
         ("strategy: x\nwfst: {words_path: false}", "wfst.words_path is False, expected a path"),
-        ("strategy: x\nbeam: [1]", "beam.ngram_lm_model cannot be read: "),
+        ("strategy: x\nbeam: [1]", r"beam is \[1\], expected a mapping of keys to values"),
+        ("strategy: x\nwfst: 5", "wfst is 5, expected a mapping"),
+        ("strategy: x\nbeam: {boosting_tree: 5}", "beam.boosting_tree is 5, expected a mapping"),
+        ("strategy: x\nbeam: '${nope}'", "cannot be read: .*nope"),
         ("strategy: x\nbeam: {ngram_lm_model: '${nope}'}", "beam.ngram_lm_model cannot be read: .*nope"),
     ],
 )  # fmt: skip
@@ -198,6 +201,12 @@ def test_a_bad_preset_file_is_refused(text, problem, tmp_path):
     file.write_text(text)
     with pytest.raises(ValueError, match=f"preset={file}.* {problem}"):
         load_preset(str(file))
+
+
+def test_the_home_folder_may_be_abbreviated(tmp_path, files, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "own.yaml").write_text("strategy: flexctc_beam\nbeam: {ngram_lm_model: ~/lm.arpa}")
+    assert load_preset("~/own.yaml").beam.ngram_lm_model == files["lm"]
 
 
 def test_a_written_preset_reads_back_and_can_be_moved_with_its_files(tmp_path, files):

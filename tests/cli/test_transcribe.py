@@ -409,6 +409,10 @@ def test_locks_and_grammars_of_a_manifest_are_those_of_its_utterances(model, out
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (["audio=[]"], "audio is an empty list, expected at least one file"),
+        (["audio=[]", "out=x/"], "audio is an empty list, expected at least one file"),
+        (["decoding.beam=[1]", "strategy=cuda_wfst"], "decoding.beam is [1], expected a mapping of keys to values"),
+        (["decoding.wfst=5", "strategy=cuda_wfst"], "decoding.wfst is 5, expected a mapping of keys to values"),
         (["n_best=0"], "n_best is 0"),
         (["batch_size=0"], "batch_size is 0"),
         (["head=x"], "head is 'x'"),

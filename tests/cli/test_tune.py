@@ -109,6 +109,13 @@ def test_bad_options_are_refused(argument, problem, capsys):
     assert problem in capsys.readouterr().err
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "best").mkdir()
+    assert main(["tune", "model=m", "manifest=m", "out=~/best"]) == 2
+    assert "best is a folder, expected a file to write" in capsys.readouterr().err
+
+
 def test_an_empty_phrase_list_is_refused(manifest, tmp_path, capsys):
     (tmp_path / "none.txt").write_text("\n\n")
     arguments = ["model=m.nemo", f"manifest={manifest}", f"phrases={tmp_path}/none.txt"]

@@ -170,6 +170,19 @@ def test_bad_audio_costs_its_own_row(tmp_path, corpus):
     assert sum(each.errors for each in run.go(retry_errors=True)) == 4
 
 
+@pytest.mark.parametrize("out_format", ["jsonl", "parquet"])
+def test_a_file_name_that_is_not_utf_8_costs_its_own_row(out_format, tmp_path, corpus):
+    corpus(3)
+    name = os.fsdecode(b"corpus_\xe9.wav")
+    (tmp_path / "audio" / "corpus_001.wav").rename(tmp_path / "audio" / name)
+    run = Run(tmp_path, None, audio=str(tmp_path / "audio"), out_format=out_format)
+    assert [(each.rows, each.errors) for each in run.go()] == [(3, 1)]
+    if out_format == "jsonl":
+        (row,) = (row for row in run.rows() if "error" in row)
+        assert row["audio_filepath"] == f"{tmp_path}/audio/corpus_\\xe9.wav"
+        assert "is not UTF-8; rename the file" in row["error"]
+
+
 @pytest.mark.parametrize("audio", ["audio", "audio/*.wav", ["audio/c*_00[0-3].wav", "audio/c*_00[4-7].wav"]])
 def test_folders_and_patterns_go_on_too_and_bad_audio_among_them_costs_its_own_row(
     audio, tmp_path, corpus, monkeypatch

@@ -352,9 +352,17 @@ def test_phrases_that_cannot_be_spelled_are_named():
     [
         ([], {}, "has no phrases"),
         (["", " "], {}, "has no phrases"),
-        ("abc", {}, "phrases is a string"),
+        ("abc", {}, "phrases is a str, expected a list of phrases"),
+        ({"abc": 2.0}, {}, "phrases is a dict, expected a list of phrases"),
+        ([911], {}, r"phrase item is 911, expected a text \(numbers need quotes\)"),
+        (["abc"], {"key_phrases_list": {"abc": 2.0}}, r"key_phrases_list is \{.*\}, expected a list of phrases"),
         (["abc"], {"key_phrases_list": ["de"]}, "config has key_phrases_list besides the phrases given"),
         (["abc"], {"key_phrases_list": "abc"}, r"key_phrases_list is '.*', expected a list of phrases"),
+        ([{"phrase": "abc", "weight": "2"}], {}, "weight of phrase 'abc' is '2', expected a finite number"),
+        ([{"phrase": "abc", "alpha": "b"}], {}, "weight of phrase 'abc' is 'b', expected a finite number"),
+        ([{"phrase": "abc", "weight": 1e38}], {}, r"weight of phrase 'abc' is 1e\+38, expected a number -1e\+09 \.\."),
+        ([{"phrase": "abc", "lang": ["en"]}], {}, "lang of phrase 'abc' is .*, expected the name of a language"),
+        ([{"phrase": "abc", "aliases": 5}], {}, "aliases of phrase 'abc' is 5, expected a list of texts"),
     ],
 )
 def test_what_is_no_list_of_phrases(phrases, config, message):
@@ -405,7 +413,7 @@ def test_one_source_of_phrases(options, message):
         ({"final_eos_score": 2.0}, "final_eos_score is 2.0, which has no effect"),
         ({"bpe_alpha": 0.1}, "bpe_alpha is 0.1, which has no effect"),
         ({"num_of_transcriptions": 9}, "num_of_transcriptions is 9, .* use_bpe_dropout is False"),
-        ({"key_phrase_items_list": [{"text": "abc"}]}, "expected the keys phrase, lang, weight and aliases"),
+        ({"key_phrase_items_list": [{"text": "abc"}]}, "or the keys phrase, lang, weight and aliases"),
     ],
 )
 def test_options_that_mean_nothing(options, message):

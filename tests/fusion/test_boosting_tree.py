@@ -1,5 +1,8 @@
 """Phrases of a boosting tree: where a hypothesis has them, and the tree of some of them."""
 
+import copy
+import pickle
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +50,15 @@ def test_the_phrases_are_those_of_a_comparison_at_each_unit(phrases, text):
 def test_parts_of_words_count_without_whole_words_and_penalties_do_not():
     assert found(["abc"], "abcd", whole_words=False) == [("abc", "abc")]
     assert found([Phrase("abc", -1.0), "de"], "abc de") == [("de", "de")]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
+def test_a_copy_of_a_tree_that_was_used_finds_the_same(copied):
+    tree = build_boosting_tree(["abc", "abc de", "abc de cab"], VOCABULARY)
+    tokens = VOCABULARY.tokenize("abc de abc")
+    expected = list(tree.occurrences(tokens))
+    assert len(expected) == 2
+    assert list(copied(tree).occurrences(tokens)) == expected
 
 
 def test_the_tree_of_some_phrases_is_the_one_built_from_them():
