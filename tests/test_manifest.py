@@ -89,6 +89,14 @@ def test_bad_audio_is_a_fault_of_its_own_utterance(folder):
         references_of(found[1:2])
 
 
+def test_a_row_for_an_empty_reference_is_json(folder):
+    (utterance,) = read_manifest(write_manifest(folder, {"audio_filepath": "b.wav", "text": ""}))
+    totals = Totals()
+    row = row_of(utterance, Transcript("ho", -1.0, n_best=(("ho", -1.0), ("ho ho", -2.0))), totals)
+    assert (row["wer"], row["oracle_wer"], totals.word_errors.insertions) == (None, None, 1)
+    json.dumps(row, allow_nan=False)
+
+
 def test_fields_of_a_manifest_are_kept_but_for_those_of_results(folder):
     row = {"audio_filepath": "b.wav", "text": "hi", "uid": 7, "speaker": "ann", "phrases": ["x"]}
     manifest = write_manifest(folder, {**row, "duration": 9.0, "wer": 1.0, "error": "old", "pred_text": "old"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -126,20 +127,30 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
     """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr."""
+    from nemo_gpu_decoding.lm.estimate import BOS, EOS, UNK
+
+    reserved, found = {UNK, BOS, EOS}, False
     for name in files:
         opened = gzip.open if name.endswith(".gz") else open
         is_manifest = name.removesuffix(".gz").endswith(MANIFEST_SUFFIXES)
         with opened(name, "rb") as file, tqdm(unit=" lines", desc=name, disable=None) as bar:
             for number, line in enumerate(file, 1):
                 bar.update()
+                if number == 1:
+                    line = line.removeprefix(BOM_UTF8)
                 try:
                     words = (text_of_row(line) if is_manifest else line.decode("utf-8")).split()
+                    if vocabulary is None and (marks := reserved.intersection(words)):
+                        raise ValueError(f"has {min(marks)!r}, a symbol of LMs, expected words of a text")
                     if words and vocabulary is not None:
                         words = [nemo_symbol(token) for token in vocabulary.tokenize(" ".join(words))]
                 except ValueError as error:
                     raise ValueError(f"text={name}, line {number}: {error}") from error
                 if words:
+                    found = True
                     yield words
+    if not found:
+        raise ValueError(f"text={','.join(files)} has no words")
 
 
 def text_of_row(line: bytes) -> str:

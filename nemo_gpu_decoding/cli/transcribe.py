@@ -75,9 +75,10 @@ class TranscribeOptions(decoding.DecodingOptions):
     # Output file, one JSON object per utterance: the fields of its manifest row, audio_filepath, duration, pred_text,
     # score and seconds (processing time; for a batch, on its first line). Where they apply also n_best, words (with
     # start, end and confidence), text, wer and oracle_wer: the lowest WER of the n_best hypotheses, or of the lattice
-    # with decoding.wfst.decoding_mode=lattice. An utterance that fails has `error` in place of pred_text; the others
-    # are transcribed. Segments of long files are kept in OUT.segments until the end: the same command, run again,
-    # continues after them. A folder or URL that ends with / gets partitions, which are resumed likewise.
+    # with decoding.wfst.decoding_mode=lattice. Both are null if only the reference is empty. An utterance that
+    # fails has `error` in place of pred_text; the others are transcribed. Segments of long files are kept in
+    # OUT.segments until the end: the same command, run again, continues after them. A folder or URL that ends with /
+    # gets partitions, which are resumed likewise.
     out: str | None = None
     # Hypotheses per utterance in `out`, >= 1; for beam searches at most beam_size.
     n_best: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -82,9 +83,14 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
         errors = word_errors([utterance.text], [transcript.text])
         oracle = None if best is None else word_errors([utterance.text], [best])
         totals.count(errors, oracle)
-        row |= {**text, "wer": round(errors.wer, 4)}
-        row |= {} if oracle is None else {"oracle_wer": round(oracle.wer, 4)}
+        row |= {**text, "wer": _rate(errors)}
+        row |= {} if oracle is None else {"oracle_wer": _rate(oracle)}
     return row
+
+
+def _rate(errors: WordErrors) -> float | None:
+    """The word error rate for a row; None if it is infinite, because JSON has no such number."""
+    return round(errors.wer, 4) if math.isfinite(errors.wer) else None
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _is_number(value: Any) -> bool:
 def _check_grammar(start: Start) -> None:
     for name in ("allowed_scripts", "allowed_tokens", "grammar"):
         texts = getattr(start, name)
-        letters = len(texts) if isinstance(texts, str) else sum(map(len, map(str, texts or ())))
+        letters = sum(map(len, map(str, texts if isinstance(texts, list) else [texts or ""])))
         if letters > recognizer.MAX_GRAMMAR_LETTERS:
             raise FieldError(name, f"{letters} characters", f"at most {recognizer.MAX_GRAMMAR_LETTERS}")
 

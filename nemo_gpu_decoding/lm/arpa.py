@@ -23,6 +23,7 @@ import logging
 import math
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -233,7 +234,7 @@ class ArpaReader:
     # -- header and sections ---------------------------------------------------------------------
 
     def _read_header(self) -> dict[int, int]:
-        while (line := self._next_line()) != _DATA:
+        while (line := self._next_line()) not in (_DATA, BOM_UTF8 + _DATA):
             if line is None:
                 raise ValueError(f"{self.path} is not an ARPA file: it has no line {_quote(_DATA)}")
         counts: dict[int, int] = {}

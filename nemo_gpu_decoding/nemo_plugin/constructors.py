@@ -19,6 +19,7 @@ from nemo_gpu_decoding.checks import did_you_mean
 from nemo_gpu_decoding.nemo_plugin.adapters import adapted
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, StrategySpec, find_strategy, possible_strategies
+from nemo_gpu_decoding.presets import check_sections
 
 FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
 
@@ -53,6 +54,7 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
         return
     if spec.family != family:
         raise ValueError(_wrong_family(spec, family))
+    check_sections(cfg, "")
     call.arguments["decoding_cfg"] = _host_config(cfg, spec)
     wrapped(*call.args, **call.kwargs)
     instance.cfg = _unstructured(cfg)

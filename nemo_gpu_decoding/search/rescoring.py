@@ -119,14 +119,18 @@ def load_scorer(name: str) -> TextScorer:
     The scorer caches the scores of texts.
 
     Raises:
-        ValueError: the file is damaged, or is not an LM.
+        ValueError: the file is damaged, or is not an LM; there is no such file, and no such model.
         ImportError: transformers is not installed.
     """
     path = FilePath(name).expanduser()
     if path.is_file():
         scorer: TextScorer = NgramLM(load_packed_lm(path) if is_packed_lm(path) else pack_arpa_in_memory(path))
     else:
-        scorer = CausalLM(name)
+        try:
+            scorer = CausalLM(name)
+        except (OSError, ValueError) as error:  # transformers' errors take several lines
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"rescore={name} is no file here, and transformers cannot load it: {reason}") from error
     known: dict[str, float] = {}
 
     def scores(texts: Sequence[str]) -> list[float]:

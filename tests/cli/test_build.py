@@ -300,6 +300,14 @@ def test_an_lm_over_words_is_that_of_the_library(with_text, capsys):
     assert main(["build-graph", "lm=small.arpa.gz", "tokenizer=tokenizer.model", "out=x.graph"]) == 0
 
 
+def test_byte_order_marks_of_texts_are_no_letters(with_text):
+    (with_text / "c.txt").write_bytes(b"\xef\xbb\xbfthe cat\r\n")
+    (with_text / "d.txt").write_bytes(b"the cat\n")
+    for name in ("c", "d"):
+        assert main(["build-lm", f"text=[a.txt,{name}.txt]", f"out={name}.arpa", "order=2"]) == 0
+    assert (with_text / "c.arpa").read_text() == (with_text / "d.arpa").read_text()
+
+
 @pytest.mark.parametrize("name", ["train.json", "train.jsonl.gz"])
 def test_the_text_of_a_manifest_makes_an_lm(with_text, name):
     rows = [json.dumps({"audio_filepath": "a.wav", "text": line}) for line in TEXT.splitlines()] + [""]
@@ -347,6 +355,8 @@ def test_an_lm_over_tokens_is_fused(with_text):
     [
         (["build-lm", "text=none.txt", "out=x.arpa"], "none.txt"),
         (["build-lm", "text=bad.txt", "out=x.arpa"], "bad.txt, line 2: 'utf-8' codec"),
+        (["build-lm", "text=marks.txt", "out=x.arpa"], "marks.txt, line 2: has '</s>', a symbol of LMs"),
+        (["build-lm", "text=empty.txt", "out=x.arpa"], "empty.txt has no words"),
         (["build-lm", "text=bad.json", "out=x.arpa"], "bad.json, line 2: has no text, expected a row of"),
         (["build-lm", "text=worse.json", "out=x.arpa"], "worse.json, line 1: Expecting value"),
         (["build-lm", "text=a.txt", "out=x.arpa", "order=0"], "order is 0, expected an integer 1 .. 10"),
@@ -362,6 +372,8 @@ def test_an_lm_over_tokens_is_fused(with_text):
 )
 def test_mistakes_with_lms_take_one_line(with_text, capsys, command, message):
     (with_text / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
+    (with_text / "marks.txt").write_text("fine\n<s> bad </s>\n")
+    (with_text / "empty.txt").write_text(" \n\n")
     (with_text / "bad.json").write_text('{"text": "fine"}\n{"txt": "fine"}\n')
     (with_text / "worse.json").write_text("fine\n")
     assert main(command) == 2

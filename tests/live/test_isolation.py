@@ -104,6 +104,8 @@ FIRST = {
     '{"lm": 3}': ("lm", "lm is 3, expected the name of an LM"),
     '{"allowed_scripts": "Latin"}': ("allowed_scripts", "expected a list of texts that are not blank"),
     '{"allowed_tokens": []}': ("allowed_tokens", "expected a list of texts that are not blank"),
+    '{"grammar": 5}': ("grammar", "expected a list of sentences, or a text"),
+    '{"allowed_scripts": true}': ("allowed_scripts", "expected a list of texts that are not blank"),
     '{"allowed_price": NaN}': ("allowed_price", "expected a finite number >= 0"),
     '{"allowed_price": -1}': ("allowed_price", "expected a finite number >= 0"),
     '{"grammar": "/etc/passwd"}': ("grammar", "expected a list of sentences, or a text that begins with #JSGF"),

@@ -58,6 +58,7 @@ def test_gzip_blank_lines_and_unicode_white_space(write):
     assert (zipped.orders[1].symbols == plain.orders[1].symbols).all()
     text = BIGRAM.replace("-0.125 <s> a\n", "-0.125 <s> a\n\n \n").replace("\n", "\r\n")
     assert len(read_arpa(write(text)).orders[1].symbols) == 2
+    assert read_arpa(write("\ufeff" + BIGRAM)).symbols == plain.symbols
     # NeMo writes token 33 as chr(133) and token 60 as chr(160)
     lm = read_arpa(write(BIGRAM.replace(" a", " \x85").replace("-inf b", "-inf \xa0")))
     assert lm.symbols == ("<s>", "</s>", "\x85", "\xa0")

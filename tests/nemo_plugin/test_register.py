@@ -33,6 +33,19 @@ def registered():
     register()
 
 
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"beam": 5}, "beam is 5, expected a mapping of keys to values"),
+        ({"beam": {"boosting_tree": 5}}, "beam.boosting_tree is 5, expected a mapping of keys to values"),
+        ({"confidence_cfg": "x"}, "confidence_cfg is 'x', expected a mapping of keys to values"),
+    ],
+)
+def test_a_section_that_is_no_mapping_is_named(section, message):
+    with pytest.raises(ValueError, match=message):
+        char_decoding(strategy="flexctc_beam", **section)
+
+
 def test_register_does_not_import_nemo():
     code = "import sys, nemo_gpu_decoding as n; n.register(); assert 'nemo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

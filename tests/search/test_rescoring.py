@@ -31,6 +31,12 @@ def counting_scorer(texts):
     return [2.0 * text.count("b") - len(text) / 10 for text in texts]
 
 
+def test_a_folder_without_a_model_is_named(tmp_path):
+    pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match=rf"rescore={tmp_path} is no file here, and transformers cannot load it: .+"):
+        load_scorer(str(tmp_path))
+
+
 def test_order_is_that_of_the_sums(nbests):
     found = rescored(nbests, counting_scorer, text_of, weight=0.7, word_bonus=-0.2)
     for before, after in zip(nbests, found, strict=True):
