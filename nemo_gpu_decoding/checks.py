@@ -43,7 +43,7 @@ class FieldError(ValueError):
 
 def check_int(field: str, value: Any, low: int, high: int) -> None:
     """Raise a FieldError unless `value` is an integer in low .. high."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+    if isinstance(value, bool) or not isinstance(value, (int, Integral)) or not low <= int(value) <= high:
         raise FieldError(field, value, f"an integer {low} .. {high}")
 
 
@@ -52,7 +52,7 @@ def check_number(field: str, value: Any, *, above_zero: bool = False, negative: 
 
     Its size is at most MOST_NUMBER; numbers > 0 are at least LEAST_FACTOR.
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, (int, float, Real)) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or (value <= 0 and above_zero) or (value < 0 and not negative):
         raise FieldError(field, value, "a finite number" + (" > 0" if above_zero else "" if negative else " >= 0"))
     if abs(value) > MOST_NUMBER or (above_zero and value < LEAST_FACTOR):

@@ -166,10 +166,10 @@ class LanguageModel:
 
     def weighted_graph(self, alphabet: Alphabet) -> WordGraph:
         """The graph whose costs contain alpha and the bonuses of words, for utterances without hotwords."""
-        graph = self.graph(alphabet)
-        key = (*self._checked_weights(), id(graph))
+        key = (*self._checked_weights(), self.score_boundary, alphabet)
         last, found = self._weighted
         if found is None or key != last:
+            graph = self.graph(alphabet)
             found = weighted_graph(graph, self._word_bonuses(graph), self._penalty, self.alpha)
             self._weighted = key, found
         return found

@@ -32,8 +32,8 @@ from nemo_gpu_decoding.compat.bonuses import hotword_tree
 from nemo_gpu_decoding.compat.language_model import LanguageModel
 from nemo_gpu_decoding.compat.search import (
     PLAIN,
-    SKIPPED,
     WITH_HOTWORDS,
+    Likely,
     TokenSearch,
     Width,
     WordSearch,
@@ -262,44 +262,43 @@ class BeamSearchDecoderCTC:
     ) -> list[list[OutputBeam]]:
         """The hypotheses of each utterance; `named`: its name in messages -> logits."""
         pairs = [self._logits(*own) for own in named.items()]
-        forced, score = self._before(state, options.hotwords[0])
-        least, blank = options.token_min_logp, self._alphabet.blank
+        before, score = self._before(state, options.hotwords[0])
+        blank = self._alphabet.blank
+        likely = Likely(before, blank, options.token_min_logp, merges=False)
         nbest: dict[int, NBest[Any]] = {}
         for rows, search, requests in self._searches(options, len(pairs)):
-            batch, lengths = likely_batch([pairs[n] for n in rows], forced, blank, least, merges=False)
+            batch, lengths = likely_batch([pairs[n] for n in rows], likely)
             nbest |= zip(rows, search.decode(torch.from_numpy(batch), lengths, requests), strict=True)
         log_probs = (values - norms[:, None] for values, norms in pairs)
         ordered = (np.append(np.delete(own, blank, 1), own[:, blank : blank + 1], 1) for own in log_probs)
         return [
-            self._beams([self._beam(path, values, len(forced), score) for path in nbest[n].paths], options)
+            self._beams([self._beam(path, values, len(before), score) for path in nbest[n].paths], options)
             for n, values in enumerate(ordered)
         ]
 
     def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
         """The best text of each utterance; `named` as for `_decode`."""
         pairs = [self._logits(*own) for own in named.items()]
-        forced, _ = self._before(state, options.hotwords[0])
-        least, blank = options.token_min_logp, self._alphabet.blank
+        before, _ = self._before(state, options.hotwords[0])
+        likely = Likely(before, self._alphabet.blank, options.token_min_logp, merges=True)
         found: dict[int, np.ndarray] = {}
         for rows, search, requests in self._searches(options, len(pairs)):
-            batch = likely_batch([pairs[n] for n in rows], forced, blank, least, merges=True)
-            found |= zip(rows, search.best_tokens(*batch, requests, len(forced)), strict=True)
+            found |= zip(rows, search.best_tokens([pairs[n] for n in rows], requests, likely), strict=True)
         return [self._alphabet.text(found[n].tolist()) for n in range(len(pairs))]
 
     def _before(self, state: LMState | None, hotwords: Mapping[str, float]) -> tuple[np.ndarray, float]:
-        """What comes before an utterance: log-probs [n, V + 1] that only the tokens of `state` fit, and their score.
+        """What comes before an utterance: the only label of each frame, see `Likely`, and the score of these tokens.
 
         A blank follows each token.
         """
-        lm, columns = self._language_model, len(self._alphabet.pieces) + 1
+        lm = self._language_model
         if lm is None or state is None or not state.tokens:
-            return np.empty((0, columns), np.float32), 0.0
+            return np.empty(0, np.int32), 0.0
         separator = self._alphabet.separator
         tokens = [*state.tokens, *([] if separator is None else [separator])]
-        forced = np.full((2 * len(tokens), columns), SKIPPED, np.float32)
-        forced[1::2, -1] = 0.0
-        forced[np.arange(0, len(forced), 2), tokens] = 0.0
-        return forced, lm.score([word.text for word in self._alphabet.words(state.tokens)], hotwords)
+        before = np.full(2 * len(tokens), len(self._alphabet.pieces), np.int32)
+        before[::2] = tokens
+        return before, lm.score([word.text for word in self._alphabet.words(state.tokens)], hotwords)
 
     # ------------------------------------------------------------------------------------ search
 
@@ -356,7 +355,7 @@ class BeamSearchDecoderCTC:
         kind = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
         values = np.ascontiguousarray(values, kind)
         norms = log_norms(values, name)
-        if len(norms) and norms.min() > 0.1:  # as of probabilities, whose exp are 1 or more
+        if len(norms) and norms[0] > 0.1 and norms.min() > 0.1:  # as of probabilities, whose exp are 1 or more
             mean = float(values.sum()) / len(values)
             if math.isclose(mean, 1, rel_tol=1e-5 if kind == np.float32 else 1e-9):
                 return np.log(np.clip(values, 1e-15, 1)), np.zeros_like(norms)

@@ -16,14 +16,25 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.jit import any_order, compiled
+from nemo_gpu_decoding.jit import any_order, compiled, linked, no_refcount
 from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE, FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.search.word_graph.best_path import best_paths
+from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.word_graph.best_path import END, best_end
 from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTConfig
-from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, WorkspaceKind, new_workspace, read_alone
+from nemo_gpu_decoding.search.word_graph.cpu_engine import (
+    WorkspaceKind,
+    keep_workspace,
+    new_workspace,
+    taken_workspace,
+    with_more_room,
+)
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
+from nemo_gpu_decoding.search.word_graph.frame import advance
+from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE
+from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK, StreamArrays, Workspace
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, models_of_rows
+from nemo_gpu_decoding.simd import LANES, not_below, trailing_zeros
 
 
 class Width(NamedTuple):
@@ -42,6 +53,7 @@ class Width(NamedTuple):
 PLAIN, WITH_HOTWORDS = Width(0.0, 2), Width(3.0, 10)
 MOST_RESULTS = 10_000
 LN2 = math.log(2)
+Normed = tuple[np.ndarray, np.ndarray]  # logits [T, V + 1] float32 or float64, and norms [T], see `log_norms`
 MOST_KEPT = 1 << 24  # bytes of log-probs that a thread keeps between calls
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
@@ -66,11 +78,12 @@ class TokenSearch(FlexCTCBeam):
         self._is_sampled = True  # rows without unlikely tokens do not add up to 1
 
     def best_tokens(
-        self, batch: np.ndarray, lengths: np.ndarray, requests: Sequence[Request | None], begin: int
+        self, pairs: Sequence[Normed], requests: Sequence[Request | None], options: Likely
     ) -> list[np.ndarray]:
-        """The tokens of the best hypothesis of each utterance, from a frame on; see `likely_batch`."""
+        """The tokens of the best hypothesis of each utterance, without those of `options.before`."""
+        batch, lengths = likely_batch(pairs, options)
         found = self.decode(torch.from_numpy(batch), lengths, requests)
-        return [nbest.best.tokens[nbest.best.frames >= begin] for nbest in found]
+        return [nbest.best.tokens[nbest.best.frames >= len(options.before)] for nbest in found]
 
 
 class WordSearch(CudaWFST):
@@ -92,24 +105,28 @@ class WordSearch(CudaWFST):
         self._is_sampled = True
 
     def best_tokens(
-        self, batch: np.ndarray, lengths: np.ndarray, requests: Sequence[Request | None], begin: int
+        self, pairs: Sequence[Normed], requests: Sequence[Request | None], options: Likely
     ) -> list[np.ndarray]:
         """As `TokenSearch.best_tokens`; no other part of a result is computed."""
-        if len(batch) == 1 and not any(requests):
-            states = [read_alone(self._models, batch, int(lengths[0]), self._kind)]
-        else:
-            fusion = BatchFusion.resolve(self.fusion, len(batch), requests, self._labels)
-            engine = CPUEngine(self._models_of, fusion, self.config)
-            engine.push(torch.from_numpy(batch), lengths)
-            states = engine.results(range(len(batch)), 1, final=True)
-        found = best_paths(states, final=True)
-        steps = map(found.steps_of, range(len(batch)))
-        return [self.graph.arrays.arcs["ilabel"][own.arcs[own.frames >= begin]] for own in steps]
+        models = [self._models] * len(pairs)
+        if any(requests):
+            fusion = BatchFusion.resolve(self.fusion, len(pairs), requests, self._labels)
+            models = models_of_rows(self._models_of, fusion, range(len(pairs)))
+        found: list[np.ndarray] = [np.empty(0, np.int32)] * len(pairs)
+
+        def read(rows: np.ndarray) -> None:
+            work = taken_workspace(self._kind)
+            for b in rows.tolist():
+                found[b], work = _read_text(likely_labels(pairs[b], options), models[b], len(options.before), work)
+            keep_workspace(self._kind, work)
+
+        for_each_share(read, np.array([1 + len(values) for values, _ in pairs]), self.config.threads)
+        return found
 
     @cached_property
     def _kind(self) -> WorkspaceKind:
         return WorkspaceKind(
-            new_workspace, self.config.max_active, self.vocab_size + 1, self.config.keeps_links, False
+            _new_workspace, self.config.max_active, self.vocab_size + 1, self.config.keeps_links, False
         )
 
     @cached_property
@@ -136,18 +153,18 @@ def log_norms(logits: np.ndarray, name: str) -> np.ndarray:
     Raises:
         ValueError: a frame has NaN or +inf, or -inf alone.
     """
-    norms = _log_sums(logits)
-    for frame in np.flatnonzero(np.isnan(norms))[:1].tolist():
-        for column in np.flatnonzero(~(logits[frame] < np.inf))[:1].tolist():
-            value = logits[frame, column]
-            raise ValueError(f"{name}[{frame}, {column}] is {value}, expected a finite value or -inf")
-        raise ValueError(f"{name}[{frame}] leaves no label possible: all its values are -inf")
-    return norms
+    norms, frame = _log_sums(logits)
+    if frame == len(logits):
+        return norms
+    for column in np.flatnonzero(~(logits[frame] < np.inf))[:1].tolist():
+        value = logits[frame, column]
+        raise ValueError(f"{name}[{frame}, {column}] is {value}, expected a finite value or -inf")
+    raise ValueError(f"{name}[{frame}] leaves no label possible: all its values are -inf")
 
 
 @any_order
 def _log_sums(logits):
-    """log(sum(exp(logits))) of each frame; NaN if a value is NaN or +inf, or if all are -inf.
+    """log(sum(exp(logits))) of each frame, until a value is NaN or +inf, or all are -inf; the number of such frames.
 
     exp(x) is 2^n 2^r with a Taylor polynomial for |r| <= 1/2. Both loops use SIMD; the maximum is that of integers
     with the order of the values, because a maximum of floats does not.
@@ -167,80 +184,172 @@ def _log_sums(logits):
             r = (x - n) * np.float32(LN2)
             high = np.float32(1 / 6) + r * (np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720)))
             total += power * (np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * high)))
-        found[t] = top + np.log(total) if abs(top) < np.inf else np.nan
-    return found
+        found[t] = top + np.log(total)
+        if not abs(found[t]) < np.inf:
+            return found, t
+    return found, len(logits)
 
 
-def likely_batch(
-    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
-    before: np.ndarray,
-    blank: int,
-    token_min_logp: float,
-    *,
-    merges: bool,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probs in which unlikely tokens are `SKIPPED`, except for the most likely one of each frame.
+class Likely(NamedTuple):
+    """Which labels of a frame are likely."""
+
+    before: np.ndarray  # [n] int32, the only label of each frame that comes before an utterance; V: the blank
+    blank: int  # column of the blank, which becomes the last one
+    token_min_logp: float  # the least log-prob of a likely label
+    merges: bool  # drop each frame that can only be a blank, like the one before it; such a frame changes no text
+
+
+class Frames(NamedTuple):
+    """The likely labels of T frames, those of one frame after the other, and their log-probs."""
+
+    ends: np.ndarray  # [T] int64, end of each frame in the other two
+    labels: np.ndarray  # int32, ascending within a frame; V: the blank
+    log_probs: np.ndarray  # float32
+
+
+def likely_labels(pair: Normed, options: Likely) -> Frames:
+    """The likely labels of each frame of an utterance; if a frame has none, its most likely one.
 
     They are valid until the next call in the same thread, which uses the same memory: new memory takes four times as
     long to write.
+    """
+    values, norms = pair
+    count = len(options.before) + values.size
+    memory, ends = _memory("sparse", 2 * count), np.empty(len(options.before) + len(values), np.int64)
+    found = Frames(ends, memory[:count].view(np.int32), memory[count:])
+    least = max(options.token_min_logp, LEAST_LOGP)
+    frames = _find_likely(values, norms, options.before, options.blank, least, options.merges, found)
+    return Frames(ends[:frames], *found[1:])
 
-    Args:
-        pairs: logits [T, V + 1] float32 or float64 of each utterance, and norms [T], see `log_norms`.
-        before: [n, V + 1] log-probs that come before each utterance.
-        blank: column of the blank, which becomes the last one.
-        token_min_logp: the least log-prob of a likely token.
-        merges: drop each frame that can only be a blank, like the one before it. Such a frame changes no text.
+
+def likely_batch(pairs: Sequence[Normed], options: Likely) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probs in which all but the likely labels are `SKIPPED`, valid as those of `likely_labels`.
 
     Returns:
         [B, T, V + 1] float32; [B] valid frames.
     """
-    shape = len(pairs), len(before) + max(len(values) for values, _ in pairs), before.shape[1]
-    batch, least = _memory(math.prod(shape)).reshape(shape), max(token_min_logp, LEAST_LOGP)
-    lengths = np.full(len(pairs), len(before))
-    for b, (values, norms) in enumerate(pairs):
-        batch[b, : len(before)] = before
-        lengths[b] += _copy_likely(values, norms, blank, least, merges, batch[b, len(before) :])
+    most = len(options.before) + max(len(values) for values, _ in pairs)
+    shape = len(pairs), most, pairs[0][0].shape[1]
+    batch = _memory("dense", math.prod(shape)).reshape(shape)
+    batch[:] = SKIPPED
+    lengths = np.empty(len(pairs), np.int64)
+    for b, pair in enumerate(pairs):
+        ends, labels, log_probs = likely_labels(pair, options)
+        lengths[b], count = len(ends), ends[-1] if len(ends) else 0
+        batch[b, np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0)), labels[:count]] = log_probs[:count]
     return batch, lengths
 
 
 _kept = threading.local()
 
 
-def _memory(count: int) -> np.ndarray:
-    """[count] float32, unless it is large that of the thread's last call."""
-    values = getattr(_kept, "values", np.empty(0, np.float32))
+def _memory(name: str, count: int) -> np.ndarray:
+    """[count] float32, unless it is large that of the thread's last call with this name."""
+    values: np.ndarray = _kept.__dict__.get(name, np.empty(0, np.float32))
     if len(values) < count:
         values = np.empty(count, np.float32)
         if values.nbytes <= MOST_KEPT:
-            _kept.values = values
+            _kept.__dict__[name] = values
     return values[:count]
 
 
 @compiled
-def _copy_likely(logits, norms, blank, least, merges, found):
-    """Returns the number of frames in `found`."""
-    count, last, was_blank, skipped = 0, logits.shape[1] - 1, False, np.float32(SKIPPED)
+def _find_likely(logits, norms, before, blank, least, merges, frames):
+    """Returns the number of frames in `frames`."""
+    ends, labels, log_probs = frames
+    end, count, last, was_blank = len(before), len(before), logits.shape[1] - 1, False
+    whole = logits.shape[1] - logits.shape[1] % LANES
+    for t in range(len(before)):
+        ends[t], labels[t], log_probs[t] = t + 1, before[t], np.float32(0)
     for t in range(len(logits)):
-        row, kept, likely, norm = logits[t], found[count], 0, norms[t]
+        row, begin, norm = logits[t], end, norms[t]
         limit = norm + logits.dtype.type(least)
-        for v in range(blank):
-            likely += row[v] >= limit
-            kept[v] = row[v] - norm if row[v] >= limit else skipped
-        for v in range(blank, last):
-            likely += row[v + 1] >= limit
-            kept[v] = row[v + 1] - norm if row[v + 1] >= limit else skipped
-        is_blank = row[blank] >= limit
-        kept[last] = row[blank] - norm if is_blank else skipped
-        if likely == 0 and not is_blank:
+        for first in range(0, whole, LANES):
+            found = np.uint32(not_below(row, first, limit))
+            while found != 0:
+                end = _add_label(row, first + np.int64(trailing_zeros(found)), norm, blank, end, frames)
+                found &= found - np.uint32(1)
+        for v in range(whole, len(row)):
+            if row[v] >= limit:
+                end = _add_label(row, v, norm, blank, end, frames)
+        if row[blank] >= limit:
+            labels[end], log_probs[end] = last, row[blank] - norm
+            end += 1
+        if end == begin:
             best = np.argmax(row)
-            is_blank = best == blank
-            kept[last if is_blank else best - (best > blank)] = row[best] - norm
-            likely = 0 if is_blank else 1
-        if merges and was_blank and likely == 0:
+            labels[end], log_probs[end] = last if best == blank else best - (best > blank), row[best] - norm
+            end += 1
+        is_blank = labels[begin] == last
+        if merges and was_blank and is_blank:
+            end = begin
             continue
-        was_blank = likely == 0
+        was_blank = is_blank
+        ends[count] = end
         count += 1
     return count
+
+
+@linked
+def _add_label(row, v, norm, blank, end, frames):
+    """Write column v to frames at `end`, unless it is the blank; returns the next end."""
+    frames.labels[np.uintp(end)] = v - (v > blank)
+    frames.log_probs[np.uintp(end)] = row[np.uintp(v)] - norm
+    return end + (v != blank)
+
+
+def _new_workspace(*sizes: Any, **options: Any) -> Workspace:
+    """A workspace for searches without the probabilities of labels."""
+    return new_workspace(*sizes, **options)._replace(posteriors=np.empty(0, np.float32))
+
+
+def _read_text(frames: Frames, models: StreamModels, before: int, work: Workspace) -> tuple[np.ndarray, Workspace]:
+    """The tokens of the best hypothesis of an utterance, without those of the first `before` frames.
+
+    Returns:
+        [N] int32; the workspace, which may be a larger one.
+    """
+    first, counters = models.first
+    work.current[:1].view(np.uint8)[:] = first.view(np.uint8)  # records are copied field by field
+    state = StreamArrays(counters.copy(), np.empty(2048, BACK_POINTER), np.empty(0, LINK))
+    row, ends = np.full((1, len(work.labels)), SKIPPED, np.float32), np.empty(1, END)
+    tokens, frame = np.empty(len(frames.ends), np.int32), 0
+    while True:
+        frame, status, begin = _advance_text(frames, frame, before, row, state, models.search, work, ends, tokens)
+        if status == DONE:
+            return tokens[begin:], work
+        state, work = with_more_room(status, state, work, models)
+
+
+@no_refcount
+def _advance_text(frames, begin, before, row, state, search, work, ends, tokens):
+    """Decode the frames from `begin` on, then write the best hypothesis to the end of `tokens`.
+
+    Args:
+        row: [1, V + 1] SKIPPED.
+
+    Returns:
+        the number of the next frame and a status, as `advance`; index of the first token that was written.
+    """
+    for t in range(begin, len(frames.ends)):
+        first, last = frames.ends[t - 1] if t > 0 else 0, frames.ends[t]
+        for i in range(first, last):
+            row[0, np.uintp(frames.labels[np.uintp(i)])] = frames.log_probs[np.uintp(i)]
+        _, status = advance(row, 0, 1, state, search, None, work)
+        for i in range(first, last):
+            row[0, np.uintp(frames.labels[np.uintp(i)])] = np.float32(SKIPPED)
+        if status != DONE:
+            return t, status, 0
+    counters, node = state.counters[0], NONE
+    for final in (True, False):
+        if node == NONE:
+            best_end(work.current, 0, counters.tokens, final, search, None, ends[0])
+            node = ends[0].node
+    at, count = work.current[node].back_pointer, len(tokens)
+    while at != NONE and state.back_pointers[at].frame >= before:
+        count -= 1
+        tokens[count] = search.graph.arcs[state.back_pointers[at].arc].ilabel
+        at = state.back_pointers[at].previous
+    return len(frames.ends), DONE, count
 
 
 def aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> float:

@@ -17,7 +17,7 @@ import torch
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
 from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
-from nemo_gpu_decoding.compat.search import log_norms
+from nemo_gpu_decoding.compat.search import SKIPPED, Likely, likely_batch, log_norms
 from tests.oracles.ngram import arpa_text, log10_prob, random_table
 
 CHARACTERS = [" ", "a", "b", ""]
@@ -229,6 +229,57 @@ def test_norms_are_sums_in_double(kind, columns):
         logits[5, -1] = value
         with pytest.raises(ValueError, match=rf"logits\[5, {columns - 1}\] is (nan|inf)"):
             log_norms(logits, "logits")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("blank", [0, 5, 36])
+@pytest.mark.parametrize("merges", [False, True])
+def test_likely_labels(kind, blank, merges):
+    """Some frames have no likely label, some have the blank alone; 37 columns do not fill whole SIMD blocks."""
+    logits = np.random.default_rng(blank).normal(0, 3, (60, 37)).astype(kind)
+    logits[5:9, blank] = logits[20:23, blank] = 20
+    norms = log_norms(logits, "logits")
+    least, before = -2.0, np.array([3, 36], np.int32)
+    expected = np.full((62, 37), SKIPPED, np.float32)
+    expected[[0, 1], before] = 0
+    kept, columns = 2, [*(v for v in range(37) if v != blank), blank]
+    for row, norm in zip(logits, norms, strict=True):
+        likely = row >= norm + kind(least)
+        likely[np.argmax(row)] |= not likely.any()
+        expected[kept] = np.where(likely, row - norm, SKIPPED)[columns]
+        is_blank = [(expected[t, :-1] == SKIPPED).all() for t in (kept - 1, kept)]
+        kept += not (merges and kept > 2 and all(is_blank))
+    batch, lengths = likely_batch([(logits[:9], norms[:9]), (logits, norms)], Likely(before, blank, least, merges))
+    assert lengths[1] == kept
+    assert np.array_equal(batch[1, :kept], expected[:kept])
+    assert np.array_equal(batch[0, : lengths[0]], expected[: lengths[0]])
+
+
+def test_a_long_text_is_that_of_the_best_beam(lm):
+    """The back-pointers of 3000 frames do not fit in the memory that a text begins with; a word begins in frame 0."""
+    decoder = build_ctcdecoder(CHARACTERS, lm[1])
+    logits = random_logits(3000, 4, 3)
+    logits[:2, 1] = logits[2:4, 2] = 30
+    for state in (None, decoder.decode_beams(logits[:9])[0].last_lm_state):
+        best = decoder.decode_beams(logits, beam_width=20, lm_start_state=state)[0]
+        assert best.text.startswith("ab")
+        assert decoder.decode(logits, beam_width=20, lm_start_state=state) == best.text
+
+
+def test_the_graph_follows_the_boundaries_and_the_alphabet(lm):
+    """One LM serves other alphabets and options later; its last graph must not."""
+    model, alphabets = (
+        LanguageModel(lm[1]),
+        [Alphabet.build_alphabet(CHARACTERS), Alphabet.build_alphabet(["b", "a", " ", ""])],
+    )
+    found = []
+    for alphabet in alphabets:
+        for boundary in (True, False):
+            model.reset_params(score_boundary=boundary)
+            found.append(model.weighted_graph(alphabet))
+            fresh = LanguageModel(lm[1], score_boundary=boundary).weighted_graph(alphabet)
+            assert all(map(np.array_equal, found[-1].arrays, fresh.arrays))
+    assert len({graph.arrays.arcs.tobytes() for graph in found}) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

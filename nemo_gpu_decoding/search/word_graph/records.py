@@ -170,7 +170,7 @@ class Workspace(NamedTuple):
     groups: np.ndarray  # [entries] GROUP; with a large LM `lm` has the groups
     group_slots: np.ndarray  # [power of 2] SLOT
     group_tokens: np.ndarray  # [2 entries or 1] GROUP_TOKEN
-    posteriors: np.ndarray  # [V + 1] float32, cache of exp(log-prob); UNKNOWN: not computed
+    posteriors: np.ndarray  # [V + 1] float32, cache of exp(log-prob); UNKNOWN: not computed; or empty: none is
     labels: np.ndarray  # [V + 1] int32, labels that may stay within the beam, likely ones first
     histogram: np.ndarray  # [BINS] int64
     renumbered: np.ndarray  # [capacity] int32, new index of each next token, or NONE
