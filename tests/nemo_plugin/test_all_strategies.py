@@ -42,6 +42,25 @@ def test_transcribe_with_worker_processes(case, files):
     assert case.texts(files[:3], num_workers=2) == case.texts(files[:3])
 
 
+@pytest.mark.parametrize("case", OVER_TOKENS, indirect=True)
+def test_alternatives_of_dropped_hypotheses(case, files):
+    """They change word alternatives alone, and do not depend on the batch."""
+    plain = transcribed(case.model, case.cfg(**case.several), files)
+    cfg = case.cfg(**case.several, dropped_alternatives=True)
+    found = transcribed(case.model, cfg, files)
+    assert [[(h.text, h.score) for h in own] for own in found] == [[(h.text, h.score) for h in own] for own in plain]
+
+    def count(results):
+        return sum(len(slot.alternatives) for own in results for slot in own[0].word_alternatives)
+
+    assert count(found) > count(plain)
+    alone = transcribed(case.model, cfg, files[:1])
+    assert alone[0][0].word_alternatives == found[0][0].word_alternatives
+    for own in found:
+        texts_of_slots = [slot for slot in own[0].word_alternatives if slot.word_index is not None]
+        assert len(texts_of_slots) == len(own[0].text.split())
+
+
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("return_hypotheses", [True, False])
 def test_n_best_lists(case, files, return_hypotheses):
