@@ -6,26 +6,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from benchmarks.options import BenchOptions
+from benchmarks.ours import OURS
+from benchmarks.peers.base import Setting
+from benchmarks.sources import make_tasks
 from nemo_gpu_decoding.cli.decoding import decoding_config, section_of
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.search.alternatives import word_alternatives
+from nemo_gpu_decoding.search.detours import find_detours
 from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.timed_words import timed_words
 
 PROGRAM = "python -m benchmarks.alternatives"
 SUMMARY = "word errors of the best path through word alternatives"
 EXAMPLES = (
     "model=assets/self/models/self_ctc.nemo manifest=assets/self/speech/test.json strategies=[flexctc_beam] "
     "lm=assets/self/lm/tok3.arpa lm_weight=0.6 beam_beta=1.0 beams=[16,32]",
+    "hard=true strategies=[flexctc_beam,alsd_pp,aes_pp] dropped=true",
 )
 BATCH = 16
 
@@ -34,10 +43,11 @@ BATCH = 16
 class AlternativesOptions:
     """Options of the table."""
 
-    # A .nemo file.
-    model: str = MISSING
-    # NeMo manifest.
-    manifest: str = MISSING
+    # A .nemo file and a NeMo manifest.
+    model: str | None = None
+    manifest: str | None = None
+    # In place of them: the hard task of the benchmarks, with its own LM and weights.
+    hard: bool = False
     # Strategies.
     strategies: list[str] = field(default_factory=lambda: ["flexctc_beam"])
     # LM, its weight, and the bonus per token; null: none.
@@ -48,6 +58,8 @@ class AlternativesOptions:
     beams: list[int] = field(default_factory=lambda: [16])
     # Word graphs: alternatives of lattices in place of n-best lists.
     lattices: bool = False
+    # Other strategies: alternatives also of hypotheses that the beam drops.
+    dropped: bool = False
 
 
 OPTIONS = AlternativesOptions
@@ -68,37 +80,87 @@ def fewest_errors(reference: str, slots: Sequence[Slot]) -> int:
 
 
 def run(options: AlternativesOptions) -> int:
-    """Print the table."""
-    from nemo_gpu_decoding.nemo_plugin.model import Model
+    """Print the table.
 
-    model = Model.load(options.model, device="cpu")
-    utterances = read_manifest(Path(options.manifest))
-    outputs = list(model.encode([utterance.path for utterance in utterances], BATCH))
-    references = [str(utterance.text) for utterance in utterances]
+    Raises:
+        ValueError: neither a model with a manifest nor `hard` is set, or both.
+    """
+    if options.hard == bool(options.model) or bool(options.model) != bool(options.manifest):
+        raise ValueError(
+            f"model={options.model}, manifest={options.manifest}, hard={options.hard}, expected model and manifest, "
+            "or hard=true"
+        )
     rows = []
     for strategy in options.strategies:
         for beam in options.beams:
-            weights = {name: getattr(options, name) for name in ("lm", "lm_weight", "beam_beta")}
-            config, section = decoding_config(strategy, None, weights), section_of(strategy)
-            own: dict[str, Any] = {"beam_size": beam, "n_best": beam, "return_best_hypothesis": False}
-            added = {"compute_timestamps": True, section: {"decoding_mode": "lattice"} if options.lattices else own}
-            model.head(STRATEGIES[strategy].family).use(cast(DictConfig, OmegaConf.merge(config, added)))
-            found = [transcript for batch in outputs for transcript in model.decode(batch)]
-            first = word_errors(references, [each.text for each in found])
-            best = [
-                oracle_text(reference, [each.text, *(text for text, _ in each.n_best)], each.lattice)
-                for reference, each in zip(references, found, strict=True)
-            ]
-            network = sum(  # an utterance with one text has no alternatives
-                fewest_errors(text, each.alternatives) if each.alternatives else word_errors([text], [each.text]).total
-                for text, each in zip(references, found, strict=True)
-            )
-            errors = [first.total, word_errors(references, best).total, network]
-            cells = [f"{100 * each / first.words:.1f}" for each in errors]
-            rows.append([strategy, "-" if options.lattices else beam, *cells, f"{network / first.total:.2f}"])
+            for name, references, found in (_of_hard if options.hard else _of_model)(options, strategy, beam):
+                rows.append([name, "-" if options.lattices and not options.hard else beam, *_cells(references, found)])
     columns = ["WER %", "of the best text", "of the best alternatives", "ratio"]
     print(format_table(["strategy", "beam", *columns], rows))
     return 0
+
+
+class Found(NamedTuple):
+    """The results of an utterance."""
+
+    texts: list[str]  # best first
+    lattice: Any  # or None
+    slots: Sequence[Slot]
+
+
+def _cells(references: list[str], found: Sequence[Found]) -> list[str]:
+    first = word_errors(references, [each.texts[0] for each in found])
+    best = [oracle_text(text, each.texts, each.lattice) for text, each in zip(references, found, strict=True)]
+    network = sum(  # an utterance with one text has no alternatives
+        fewest_errors(text, each.slots) if each.slots else word_errors([text], each.texts[:1]).total
+        for text, each in zip(references, found, strict=True)
+    )
+    errors = [first.total, word_errors(references, best).total, network]
+    return [*(f"{100 * each / first.words:.1f}" for each in errors), f"{network / first.total:.2f}"]
+
+
+def _of_model(options: AlternativesOptions, strategy: str, beam: int) -> Iterator[tuple[str, list[str], list[Found]]]:
+    model, references, outputs = _encoded(str(options.model), str(options.manifest))
+    weights = {name: getattr(options, name) for name in ("lm", "lm_weight", "beam_beta")}
+    config, section = decoding_config(strategy, None, weights), section_of(strategy)
+    own: dict[str, Any] = {"beam_size": beam, "n_best": beam, "return_best_hypothesis": False}
+    if options.dropped:
+        own["dropped_alternatives"] = True
+    added = {"compute_timestamps": True, section: {"decoding_mode": "lattice"} if options.lattices else own}
+    model.head(STRATEGIES[strategy].family).use(cast(DictConfig, OmegaConf.merge(config, added)))
+    results = [transcript for batch in outputs for transcript in model.decode(batch)]
+    found = [Found([r.text, *(text for text, _ in r.n_best)], r.lattice, r.alternatives) for r in results]
+    yield strategy, references, found
+
+
+@lru_cache(maxsize=1)
+def _encoded(name: str, manifest: str) -> tuple[Any, list[str], list[Any]]:
+    """The model, the references, and the outputs of its encoder."""
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    model = Model.load(name, device="cpu")
+    utterances = read_manifest(Path(manifest))
+    outputs = list(model.encode([utterance.path for utterance in utterances], BATCH))
+    return model, [str(utterance.text) for utterance in utterances], outputs
+
+
+def _of_hard(options: AlternativesOptions, strategy: str, beam: int) -> Iterator[tuple[str, list[str], list[Found]]]:
+    """The hard task, with its LM and weights."""
+    bench = BenchOptions(strategy=strategy, tasks=["hard"], utterances=1000)
+    for task in make_tasks(bench):
+        decoder = OURS[strategy](bench, task, Setting(beam, lm=True)).decoder
+        more: dict[str, Any] = {"lattice": True} if options.lattices else {"n_best": beam}
+        decoder = decoder.with_options(replace(decoder.config, **more), decoder.fusion)
+        results, lengths = decoder.decode(task.inputs, task.lengths), task.lengths.tolist()
+        detours: list[Any] = [None] * len(results)
+        if options.dropped:
+            detours = find_detours(decoder, task.inputs, lengths, None, results, task.vocabulary)
+        found = []
+        for nbest, own in zip(results, detours, strict=True):
+            lattice = nbest.lattice and nbest.lattice.determinized()
+            texts = [" ".join(word.text for word in timed_words(path, task.vocabulary)) for path in nbest]
+            found.append(Found(texts, lattice, word_alternatives(nbest.paths, task.vocabulary, lattice, own)))
+        yield f"{strategy}, {task.name}", task.texts, found
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Word alternatives: the confusion network of an utterance, from an n-best list or from a lattice.
+"""Word alternatives: the confusion network of an utterance, from an n-best list, detours or a lattice.
 
 The network has a slot for each word of the best path, and a slot between two words where other hypotheses insert one.
 Hypotheses are aligned to the best path with the fewest word errors, as in minimum Bayes risk decoding [Xu, Povey,
@@ -8,43 +8,26 @@ Mangu & Zhu 2011]. The posteriors of a slot sum to 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.detours import Detour, lattice_of
 from nemo_gpu_decoding.search.slots import Option, Slot
+from nemo_gpu_decoding.search.timed_words import TimedWord, timed_words
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import Places, expected_errors
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
-from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 LEAST_POSTERIOR = 1e-3  # of an alternative
 
 
-class TimedWord(NamedTuple):
-    """A word with its first frame and its end frame."""
-
-    text: str
-    start: int
-    end: int
-
-
-def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
-    """The words of a path."""
-    if isinstance(path, WordPath):
-        return [TimedWord(word.text, word.start_frame, word.end_frame) for word in path.words]
-    frames, repeats = path.frames.tolist(), path.repeats.tolist()
-    spans = vocabulary.words(path.tokens.tolist())
-    return [
-        TimedWord(span.text, frames[span.first_token], frames[span.end_token - 1] + repeats[span.end_token - 1])
-        for span in spans
-    ]
-
-
 def word_alternatives(
-    paths: Sequence[Any], vocabulary: Vocabulary, lattice: WordLattice | None = None
+    paths: Sequence[Any],
+    vocabulary: Vocabulary,
+    lattice: WordLattice | None = None,
+    detours: Sequence[Detour] | None = None,
 ) -> tuple[Slot, ...]:
     """The confusion network of an utterance.
 
@@ -52,12 +35,22 @@ def word_alternatives(
         paths: the n-best list, of `Path` or `WordPath`; the first path is the transcript.
         vocabulary: spells the words of token paths.
         lattice: of all hypotheses, in place of the n-best list.
+        detours: of all hypotheses, in place of the n-best list.
     """
-    texts = [timed_words(path, vocabulary) for path in (paths if lattice is None else paths[:1])]
+    texts = [timed_words(path, vocabulary) for path in (paths if lattice is None and detours is None else paths[:1])]
     if lattice is None:
-        words = ["", *dict.fromkeys(word.text for text in texts for word in text)]
+        others = texts if detours is None else [*texts, *(detour.words for detour in detours)]
+        words = ["", *dict.fromkeys(word.text for text in others for word in text)]
         ids = {word: n for n, word in enumerate(words)}
-        arcs, costs, times, num_states = _chains(texts, [path.score for path in paths], ids)
+        if detours is None:
+            rows, num_states = _chains(texts, [path.score for path in paths], ids)
+        else:
+            rows, num_states = lattice_of(texts[0], detours, ids)
+        arcs = np.zeros(len(rows), WORD_ARC)
+        columns = list(zip(*rows, strict=True))
+        for name, values in zip(("source", "target", "word"), columns, strict=False):
+            arcs[name] = values
+        costs, times = np.array(columns[3], np.float64), np.array(columns[4:], np.float64)
     else:
         labels = np.unique(np.append(lattice.arcs["word"], 0))
         spoken = {word.label: word.text for word in paths[0].words}  # <unk> with its spelling
@@ -74,8 +67,8 @@ def word_alternatives(
 
 def _chains(
     texts: Sequence[Sequence[TimedWord]], scores: Sequence[float], ids: dict[str, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], number of states."""
+) -> tuple[list[tuple[Any, ...]], int]:
+    """Texts as a lattice, in the form of `lattice_of`."""
     rows, state = [], 1
     last = 1 + sum(max(0, len(text) - 1) for text in texts)
     for text, score in zip(texts, scores, strict=True):
@@ -84,12 +77,7 @@ def _chains(
             target = state if n + 1 < len(text) else last
             rows.append((source, target, ids[word.text], 0.0 if source else -score, word.start, word.end))
             source, state = target, state + (target == state)
-    rows.sort(key=lambda row: row[0])
-    arcs = np.zeros(len(rows), WORD_ARC)
-    columns = list(zip(*rows, strict=True))
-    for name, values in zip(("source", "target", "word"), columns, strict=False):
-        arcs[name] = values
-    return arcs, np.array(columns[3], np.float64), np.array(columns[4:], np.float64), last + 1
+    return sorted(rows, key=lambda row: row[0]), last + 1
 
 
 def _slots(found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Slot]:
