@@ -159,7 +159,7 @@ def _of_hard(options: AlternativesOptions, strategy: str, beam: int) -> Iterator
         for nbest, own in zip(results, detours, strict=True):
             lattice = nbest.lattice and nbest.lattice.determinized()
             texts = [" ".join(word.text for word in timed_words(path, task.vocabulary)) for path in nbest]
-            found.append(Found(texts, lattice, word_alternatives(nbest.paths, task.vocabulary, lattice, own)))
+            found.append(Found(texts, nbest.lattice, word_alternatives(nbest.paths, task.vocabulary, lattice, own)))
         yield f"{strategy}, {task.name}", task.texts, found
 
 
