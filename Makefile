@@ -35,7 +35,7 @@ run_tests = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(1) \
   || { echo "tests failed: repeat one with  make pytest PYTEST_ARGS='-k name -x'"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all compiler lint packages lowest kernels machine-code kernels-cuda12 fix pytest coverage bench test-nemo27 test-nemo-scripts docs clean
+.PHONY: help setup demo test test-all compiler lint packages lowest kernels machine-code kernels-nvrtc fix pytest coverage bench test-nemo27 test-nemo-scripts docs clean
 
 help:  ## show this list
 	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
@@ -61,7 +61,7 @@ test: compiler  ## before each commit, under 8 minutes: lint, types, kernels for
 	@$(call run_tests,-m "not slow" $(ALL_TESTS) $(REPORTS))
 
 test-all: compiler  ## what `make test` leaves out, under 30 minutes: the other GPU generations, the slow tests
-	@$(MAKE) --no-print-directory machine-code kernels-cuda12
+	@$(MAKE) --no-print-directory machine-code kernels-nvrtc
 	@$(call run_tests,-m slow $(ALL_TESTS) $(REPORTS))
 
 compiler:
@@ -91,14 +91,18 @@ machine-code: $(STAMP)  ## read the machine code of every kernel for the other G
 	@$(BIN)/python scripts/check_sass.py --arch $(or $(ARCHITECTURES),75 86 89 100 120) \
 	  || { echo "machine-code failed: a kernel uses local memory or calls an unknown function, see above"; exit 1; }
 
-kernels-cuda12: build/nvrtc-12.4 build/nvrtc-12.9  ## compile every kernel with the oldest and the newest NVRTC 12
-	@for folder in $^; do LD_PRELOAD="$$folder/nvidia/cuda_nvrtc/lib/libnvrtc.so.12" PYTHONPATH="$$folder" \
+kernels-nvrtc: build/nvrtc-12.4 build/nvrtc-12.9 build/nvrtc-13.0  ## compile every kernel with NVRTC 12.4, 12.9 and 13.0
+	@for folder in $^; do library=$$(ls $$folder/nvidia/*/lib/libnvrtc.so.1[23]); \
+	  LD_LIBRARY_PATH="$${library%/*}" LD_PRELOAD="$$library" PYTHONPATH="$$folder" \
 	  $(BIN)/python scripts/check_kernels.py --arch 90 --nvrtc "$${folder#build/nvrtc-}" || { echo \
-	  "kernels-cuda12 failed: a kernel does not compile with $$folder, see above"; exit 1; }; done
+	  "kernels-nvrtc failed: a kernel does not compile with $$folder or spills registers, see above"; exit 1; }; done
 
-build/nvrtc-%: $(STAMP)
+build/nvrtc-12.%: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $@ \
-	  "nvidia-cuda-nvrtc-cu12==$*.*" "cuda-bindings>=12.9,<13" cuda-pathfinder && touch $@
+	  "nvidia-cuda-nvrtc-cu12==12.$*.*" "cuda-bindings>=12.9,<13" cuda-pathfinder && touch $@
+
+build/nvrtc-13.%: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $@ "nvidia-cuda-nvrtc==13.$*.*" && touch $@
 
 fix: $(STAMP)  ## repair and format the code with ruff
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -111,8 +111,8 @@ def threads_of(source: str, kernel: str, arch: int) -> int:
         case ["word_graph", _], "advance" | "best_path" | "compact":
             return kernel_abi.THREADS
         case ["transducer", file], "expand":
-            gpu = PROCESSORS[arch].count, divmod(arch, 10)
-            return transducer_engine.expand_threads(UTTERANCES * HYPOTHESES, file == "aes.cu", *gpu)
+            gpu = transducer_engine.Gpu(PROCESSORS[arch].count, divmod(arch, 10), nvrtc.version())
+            return transducer_engine.expand_threads(UTTERANCES * HYPOTHESES, file == "aes.cu", gpu)
         case ["transducer", _], "merge" | "schedule":
             return records.MERGE_THREADS
         case ["transducer", _], _ if kernel in ROWS:

@@ -151,7 +151,8 @@ def decode(case: str, runtime: EmulatedRuntime) -> Run:
     products, runtime.counted = Products(), []
     frames = min(int(task.lengths[0]), OPTIONS["max_frames"])
     # blocks are those of a launch for all utterances, of which this is one
-    share = patch.object(cuda_engine, "multiprocessors", return_value=(PROCESSORS / UTTERANCES, (9, 0)))
+    gpu = cuda_engine.Gpu(PROCESSORS / UTTERANCES, (9, 0), nvrtc.version())
+    share = patch.object(cuda_engine, "gpu_of", return_value=gpu)
     with use_runtime(runtime), products, share:
         decoder.decode(task.inputs[:1, :frames], torch.tensor([frames]))
     return Run(runtime.counted, products.found, frames)

@@ -13,9 +13,10 @@
 // variants: LOGIT=float LOOP=1
 // variants: LOGIT=Half LOOP=1
 // variants: LOGIT=BFloat16 LOOP=1
-// Four blocks per multiprocessor: 128 utterances with K = 4 are one wave of an H100. From sm_100 on, and with NVRTC 12,
-// that spills registers.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 1000 || __CUDACC_VER_MAJOR__ < 13)
+// Four blocks per multiprocessor: 128 utterances with K = 4 are one wave of an H100. From sm_100 on, with NVRTC 12, and
+// on sm_90 with NVRTC before 13.5, that spills registers.
+#define NVRTC (__CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__)
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 1000 || NVRTC < 1300 || (__CUDA_ARCH__ == 900 && NVRTC < 1305))
 #define EXPAND_BLOCKS 3
 #else
 #define EXPAND_BLOCKS 4

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.launch import Module, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device, trees_on_device
@@ -78,7 +79,15 @@ def why_not(params: SearchParams, most_shared: int) -> str | None:
     return None
 
 
-def expand_threads(rows: int, frame_by_frame: bool, processors: int, capability: tuple[int, int]) -> int:
+class Gpu(NamedTuple):
+    """Properties of a GPU that decide how many blocks are resident."""
+
+    processors: int  # multiprocessors
+    capability: tuple[int, int]
+    compiler: tuple[int, int]  # version of NVRTC
+
+
+def expand_threads(rows: int, frame_by_frame: bool, gpu: Gpu) -> int:
     """Threads of a block of `expand`: fewer if blocks of EXPAND_THREADS for so many rows would need a second wave.
 
     With half the threads, a block takes a tenth more time by estimate, but twice as many blocks are resident.
@@ -86,21 +95,25 @@ def expand_threads(rows: int, frame_by_frame: bool, processors: int, capability:
     Args:
         rows: blocks.
         frame_by_frame: as in `SearchParams`.
-        processors: multiprocessors of the GPU.
-        capability: compute capability of the GPU.
     """
-    # blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu
-    resident = (4 if capability in ((8, 6), (8, 9)) else 2) if frame_by_frame else 4 if capability < (10, 0) else 3
-    wide = rows <= resident * processors
+    wide = rows <= expand_blocks(frame_by_frame, gpu) * gpu.processors
     return records.EXPAND_THREADS if wide else min(records.EXPAND_THREADS, records.FEWER_EXPAND_THREADS)
 
 
-def multiprocessors(device: torch.device) -> tuple[int, tuple[int, int]]:
-    """Number of multiprocessors and compute capability of a GPU; those of an H100 if the kernels are emulated."""
+def expand_blocks(frame_by_frame: bool, gpu: Gpu) -> int:
+    """Blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu."""
+    if frame_by_frame:
+        return 4 if gpu.capability in ((8, 6), (8, 9)) and gpu.compiler >= (13, 0) else 2
+    since = (13, 5) if gpu.capability == (9, 0) else (13, 0)
+    return 4 if gpu.capability < (10, 0) and gpu.compiler >= since else 3
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU of a device; an H100 if the kernels are emulated."""
     if device.type != "cuda":
-        return 132, (9, 0)
+        return Gpu(132, (9, 0), (13, 5))
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, (properties.major, properties.minor)
+    return Gpu(properties.multi_processor_count, (properties.major, properties.minor), nvrtc.version())
 
 
 def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
@@ -359,7 +372,7 @@ class _Step:
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
         """Launch a step, see `cuda_graphs.GraphStep`."""
         work, params = self.work, self._algorithm.params
-        threads = expand_threads(work.rows, params.frame_by_frame, *multiprocessors(work.shape.device))
+        threads = expand_threads(work.rows, params.frame_by_frame, gpu_of(work.shape.device))
         sizes, expand_bytes = list_sizes(params, threads)
         logits = self._joint.logits()
         kernels = self._kernels_for(logits.dtype, in_loop)

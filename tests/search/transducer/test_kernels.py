@@ -139,16 +139,16 @@ def test_block_sizes(strategy, monkeypatch, threads):
     compare(strategy, TableNetworks(60, (0, 1), seed=3), random_fusion(60))
 
 
-@pytest.mark.parametrize(("frame_by_frame", "capability", "resident"), [
-    (True, (8, 0), 2), (True, (8, 6), 4), (True, (8, 9), 4), (True, (9, 0), 2), (True, (10, 0), 2),
-    (False, (8, 6), 4), (False, (9, 0), 4), (False, (10, 0), 3), (False, (12, 0), 3),
+@pytest.mark.parametrize(("frame_by_frame", "capability", "compiler", "resident"), [
+    (True, (8, 0), (13, 5), 2), (True, (8, 6), (13, 0), 4), (True, (8, 9), (13, 5), 4), (True, (9, 0), (13, 5), 2),
+    (True, (8, 6), (12, 9), 2), (True, (10, 0), (13, 5), 2), (False, (8, 6), (13, 0), 4), (False, (8, 6), (12, 9), 3),
+    (False, (9, 0), (13, 5), 4), (False, (9, 0), (13, 4), 3), (False, (9, 0), (14, 0), 4),
+    (False, (10, 0), (13, 5), 3),
 ])  # fmt: skip
-def test_many_hypotheses_take_blocks_of_fewer_threads(frame_by_frame, capability, resident, monkeypatch):
+def test_many_hypotheses_take_blocks_of_fewer_threads(frame_by_frame, capability, compiler, resident, monkeypatch):
     monkeypatch.setattr(records, "EXPAND_THREADS", 256)
-    found = [
-        cuda_engine.expand_threads(rows, frame_by_frame, 72, capability)
-        for rows in (1, 72 * resident, 72 * resident + 1)
-    ]
+    gpu = cuda_engine.Gpu(72, capability, compiler)
+    found = [cuda_engine.expand_threads(rows, frame_by_frame, gpu) for rows in (1, 72 * resident, 72 * resident + 1)]
     assert found == [256, 256, 128]
     params = SearchParams(*[0] * len(SearchParams._fields))
     assert cuda_engine.list_sizes(params, 128)[1] < cuda_engine.list_sizes(params, 256)[1]
@@ -157,11 +157,12 @@ def test_many_hypotheses_take_blocks_of_fewer_threads(frame_by_frame, capability
 def test_the_gpu_says_how_many_blocks_it_holds(monkeypatch):
     properties = SimpleNamespace(multi_processor_count=58, major=8, minor=9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 1): properties}.__getitem__)
-    assert cuda_engine.multiprocessors(torch.device("cuda", 1)) == (58, (8, 9))
+    monkeypatch.setattr(cuda_engine.nvrtc, "version", lambda: (13, 0))
+    assert cuda_engine.gpu_of(torch.device("cuda", 1)) == (58, (8, 9), (13, 0))
 
 
 def test_blocks_of_fewer_threads(strategy, monkeypatch):
-    monkeypatch.setattr(cuda_engine, "multiprocessors", lambda device: (0, (9, 0)))
+    monkeypatch.setattr(cuda_engine, "gpu_of", lambda device: cuda_engine.Gpu(0, (9, 0), (13, 5)))
     monkeypatch.setattr(records, "EXPAND_THREADS", 128)
     monkeypatch.setattr(records, "FEWER_EXPAND_THREADS", 64)
     compare(strategy, TableNetworks(200, (0, 1), seed=3), random_fusion(200))
