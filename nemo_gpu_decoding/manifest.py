@@ -97,6 +97,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
             continue
         where = f"manifest={manifest}, line {number}"
         row = parse_row(line, where)
+        check_characters(row, where)
         path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             raise ValueError(f"{where}: there is no file {path}")
@@ -127,17 +128,21 @@ def check_row(row: Any, where: str) -> None:
         raise ValueError(f"{where}: has no audio_filepath")
     if not isinstance(row.get("text"), (str, type(None))):
         raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise ValueError(f"{where}: has {half!a}, half of a surrogate pair, expected whole characters") from None
     if row.get("offset"):
         raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
     try:
         written_request(row)
     except FieldError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def check_characters(row: Any, where: str) -> None:
+    """Raise a ValueError, which begins with `where`, for a row that UTF-8 cannot hold."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"{where}: has {half!a}, half of a surrogate pair, expected whole characters") from None
 
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:

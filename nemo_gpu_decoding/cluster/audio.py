@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_row, split_row
+from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_characters, check_row, split_row
 
 NEMO_TAR, LHOTSE_SHAR, WEBDATASET = "nemo_tar", "lhotse_shar", "webdataset"  # `archive` of a row
 _SHOWN = 300  # maximum number of characters of an error
@@ -141,6 +141,7 @@ def _sample(sample: dict[str, Any], path: Path, number: int) -> Audio:
             more["text"] = sample["txt"].decode("utf-8").strip()
         more = {**more, **row}
         check_row(more, f"{key}.json")
+        check_characters(more, f"{key}.json")
     except (ValueError, TypeError) as error:
         return Audio(row, one_line(error))
     file = path.with_suffix(suffix)

@@ -22,7 +22,7 @@ from fsspec.core import url_to_fs
 from nemo_gpu_decoding.audio import audio_seconds
 from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
 from nemo_gpu_decoding.fusion.written import KEYS
-from nemo_gpu_decoding.manifest import check_row, find_audio, own_fields, parse_json, split_row
+from nemo_gpu_decoding.manifest import check_characters, check_row, find_audio, own_fields, parse_json, split_row
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
@@ -199,6 +199,7 @@ def _parsed(line: bytes, url: str, where: str) -> dict[str, Any]:
     if is_cut:
         row = _row_of_cut(row, url, where)
     check_row(row, where)
+    check_characters(row, where)
     return row if is_cut else split_row(row)
 
 

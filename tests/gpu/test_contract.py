@@ -17,8 +17,8 @@ class InType:
     def __init__(self, decoder: Any, dtype: torch.dtype) -> None:
         vars(self).update(_decoder=decoder, _dtype=dtype)
 
-    def decode(self, log_probs: Any, *others: Any):
-        return self._decoder.decode(self._converted(log_probs), *others)
+    def decode(self, log_probs: Any, *others: Any, **options: Any):
+        return self._decoder.decode(self._converted(log_probs), *others, **options)
 
     def push(self, streams: Any, log_probs: Any, *others: Any, **options: Any) -> dict[int, ValueError]:
         return self._decoder.push(streams, self._converted(log_probs), *others, **options)

@@ -338,14 +338,18 @@ def test_wheels_must_not_be_too_heavy(tmp_path, capsys, monkeypatch):
 
 # -------------------------------------------------------------------------------------- rehearsal
 @pytest.mark.slow
-def test_the_gpu_tests_pass_on_the_emulator():
+@pytest.mark.parametrize("chosen", [
+    ["--one-case", "-k", "not test_contract and not test_common_cuh or test_batch_does_not_matter or forgotten"],
+    ["-k", "float16-cuda-max"],
+])  # fmt: skip
+def test_the_gpu_tests_pass_on_the_emulator(chosen):
     """Each test with its first case: a typing error in a test is found before it costs minutes on a GPU.
 
-    The checks of the contract and the primitives run on the emulator elsewhere, with all cases.
+    The primitives run on the emulator elsewhere, with all cases, and so does the contract, except for float16 and
+    bfloat16.
     """
-    chosen = "not test_contract and not test_common_cuh or test_batch_does_not_matter or forgotten"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/gpu", "--one-case", "-k", chosen],
+        [sys.executable, "-m", "pytest", "tests/gpu", *chosen],
         cwd=ROOT,
         env=os.environ | {"GPU_TESTS": "rehearsal", "PYTHONPATH": str(ROOT)},
         capture_output=True,
