@@ -34,12 +34,13 @@ from nemo_gpu_decoding.compat.search import (
     PLAIN,
     WITH_HOTWORDS,
     Likely,
+    Logits,
+    Normed,
     TokenSearch,
     Width,
     WordSearch,
     aligned_score,
     likely_batch,
-    log_norms,
 )
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.fusion.fusion import Request
@@ -261,15 +262,17 @@ class BeamSearchDecoderCTC:
         self, named: Mapping[str, Any], options: _Options, state: LMState | None = None
     ) -> list[list[OutputBeam]]:
         """The hypotheses of each utterance; `named`: its name in messages -> logits."""
-        pairs = [self._logits(*own) for own in named.items()]
+        utterances = [self._logits(*own) for own in named.items()]
         before, score = self._before(state, options.hotwords[0])
         blank = self._alphabet.blank
         likely = Likely(before, blank, options.token_min_logp, merges=False)
         nbest: dict[int, NBest[Any]] = {}
-        for rows, search, requests in self._searches(options, len(pairs)):
-            batch, lengths = likely_batch([pairs[n] for n in rows], likely)
+        normed: dict[int, Normed] = {}
+        for rows, search, requests in self._searches(options, len(utterances)):
+            batch, lengths, own = likely_batch([utterances[n] for n in rows], likely)
             nbest |= zip(rows, search.decode(torch.from_numpy(batch), lengths, requests), strict=True)
-        log_probs = (values - norms[:, None] for values, norms in pairs)
+            normed |= zip(rows, own, strict=True)
+        log_probs = (values - norms[:, None] for values, norms in (normed[n] for n in range(len(utterances))))
         ordered = (np.append(np.delete(own, blank, 1), own[:, blank : blank + 1], 1) for own in log_probs)
         return [
             self._beams([self._beam(path, values, len(before), score) for path in nbest[n].paths], options)
@@ -278,13 +281,13 @@ class BeamSearchDecoderCTC:
 
     def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
         """The best text of each utterance; `named` as for `_decode`."""
-        pairs = [self._logits(*own) for own in named.items()]
+        utterances = [self._logits(*own) for own in named.items()]
         before, _ = self._before(state, options.hotwords[0])
         likely = Likely(before, self._alphabet.blank, options.token_min_logp, merges=True)
         found: dict[int, np.ndarray] = {}
-        for rows, search, requests in self._searches(options, len(pairs)):
-            found |= zip(rows, search.best_tokens([pairs[n] for n in rows], requests, likely), strict=True)
-        return [self._alphabet.text(found[n].tolist()) for n in range(len(pairs))]
+        for rows, search, requests in self._searches(options, len(utterances)):
+            found |= zip(rows, search.best_tokens([utterances[n] for n in rows], requests, likely), strict=True)
+        return [self._alphabet.text(found[n].tolist()) for n in range(len(utterances))]
 
     def _before(self, state: LMState | None, hotwords: Mapping[str, float]) -> tuple[np.ndarray, float]:
         """What comes before an utterance: the only label of each frame, see `Likely`, and the score of these tokens.
@@ -339,11 +342,11 @@ class BeamSearchDecoderCTC:
 
     # ----------------------------------------------------------------------------------- results
 
-    def _logits(self, name: str, logits: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [T, V + 1] float32 or float64, and what is subtracted from each frame to give log-probs [T].
+    def _logits(self, name: str, logits: Any) -> Logits:
+        """Contiguous logits in float32 or float64.
 
         Raises:
-            ValueError: another shape, NaN or +inf, or a frame of -inf; the message has `name`.
+            ValueError: another shape; the message has `name`.
         """
         values = logits
         if not isinstance(logits, np.ndarray):
@@ -353,13 +356,7 @@ class BeamSearchDecoderCTC:
         if values.ndim != 2 or values.shape[1] != columns:
             raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
         kind = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
-        values = np.ascontiguousarray(values, kind)
-        norms = log_norms(values, name)
-        if len(norms) and norms[0] > 0.1 and norms.min() > 0.1:  # as of probabilities, whose exp are 1 or more
-            mean = float(values.sum()) / len(values)
-            if math.isclose(mean, 1, rel_tol=1e-5 if kind == np.float32 else 1e-9):
-                return np.log(np.clip(values, 1e-15, 1)), np.zeros_like(norms)
-        return values, norms
+        return Logits(np.ascontiguousarray(values, kind), name)
 
     def _beams(self, found: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
         """The hypotheses with different texts, best first; `found`: as the search ranks them."""

@@ -53,10 +53,24 @@ class Width(NamedTuple):
 PLAIN, WITH_HOTWORDS = Width(0.0, 2), Width(3.0, 10)
 MOST_RESULTS = 10_000
 LN2 = math.log(2)
-Normed = tuple[np.ndarray, np.ndarray]  # logits [T, V + 1] float32 or float64, and norms [T], see `log_norms`
+LARGE_NORM = 20.0  # from here on, the largest value of a frame is subtracted before exp, for precision
 MOST_KEPT = 1 << 24  # bytes of log-probs that a thread keeps between calls
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
+
+
+class Logits(NamedTuple):
+    """What a model gave for an utterance."""
+
+    values: np.ndarray  # [T, V + 1] float32 or float64: logits, log-probs or probabilities
+    name: str  # in messages
+
+
+class Normed(NamedTuple):
+    """Logits, and what makes them log-probs."""
+
+    logits: np.ndarray  # [T, V + 1] float32 or float64
+    norms: np.ndarray  # [T], subtracted from each frame
 
 
 class TokenSearch(FlexCTCBeam):
@@ -78,10 +92,10 @@ class TokenSearch(FlexCTCBeam):
         self._is_sampled = True  # rows without unlikely tokens do not add up to 1
 
     def best_tokens(
-        self, pairs: Sequence[Normed], requests: Sequence[Request | None], options: Likely
+        self, utterances: Sequence[Logits], requests: Sequence[Request | None], options: Likely
     ) -> list[np.ndarray]:
         """The tokens of the best hypothesis of each utterance, without those of `options.before`."""
-        batch, lengths = likely_batch(pairs, options)
+        batch, lengths, _ = likely_batch(utterances, options)
         found = self.decode(torch.from_numpy(batch), lengths, requests)
         return [nbest.best.tokens[nbest.best.frames >= len(options.before)] for nbest in found]
 
@@ -105,22 +119,23 @@ class WordSearch(CudaWFST):
         self._is_sampled = True
 
     def best_tokens(
-        self, pairs: Sequence[Normed], requests: Sequence[Request | None], options: Likely
+        self, utterances: Sequence[Logits], requests: Sequence[Request | None], options: Likely
     ) -> list[np.ndarray]:
         """As `TokenSearch.best_tokens`; no other part of a result is computed."""
-        models = [self._models] * len(pairs)
+        models = [self._models] * len(utterances)
         if any(requests):
-            fusion = BatchFusion.resolve(self.fusion, len(pairs), requests, self._labels)
-            models = models_of_rows(self._models_of, fusion, range(len(pairs)))
-        found: list[np.ndarray] = [np.empty(0, np.int32)] * len(pairs)
+            fusion = BatchFusion.resolve(self.fusion, len(utterances), requests, self._labels)
+            models = models_of_rows(self._models_of, fusion, range(len(utterances)))
+        found: list[np.ndarray] = [np.empty(0, np.int32)] * len(utterances)
 
         def read(rows: np.ndarray) -> None:
             work = taken_workspace(self._kind)
             for b in rows.tolist():
-                found[b], work = _read_text(likely_labels(pairs[b], options), models[b], len(options.before), work)
+                frames, _ = likely_labels(utterances[b], options)
+                found[b], work = _read_text(frames, models[b], len(options.before), work)
             keep_workspace(self._kind, work)
 
-        for_each_share(read, np.array([1 + len(values) for values, _ in pairs]), self.config.threads)
+        for_each_share(read, np.array([1 + len(logits.values) for logits in utterances]), self.config.threads)
         return found
 
     @cached_property
@@ -143,53 +158,6 @@ class WordSearch(CudaWFST):
         return 0.0, 0.0, 0.0
 
 
-def log_norms(logits: np.ndarray, name: str) -> np.ndarray:
-    """The logarithm of the sum of exp over each frame, [T].
-
-    Args:
-        logits: [T, V + 1] float32 or float64.
-        name: of the logits in messages.
-
-    Raises:
-        ValueError: a frame has NaN or +inf, or -inf alone.
-    """
-    norms, frame = _log_sums(logits)
-    if frame == len(logits):
-        return norms
-    for column in np.flatnonzero(~(logits[frame] < np.inf))[:1].tolist():
-        value = logits[frame, column]
-        raise ValueError(f"{name}[{frame}, {column}] is {value}, expected a finite value or -inf")
-    raise ValueError(f"{name}[{frame}] leaves no label possible: all its values are -inf")
-
-
-@any_order
-def _log_sums(logits):
-    """log(sum(exp(logits))) of each frame, until a value is NaN or +inf, or all are -inf; the number of such frames.
-
-    exp(x) is 2^n 2^r with a Taylor polynomial for |r| <= 1/2. Both loops use SIMD; the maximum is that of integers
-    with the order of the values, because a maximum of floats does not.
-    """
-    found, log2_e = np.empty(len(logits), logits.dtype), np.float32(1 / math.log(2))
-    for t in range(len(logits)):
-        row, most, total = logits[t], np.int32(-(1 << 31)), np.float32(0)
-        for v in range(logits.shape[1]):
-            bits = np.float32(row[np.uintp(v)]).view(np.int32)
-            most = max(most, bits ^ ((bits >> 31) & 0x7FFFFFFF))
-        top = np.int32(most ^ ((most >> 31) & 0x7FFFFFFF)).view(np.float32)
-        for v in range(logits.shape[1]):
-            x = np.float32(row[np.uintp(v)] - top) * log2_e
-            x = np.float32(-126) if x < np.float32(-126) else x  # NaN stays
-            n = np.floor(x + np.float32(0.5))
-            power = np.int32((n + np.float32(127)) * np.float32(1 << 23)).view(np.float32)
-            r = (x - n) * np.float32(LN2)
-            high = np.float32(1 / 6) + r * (np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720)))
-            total += power * (np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * high)))
-        found[t] = top + np.log(total)
-        if not abs(found[t]) < np.inf:
-            return found, t
-    return found, len(logits)
-
-
 class Likely(NamedTuple):
     """Which labels of a frame are likely."""
 
@@ -207,37 +175,61 @@ class Frames(NamedTuple):
     log_probs: np.ndarray  # float32
 
 
-def likely_labels(pair: Normed, options: Likely) -> Frames:
+def likely_labels(utterance: Logits, options: Likely) -> tuple[Frames, Normed]:
     """The likely labels of each frame of an utterance; if a frame has none, its most likely one.
 
     They are valid until the next call in the same thread, which uses the same memory: new memory takes four times as
     long to write.
+
+    Raises:
+        ValueError: a frame has NaN or +inf, or -inf alone.
     """
-    values, norms = pair
-    count = len(options.before) + values.size
-    memory, ends = _memory("sparse", 2 * count), np.empty(len(options.before) + len(values), np.int64)
+    logits, name = utterance
+    count = len(options.before) + logits.size
+    memory, ends = _memory("sparse", 2 * count), np.empty(len(options.before) + len(logits), np.int64)
     found = Frames(ends, memory[:count].view(np.int32), memory[count:])
-    least = max(options.token_min_logp, LEAST_LOGP)
-    frames = _find_likely(values, norms, options.before, options.blank, least, options.merges, found)
-    return Frames(ends[:frames], *found[1:])
+    norms, least = np.empty(len(logits), logits.dtype), max(options.token_min_logp, LEAST_LOGP)
+    arguments = options.before, options.blank, least, options.merges, found
+    frames, bad = _find_likely(logits, norms, True, *arguments)
+    if bad < len(logits):
+        raise _bad_frame(logits[bad], f"{name}[{bad}")
+    if _are_probabilities(logits, norms):
+        logits, norms = np.log(np.clip(logits, 1e-15, 1)), np.zeros_like(norms)
+        frames, _ = _find_likely(logits, norms, False, *arguments)
+    return Frames(ends[:frames], *found[1:]), Normed(logits, norms)
 
 
-def likely_batch(pairs: Sequence[Normed], options: Likely) -> tuple[np.ndarray, np.ndarray]:
+def _bad_frame(row: np.ndarray, where: str) -> ValueError:
+    """The error of a frame with NaN or +inf, or with -inf alone."""
+    for column in np.flatnonzero(~(row < np.inf))[:1].tolist():
+        return ValueError(f"{where}, {column}] is {row[column]}, expected a finite value or -inf")
+    return ValueError(f"{where}] leaves no label possible: all its values are -inf")
+
+
+def _are_probabilities(logits: np.ndarray, norms: np.ndarray) -> bool:
+    """Whether the frames add up to 1; norms of probabilities are large, because their exp are 1 or more."""
+    if not len(norms) or norms[0] <= 0.1 or norms.min() <= 0.1:
+        return False
+    return math.isclose(logits.sum() / len(logits), 1, rel_tol=1e-5 if logits.dtype == np.float32 else 1e-9)
+
+
+def likely_batch(utterances: Sequence[Logits], options: Likely) -> tuple[np.ndarray, np.ndarray, list[Normed]]:
     """Log-probs in which all but the likely labels are `SKIPPED`, valid as those of `likely_labels`.
 
     Returns:
-        [B, T, V + 1] float32; [B] valid frames.
+        [B, T, V + 1] float32; [B] valid frames; the logits with their norms.
     """
-    most = len(options.before) + max(len(values) for values, _ in pairs)
-    shape = len(pairs), most, pairs[0][0].shape[1]
+    most = len(options.before) + max(len(own.values) for own in utterances)
+    shape = len(utterances), most, utterances[0].values.shape[1]
     batch = _memory("dense", math.prod(shape)).reshape(shape)
     batch[:] = SKIPPED
-    lengths = np.empty(len(pairs), np.int64)
-    for b, pair in enumerate(pairs):
-        ends, labels, log_probs = likely_labels(pair, options)
+    lengths, found = np.empty(len(utterances), np.int64), []
+    for b, own in enumerate(utterances):
+        (ends, labels, log_probs), normed = likely_labels(own, options)
         lengths[b], count = len(ends), ends[-1] if len(ends) else 0
         batch[b, np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0)), labels[:count]] = log_probs[:count]
-    return batch, lengths
+        found.append(normed)
+    return batch, lengths, found
 
 
 _kept = threading.local()
@@ -253,16 +245,46 @@ def _memory(name: str, count: int) -> np.ndarray:
     return values[:count]
 
 
+@any_order
+def _log_sum(row, top):
+    """log(sum(exp(row))); top: about the largest value, so that no exp overflows and not all of them vanish.
+
+    exp(x) is 2^n 2^r with a Taylor polynomial for |r| <= 1/2; the loop uses SIMD.
+    """
+    total, log2_e, most = np.float32(0), np.float32(1 / math.log(2)), np.float32(126)
+    for v in range(len(row)):
+        x = np.float32(row[np.uintp(v)] - top) * log2_e
+        x = -most if x < -most else x  # NaN stays
+        x = most if x > most else x
+        n = np.floor(x + np.float32(0.5))
+        power = np.int32((n + np.float32(127)) * np.float32(1 << 23)).view(np.float32)
+        r = (x - n) * np.float32(LN2)
+        high = np.float32(1 / 6) + r * (np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720)))
+        total += power * (np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * high)))
+    return top + np.log(total)
+
+
 @compiled
-def _find_likely(logits, norms, before, blank, least, merges, frames):
-    """Returns the number of frames in `frames`."""
+def _find_likely(logits, norms, normalises, before, blank, least, merges, frames):
+    """Write the likely labels to `frames`, and the norms to `norms` or, if not `normalises`, read them.
+
+    Returns:
+        the number of frames, and of the first bad one of the logits, or T.
+    """
     ends, labels, log_probs = frames
     end, count, last, was_blank = len(before), len(before), logits.shape[1] - 1, False
     whole = logits.shape[1] - logits.shape[1] % LANES
     for t in range(len(before)):
         ends[t], labels[t], log_probs[t] = t + 1, before[t], np.float32(0)
     for t in range(len(logits)):
-        row, begin, norm = logits[t], end, norms[t]
+        row, begin = logits[t], end
+        if normalises:
+            norms[t] = _log_sum(row, row.dtype.type(0))
+            if not abs(norms[t]) < LARGE_NORM:
+                norms[t] = _log_sum(row, row.max())
+            if not abs(norms[t]) < np.inf:
+                return count, t
+        norm = norms[t]
         limit = norm + logits.dtype.type(least)
         for first in range(0, whole, LANES):
             found = np.uint32(not_below(row, first, limit))
@@ -286,7 +308,7 @@ def _find_likely(logits, norms, before, blank, least, merges, frames):
         was_blank = is_blank
         ends[count] = end
         count += 1
-    return count
+    return count, len(logits)
 
 
 @linked

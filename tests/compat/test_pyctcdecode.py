@@ -17,7 +17,7 @@ import torch
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
 from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
-from nemo_gpu_decoding.compat.search import SKIPPED, Likely, likely_batch, log_norms
+from nemo_gpu_decoding.compat.search import SKIPPED, Likely, Logits, likely_batch, likely_labels
 from tests.oracles.ngram import arpa_text, log10_prob, random_table
 
 CHARACTERS = [" ", "a", "b", ""]
@@ -217,18 +217,25 @@ def test_logits_log_probs_and_probabilities(lm):
         assert found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
 
 
+def norms_of(logits):
+    _, (_, norms) = likely_labels(Logits(logits, "logits"), Likely(np.empty(0, np.int32), 0, -5.0, False))
+    return norms
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("columns", [1, 4, 33, 1025])
 def test_norms_are_sums_in_double(kind, columns):
     logits = np.random.default_rng(columns).normal(50, 9, (40, columns)).astype(kind)
     logits[3, 1:] = -np.inf
     expected = torch.from_numpy(logits).double().logsumexp(-1).numpy()
-    assert log_norms(logits, "logits") == pytest.approx(expected, rel=0, abs=1e-5)
-    assert log_norms(logits - 50, "logits") == pytest.approx(expected - 50, rel=0, abs=3e-6)
+    assert norms_of(logits) == pytest.approx(expected, rel=0, abs=1e-5)
+    assert norms_of(logits - 50) == pytest.approx(expected - 50, rel=0, abs=3e-6)
+    for far in (-500, 500):  # no exp of these is a float32
+        assert norms_of(logits + kind(far)) == pytest.approx(expected + far, rel=0, abs=8e-5)
     for value in (np.nan, -np.nan, np.inf):
         logits[5, -1] = value
         with pytest.raises(ValueError, match=rf"logits\[5, {columns - 1}\] is (nan|inf)"):
-            log_norms(logits, "logits")
+            norms_of(logits)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -238,7 +245,7 @@ def test_likely_labels(kind, blank, merges):
     """Some frames have no likely label, some have the blank alone; 37 columns do not fill whole SIMD blocks."""
     logits = np.random.default_rng(blank).normal(0, 3, (60, 37)).astype(kind)
     logits[5:9, blank] = logits[20:23, blank] = 20
-    norms = log_norms(logits, "logits")
+    norms = norms_of(logits)
     least, before = -2.0, np.array([3, 36], np.int32)
     expected = np.full((62, 37), SKIPPED, np.float32)
     expected[[0, 1], before] = 0
@@ -249,7 +256,9 @@ def test_likely_labels(kind, blank, merges):
         expected[kept] = np.where(likely, row - norm, SKIPPED)[columns]
         is_blank = [(expected[t, :-1] == SKIPPED).all() for t in (kept - 1, kept)]
         kept += not (merges and kept > 2 and all(is_blank))
-    batch, lengths = likely_batch([(logits[:9], norms[:9]), (logits, norms)], Likely(before, blank, least, merges))
+    batch, lengths, _ = likely_batch(
+        [Logits(logits[:9], "a"), Logits(logits, "b")], Likely(before, blank, least, merges)
+    )
     assert lengths[1] == kept
     assert np.array_equal(batch[1, :kept], expected[:kept])
     assert np.array_equal(batch[0, : lengths[0]], expected[: lengths[0]])
