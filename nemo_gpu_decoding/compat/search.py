@@ -32,6 +32,7 @@ from nemo_gpu_decoding.search.word_graph.cpu_engine import (
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from nemo_gpu_decoding.search.word_graph.frame import advance
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE
+from nemo_gpu_decoding.search.word_graph.labels import SKIPPED
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK, StreamArrays, Workspace
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, models_of_rows
 from nemo_gpu_decoding.simd import LANES, not_below, trailing_zeros
@@ -56,7 +57,6 @@ LN2 = math.log(2)
 LARGE_NORM = 20.0  # from here on, the largest value of a frame is subtracted before exp, for precision
 MOST_KEPT = 1 << 24  # bytes of log-probs that a thread keeps between calls
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
-SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
 
 
 class Logits(NamedTuple):
@@ -216,6 +216,8 @@ def _are_probabilities(logits: np.ndarray, norms: np.ndarray) -> bool:
 def likely_batch(utterances: Sequence[Logits], options: Likely) -> tuple[np.ndarray, np.ndarray, list[Normed]]:
     """Log-probs in which all but the likely labels are `SKIPPED`, valid as those of `likely_labels`.
 
+    Tokens below token_min_logp are among them: a path of the graph takes one if there is no other.
+
     Returns:
         [B, T, V + 1] float32; [B] valid frames; the logits with their norms.
     """
@@ -353,12 +355,16 @@ def _advance_text(frames, begin, before, row, state, search, work, ends, tokens)
         the number of the next frame and a status, as `advance`; index of the first token that was written.
     """
     for t in range(begin, len(frames.ends)):
-        first, last = frames.ends[t - 1] if t > 0 else 0, frames.ends[t]
+        first, last, listed = frames.ends[t - 1] if t > 0 else 0, frames.ends[t], 0
         for i in range(first, last):
-            row[0, np.uintp(frames.labels[np.uintp(i)])] = frames.log_probs[np.uintp(i)]
+            label = frames.labels[np.uintp(i)]
+            row[0, np.uintp(label)] = frames.log_probs[np.uintp(i)]
+            work.labels[np.uintp(listed)] = label
+            listed += label != search.params.blank_id
+        work.frame[0].listed = listed + 1
         _, status = advance(row, 0, 1, state, search, None, work)
         for i in range(first, last):
-            row[0, np.uintp(frames.labels[np.uintp(i)])] = np.float32(SKIPPED)
+            row[0, np.uintp(frames.labels[np.uintp(i)])] = SKIPPED
         if status != DONE:
             return t, status, 0
     counters, node = state.counters[0], NONE

@@ -148,6 +148,8 @@ FRAME_FIELDS = [
     ("groups", np.int64),
     ("group_tokens", np.int64),
     ("labels", np.int64),
+    ("listed", np.int64),  # labels that the caller of `advance` left in `Workspace.labels`, plus 1; 0: none
+    ("is_partial", np.bool_),  # only listed labels were compared
     ("links", np.int64),  # of this frame; they follow those of the stream
     ("best", np.float32),  # cost of the best candidate so far
     ("beam", np.float32),  # of this frame; `min_active` may widen it
