@@ -140,7 +140,7 @@ def _encoded(name: str, manifest: str) -> tuple[Any, list[str], list[Any]]:
 
     model = Model.load(name, device="cpu")
     utterances = read_manifest(Path(manifest))
-    outputs = list(model.encode([utterance.path for utterance in utterances], BATCH))
+    outputs = list(model.encode([utterance.audio for utterance in utterances], BATCH))
     return model, [str(utterance.text) for utterance in utterances], outputs
 
 

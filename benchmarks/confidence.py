@@ -56,7 +56,7 @@ def run(options: ConfidenceOptions) -> int:
 
     model = Model.load(options.model, device="cpu")
     dev, test = (read_manifest(Path(name)) for name in (options.dev, options.test))
-    outputs = list(model.encode([utterance.path for utterance in test], BATCH))
+    outputs = list(model.encode([utterance.audio for utterance in test], BATCH))
     rows = []
     for strategy in options.strategies:
         head = model.head(STRATEGIES[strategy].family)

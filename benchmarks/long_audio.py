@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from omegaconf import MISSING, OmegaConf
 
+from nemo_gpu_decoding.audio import AudioSource, MonoReader
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.manifest import Utterance, read_manifest
@@ -103,9 +104,7 @@ def join(utterances: Sequence[Utterance], minutes: float, options: LongAudioOpti
     with soundfile.SoundFile(str(found.file), "w", RATE, 1, "FLOAT") as sink:
         while at < minutes * 60 * RATE:
             utterance = utterances[int(rng.integers(len(utterances)))]
-            samples, rate = soundfile.read(str(utterance.path), dtype="float32")
-            if rate != RATE:
-                raise ValueError(f"{utterance.name} has {rate} Hz, expected {RATE}")
+            samples = samples_of(utterance)
             parts = [samples, _silence(rng, options)]
             if rng.random() < options.stretches:
                 sound = _SOUNDS[options.sounds[int(rng.integers(len(options.sounds)))]](rng)
@@ -181,7 +180,7 @@ def run(options: LongAudioOptions) -> int:
                 recording = join(utterances, minutes, options, Path(folder))
                 reference = [str(utterance.text) for utterance in recording.utterances]
                 for name, found in separate.items():
-                    errors = word_errors(reference, [found[each.path].text for each in recording.utterances])
+                    errors = word_errors(reference, [found[each.audio].text for each in recording.utterances])
                     rows.append([strategy, minutes, name, *_counts(errors), *["-"] * 5])
                 cells, segments = joined_row(model, recording, alone, options)
                 rows.append([strategy, minutes, "joined", *cells])
@@ -210,7 +209,7 @@ def use(model: Model, strategy: str, options: LongAudioOptions) -> None:
 
 
 def joined_row(
-    model: Model, recording: Recording, alone: dict[Path, Transcript], options: LongAudioOptions
+    model: Model, recording: Recording, alone: dict[AudioSource, Transcript], options: LongAudioOptions
 ) -> tuple[list[object], list[tuple[float, bool]]]:
     """The cells of the whole recording; and mean confidence of the words, and whether it is speech, per segment."""
     from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
@@ -236,7 +235,7 @@ def joined_row(
         expected = [
             (word.word, word.start + recording.spans[n][0])
             for n in own
-            for word in alone[recording.utterances[n].path].words
+            for word in alone[recording.utterances[n].audio].words
         ]
         times += differences(expected, [(word.word, word.start) for word in words])
     spoken = [segment for segment in long.segments if segment.text]
@@ -295,16 +294,23 @@ def blocks(recording: Recording, long: Transcript) -> Iterator[tuple[range, list
         begin = n + 1
 
 
-def transcripts(model: Model, utterances: Sequence[Utterance], noise: float, silence: float) -> dict[Path, Transcript]:
-    """Transcripts of the utterances alone, with white noise and seconds of silence at both ends."""
-    import soundfile
+def samples_of(utterance: Utterance) -> np.ndarray:
+    """[N] float32."""
+    with MonoReader(utterance.audio, None) as reader:
+        if reader.rate != RATE:
+            raise ValueError(f"{utterance.label} has {reader.rate} Hz, expected {RATE}")
+        return reader.read(sys.maxsize)
 
+
+def transcripts(
+    model: Model, utterances: Sequence[Utterance], noise: float, silence: float
+) -> dict[AudioSource, Transcript]:
+    """Transcripts of the utterances alone, with white noise and seconds of silence at both ends."""
     rng = np.random.default_rng(0)
-    files = [utterance.path for utterance in utterances]
-    samples = [np.pad(soundfile.read(str(file), dtype="float32")[0], round(silence * RATE)) for file in files]
+    samples = [np.pad(samples_of(utterance), round(silence * RATE)) for utterance in utterances]
     samples = [part + noise * rng.standard_normal(len(part)).astype(np.float32) for part in samples]
     found = [transcript for outputs in model.encode(samples, 8) for transcript in model.decode(outputs)]
-    return dict(zip(files, found, strict=True))
+    return dict(zip((utterance.audio for utterance in utterances), found, strict=True))
 
 
 def differences(expected: Sequence[tuple[str, float]], found: Sequence[tuple[str, float]]) -> list[float]:

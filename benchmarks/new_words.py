@@ -108,7 +108,7 @@ def speech_of(options: NewWordsOptions) -> tuple[list[Any], list[str], Any, list
         raise ValueError("model is given without manifest or text, expected all three")
     utterances = read_manifest(Path(options.manifest))
     head = Model.load(options.model, device="cpu").head("ctc")
-    encoded = head.encoded([utterance.path for utterance in utterances])
+    encoded = head.encoded([utterance.audio for utterance in utterances])
     rows = [torch.from_numpy(np.asarray(own.inputs)) for own in encoded]
     sentences = [line.split() for line in Path(options.text).read_text(encoding="utf-8").splitlines() if line.split()]
     return rows, references_of(utterances), head.vocabulary(), sentences

@@ -241,7 +241,7 @@ def model_task(options: BenchOptions) -> Task:
     assert options.model
     assert options.manifest
     utterances = read_manifest(Path(options.manifest))
-    texts, files = references_of(utterances), [utterance.path for utterance in utterances]
+    texts, files = references_of(utterances), [utterance.audio for utterance in utterances]
     model = Model.load(options.model, device=options.device)
     head = model.head("rnnt" if options.strategy in TRANSDUCER_STRATEGIES else "ctc")
     rows, vocabulary = [encoded.inputs for encoded in head.encoded(files)], head.vocabulary()

@@ -52,7 +52,8 @@ def check_number(field: str, value: Any, *, above_zero: bool = False, negative: 
 
     Its size is at most MOST_NUMBER; numbers > 0 are at least LEAST_FACTOR.
     """
-    is_number = isinstance(value, (int, float, Real)) and not isinstance(value, bool) and math.isfinite(value)
+    is_finite = isinstance(value, int) or (isinstance(value, (float, Real)) and math.isfinite(value))
+    is_number = is_finite and not isinstance(value, bool)
     if not is_number or (value <= 0 and above_zero) or (value < 0 and not negative):
         raise FieldError(field, value, "a finite number" + (" > 0" if above_zero else "" if negative else " >= 0"))
     if abs(value) > MOST_NUMBER or (above_zero and value < LEAST_FACTOR):

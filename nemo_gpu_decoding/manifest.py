@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_gpu_decoding.audio import checked_seconds
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
+from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.fusion.written import KEYS, WrittenRequest, written_request
 from nemo_gpu_decoding.text_file import read_lines
 
@@ -28,15 +28,25 @@ _READ = ("audio_filepath", "duration", "text", "shard_id", *KEYS)
 
 @dataclass(frozen=True)
 class Utterance:
-    """An audio file, with its reference text if a manifest has one."""
+    """An audio file or a part of one, with its reference text if a manifest has one."""
 
     name: str  # as given by the user, for output
-    path: Path
+    audio: AudioSource
     duration: float  # seconds
     text: str | None = None
     request: WrittenRequest | None = None  # None: that of the decoding config
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of its manifest row, for output
     fault: str = ""  # why its audio cannot be decoded
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return part_of(self.audio).path
+
+    @property
+    def label(self) -> str:
+        """The name and the place in the file, for messages."""
+        return self.name + part_of(self.audio).place
 
 
 def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
@@ -58,19 +68,25 @@ def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
     return utterances
 
 
-def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utterance:
-    """The utterance of a file, with its row of the manifest if there is one; `fault` if the audio cannot be read."""
+def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, where: str = "") -> Utterance:
+    """The utterance of a file, with its row of the manifest if there is one; `fault` if the audio cannot be read.
+
+    Args:
+        where: the place of the row, for messages.
+    """
     row = row or {}
-    seconds, fault = 0.0, ""
+    seconds, fault = part_of(audio).duration or 0.0, ""
     try:
         name.encode()
-        seconds = checked_seconds(path, name)
+        seconds = checked_seconds(audio, name)
     except UnicodeEncodeError:
         name = os.fsencode(name).decode(errors="backslashreplace")
         fault = f"{name}: the name of the file is not UTF-8; rename the file"
+    except FieldError as error:
+        fault = f"{where}: {error}"
     except ValueError as error:
         fault = str(error)
-    return Utterance(name, path, seconds, row.get("text"), written_request(row), own_fields(row), fault)
+    return Utterance(name, audio, seconds, row.get("text"), written_request(row), own_fields(row), fault)
 
 
 def find_audio(audio: Any) -> list[Path]:
@@ -83,6 +99,8 @@ def find_audio(audio: Any) -> list[Path]:
 
 def read_manifest(manifest: Path) -> list[Utterance]:
     """Utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
+
+    A row with `offset` is the part of the file from there, `duration` seconds long.
 
     Raises:
         ValueError: the manifest or an audio file is missing, or a line is invalid. If the audio of an
@@ -101,7 +119,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
         path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             raise ValueError(f"{where}: there is no file {path}")
-        utterances.append(opened(row["audio_filepath"], path, row))
+        utterances.append(opened(row["audio_filepath"], AudioPart(path, *part_in(row)), row, where))
     if not utterances:
         raise ValueError(f"manifest={manifest} has no lines")
     return utterances
@@ -128,12 +146,18 @@ def check_row(row: Any, where: str) -> None:
         raise ValueError(f"{where}: has no audio_filepath")
     if not isinstance(row.get("text"), (str, type(None))):
         raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
-    if row.get("offset"):
-        raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
     try:
+        for key in ("offset", "duration"):
+            if row.get(key) is not None:
+                check_number(key, row[key], above_zero=key == "duration" and row.get("offset") is not None)
         written_request(row)
     except FieldError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def part_in(row: Mapping[str, Any]) -> tuple[float, float | None]:
+    """Offset and duration of the part of a file that a row is; `duration` counts beside `offset` only, as in NeMo."""
+    return (0.0, None) if row.get("offset") is None else (row["offset"], row.get("duration"))
 
 
 def check_characters(row: Any, where: str) -> None:
@@ -151,9 +175,9 @@ def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest's row with the keys for decoding; the other keys are in `fields`."""
+    """A manifest's row with the keys for decoding and its `part`; the other keys are in `fields`."""
     kept = {key: row[key] for key in _READ if key in row}
-    return {**kept, "fields": own_fields(row)}
+    return {**kept, "part": part_in(row), "fields": own_fields(row)}
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
@@ -162,7 +186,7 @@ def references_of(utterances: Sequence[Utterance]) -> list[str]:
         if utterance.fault:
             raise ValueError(utterance.fault)
         if utterance.text is None:
-            raise ValueError(f"{utterance.name} has no `text` in the manifest; error rates need it")
+            raise ValueError(f"{utterance.label} has no `text` in the manifest; error rates need it")
     return [utterance.text or "" for utterance in utterances]
 
 

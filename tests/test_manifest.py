@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.audio import check_channel_selector, num_channels, write_mono
+from nemo_gpu_decoding.audio import MonoReader, check_channel_selector, num_channels, write_mono
 from nemo_gpu_decoding.cluster.transcripts import Totals, file_of, row_of
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
@@ -89,6 +89,49 @@ def test_bad_audio_is_a_fault_of_its_own_utterance(folder):
         references_of(found[1:2])
 
 
+def test_rows_of_parts_of_a_file(folder):
+    samples = np.arange(16000, dtype=np.float32) / 16000
+    samples[100] = np.nan
+    soundfile.write(folder / "long.wav", samples, 16000, subtype="FLOAT")
+    spans = [(0.5, 0.25), (0.75, 9), (0.25, None), (0, 0.5), (1, 1), (0.5, 1e-6), (None, 0.5)]
+    rows = [{"audio_filepath": "long.wav", "offset": at, "duration": length, "text": ""} for at, length in spans]
+    found = read_manifest(write_manifest(folder, *rows))
+    assert [each.fault.replace(f"{folder}/", "") for each in found] == [
+        "", "", "", "long.wav: sample 100 is nan, expected finite samples; repair the file or leave it out",
+        "manifest=set.json, line 5: offset is 1, expected a number < 1.0, the seconds of long.wav",
+        "long.wav at 0.5 - 0.5 s has no samples",
+        "long.wav: sample 100 is nan, expected finite samples; repair the file or leave it out",
+    ]  # fmt: skip
+    assert [each.duration for each in found] == [0.25, 0.25, 0.75, 0.5, 1, 1e-6, 0]
+    assert [each.label for each in found[:3]] == [
+        "long.wav at 0.5 - 0.75 s", "long.wav at 0.75 - 9.75 s", "long.wav at 0.25 s",
+    ]  # fmt: skip
+    row = row_of(found[1], Transcript("", -1.0), Totals())
+    assert (row["audio_filepath"], row["offset"], row["duration"]) == ("long.wav", 0.75, 0.25)
+    row = row_of(found[4], found[4].fault, Totals())
+    assert (row["audio_filepath"], row["offset"], row["duration"]) == ("long.wav", 1, 1)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
+def test_nothing_but_the_part_is_read(suffix, folder, monkeypatch):
+    rng = np.random.default_rng(0)
+    soundfile.write(folder / f"two.{suffix}", rng.uniform(-0.5, 0.5, (40000, 2)), 8000)
+    expected, _ = soundfile.read(folder / f"two.{suffix}", dtype="float32", start=8800, stop=20800)
+    row = {"audio_filepath": f"two.{suffix}", "offset": 1.1, "duration": 1.5}
+    (part,) = read_manifest(write_manifest(folder, row))
+    counts, read = [], soundfile.SoundFile.read
+    monkeypatch.setattr(
+        soundfile.SoundFile, "read", lambda *given, **more: counts.append(len(a := read(*given, **more))) or a
+    )
+    write_mono(part.audio, folder / "mono.wav", 1)
+    assert sum(counts) == 12000
+    np.testing.assert_array_equal(soundfile.read(folder / "mono.wav", dtype="float32")[0], expected[:, 1])
+    with MonoReader(part.audio, "average") as reader:
+        reader.skip(11000)
+        np.testing.assert_array_equal(reader.read(5000), expected[11000:].mean(axis=1))
+        assert not len(reader.read(5000))
+
+
 def test_a_row_for_an_empty_reference_is_json(folder):
     (utterance,) = read_manifest(write_manifest(folder, {"audio_filepath": "b.wav", "text": ""}))
     totals = Totals()
@@ -157,7 +200,14 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ({"audio_filepath": "b.wav", "note": "\ud83d"}, r"line 2: has '\\ud83d', half of a surrogate pair"),
         ({"text": "x"}, "line 2: has no audio_filepath"),
         ({"audio_filepath": "nowhere.wav"}, "line 2: there is no file"),
-        ({"audio_filepath": "b.wav", "offset": 1.5}, "line 2: offset is 1.5"),
+        ({"audio_filepath": "b.wav", "offset": -1.5}, r"line 2: offset is -1.5, expected a finite number >= 0"),
+        ({"audio_filepath": "b.wav", "offset": math.nan}, "line 2: offset is nan, expected a finite number >= 0"),
+        ({"audio_filepath": "b.wav", "offset": 10**400}, "line 2: offset is 10*, expected a number 0 .. 1e.09"),
+        ({"audio_filepath": "b.wav", "offset": True}, "line 2: offset is True, expected a finite number >= 0"),
+        ({"audio_filepath": "b.wav", "offset": "1"}, "line 2: offset is '1', expected a finite number >= 0"),
+        ({"audio_filepath": "b.wav", "offset": 0, "duration": 0}, "line 2: duration is 0, expected a finite .* > 0"),
+        ({"audio_filepath": "b.wav", "offset": 0, "duration": [1]}, r"line 2: duration is \[1\], expected a finite"),
+        ({"audio_filepath": "b.wav", "duration": -1}, "line 2: duration is -1, expected a finite number >= 0"),
         ({"audio_filepath": "b.wav", "allowed_price": math.nan}, "line 2: allowed_price is nan, expected a finite"),
         ({"audio_filepath": "b.wav", "grammar": "commands.jsgf"}, "grammar is 'commands.jsgf', expected a list"),
         ({"audio_filepath": "b.wav", "grammar": ["a"], "phrases": ["a"]}, "expected none with a grammar"),

@@ -23,6 +23,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.text_file import read_lines
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.audio import AudioSource
     from nemo_gpu_decoding.fusion.phrases import Phrase
 
 EXAMPLES = (
@@ -40,7 +41,8 @@ class AliasesOptions(decoding.DecodingOptions):
 
     # Phrase file to write: the phrases of `phrases`, with their weights and aliases, and the new aliases.
     out: str = MISSING
-    # NeMo manifest of recordings in which the phrases are spoken, with their transcripts in `text`.
+    # NeMo manifest of recordings in which the phrases are spoken, with their transcripts in `text`. A line with
+    # `offset` is a part of the file, `duration` seconds long.
     manifest: str | None = None
     # Instead of manifest: a command of a speech synthesiser, or a list of commands with different voices, such as
     # 'espeak-ng -v en-us -w {wav} {text}'. {wav} is the file to write and {text} the text to speak. A command without
@@ -82,7 +84,7 @@ OPTIONS = AliasesOptions
 class Spoken(NamedTuple):
     """A recording, and what is said in it."""
 
-    path: Path
+    audio: AudioSource
     text: str
     phrases: tuple[str, ...]  # the phrases to look for
 
@@ -100,7 +102,7 @@ def run(options: AliasesOptions) -> int:
     out = decoding.writable_file("out", options.out)
     with TemporaryDirectory() as folder:
         spoken = list(recordings(options, phrases, Path(folder)))
-        counts = heard_phrases(spoken, transcribed(options, [each.path for each in spoken]))
+        counts = heard_phrases(spoken, transcribed(options, [each.audio for each in spoken]))
     ordinary = [each.text for each in spoken] if options.manifest else list(options.sentences)
     ordinary += texts
     chosen = choose(phrases, counts, ordinary, options.most, options.min_count)
@@ -121,7 +123,7 @@ def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path)
         utterances = read_manifest(Path(decoding.existing_file("manifest", options.manifest)))
         names = tuple(phrase.text for phrase in phrases)
         for utterance, text in zip(utterances, references_of(utterances), strict=True):
-            yield Spoken(utterance.path, text, names)
+            yield Spoken(utterance.audio, text, names)
         return
     wanted = [
         (phrase.text, sentence.replace(PLACE, phrase.text), command)
@@ -148,7 +150,7 @@ def speak(command: str, text: str, wav: Path) -> None:
         )
 
 
-def transcribed(options: AliasesOptions, paths: Sequence[Path]) -> Iterator[list[str]]:
+def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> Iterator[list[str]]:
     """The texts of the hypotheses of each recording, best first, without boosting."""
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
@@ -156,8 +158,8 @@ def transcribed(options: AliasesOptions, paths: Sequence[Path]) -> Iterator[list
     config = build_decoding(options, model.default_head)
     strategy = str(config.strategy)
     model.head(STRATEGIES[strategy].family if strategy in STRATEGIES else model.default_head).use(config)
-    with tqdm(total=len(paths), unit="utt", desc="decoding", disable=None, file=sys.stderr) as shown:
-        for outputs in model.encode(paths, options.batch_size):
+    with tqdm(total=len(recordings), unit="utt", desc="decoding", disable=None, file=sys.stderr) as shown:
+        for outputs in model.encode(recordings, options.batch_size):
             for transcript in model.decode(outputs):
                 shown.update()
                 yield [text for text, _ in transcript.n_best] or [transcript.text]

@@ -27,7 +27,7 @@ def with_confidence_map(
     Args:
         aggregations: of token confidence to words; the one with the best normalised cross entropy is taken.
     """
-    outputs = list(head.model.encode([utterance.path for utterance in utterances], batch_size))
+    outputs = list(head.model.encode([utterance.audio for utterance in utterances], batch_size))
     rows: list[list[Any]] = []
     best: tuple[float, str, ConfidenceMap] | None = None
     for aggregation in aggregations:

@@ -104,7 +104,7 @@ def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, 
         dtype: type of the stored output; float16 halves the memory and rounds to three digits.
     """
     references = references_of(utterances)
-    files = [utterance.path for utterance in utterances]
+    files = [utterance.audio for utterance in utterances]
     started = time.perf_counter()
     outputs = head.encoded(files, batch_size=batch_size)
     shown = tqdm(outputs, total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)

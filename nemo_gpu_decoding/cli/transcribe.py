@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from nemo_gpu_decoding import __version__
-from nemo_gpu_decoding.audio import check_channel_selector
+from nemo_gpu_decoding.audio import check_channel_selector, part_of
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, row_of
@@ -30,6 +31,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.cluster.workers import Loaded
+    from nemo_gpu_decoding.live.recognizer import Word
     from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
@@ -61,13 +63,14 @@ class TranscribeOptions(decoding.DecodingOptions):
 
     # Audio to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
     audio: Any = None
-    # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines with `text`
-    # are scored: word error rate per line in `out`, and the total at the end. A list `phrases` in a line replaces the
-    # option phrases for that utterance, and `lm` is the name of its LM in lms (none: no LM). allowed_scripts,
-    # allowed_tokens, allowed_price, grammar (a list of sentences, or a text in JSGF) and grammar_price in a line
-    # replace those of the decoding. With a folder as `out`, manifest may also be a list, a pattern, compressed files
-    # and URLs, such as s3://corpus/*.jsonl.gz. It may name the cuts of a Lhotse Shar: cuts.*.jsonl.gz, in the folder
-    # of recording.*.tar.
+    # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). A line with offset
+    # is the part of the file from there, duration seconds long, or up to the end of the file. Times of its words begin
+    # at the part. Without offset, a line is the whole file. Lines with `text` are scored: word error rate per line in
+    # `out`, and the total at the end. A list `phrases` in a line replaces the option phrases for that utterance, and
+    # `lm` is the name of its LM in lms (none: no LM). allowed_scripts, allowed_tokens, allowed_price, grammar (a list
+    # of sentences, or a text in JSGF) and grammar_price in a line replace those of the decoding. With a folder as
+    # `out`, manifest may also be a list, a pattern, compressed files and URLs, such as s3://corpus/*.jsonl.gz. It may
+    # name the cuts of a Lhotse Shar: cuts.*.jsonl.gz, in the folder of recording.*.tar.
     manifest: Any = None
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.
@@ -132,8 +135,8 @@ class TranscribeOptions(decoding.DecodingOptions):
     # [0, 1]; 0 keeps all. The option implies timestamps.
     min_confidence: float = 0.0
     # Also write a file with lines and their times per recording: srt, vtt, tsv (milliseconds) or txt (no times), or
-    # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. The option
-    # implies timestamps.
+    # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. Parts of a
+    # file share one, with times in the file. The option implies timestamps.
     subtitles: list[str] | None = None
     # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. The field
     # shard_id of a row gives the number of its tar; without it the k-th manifest belongs to the k-th tar. Without
@@ -226,7 +229,9 @@ def run(options: TranscribeOptions) -> int:
     has_own_phrases = any(each.request is not None and each.request.phrases is not None for each in utterances)
     decoding.check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
     out = decoding.writable_file("out", options.out) if options.out else None
-    if options.subtitles and len({each.path.stem for each in utterances}) < len(utterances):
+    whole = [each.path for each in utterances if part_of(each.audio).is_whole]
+    files = [*whole, *{each.path for each in utterances if not part_of(each.audio).is_whole}]
+    if options.subtitles and len({file.stem for file in files}) < len(files):
         raise ValueError("subtitles have the names of the recordings, but two recordings have one name")
     loaded = load(options)
     log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
@@ -397,7 +402,7 @@ def _transcripts(
                 found = decoded(loaded, part)
                 segment = part.items[0].part
                 if part.logged:
-                    name = part.items[0].utterance.name
+                    name = part.items[0].utterance.label
                     tqdm.write(f"{name}: {len(found)} segments are those of an interrupted run", file=sys.stderr)
                 elif log is not None and segment is not None:
                     log.add(segment.key, found)
@@ -414,13 +419,22 @@ def _transcripts(
 
 
 def _subtitled(
-    utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], options: TranscribeOptions
+    utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
-    """The transcripts; the subtitles of each are written."""
+    """The transcripts; the subtitles of each file are written after its last part, with times in the file."""
+    from nemo_gpu_decoding.nemo_plugin.long_audio import times_from
+
     folder = Path(options.out).expanduser().parent if options.out else Path()
-    for utterance, transcript in zip(utterances, transcripts, strict=True):
+    last = {utterance.path: n for n, utterance in enumerate(utterances)}
+    found: dict[Path, list[tuple[float, list[Word]]]] = {}
+    for n, (utterance, transcript) in enumerate(zip(utterances, transcripts, strict=True)):
         if not isinstance(transcript, str):
+            offset = part_of(utterance.audio).offset
+            words = [word._replace(**times_from(word, offset)) for word in transcript.words]
+            found.setdefault(utterance.path, []).append((offset, words))
+        if n == last[utterance.path] and utterance.path in found:
+            parts = [words for _, words in sorted(found.pop(utterance.path), key=itemgetter(0))]
             for each in options.subtitles or ():
-                content = subtitles.subtitles(transcript.words, each, options.min_pause)
+                content = subtitles.subtitles(parts, each, options.min_pause)
                 (folder / f"{utterance.path.stem}.{each}").write_text(content, encoding="utf-8")
         yield transcript

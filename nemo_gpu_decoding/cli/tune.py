@@ -50,7 +50,8 @@ class TuneOptions(decoding.ModelOptions):
     """Options of `tune`. A list, or a single value, holds the values to try; every combination is decoded. With
     phrases, options that are null are tried in stages, around the best combination so far."""
 
-    # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text.
+    # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text. A line with
+    # offset is a part of the file, duration seconds long.
     manifest: str = MISSING
     # LM weights to try, >= 0; used if there is an LM. null: 0 .. 1, for word graphs 0.3 .. 1.3.
     lm_weight: list[float] | None = None

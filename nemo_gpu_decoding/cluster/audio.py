@@ -7,6 +7,7 @@ an error each, and the others are decoded.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_characters, check_r
 
 NEMO_TAR, LHOTSE_SHAR, WEBDATASET = "nemo_tar", "lhotse_shar", "webdataset"  # `archive` of a row
 _SHOWN = 300  # maximum number of characters of an error
+_SUB = re.compile(r"-sub\d+(\.\w+)?$")  # in NeMo's names of further parts of a member
 
 
 class Audio(NamedTuple):
@@ -56,10 +58,14 @@ def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="nemo-gpu-decoding-")))
             yield _READERS[archive](rows, folder)
             return
-        found = []
+        found: list[Audio] = []
+        copies: dict[str, Path] = {}  # one for all parts of a file
         for row in rows:
+            url = row["audio"]
             try:
-                found.append(Audio(row, stack.enter_context(local_copy(row["audio"]))))
+                if url not in copies:
+                    copies[url] = stack.enter_context(local_copy(url))
+                found.append(Audio(row, copies[url]))
             except Exception as error:  # the types depend on the file system of the URL
                 found.append(Audio(row, one_line(error)))
         yield found
@@ -76,7 +82,8 @@ def _nemo_tar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
     """Utterances of a tarred NeMo data set; the manifest names the members of the tar."""
     from webdataset.tariterators import tar_file_iterator
 
-    url, wanted = rows[0]["audio"], {row["member"] for row in rows}
+    url, names = rows[0]["audio"], [_SUB.sub(r"\1", row["member"]) for row in rows]
+    wanted = {*names, *(row["member"] for row in rows)}
     found: dict[str, Path] = {}
     fault = f"{url} has no such member"
     try:
@@ -87,7 +94,8 @@ def _nemo_tar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
                 found[member["fname"]] = path
     except Exception as error:  # members before the damage are read
         fault = f"{url}: {one_line(error)}"
-    return [Audio(row, found.get(row["member"], fault)) for row in rows]
+    files = (found.get(row["member"], found.get(name, fault)) for row, name in zip(rows, names, strict=True))
+    return [Audio(row, file) for row, file in zip(rows, files, strict=True)]
 
 
 def _lhotse_shar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
@@ -139,7 +147,7 @@ def _sample(sample: dict[str, Any], path: Path, number: int) -> Audio:
         more = json.loads(sample["json"]) if "json" in sample else {}
         if "txt" in sample:
             more["text"] = sample["txt"].decode("utf-8").strip()
-        more = {**more, **row}
+        more = {**more, "audio_filepath": row["audio_filepath"]}
         check_row(more, f"{key}.json")
         check_characters(more, f"{key}.json")
     except (ValueError, TypeError) as error:

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 import fsspec
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.audio import audio_seconds
+from nemo_gpu_decoding.audio import AudioPart, audio_seconds
 from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
 from nemo_gpu_decoding.fusion.written import KEYS
 from nemo_gpu_decoding.manifest import check_characters, check_row, find_audio, own_fields, parse_json, split_row
@@ -175,11 +175,8 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
             row = _parsed(line, url, where)
             row |= _location(row, url, shard, tars, where)
             row["line"] = number
-            duration = row.get("duration")
-            if duration is None:
-                row["duration"] = 0.0 if "archive" in row else _seconds(row["audio"])
-            elif isinstance(duration, bool) or not isinstance(duration, (int, float)) or not duration >= 0:
-                raise ValueError(f"{where}: duration is {duration!r}, expected seconds >= 0")
+            if row.get("duration") is None:
+                row["duration"] = 0.0 if "archive" in row else _seconds(row["audio"], row["part"][0])
             yield shard, row
     for shard, url in enumerate(() if corpus.manifests else tars):  # the workers read the samples in them
         tar = {"audio_filepath": url, "audio": url, "archive": WEBDATASET}
@@ -254,8 +251,8 @@ def _recordings(cuts: str) -> str:
     return f"{folder}{slash}recording{found[1]}.tar"
 
 
-def _seconds(audio: str) -> float:
+def _seconds(audio: str, offset: float = 0.0) -> float:
     """Duration from the file's header; 0 if it cannot be read. The worker reports the error."""
     with suppress(ValueError, OSError), local_copy(audio) as path:
-        return audio_seconds(path)
+        return audio_seconds(AudioPart(path, offset))
     return 0.0

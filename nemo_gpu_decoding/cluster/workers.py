@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.audio import unreadable
+from nemo_gpu_decoding.audio import AudioPart, AudioSource, unreadable
 from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
 from nemo_gpu_decoding.cluster.corpus import Partition
@@ -161,9 +161,9 @@ class Transcriber:
         started = time.perf_counter() - batch.work
         found = self._decoded(batch)
         if not isinstance(batch.outputs, str):
-            utterances = [item.utterance for item in batch.items]
-            pace = (time.perf_counter() - started) / max(sum(each.duration for each in utterances), 1e-9)
-            slowest = [*totals.slowest, (round(pace, 4), max(utterances, key=lambda each: each.duration).name)]
+            durations = [item.utterance.duration for item in batch.items]
+            pace = (time.perf_counter() - started) / max(sum(durations), 1e-9)
+            slowest = [*totals.slowest, (round(pace, 4), _label(batch.items[durations.index(max(durations))]))]
             totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
         yield from zip(batch.items, found, strict=True)
 
@@ -197,8 +197,8 @@ def encoded_cut(
         yield from encoded(model, short)
     for item in (item for item, long in zip(items, is_long, strict=True) if long):
         try:
-            key = log.key(item.utterance.path, item.utterance.request) if log else ""
-            plan, done = planned(model, item.utterance.path, cutting, batch_size, log, key)
+            key = log.key(item.utterance.audio, item.utterance.request) if log else ""
+            plan, done = planned(model, item.utterance.audio, cutting, batch_size, log, key)
         except Exception as error:
             if _is_fatal(error):
                 raise
@@ -209,17 +209,17 @@ def encoded_cut(
             yield Batch([item], _named(item, f"cannot be read as audio: {plan.fault}"))
         part = Part(item, spans, plan.fault, cutting.min_confidence, key)
 
-        def segments(part: Part, begin: int, files: Sequence[Path]) -> list[Item]:
+        def segments(part: Part, begin: int, files: Sequence[AudioSource]) -> list[Item]:
             recording, own = part.recording, part.spans[begin : begin + len(files)]
             utterances = (
-                replace(recording.utterance, path=file, duration=end - start)
+                replace(recording.utterance, audio=file, duration=end - start)
                 for file, (start, end) in zip(files, own, strict=True)
             )
             return [Item(recording.position, recording.row, utterance, part) for utterance in utterances]
 
         if done:
-            yield Batch(segments(part, 0, [item.utterance.path] * len(done)), "", logged=done)
-        for number, files in enumerate(segment_files(model, item.utterance.path, plan, batch_size, len(done))):
+            yield Batch(segments(part, 0, [item.utterance.audio] * len(done)), "", logged=done)
+        for number, files in enumerate(segment_files(model, item.utterance.audio, plan, batch_size, len(done))):
             yield from encoded(model, segments(part, len(done) + number * batch_size, files))
 
 
@@ -241,7 +241,7 @@ def whole(found: Iterable[tuple[Item, Transcript | str]]) -> Iterator[tuple[Item
 def encoded(model: Model, items: list[Item]) -> list[Batch]:
     """Run the encoder on a batch; if that fails, on each utterance alone."""
     started = time.perf_counter()
-    files = [item.utterance.path for item in items]
+    files = [item.utterance.audio for item in items]
     try:
         (outputs,) = model.encode(files, batch_size=len(files))
         return [Batch(items, outputs, time.perf_counter() - started)]
@@ -281,8 +281,12 @@ def with_checked_request(model: Model, item: Item) -> Item:
 
 def _named(item: Item, fault: str) -> str:
     """An error message with the name of the file."""
-    name = item.utterance.name
-    return fault if name in fault else f"{name}: {fault}"
+    return fault if _label(item) in fault else f"{_label(item)}: {fault}"
+
+
+def _label(item: Item) -> str:
+    """The name of the file, and the place in it."""
+    return (item if item.part is None else item.part.recording).utterance.label
 
 
 def _is_fatal(error: Exception) -> bool:
@@ -294,7 +298,8 @@ def _opened(position: int, audio: Audio) -> Item:
     """An utterance with the error of its audio, if there is one."""
     row, file = audio
     read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", *KEYS)}}
-    utterance = opened(row["audio_filepath"], Path(file), read)
+    source = AudioPart(Path(file), *row.get("part", (0.0,)))
+    utterance = opened(row["audio_filepath"], source, read, f"line {row['line']}")
     fault = file if isinstance(file, str) else utterance.fault
     if fault:
         utterance = replace(utterance, duration=row["duration"], fault=one_line(ValueError(fault)))

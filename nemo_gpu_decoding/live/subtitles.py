@@ -13,16 +13,16 @@ MAX_CHARACTERS = 42  # of a line, usual for subtitles
 MAX_SECONDS = 7.0
 
 
-def subtitles(words: Sequence[Word], file_format: str, min_pause: float) -> str:
+def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: float) -> str:
     """The content of a file of subtitles.
 
     Args:
-        words: of the transcript, in order.
+        parts: the words of each part of the transcript, in order; a line ends with its part.
         file_format: one of `FORMATS`; the times of tsv are milliseconds.
         min_pause: a pause of so many seconds, or longer, ends a line.
     """
     shown = []
-    for number, line in enumerate(lines(words, min_pause), 1):
+    for number, line in enumerate((line for words in parts for line in lines(words, min_pause)), 1):
         text = " ".join(word.word for word in line)
         start, end = line[0].start, line[-1].end
         if file_format == "srt":

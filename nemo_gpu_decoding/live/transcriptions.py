@@ -259,7 +259,7 @@ def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload) -> R
             found["words"] = [word._asdict() for word in words]
         return JSONResponse(found)
     return PlainTextResponse(
-        f"{text}\n" if upload.response_format == "text" else subtitles(words, upload.response_format, LINE_PAUSE)
+        f"{text}\n" if upload.response_format == "text" else subtitles([words], upload.response_format, LINE_PAUSE)
     )
 
 

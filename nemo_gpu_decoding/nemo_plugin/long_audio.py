@@ -21,7 +21,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from nemo_gpu_decoding.audio import MonoReader, audio_seconds, open_wav
+from nemo_gpu_decoding.audio import AudioSource, MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, onset
@@ -122,7 +122,7 @@ def _identity(model: Model, section: DictConfig) -> list[Any]:
 
 
 def planned(
-    model: Model, file: str | Path, cutting: Cutting, batch_size: int, log: SegmentLog | None, key: str
+    model: Model, file: AudioSource, cutting: Cutting, batch_size: int, log: SegmentLog | None, key: str
 ) -> tuple[Plan, list[Transcript | str]]:
     """The plan of a recording, and what its log has of the first batches of segments.
 
@@ -139,7 +139,7 @@ def planned(
     return plan, log.found(key, len(plan.segments), batch_size)
 
 
-def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int) -> Plan:
+def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int) -> Plan:
     """The cuts of a recording at pauses between words of a greedy pass.
 
     Where no pause of `min_pause` is within the maximum length, the cut is at the longest pause, with a warning.
@@ -187,7 +187,7 @@ def find_cuts(model: Model, file: str | Path, cutting: Cutting, batch_size: int)
 
 
 def _begun(
-    model: Model, file: str | Path, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
+    model: Model, file: AudioSource, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
 ) -> Iterator[tuple[float, int]]:
     """The segments without silence at the beginning of the first step of each."""
     silence, at = 2 * float(np.percentile(loudness, 10)), 0
@@ -243,7 +243,9 @@ class _Windows:
             kept = kept[at(max(begin - self.context, 0)) - at(first) :]
 
 
-def segment_files(model: Model, file: str | Path, plan: Plan, batch_size: int, first: int = 0) -> Iterator[list[Path]]:
+def segment_files(
+    model: Model, file: AudioSource, plan: Plan, batch_size: int, first: int = 0
+) -> Iterator[list[Path]]:
     """Files with the segments of a recording from the `first` on, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
@@ -300,8 +302,8 @@ def joined(
         segments.append(Segment(start, end, each.text, each.score, each.n_best))
         for slot in each.alternatives:
             word_index = None if slot.word_index is None else slot.word_index + len(words)
-            slots.append(slot._replace(word_index=word_index, **_times(slot, start)))
-        words += [word._replace(**_times(word, start)) for word in each.words]
+            slots.append(slot._replace(word_index=word_index, **times_from(slot, start)))
+        words += [word._replace(**times_from(word, start)) for word in each.words]
         phrases += each.phrases
     if fault:
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
@@ -317,8 +319,8 @@ def joined(
     )
 
 
-def _times(span: Any, offset: float) -> dict[str, Any]:
-    """Start and end in the whole recording."""
+def times_from(span: Any, offset: float) -> dict[str, Any]:
+    """Start and end of a span in the recording whose part at `offset` has it."""
     return {"start": round(span.start + offset, 3), "end": round(span.end + offset, 3)}
 
 

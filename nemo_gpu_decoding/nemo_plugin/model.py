@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from nemo_gpu_decoding.audio import check_channel_selector, num_channels, unreadable, write_mono
+from nemo_gpu_decoding.audio import AudioSource, check_channel_selector, num_channels, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -128,15 +128,15 @@ class Model:
         device = next(self.model.parameters()).device
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
-    def encode(self, files: Sequence[str | Path | np.ndarray], batch_size: int) -> Iterator[Outputs]:
-        """Run NeMo's forward pass on batches of files, or of samples, [N] float32 at the model's rate.
+    def encode(self, files: Sequence[AudioSource | np.ndarray], batch_size: int) -> Iterator[Outputs]:
+        """Run NeMo's forward pass on batches of files or their parts, or of samples, [N] float32 at the model's rate.
 
         A file that cannot be read, or lacks the channel, raises a ValueError.
         """
         for begin in range(0, len(files), batch_size):
             yield self._encode_batch(files[begin : begin + batch_size])
 
-    def _encode_batch(self, files: Sequence[str | Path | np.ndarray]) -> Outputs:
+    def _encode_batch(self, files: Sequence[AudioSource | np.ndarray]) -> Outputs:
         """Run the forward pass; raises if NeMo's data loader drops files, which the number of rows shows."""
         from nemo.collections.asr.parts.mixins.transcription import InternalTranscribeConfig
         from nemo.collections.common.data.utils import move_data_to_device
@@ -156,17 +156,17 @@ class Model:
             stack.enter_context(torch.inference_mode())
             batch = next(iter(nemo._transcribe_input_processing(audio, config)), None)
             if batch is None or len(batch[0]) != len(files):
-                paths = [str(file) for file in files]
-                raise ValueError(f"{', '.join(unreadable(paths) or paths)} cannot be read as audio")
+                paths = [file for file in files if not isinstance(file, np.ndarray)]
+                raise ValueError(f"{', '.join(unreadable(paths) or map(str, paths))} cannot be read as audio")
             return nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
 
-    def _one_channel(self, file: str | Path, target: Path) -> str | Path:
-        """The file or, if it has several channels, `target` with the selected channel."""
-        channels, selector = num_channels(file), self.channel_selector
-        if channels == 1 and selector in (None, 0, "average"):
-            return file
+    def _one_channel(self, file: AudioSource, target: Path) -> str | Path:
+        """The file or, if it has several channels or this is a part of it, `target` with the selected channel."""
+        channels, selector, part = num_channels(file), self.channel_selector, part_of(file)
+        if channels == 1 and part.is_whole and selector in (None, 0, "average"):
+            return part.path
         write_mono(file, target, selector)
-        if selector is None and not self._has_warned_of_channels:
+        if channels > 1 and selector is None and not self._has_warned_of_channels:
             self._has_warned_of_channels = True
             logger.warning(
                 "%s has %d channels; they are averaged, as in all such files; channel_selector=0 takes one",
@@ -267,7 +267,7 @@ class Head(ABC):
         """NeMo's decoding object."""
 
     @abstractmethod
-    def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
+    def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
         """Run the encoder and NeMo's greedy decoding once per file; later searches need no encoder."""
 
     @property
@@ -323,7 +323,7 @@ class CTCHead(Head):
         nemo: Any = self.model.model
         return nemo.ctc_decoding if self.model.is_hybrid else nemo.decoding
 
-    def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
+    def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
         self.use_greedy()
         for outputs in self.model.encode(files, batch_size):
             for hypothesis in self.model.hypotheses(outputs):
@@ -347,7 +347,7 @@ class TransducerHead(Head):
     def decoding(self) -> Any:
         return self.model.model.decoding
 
-    def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
+    def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
         self.use_greedy()
         for outputs in self.model.encode(files, batch_size):
             rows = outputs["encoded"].transpose(1, 2).float().cpu().numpy()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nemo_gpu_decoding.audio import AudioSource, part_of
 from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
@@ -52,9 +53,10 @@ class SegmentLog:
             own = self._found.setdefault(key, [])
             own[row["first"] :] = map(_of_json, row["found"])
 
-    def key(self, recording: str | Path, request: Any = None) -> str:
-        """The key of a recording: another one if the file, its request or the run differs."""
-        content = repr((self._run, file_key(recording), request))
+    def key(self, recording: AudioSource, request: Any = None) -> str:
+        """The key of a recording: another one if the file, its part, its request or the run differs."""
+        part = part_of(recording)
+        content = repr((self._run, file_key(part.path), request, *(() if part.is_whole else part[1:])))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def plan(self, key: str) -> dict[str, Any] | None:

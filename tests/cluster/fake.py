@@ -1,11 +1,13 @@
-"""A model that needs no NeMo: its text is the file's name, and its processes can be found and killed."""
+"""A model that needs no NeMo: its text is the place of the audio, and its processes can be found and killed."""
 
 import os
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from nemo_gpu_decoding.audio import part_of
 from nemo_gpu_decoding.cluster.workers import Loaded
 from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
@@ -17,13 +19,13 @@ class FakeModel:
     def encode(self, files, batch_size):
         assert batch_size == len(files)
         time.sleep(SECONDS)
-        files = [file if isinstance(file, Path) else Path(__file__) for file in files]  # samples have no name
-        if any("encoder_fails" in str(file) for file in files):
+        parts = [part_of(__file__ if isinstance(file, np.ndarray) else file) for file in files]  # samples: no name
+        if any("encoder_fails" in str(part) for part in parts):
             raise ValueError("this audio is no good")
-        stems = [list(file.stem.encode().ljust(64)) for file in files]
+        stems = [list(f"{part.path.stem}{part.place}".encode().ljust(64)) for part in parts]
         yield {
             "names": torch.tensor(stems, dtype=torch.uint8),
-            "sizes": torch.tensor([os.path.getsize(f) for f in files]),
+            "sizes": torch.tensor([os.path.getsize(part.path) for part in parts]),
         }
 
     def check_request(self, written):

@@ -268,6 +268,38 @@ def test_tarred_audio_as_nemo_writes_it(tmp_path, corpus):
         Run(tmp_path, str(tmp_path / "corpus.json"), tars=f"{tmp_path}/audio_0.tar", out="other")
 
 
+@pytest.mark.parametrize("place", ["files", "urls", "tar"])
+def test_parts_of_a_file_are_rows_of_their_own(place, tmp_path, corpus, monkeypatch):
+    corpus(3)
+    name = {"files": "audio/corpus_002.wav", "urls": "memory://audio/corpus_002.wav", "tar": "corpus_002.wav"}[place]
+    parts = [{"offset": 0.5, "duration": 1}, {"offset": 1.5}, {"offset": 3.25, "duration": 1}, {"duration": 1}]
+    names = [name, name.replace(".wav", "-sub1.wav"), name.replace(".wav", "-sub2.wav"), name]
+    names = names if place == "tar" else [name] * 4
+    rows = [{"audio_filepath": own, "speaker": n, **part} for n, (own, part) in enumerate(zip(names, parts))]  # noqa: B905
+    (tmp_path / "parts.json").write_text("\n".join(map(json.dumps, rows)))
+    fs = fsspec.filesystem("memory")
+    fs.put_file(str(tmp_path / "audio" / "corpus_002.wav"), "/audio/corpus_002.wav")
+    with tarfile.open(tmp_path / "audio.tar", "w") as archive:
+        archive.add(tmp_path / "audio" / "corpus_002.wav", "corpus_002.wav")
+    run = Run(tmp_path, str(tmp_path / "parts.json"), tars=f"{tmp_path}/audio.tar" if place == "tar" else None)
+    assert sum(part.seconds for part in run.plan.partitions) == (3 if place == "tar" else 4.5)
+    fetched, get_file = [], type(fs).get_file
+    monkeypatch.setattr(type(fs), "get_file", lambda *given, **more: fetched.append(1) or get_file(*given, **more))
+    try:
+        (totals,) = run.go()
+    finally:
+        fs.rm("/audio", recursive=True)
+    assert len(fetched) == (place == "urls")
+    first, rest, behind, whole = run.rows()
+    stem = "0" if place == "tar" else "corpus_002"
+    assert [row["pred_text"] for row in (first, rest, whole)] == [f"{stem} at 0.5 - 1.5 s", f"{stem} at 1.5 s", stem]
+    assert [row["duration"] for row in (first, rest, behind, whole)] == [1, 1.5, 1, 3]
+    assert [row.get("offset") for row in (first, rest, behind, whole)] == [0.5, 1.5, 3.25, None]
+    assert behind["error"] == f"line 3: offset is 3.25, expected a number < 3.0, the seconds of {names[2]}"
+    assert (totals.rows, totals.errors, totals.audio) == (4, 1, 5.5)
+    assert {label for _, label in totals.slowest} <= {name, f"{name} at 0.5 - 1.5 s", f"{names[1]} at 1.5 s"}
+
+
 @pytest.mark.parametrize("prefix", ["", "memory://shar/"])
 def test_lhotse_shar(prefix, tmp_path, corpus):
     lhotse = pytest.importorskip("lhotse")
@@ -326,15 +358,16 @@ def test_webdataset_needs_no_manifest(tmp_path, corpus):
     for n in range(6):
         with tarfile.open(tmp_path / f"shard-{n // 4}.tar", "a") as archive:
             archive.add(tmp_path / "audio" / f"corpus_{n:03d}.wav", f"{n}.wav" if n != 2 else f"{n}.mp4")
+            part = {"offset": 0.25, "duration": 0.5} if n == 0 else {}
             (tmp_path / "text").write_text(
-                f"text {n}" if n % 2 else json.dumps({"text": f"text {n}", "phrases": ["Ulm"]})
+                f"text {n}" if n % 2 else json.dumps({"text": f"text {n}", "phrases": ["Ulm"], **part})
             )
             archive.add(tmp_path / "text", f"{n}.txt" if n % 2 else f"{n}.json")
     run = Run(tmp_path, None, tars=f"{tmp_path}/shard-{{0..1}}.tar")
     totals = run.go()
-    assert [(each.rows, each.errors, each.audio) for each in totals] == [(4, 1, 4.0), (2, 0, 5.0)]
+    assert [(each.rows, each.errors, each.audio) for each in totals] == [(4, 1, 3.5), (2, 0, 5.0)]
     assert [row.get("text") for row in run.rows() if "error" not in row] == [f"text {n}" for n in (0, 1, 3, 4, 5)]
-    assert [row["pred_text"] for row in run.rows()[:2]] == ["0 Ulm", "1"]
+    assert [row["pred_text"] for row in run.rows()[:2]] == ["0 at 0.25 - 0.75 s Ulm", "1"]
     assert run.rows()[2]["error"] == "2 has no .wav, .flac, .mp3, .ogg, .opus, .m4a"
     assert [row["line"] for row in run.rows()] == [1, 2, 3, 4, 1, 2]
     assert run.rows()[5]["manifest"] == f"{tmp_path}/shard-1.tar"
@@ -373,7 +406,7 @@ def test_parquet(tmp_path, corpus):
         ("*.nothing", "matches no file"),
         ("empty.json", "has no lines"),
         ("broken.json", "broken.json, line 2: not JSON"),
-        ("duration.json", "line 1: duration is -1, expected seconds >= 0"),
+        ("duration.json", "line 1: duration is -1, expected a finite number >= 0"),
     ],
 )
 def test_manifests_that_cannot_be_read(manifest, problem, tmp_path):

@@ -244,7 +244,7 @@ def test_lines_end_at_pauses():
 def test_subtitles_parse_again(file_format):
     rng = np.random.default_rng(0)
     words = spoken([f"w<{n}>&" for n in range(200)], rng.choice([0.04, 0.08, 0.16, 0.9], 200).tolist())
-    found = parsed(subtitles(words, file_format, 0.3), file_format)
+    found = parsed(subtitles([words], file_format, 0.3), file_format)
     texts = [text for _, _, text in found]
     if file_format == "vtt":
         texts = [text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for text in texts]
@@ -257,6 +257,6 @@ def test_subtitles_parse_again(file_format):
 
 
 def test_text_without_times_and_transcripts_without_words():
-    assert subtitles(spoken(["a", "b"], [1, 1]), "txt", 0.3) == "a\nb\n"
-    assert subtitles([], "vtt", 0.3) == "WEBVTT\n\n"
-    assert subtitles([], "srt", 0.3) == ""
+    assert subtitles([spoken(["a", "b"], [1, 1])], "txt", 0.3) == "a\nb\n"
+    assert subtitles([[]], "vtt", 0.3) == "WEBVTT\n\n"
+    assert subtitles([[]], "srt", 0.3) == ""

@@ -205,6 +205,18 @@ def test_the_same_audio_twice_and_under_two_names(outputs, capsys):
     assert all(u["faults"] == [None, None] for u in data_of(outputs / "compare.html")["utterances"])
 
 
+def test_parts_of_a_file_are_paired_by_their_offset(outputs):
+    def cut(order):
+        return lambda n, row: row.update(audio_filepath="zero.flac", text=order[n], offset=float(order[n]))
+
+    rewrite(outputs / "greedy.jsonl", cut("012"))
+    rewrite(outputs / "beam.jsonl", cut("210"))
+    assert compare(["files=greedy.jsonl,beam.jsonl"]) == 0
+    found = data_of(outputs / "compare.html")["utterances"]
+    assert [u["name"] for u in found] == ["zero.flac", "zero.flac at 1.0 s", "zero.flac at 2.0 s"]
+    assert [(u["offset"], u["faults"]) for u in found] == [(n, [None, None]) for n in range(3)]
+
+
 def test_one_output_is_set_beside_its_references(outputs, capsys):
     assert compare(["greedy.jsonl"]) == 0
     assert data_of(outputs / "compare.html")["utterances"][1]["passages"][1][1][1] == [[0], [["dansk", "wrong", 0]]]

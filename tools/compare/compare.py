@@ -17,9 +17,10 @@ from urllib.parse import quote
 
 from omegaconf import MISSING
 
+from nemo_gpu_decoding.audio import AudioPart
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli.decoding import load_phrase_file, writable_file
-from nemo_gpu_decoding.manifest import parse_row
+from nemo_gpu_decoding.manifest import parse_row, part_in
 from nemo_gpu_decoding.metrics import PhraseScore, PhraseWords, WordErrors, phrase_score, word_errors
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.text_file import read_lines
@@ -89,6 +90,7 @@ class Compared:
 
     name: str
     audio: Path | None
+    offset: float  # seconds, of its beginning in `audio`
     duration: float | None
     reference: str | None
     phrases: tuple[str, ...]
@@ -101,9 +103,10 @@ class Compared:
 
 
 class Key(NamedTuple):
-    """Identifies an utterance: its audio, and its number among utterances with the same audio."""
+    """Identifies an utterance: its audio, the offset in it, and its number among utterances with both."""
 
     audio: str
+    offset: float  # seconds, of a part of a file
     occurrence: int
 
 
@@ -123,7 +126,7 @@ class Material:
         Raises:
             ValueError: a line is invalid, or its reference differs from that of another file.
         """
-        seen: Counter[str] = Counter()
+        seen: Counter[tuple[str, float]] = Counter()
         for number, text in enumerate(read_lines(path), 1):
             if not text.strip():
                 continue
@@ -132,10 +135,10 @@ class Material:
             name = row["audio_filepath"]
             candidates = [folder / name for folder in (path.parent, *self.folders)]
             found = next((file for file in candidates if os.path.isfile(file)), None)
-            audio = str(found.resolve() if found else name)
-            key = Key(audio, seen[audio])
+            audio = str(found.resolve() if found else name), part_in(row)[0]
+            key = Key(*audio, seen[audio])
             seen[audio] += 1
-            self.names.setdefault(key, name)
+            self.names.setdefault(key, f"{name}{AudioPart(Path(name), key.offset).place}")
             if found:
                 self.audio[key] = found
             reference = row.get("text")
@@ -232,6 +235,7 @@ def put_together(outputs: Sequence[Output], material: Material, phrases: Sequenc
             Compared(
                 material.names[key],
                 material.audio.get(key),
+                key.offset,
                 durations[0] if durations else None,
                 material.references.get(key),
                 material.phrases.get(key, tuple(phrases)),
@@ -325,6 +329,7 @@ def described(utterance: Compared) -> dict[str, Any]:
             errors[number] = counted.total
     return {
         "name": utterance.name,
+        "offset": utterance.offset,
         "duration": utterance.duration,
         "errors": errors,
         "faults": [
