@@ -275,6 +275,17 @@ def test_a_long_text_is_that_of_the_best_beam(lm):
         assert decoder.decode(logits, beam_width=20, lm_start_state=state) == best.text
 
 
+@pytest.mark.parametrize("labels", [CHARACTERS, ["▁a", "▁b", "a", "b", ""]], ids=["characters", "bpe"])
+def test_a_text_of_few_likely_tokens_is_that_of_the_best_beam(lm, labels):
+    """The only likely token may begin no word, so that the search takes one below token_min_logp."""
+    decoder, rng = build_ctcdecoder(labels, lm[1]), np.random.default_rng(0)
+    for _ in range(40):
+        logits = rng.normal(0, 1, (6, len(labels)))
+        logits[np.arange(6), rng.integers(len(labels), size=6)] += 20
+        logits[rng.random(logits.shape) < 0.1] += 19
+        assert decoder.decode(logits) == decoder.decode_beams(logits)[0].text
+
+
 def test_the_graph_follows_the_boundaries_and_the_alphabet(lm):
     """One LM serves other alphabets and options later; its last graph must not."""
     model, alphabets = (
