@@ -93,7 +93,7 @@ def test_rows_of_parts_of_a_file(folder):
     samples = np.arange(16000, dtype=np.float32) / 16000
     samples[100] = np.nan
     soundfile.write(folder / "long.wav", samples, 16000, subtype="FLOAT")
-    spans = [(0.5, 0.25), (0.75, 9), (0.25, None), (0, 0.5), (1, 1), (0.5, 1e-6), (None, 0.5)]
+    spans = [(0.5, 0.25), (0.75, 9), (0.25, None), (0, 0.5), (1, 1), (0.5, 1e-6), (0.005, 0.5)]
     rows = [{"audio_filepath": "long.wav", "offset": at, "duration": length, "text": ""} for at, length in spans]
     found = read_manifest(write_manifest(folder, *rows))
     assert [each.fault.replace(f"{folder}/", "") for each in found] == [
@@ -102,7 +102,7 @@ def test_rows_of_parts_of_a_file(folder):
         "long.wav at 0.5 - 0.5 s has no samples",
         "long.wav: sample 100 is nan, expected finite samples; repair the file or leave it out",
     ]  # fmt: skip
-    assert [each.duration for each in found] == [0.25, 0.25, 0.75, 0.5, 1, 1e-6, 0]
+    assert [each.duration for each in found] == [0.25, 0.25, 0.75, 0.5, 1, 1e-6, 0.5]
     assert [each.label for each in found[:3]] == [
         "long.wav at 0.5 - 0.75 s", "long.wav at 0.75 - 9.75 s", "long.wav at 0.25 s",
     ]  # fmt: skip

@@ -141,3 +141,23 @@ def test_rows_are_the_parts_that_nemo_reads(assets, tmp_path, capsys):
     assert found == [each.text for each in model.model.transcribe(str(cut.joined), batch_size=5, verbose=False)]
     assert len(set(found)) == 5
     assert len(found[3]) > max(len(found[n]) for n in (0, 1, 2, 4))  # without offset, `duration` does not count
+
+
+def test_subtitles_of_a_file_are_in_its_order(tmp_path):
+    from nemo_gpu_decoding.audio import AudioPart
+    from nemo_gpu_decoding.cli.options import parse_options
+    from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, _subtitled
+    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.manifest import Utterance
+    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+
+    parts = [Utterance("a.wav", AudioPart(tmp_path / "a.wav", at, 1.0), 1.0) for at in (7.5, 2.5, 3.5)]
+    utterances = [*parts[:2], Utterance("b.wav", tmp_path / "b.wav", 1.0), parts[2]]
+    found = [Transcript(name, 0.0, words=(Word(name, 0.9, 1.0),)) for name in "zxby"]
+    options = parse_options(TranscribeOptions, ["model=m", f"out={tmp_path}/out.json", "subtitles=tsv"])
+    assert list(_subtitled(utterances, [found[0], found[1], "failed", found[3]], options)) == [
+        found[0], found[1], "failed", found[3],
+    ]  # fmt: skip
+    lines = (tmp_path / "a.tsv").read_text().splitlines()
+    assert lines == ["start\tend\ttext", "3400\t3500\tx", "4400\t4500\ty", "8400\t8500\tz"]
+    assert not (tmp_path / "b.tsv").exists()

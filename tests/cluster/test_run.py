@@ -297,7 +297,17 @@ def test_parts_of_a_file_are_rows_of_their_own(place, tmp_path, corpus, monkeypa
     assert [row.get("offset") for row in (first, rest, behind, whole)] == [0.5, 1.5, 3.25, None]
     assert behind["error"] == f"line 3: offset is 3.25, expected a number < 3.0, the seconds of {names[2]}"
     assert (totals.rows, totals.errors, totals.audio) == (4, 1, 5.5)
-    assert {label for _, label in totals.slowest} <= {name, f"{name} at 0.5 - 1.5 s", f"{names[1]} at 1.5 s"}
+
+
+def test_errors_and_slow_batches_name_the_part(tmp_path):
+    soundfile.write(tmp_path / "search_fails.wav", np.zeros(12000), 4000)
+    rows = [{"audio_filepath": "search_fails.wav", "offset": n, "duration": 1} for n in range(2)]
+    (tmp_path / "parts.json").write_text("\n".join(map(json.dumps, rows)))
+    run = Run(tmp_path, str(tmp_path / "parts.json"))
+    (totals,) = run.go()
+    labels = ["search_fails.wav at 0 - 1 s", "search_fails.wav at 1 - 2 s"]
+    assert [row["error"] for row in run.rows()] == [f"{label}: RuntimeError: no such state" for label in labels]
+    assert [label for _, label in totals.slowest] == labels[:1]
 
 
 @pytest.mark.parametrize("prefix", ["", "memory://shar/"])
