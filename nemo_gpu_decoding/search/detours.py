@@ -21,13 +21,13 @@ from torch import Tensor
 
 from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.timed_words import TimedWord, timed_words
-from nemo_gpu_decoding.vocabulary import Vocabulary, WordSpan
+from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.fusion import Request
     from nemo_gpu_decoding.search.decoder import Decoder
 
-READ_EVERY = 3  # frames
+READ_EVERY = 4  # frames
 WIDER = 2  # times the beam
 
 
@@ -98,7 +98,6 @@ class _Reader:
         self.ends = [span.end_token for span in self.spans]
         self.middles = [(word.start + word.end) / 2 for word in self.words]
         self.frames = 0  # read so far
-        self._spelled: dict[bytes, list[WordSpan]] = {}  # by tokens: many hypotheses are read again
         self._found: dict[tuple[Any, ...], Detour] = {}  # by fields other than times and cost
 
     @property
@@ -123,7 +122,7 @@ class _Reader:
         differs = np.flatnonzero(self.best.tokens[:count] != path.tokens[:count])
         # the last shared word may continue with the next token
         begin = max(0, bisect_right(self.ends, differs[0] if len(differs) else count) - 1)
-        own = self._words_from(path, self.spans[begin].first_token if begin else 0)
+        own = timed_words(path.after(self.spans[begin].first_token) if begin else path, self.vocabulary)
         end = len(self.words)
         if not ended:
             end = max(begin, bisect_right(self.middles, own[-1].start)) if own else begin
@@ -140,15 +139,6 @@ class _Reader:
                 own.insert(0, self.words[begin])
             end = begin + 1
         return (begin, end, own) if end > begin else (0, 0, [])
-
-    def _words_from(self, path: Path, first: int) -> list[TimedWord]:
-        """The words of a path from a token on, as of `timed_words`."""
-        tokens = path.tokens[first:]
-        key = tokens.tobytes()
-        if key not in self._spelled:
-            self._spelled[key] = self.vocabulary.words(tokens.tolist())
-        starts, ends = path.frames[first:].tolist(), (path.frames + path.repeats)[first:].tolist()
-        return [TimedWord(text, starts[begin], ends[end - 1]) for text, begin, end in self._spelled[key]]
 
 
 def lattice_of(

@@ -94,7 +94,7 @@ def emissions(rng, frames):
 def test_the_words_that_a_beam_drops_are_found():
     """Each word has two possible forms, the beam keeps three hypotheses: at the end they differ in two words.
 
-    With twice the beam, all words are found although only every third frame is read.
+    With twice the beam, all words are found although only every fourth frame is read.
     """
     logits = np.full((16, 5), -30.0)
     for n in range(8):
