@@ -25,7 +25,7 @@ from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.detours import find_detours
+from nemo_gpu_decoding.search.detours import find_detours, wider
 from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.search.timed_words import timed_words
 
@@ -154,7 +154,8 @@ def _of_hard(options: AlternativesOptions, strategy: str, beam: int) -> Iterator
         results, lengths = decoder.decode(task.inputs, task.lengths), task.lengths.tolist()
         detours: list[Any] = [None] * len(results)
         if options.dropped:
-            detours = find_detours(decoder, task.inputs, lengths, None, results, task.vocabulary)
+            second = wider(decoder, task.inputs.device)
+            detours = find_detours(second, task.inputs, lengths, None, results, task.vocabulary)
         found = []
         for nbest, own in zip(results, detours, strict=True):
             lattice = nbest.lattice and nbest.lattice.determinized()

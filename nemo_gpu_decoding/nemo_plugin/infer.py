@@ -30,7 +30,7 @@ from nemo_gpu_decoding.fusion.written import MOST_LISTED, MOST_SHOWN
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.detours import find_detours
+from nemo_gpu_decoding.search.detours import find_detours, wider
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.search.slots import Slot
@@ -68,7 +68,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         self.tokenizer = getattr(owner, "tokenizer", None)
         self.labels_map = getattr(owner, "labels_map", None)  # of character models
         self._continuation = Continuation(self.continued_by)
-        self._decoders: dict[Hashable, Any] = {}  # key: `_variant`
+        self._decoders: dict[Hashable, Any] = {}  # key: `_variant`; of a second search with the device
 
     @staticmethod
     @abstractmethod
@@ -125,7 +125,10 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """
         found = [self.alternatives(nbest) for nbest in results]
         if self.options.dropped_alternatives and any(found):
-            detours = find_detours(self.decoder(), inputs, lengths, requests, results, self.vocabulary())
+            key = self._variant(), inputs.device
+            if key not in self._decoders:
+                self._decoders[key] = wider(self.decoder(), inputs.device)
+            detours = find_detours(self._decoders[key], inputs, lengths, requests, results, self.vocabulary())
             for b, nbest in enumerate(results):
                 if found[b] and nbest.in_grammar is None:
                     found[b] = partial(word_alternatives, nbest.paths, self.vocabulary(), detours=detours[b])

@@ -21,6 +21,7 @@ from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 LEAST_POSTERIOR = 1e-3  # of an alternative
+LEAST_OF_DETOURS = 1e-4  # they replace hypotheses that the beam drops
 
 
 def word_alternatives(
@@ -62,7 +63,8 @@ def word_alternatives(
     best = np.array([ids.get(word.text, -1) for word in texts[0]], np.int64)
     places = Places(times, np.zeros((2 * len(best) + 1, len(words), 3)))
     expected_errors(arcs, costs, num_states, best, np.zeros(len(best)), places)
-    return tuple(_slots(places.found, words, texts[0], [int(n) for n in best]))
+    least = LEAST_POSTERIOR if detours is None else LEAST_OF_DETOURS
+    return tuple(_slots(places.found, words, texts[0], [int(n) for n in best], least))
 
 
 def _chains(
@@ -80,8 +82,10 @@ def _chains(
     return sorted(rows, key=lambda row: row[0]), last + 1
 
 
-def _slots(found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Slot]:
-    """The slots of the masses that `expected_errors` found."""
+def _slots(
+    found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int], least: float
+) -> list[Slot]:
+    """The slots of the masses that `expected_errors` found, with words of at least this posterior."""
     slots = []
     for row, masses in enumerate(found):
         index = row // 2 if row % 2 else None
@@ -89,7 +93,7 @@ def _slots(found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], i
         posteriors[0] = max(0.0, 1 - posteriors.sum())
         order = np.argsort(-posteriors, kind="stable").tolist()
         own = 0 if index is None else ids[index]  # the transcript is always in the network
-        kept = [n for n in order if posteriors[n] >= LEAST_POSTERIOR or n == own]
+        kept = [n for n in order if posteriors[n] >= least or n == own]
         if index is None and kept == [0]:
             continue
         if index is not None:

@@ -1,9 +1,9 @@
 """Detours: words of hypotheses that a beam search dropped, in place of words of its best path.
 
 A beam holds few hypotheses, and at the end of an utterance most of them differ in its last words. Hypotheses that
-differ in earlier words were in the beam before. So the search runs a second time and is read every few frames. Each
-hypothesis of such a time, less its last word, which may be incomplete, continues with the best path's words from the
-start of that word.
+differ in earlier words were in the beam before. So the search runs a second time, with a wider beam, and is read every
+few frames. Each hypothesis of such a time, less its last word, which may be incomplete, continues with the best path's
+words from the start of that word.
 The cost of its words is the difference of scores to the best hypothesis of the last time at which they were read. At
 the end of the utterance these are the n-best list and its scores.
 """
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.search.result import NBest, Path
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.fusion import Request
     from nemo_gpu_decoding.search.decoder import Decoder
 
-READ_EVERY = 2  # frames
+READ_EVERY = 4  # frames
+WIDER = 2  # times the beam
 
 
 class Detour(NamedTuple):
@@ -35,6 +38,19 @@ class Detour(NamedTuple):
     end: int
     words: tuple[TimedWord, ...]
     cost: float  # natural log, relative to the best path
+
+
+def wider(decoder: Decoder[Any, Any], device: torch.device) -> Decoder[Any, Any]:
+    """The same search with a wider beam, or the decoder itself if no such beam is possible on this device."""
+    config = decoder.config
+    backend = "cuda" if config.backend == "auto" and device.type == "cuda" else config.backend
+    try:
+        config = replace(config, beam_size=WIDER * config.beam_size, backend=backend)
+        wide = decoder.with_options(config, decoder.fusion)
+        wide.open(1, device=device)
+    except ValueError:  # beyond the largest beam, or the kernels need more memory than the GPU has
+        return decoder
+    return wide
 
 
 def find_detours(
@@ -48,7 +64,8 @@ def find_detours(
     """The detours of each utterance.
 
     Args:
-        decoder, inputs, lengths, requests: of the search with these `results`; the decoder has a `beam_size`.
+        decoder: of the second search, see `wider`; it has a `beam_size`.
+        inputs, lengths, requests: of the search with these `results`.
     """
     readers = [_Reader(nbest.best, vocabulary) for nbest in results]
     for read in _read(decoder, inputs, lengths, requests):

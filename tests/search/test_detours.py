@@ -1,6 +1,7 @@
 """Words of dropped hypotheses, against all paths of small lattices and a search that is easy to follow."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from nemo_gpu_decoding import FlexCTCBeam, FlexCTCConfig
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.detours import Detour, _Reader, find_detours
+from nemo_gpu_decoding.search.detours import WIDER, Detour, _Reader, find_detours, wider
+from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.timed_words import TimedWord
 from tests.search.test_alternatives import VOCABULARY, spoken
@@ -90,7 +92,10 @@ def emissions(rng, frames):
 
 
 def test_the_words_that_a_beam_drops_are_found():
-    """Each word has two possible forms, the beam keeps three hypotheses: at the end they differ in two words."""
+    """Each word has two possible forms, the beam keeps three hypotheses: at the end they differ in two words.
+
+    With twice the beam, all words are found although only every fourth frame is read.
+    """
     logits = np.full((16, 5), -30.0)
     for n in range(8):
         logits[2 * n, n % 2], logits[2 * n, 2] = math.log(0.6), math.log(0.4)
@@ -100,11 +105,31 @@ def test_the_words_that_a_beam_drops_are_found():
     (nbest,) = decoder.decode(log_probs[None], [16])
     known = word_alternatives(nbest.paths, VOCABULARY)
     assert sum(len(slot.alternatives) > 1 for slot in known) == 2
-    (detours,) = find_detours(decoder, log_probs[None], [16], None, [nbest], VOCABULARY)
+    second = wider(decoder, log_probs.device)
+    (detours,) = find_detours(second, log_probs[None], [16], None, [nbest], VOCABULARY)
     slots = word_alternatives(nbest.paths, VOCABULARY, detours=detours)
     for slot in slots:
         assert dict(slot.alternatives)["c"] == pytest.approx(0.4, abs=0.01)
     assert [slot.word_index for slot in slots] == list(range(8))
+
+
+def test_improbable_words_of_detours_are_kept():
+    """Down to a posterior of 0.0001; in n-best lists down to 0.001."""
+    detours = [Detour(0, 1, (TimedWord(word, 0, 2),), cost) for word, cost in (("c", 8.0), ("x", 10.0))]
+    slots = word_alternatives([spoken(BEST, 0.0)], VOCABULARY, detours=detours)
+    assert [option.word for option in slots[0].alternatives] == ["a", "c"]
+    known = word_alternatives([spoken(BEST, 0.0), spoken("▁c ▁b x ▁c", -8.0)], VOCABULARY)
+    assert [option.word for option in known[0].alternatives] == ["a"]
+
+
+def test_the_second_search_has_a_wider_beam_where_it_can():
+    cpu = torch.device("cpu")
+    decoder = FlexCTCBeam(4, 4, FlexCTCConfig(beam_size=3, n_best=3, beam_threshold=7.0))
+    wide = wider(decoder, cpu)
+    assert wide.config == replace(decoder.config, beam_size=WIDER * 3)
+    assert wide.fusion is decoder.fusion
+    largest = FlexCTCBeam(4, 4, FlexCTCConfig(beam_size=MAX_BEAM_SIZE))
+    assert wider(largest, cpu) is largest
 
 
 @pytest.mark.parametrize("seed", range(8))
