@@ -229,10 +229,8 @@ def run(options: TranscribeOptions) -> int:
     has_own_phrases = any(each.request is not None and each.request.phrases is not None for each in utterances)
     decoding.check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
     out = decoding.writable_file("out", options.out) if options.out else None
-    whole = [each.path for each in utterances if part_of(each.audio).is_whole]
-    files = [*whole, *{each.path for each in utterances if not part_of(each.audio).is_whole}]
-    if options.subtitles and len({file.stem for file in files}) < len(files):
-        raise ValueError("subtitles have the names of the recordings, but two recordings have one name")
+    if options.subtitles:
+        _check_names(utterances)
     loaded = load(options)
     log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
     started, compiled = working_seconds(), progress.seconds
@@ -241,7 +239,9 @@ def run(options: TranscribeOptions) -> int:
             stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
         )
         transcripts = _transcripts(loaded, utterances, options, log)
-        totals = emit(utterances, _subtitled(utterances, transcripts, options), sink)
+        if options.subtitles:
+            transcripts = _subtitled(utterances, transcripts, options)
+        totals = emit(utterances, transcripts, sink)
     if log is not None:
         log.remove()
     report(totals, working_seconds() - started, loaded.model.device_name)
@@ -416,6 +416,14 @@ def _transcripts(
             items = [item for item in read if not item.utterance.fault]
             found |= {item.position: transcript for item, transcript in whole(parts(items))}
             yield from (found[n] for n in range(len(batch)))
+
+
+def _check_names(utterances: Sequence[Utterance]) -> None:
+    """Raise a ValueError if two recordings would have one file of subtitles; parts of a file share theirs."""
+    whole = [each.path for each in utterances if part_of(each.audio).is_whole]
+    files = [*whole, *{each.path for each in utterances if not part_of(each.audio).is_whole}]
+    if len({file.stem for file in files}) < len(files):
+        raise ValueError("subtitles have the names of the recordings, but two recordings have one name")
 
 
 def _subtitled(
