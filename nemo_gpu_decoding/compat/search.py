@@ -60,7 +60,7 @@ LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 
 
 class Logits(NamedTuple):
-    """What a model gave for an utterance."""
+    """The output of a model for an utterance."""
 
     values: np.ndarray  # [T, V + 1] float32 or float64: logits, log-probs or probabilities
     name: str  # in messages
