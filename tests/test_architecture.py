@@ -13,6 +13,7 @@ import pytest
 import nemo_gpu_decoding
 from nemo_gpu_decoding.cuda.sources import PACKAGE
 from tests.assets import ROOT as REPOSITORY
+from tests.lines_of_code import lines_of_code, lines_of_code_by_folder
 
 # Each room may import those before it and those in its own row; files at the root are rooms, too.
 ORDER = [
@@ -208,3 +209,60 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
     code = "import sys, nemo_gpu_decoding;print([m for m in ('torch', 'numba', 'nemo', 'cuda') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert shown.strip() == "[]"
+
+
+# ---------------------- Budgets: the package, its tests and its docs grow on purpose or not at all
+
+# folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
+CODE_BUDGETS = {
+    "(root)": 1514,
+    "cli": 2266,
+    "cluster": 923,
+    "compat": 1201,
+    "cuda": 1183,
+    "fusion": 2357,
+    "graph": 1806,
+    "live": 1278,
+    "lm": 2155,
+    "nemo_plugin": 3786,
+    "search": 11640,
+}
+# most lines of all kinds, files and words
+PACKAGE_LINES = 44727
+PACKAGE_FILES = 255
+TESTS_LINES = 42488
+DOCS_WORDS = 45779
+
+
+def within(what: str, count: int, budget: int):
+    """Fail where a count is above its budget."""
+    assert count <= budget, (
+        f"{what}: {count:,}, {count - budget:,} above the budget of {budget:,}. Remove something. "
+        "Or raise the number in tests/test_architecture.py in the same commit, "
+        "and say in its message what you remove elsewhere or why the growth is worth it."
+    )
+
+
+def count_lines(paths) -> int:
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def test_each_folder_of_the_package_keeps_its_budget_of_code():
+    totals = lines_of_code_by_folder(PACKAGE)
+    assert totals.keys() == CODE_BUDGETS.keys(), "each folder of the package has a row in CODE_BUDGETS"
+    for folder, lines in sorted(totals.items()):
+        within(f"lines of code in {ROOT}/{folder}", lines, CODE_BUDGETS[folder])
+
+
+def test_package_tests_and_docs_keep_their_budgets():
+    within(f"lines in {ROOT}/", count_lines(FILES), PACKAGE_LINES)
+    within(f"Python files in {ROOT}/", len(FILES), PACKAGE_FILES)
+    within("lines of Python in tests/", count_lines((REPOSITORY / "tests").rglob("*.py")), TESTS_LINES)
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in (REPOSITORY / "docs").glob("*.md"))
+    within("words in docs/*.md", words, DOCS_WORDS)
+
+
+def test_docstrings_comments_and_blank_lines_are_no_code():
+    function = '# why\ndef double(x):  # twice\n    """Return 2 x."""\n\n    return (\n        2 * x\n    )\n'
+    assert lines_of_code(f'"""Summary.\n\nMore.\n"""\n\n{function}') == 4
+    assert lines_of_code('text = """a\n\nb"""\n') == 3  # a string that is no docstring
