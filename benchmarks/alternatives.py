@@ -25,7 +25,6 @@ from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.detours import find_detours, wider
 from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.search.timed_words import timed_words
 
@@ -34,7 +33,7 @@ SUMMARY = "word errors of the best path through word alternatives"
 EXAMPLES = (
     "model=assets/self/models/self_ctc.nemo manifest=assets/self/speech/test.json strategies=[flexctc_beam] "
     "lm=assets/self/lm/tok3.arpa lm_weight=0.6 beam_beta=1.0 beams=[16,32]",
-    "hard=true strategies=[flexctc_beam,alsd_pp,aes_pp] dropped=true",
+    "hard=true strategies=[flexctc_beam,alsd_pp,aes_pp]",
 )
 BATCH = 16
 
@@ -58,8 +57,6 @@ class AlternativesOptions:
     beams: list[int] = field(default_factory=lambda: [16])
     # Word graphs: alternatives of lattices in place of n-best lists.
     lattices: bool = False
-    # Other strategies: alternatives also of hypotheses that the beam drops.
-    dropped: bool = False
 
 
 OPTIONS = AlternativesOptions
@@ -123,10 +120,8 @@ def _of_model(options: AlternativesOptions, strategy: str, beam: int) -> Iterato
     model, references, outputs = _encoded(str(options.model), str(options.manifest))
     weights = {name: getattr(options, name) for name in ("lm", "lm_weight", "beam_beta")}
     config, section = decoding_config(strategy, None, weights), section_of(strategy)
-    own: dict[str, Any] = {"beam_size": beam, "n_best": beam, "return_best_hypothesis": False}
-    if options.dropped:
-        own["dropped_alternatives"] = True
-    added = {"compute_timestamps": True, section: {"decoding_mode": "lattice"} if options.lattices else own}
+    n_best = {"beam_size": beam, "n_best": beam, "return_best_hypothesis": False}
+    added = {"compute_timestamps": True, section: {"decoding_mode": "lattice"} if options.lattices else n_best}
     model.head(STRATEGIES[strategy].family).use(cast(DictConfig, OmegaConf.merge(config, added)))
     results = [transcript for batch in outputs for transcript in model.decode(batch)]
     found = [Found([r.text, *(text for text, _ in r.n_best)], r.lattice, r.alternatives) for r in results]
@@ -151,16 +146,11 @@ def _of_hard(options: AlternativesOptions, strategy: str, beam: int) -> Iterator
         decoder = OURS[strategy](bench, task, Setting(beam, lm=True)).decoder
         more: dict[str, Any] = {"lattice": True} if options.lattices else {"n_best": beam}
         decoder = decoder.with_options(replace(decoder.config, **more), decoder.fusion)
-        results, lengths = decoder.decode(task.inputs, task.lengths), task.lengths.tolist()
-        detours: list[Any] = [None] * len(results)
-        if options.dropped:
-            second = wider(decoder, task.inputs.device)
-            detours = find_detours(second, task.inputs, lengths, None, results, task.vocabulary)
         found = []
-        for nbest, own in zip(results, detours, strict=True):
+        for nbest in decoder.decode(task.inputs, task.lengths):
             lattice = nbest.lattice and nbest.lattice.determinized()
             texts = [" ".join(word.text for word in timed_words(path, task.vocabulary)) for path in nbest]
-            found.append(Found(texts, nbest.lattice, word_alternatives(nbest.paths, task.vocabulary, lattice, own)))
+            found.append(Found(texts, nbest.lattice, word_alternatives(nbest.paths, task.vocabulary, lattice)))
         yield f"{strategy}, {task.name}", task.texts, found
 
 

@@ -1,4 +1,4 @@
-"""Word alternatives: the confusion network of an utterance, from an n-best list, detours or a lattice.
+"""Word alternatives: the confusion network of an utterance, from an n-best list or a lattice.
 
 The network has a slot for each word of the best path, and a slot between two words where other hypotheses insert one.
 Hypotheses are aligned to the best path with the fewest word errors, as in minimum Bayes risk decoding [Xu, Povey,
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.search.detours import Detour, lattice_of
 from nemo_gpu_decoding.search.slots import Option, Slot
 from nemo_gpu_decoding.search.timed_words import TimedWord, timed_words
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
@@ -21,14 +20,10 @@ from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 LEAST_POSTERIOR = 1e-3  # of an alternative
-LEAST_OF_DETOURS = 1e-4  # they replace hypotheses that the beam drops
 
 
 def word_alternatives(
-    paths: Sequence[Any],
-    vocabulary: Vocabulary,
-    lattice: WordLattice | None = None,
-    detours: Sequence[Detour] | None = None,
+    paths: Sequence[Any], vocabulary: Vocabulary, lattice: WordLattice | None = None
 ) -> tuple[Slot, ...]:
     """The confusion network of an utterance.
 
@@ -36,22 +31,12 @@ def word_alternatives(
         paths: the n-best list, of `Path` or `WordPath`; the first path is the transcript.
         vocabulary: spells the words of token paths.
         lattice: of all hypotheses, in place of the n-best list.
-        detours: of all hypotheses, in place of the n-best list.
     """
-    texts = [timed_words(path, vocabulary) for path in (paths if lattice is None and detours is None else paths[:1])]
+    texts = [timed_words(path, vocabulary) for path in (paths if lattice is None else paths[:1])]
     if lattice is None:
-        others = texts if detours is None else [*texts, *(detour.words for detour in detours)]
-        words = ["", *dict.fromkeys(word.text for text in others for word in text)]
+        words = ["", *dict.fromkeys(word.text for text in texts for word in text)]
         ids = {word: n for n, word in enumerate(words)}
-        if detours is None:
-            rows, num_states = _chains(texts, [path.score for path in paths], ids)
-        else:
-            rows, num_states = lattice_of(texts[0], detours, ids)
-        arcs = np.zeros(len(rows), WORD_ARC)
-        columns = list(zip(*rows, strict=True))
-        for name, values in zip(("source", "target", "word"), columns, strict=False):
-            arcs[name] = values
-        costs, times = np.array(columns[3], np.float64), np.array(columns[4:], np.float64)
+        arcs, costs, times, num_states = _chains(texts, [path.score for path in paths], ids)
     else:
         labels = np.unique(np.append(lattice.arcs["word"], 0))
         spoken = {word.label: word.text for word in paths[0].words}  # <unk> with its spelling
@@ -63,14 +48,13 @@ def word_alternatives(
     best = np.array([ids.get(word.text, -1) for word in texts[0]], np.int64)
     places = Places(times, np.zeros((2 * len(best) + 1, len(words), 3)))
     expected_errors(arcs, costs, num_states, best, np.zeros(len(best)), places)
-    least = LEAST_POSTERIOR if detours is None else LEAST_OF_DETOURS
-    return tuple(_slots(places.found, words, texts[0], [int(n) for n in best], least))
+    return tuple(_slots(places.found, words, texts[0], [int(n) for n in best]))
 
 
 def _chains(
     texts: Sequence[Sequence[TimedWord]], scores: Sequence[float], ids: dict[str, int]
-) -> tuple[list[tuple[Any, ...]], int]:
-    """Texts as a lattice, in the form of `lattice_of`."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], number of states."""
     rows, state = [], 1
     last = 1 + sum(max(0, len(text) - 1) for text in texts)
     for text, score in zip(texts, scores, strict=True):
@@ -79,27 +63,30 @@ def _chains(
             target = state if n + 1 < len(text) else last
             rows.append((source, target, ids[word.text], 0.0 if source else -score, word.start, word.end))
             source, state = target, state + (target == state)
-    return sorted(rows, key=lambda row: row[0]), last + 1
+    rows.sort(key=lambda row: row[0])
+    arcs = np.zeros(len(rows), WORD_ARC)
+    columns = list(zip(*rows, strict=True))
+    for name, values in zip(("source", "target", "word"), columns, strict=False):
+        arcs[name] = values
+    return arcs, np.array(columns[3], np.float64), np.array(columns[4:], np.float64), last + 1
 
 
-def _slots(
-    found: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int], least: float
-) -> list[Slot]:
-    """The slots of the masses that `expected_errors` found, with words of at least this posterior."""
+def _slots(masses: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Slot]:
+    """The slots of the masses that `expected_errors` computes."""
     slots = []
-    for row, masses in enumerate(found):
+    for row, mass in enumerate(masses):
         index = row // 2 if row % 2 else None
-        posteriors = masses[:, 0] / max(1.0, masses[:, 0].sum())
+        posteriors = mass[:, 0] / max(1.0, mass[:, 0].sum())
         posteriors[0] = max(0.0, 1 - posteriors.sum())
         order = np.argsort(-posteriors, kind="stable").tolist()
-        own = 0 if index is None else ids[index]  # the transcript is always in the network
-        kept = [n for n in order if posteriors[n] >= least or n == own]
+        word_of_best = 0 if index is None else ids[index]  # the transcript is always in the network
+        kept = [n for n in order if posteriors[n] >= LEAST_POSTERIOR or n == word_of_best]
         if index is None and kept == [0]:
             continue
         if index is not None:
             start, end = float(best[index].start), float(best[index].end)
         else:
-            start, end = (masses[:, 1:].sum(axis=0) / masses[:, 0].sum()).tolist()
+            start, end = (mass[:, 1:].sum(axis=0) / mass[:, 0].sum()).tolist()
         options = tuple(Option(words[n], round(float(posteriors[n]), 4)) for n in kept)
         slots.append(Slot(index, start, end, options))
     return slots
