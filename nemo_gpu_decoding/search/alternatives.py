@@ -1,8 +1,12 @@
 """Word alternatives: the confusion network of an utterance, from an n-best list or a lattice.
 
 The network has a slot for each word of the best path, and a slot between two words where other hypotheses insert one.
-Hypotheses are aligned to the best path with the fewest word errors, as in minimum Bayes risk decoding [Xu, Povey,
-Mangu & Zhu 2011]. The posteriors of a slot sum to 1.
+The posteriors of a slot sum to 1.
+
+Hypotheses are aligned to the best path with the fewest word errors. A determinised lattice may hold billions of texts,
+so alignment goes from state to state [Xu, Povey, Mangu & Zhu 2011]. e(s, q) is the expected number of errors between
+the texts that lead to state s and the first q words. It is the mean, over the arcs to s, of the least number of errors
+after each arc. Texts that lead to the same state share one alignment.
 """
 
 from __future__ import annotations
@@ -12,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.slots import Option, Slot
 from nemo_gpu_decoding.search.timed_words import TimedWord, timed_words
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import Places, expected_errors
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -46,9 +50,9 @@ def word_alternatives(
         arcs["word"] = np.searchsorted(labels, arcs["word"])
         times = lattice.state_frames[np.stack([arcs["source"], arcs["target"]])].astype(np.float64)
     best = np.array([ids.get(word.text, -1) for word in texts[0]], np.int64)
-    places = Places(times, np.zeros((2 * len(best) + 1, len(words), 3)))
-    expected_errors(arcs, costs, num_states, best, np.zeros(len(best)), places)
-    return tuple(_slots(places.found, words, texts[0], [int(n) for n in best]))
+    masses = np.zeros((2 * len(best) + 1, len(words), 3))
+    align_lattice(arcs, costs, num_states, best, times, masses)
+    return tuple(_slots(masses, words, texts[0], [int(n) for n in best]))
 
 
 def _chains(
@@ -72,7 +76,7 @@ def _chains(
 
 
 def _slots(masses: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Slot]:
-    """The slots of the masses that `expected_errors` computes."""
+    """The slots of the masses that `align_lattice` computes."""
     slots = []
     for row, mass in enumerate(masses):
         index = row // 2 if row % 2 else None
@@ -90,3 +94,65 @@ def _slots(masses: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], 
         options = tuple(Option(words[n], round(float(posteriors[n]), 4)) for n in kept)
         slots.append(Slot(index, start, end, options))
     return slots
+
+
+@compiled
+def align_lattice(arcs, costs, num_states, text, times, masses):
+    """Align the texts of a lattice with a text, and sum up the posteriors of the words in each place.
+
+    Args:
+        arcs: [A] WORD_ARC, sorted by source.
+        costs: [A] float64, cost of each arc, natural log.
+        num_states: number of states of the lattice.
+        text: [Q] int64, the words of the text.
+        times: [2, A] float64, first and end frame of each arc.
+        masses: [2 Q + 1, W, 3] float64, zeros, filled: the posterior of each word in a place, and its products with
+            the first and the end frame. Row 2 q + 1: words aligned with word q; row 2 q: words inserted before it.
+    """
+    size = len(text) + 1
+    reached, shares = np.full(num_states, -np.inf), np.empty(len(arcs))
+    reached[0] = 0.0
+    for i in range(len(arcs)):
+        reached[arcs[i].target] = np.logaddexp(reached[arcs[i].target], reached[arcs[i].source] - costs[i])
+    errors, row = np.zeros((num_states, size)), np.empty(size)
+    errors[0] = np.arange(size)
+    for i in range(len(arcs)):
+        shares[i] = np.exp(reached[arcs[i].source] - costs[i] - reached[arcs[i].target])
+        _errors_after(errors[arcs[i].source], arcs[i].word, text, row)
+        errors[arcs[i].target] += shares[i] * row
+    mass = np.zeros((num_states, size))  # [s, q]: posterior of the alignment of state s with the first q words
+    mass[num_states - 1, size - 1] = 1.0
+    for i in range(len(arcs) - 1, -1, -1):
+        before, word, here = errors[arcs[i].source], arcs[i].word, mass[arcs[i].source]
+        _errors_after(before, word, text, row)
+        rest = shares[i] * mass[arcs[i].target]
+        for q in range(size - 1, -1, -1):
+            if word == 0:
+                here[q] += rest[q]
+            elif q > 0 and row[q] == before[q - 1] + (word != text[q - 1]):
+                here[q - 1] += rest[q]
+                _count(masses[2 * q - 1, word], rest[q], times[:, i])
+            elif q > 0 and row[q] == row[q - 1] + 1:
+                rest[q - 1] += rest[q]
+            else:
+                here[q] += rest[q]
+                _count(masses[2 * q, word], rest[q], times[:, i])
+
+
+@compiled
+def _errors_after(before, word, text, row):
+    """Fill row [Q + 1]: expected errors against the first q words after an arc; `before` [Q + 1]: before the arc."""
+    if word == 0:
+        row[:] = before
+        return
+    row[0] = before[0] + 1
+    for q in range(1, len(row)):
+        row[q] = min(before[q - 1] + (word != text[q - 1]), row[q - 1] + 1, before[q] + 1)
+
+
+@compiled
+def _count(cell, mass, times):
+    """Add a word's mass to its cell of `masses`; times [2]: its first and end frame."""
+    cell[0] += mass
+    cell[1] += mass * times[0]
+    cell[2] += mass * times[1]

@@ -56,15 +56,15 @@ def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed):
     texts = random_texts(seed)
     ranked = sorted(texts, key=lambda text: -texts[text])
     paths = [path_of(text, math.log(texts[text])) for text in ranked]
+    rated = with_confidence(paths)[0]
     for lattice in (None, prefix_tree(texts)):
-        rated = with_confidence(paths, lattice)[0]
         slots = word_alternatives(paths, VOCABULARY, lattice)
         assert [slot.word_index for slot in slots if slot.word_index is not None] == list(range(len(rated.words)))
         for slot in slots:
             assert sum(option.confidence for option in slot.alternatives) == pytest.approx(1, abs=5e-3)
             if slot.word_index is not None:
-                own = dict(slot.alternatives).get(rated.words[slot.word_index].text, 0.0)
-                assert own == pytest.approx(rated.words[slot.word_index].confidence, abs=2e-3)
+                posterior = dict(slot.alternatives).get(rated.words[slot.word_index].text, 0.0)
+                assert posterior == pytest.approx(rated.words[slot.word_index].confidence, abs=2e-3)
 
 
 def test_the_transcript_is_in_the_network_where_others_insert_two_words():

@@ -233,7 +233,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         """The n best paths of a lattice with different words, with the confidence of each word."""
         found = lattice_paths(lattice.n_best(n), lattice.reaches_end)
         paths = self._word_paths(found, [lattice.models] * len(found.ends), second=lattice.second)
-        return with_confidence(paths, lattice.determinized() if self.config.posteriors == "lattice" else None)
+        return with_confidence(paths)
 
     def _word_paths(
         self,

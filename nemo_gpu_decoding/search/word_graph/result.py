@@ -27,7 +27,7 @@ class Word(NamedTuple):
     end_frame: int  # one past the last frame of its last token
     first_token: int  # index of its first token in the path
     end_token: int  # one past the index of its last token
-    confidence: float | None = None  # posterior in the lattice, in [0, 1]; None without a lattice
+    confidence: float | None = None  # posterior over the n-best texts, in [0, 1]; None if alternatives are not kept
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class WordPath(Path):
     """A `Path` whose words come from a graph. `score` includes the graph's costs (`parts.lm`)."""
 
     words: tuple[Word, ...] = ()
-    risk: float | None = None  # expected number of word errors in the lattice; only with posteriors "lattice"
 
     @property
     def text(self) -> str:
