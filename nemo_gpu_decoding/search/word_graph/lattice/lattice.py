@@ -218,24 +218,6 @@ class Lattice:
             lattice.add_arc(source, kaldifst.LatticeArc(label, word, weight, target))
         return lattice
 
-    def to_dot(self, max_arcs: int = 500) -> str:
-        """Graphviz source that draws a small lattice from left to right.
-
-        Raises:
-            ValueError: the lattice has more than `max_arcs` arcs.
-        """
-        rows = self.arcs()
-        if len(rows) > max_arcs:
-            raise ValueError(f"the lattice has {len(rows)} arcs, expected at most {max_arcs} (max_arcs)")
-        lines = ["digraph lattice {", "  rankdir = LR;", "  node [shape = circle];"]
-        lines.append(f"  {rows['target'].max()} [shape = doublecircle];")
-        for source, target, _, word, graph_cost, acoustic_cost in rows.tolist():
-            text = self.graph.words[word] if word else "-"
-            quoted = text.replace("\\", "\\\\").replace('"', '\\"')
-            cost = graph_cost + acoustic_cost
-            lines.append(f'  {source} -> {target} [label = "{quoted} / {cost:.2f}"];')
-        return "\n".join([*lines, "}", ""])
-
 
 def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
     """Build the lattice of an utterance from the links that its search recorded, pruned to the lattice beam.
