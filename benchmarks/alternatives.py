@@ -24,9 +24,8 @@ from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.report import format_table
-from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.slots import Slot
-from nemo_gpu_decoding.search.timed_words import timed_words
+from nemo_gpu_decoding.search.alternatives import timed_words, word_alternatives
+from nemo_gpu_decoding.search.result import Slot
 
 PROGRAM = "python -m benchmarks.alternatives"
 SUMMARY = "word errors of the best path through word alternatives"

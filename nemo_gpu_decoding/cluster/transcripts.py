@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
-from nemo_gpu_decoding.search.slots import as_json
+from nemo_gpu_decoding.search.result import as_json
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.recognizer import Word

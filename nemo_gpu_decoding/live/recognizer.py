@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nemo_gpu_decoding.fusion.written import WrittenRequest
-from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.result import Slot
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
 MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar, rules included where they are used

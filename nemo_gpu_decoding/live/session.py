@@ -25,7 +25,7 @@ from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 from nemo_gpu_decoding.fusion.written import KEYS, written_request
 from nemo_gpu_decoding.live import recognizer
 from nemo_gpu_decoding.live.options import Limits
-from nemo_gpu_decoding.search.slots import as_json
+from nemo_gpu_decoding.search.result import as_json
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase

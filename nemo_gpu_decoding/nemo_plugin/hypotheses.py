@@ -15,7 +15,7 @@ from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, ScoreParts, Work
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.slots import Slot
+    from nemo_gpu_decoding.search.result import Slot
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
     from nemo_gpu_decoding.search.word_graph.result import Word
 

@@ -30,9 +30,8 @@ from nemo_gpu_decoding.fusion.written import MOST_LISTED, MOST_SHOWN
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import NBest, Slot
 from nemo_gpu_decoding.search.result import Path as SearchPath
-from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 

@@ -28,7 +28,7 @@ from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segm
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
-from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.result import Slot
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel

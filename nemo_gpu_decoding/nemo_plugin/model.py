@@ -26,7 +26,7 @@ from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo,
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript, boosted_phrases
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
-from nemo_gpu_decoding.search.slots import in_seconds
+from nemo_gpu_decoding.search.result import in_seconds
 from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.vocabulary import Vocabulary
 

@@ -17,7 +17,7 @@ from nemo_gpu_decoding.audio import AudioSource, part_of
 from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
-from nemo_gpu_decoding.search.slots import Option, Slot
+from nemo_gpu_decoding.search.result import Option, Slot
 
 _FIELDS = ("text", "score", "words", "n_best", "error", "alternatives", "phrases")  # of segments
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
-from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.result import Slot
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.result import FoundPhrase

@@ -22,8 +22,7 @@ from nemo_gpu_decoding.nemo_plugin import word_graph_sections
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.result import NBest, Path
-from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.result import NBest, Path, Slot
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_large_lms, load_small_lm
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk

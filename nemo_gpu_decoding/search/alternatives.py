@@ -1,7 +1,7 @@
 """Word alternatives: the confusion network of an utterance, from an n-best list or a lattice.
 
-The network has a slot for each word of the best path, and a slot between two words where other hypotheses insert one.
-The posteriors of a slot sum to 1.
+The network has a place for each word of the best path, and a place between two words where other hypotheses insert
+one. The posteriors of a place sum to 1.
 
 Hypotheses are aligned to the best path with the fewest word errors. A determinised lattice may hold billions of texts,
 so alignment goes from state to state [Xu, Povey, Mangu & Zhu 2011]. e(s, q) is the expected number of errors between
@@ -12,15 +12,15 @@ after each arc. Texts that lead to the same state share one alignment.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.slots import Option, Slot
-from nemo_gpu_decoding.search.timed_words import TimedWord, timed_words
+from nemo_gpu_decoding.search.result import Option, Path, Slot
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
+from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 LEAST_POSTERIOR = 1e-3  # of an alternative
@@ -156,3 +156,23 @@ def _count(cell, mass, times):
     cell[0] += mass
     cell[1] += mass * times[0]
     cell[2] += mass * times[1]
+
+
+class TimedWord(NamedTuple):
+    """A word with its first frame and its end frame."""
+
+    text: str
+    start: int
+    end: int
+
+
+def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
+    """The words of a path."""
+    if isinstance(path, WordPath):
+        return [TimedWord(word.text, word.start_frame, word.end_frame) for word in path.words]
+    frames, repeats = path.frames.tolist(), path.repeats.tolist()
+    spans = vocabulary.words(path.tokens.tolist())
+    return [
+        TimedWord(span.text, frames[span.first_token], frames[span.end_token - 1] + repeats[span.end_token - 1])
+        for span in spans
+    ]

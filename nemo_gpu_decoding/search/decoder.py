@@ -38,14 +38,13 @@ from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
-from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
 from nemo_gpu_decoding.search.result import NBest, by_grammar, note_outside
-from nemo_gpu_decoding.search.streams import Streams
+from nemo_gpu_decoding.search.streams import Streams, choose_backend
 
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)

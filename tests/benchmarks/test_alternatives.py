@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.alternatives import fewest_errors
 from nemo_gpu_decoding.metrics import word_errors
-from nemo_gpu_decoding.search.slots import Option, Slot
+from nemo_gpu_decoding.search.result import Option, Slot
 
 
 @pytest.mark.parametrize("seed", range(30))

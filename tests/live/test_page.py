@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_gpu_decoding.live.recognizer import Alternative, Words
-from nemo_gpu_decoding.search.slots import Option
+from nemo_gpu_decoding.search.result import Option
 from tests.assets import ASSETS, CTC_MODEL
 
 pytest.importorskip("starlette")

@@ -33,7 +33,7 @@ from nemo_gpu_decoding.live.options import Address, Limits
 from nemo_gpu_decoding.live.recognizer import Alternative, BoostedPhrase, StepOutput, Word, Words
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.live.session import Resampler, Session, Start
-from nemo_gpu_decoding.search.slots import Option, Slot
+from nemo_gpu_decoding.search.result import Option, Slot
 
 RATE, CHUNK = 16000, 160
 BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the step, or give a long transcript

@@ -16,8 +16,7 @@ from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_sha
 from nemo_gpu_decoding.search.flexctc_beam.frame import BeamState, advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.records import SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
-from nemo_gpu_decoding.search.streams import Streams
-from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.streams import Streams, for_each_share
 
 
 class CPUEngine(Engine):

@@ -11,7 +11,7 @@ from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
-from nemo_gpu_decoding.search.nbest import TEXT_SCORES, add_text_scores, merge_equal_texts, select_best
+from nemo_gpu_decoding.search.numerics import TEXT_SCORES, add_text_scores, merge_equal_texts, select_best
 
 
 class NBestArrays(NamedTuple):

@@ -26,12 +26,21 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.jit import linked, no_refcount
-from nemo_gpu_decoding.search.candidates import Candidates, floor_of, insert
 from nemo_gpu_decoding.search.flexctc_beam import scoring
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers, new_back_pointers
 from nemo_gpu_decoding.search.flexctc_beam.prefix import find_text, offer_same_text
 from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS, MERGE_PREFIX, MERGE_SUM, NO_LABEL
-from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, MOST_LOG_PROB, column_of, extended_hash, log_add, next_label
+from nemo_gpu_decoding.search.numerics import (
+    IMPOSSIBLE,
+    MOST_LOG_PROB,
+    Candidates,
+    column_of,
+    extended_hash,
+    floor_of,
+    insert,
+    log_add,
+    next_label,
+)
 
 # A hypothesis extended by the label of a frame.
 CANDIDATE = np.dtype(

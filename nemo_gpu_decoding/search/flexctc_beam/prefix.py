@@ -11,9 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.candidates import insert
 from nemo_gpu_decoding.search.flexctc_beam.scoring import fused, score_before
-from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, log_add
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, insert, log_add
 
 
 @linked

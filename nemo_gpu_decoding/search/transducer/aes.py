@@ -19,8 +19,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import UtteranceFusion, of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.search.candidates import insert
-from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, extended_hash, log_add
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, extended_hash, insert, log_add
 from nemo_gpu_decoding.search.transducer import cpu_engine, scoring
 from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
 from nemo_gpu_decoding.search.transducer.config import AESConfig

@@ -17,7 +17,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.search.candidates import insert
+from nemo_gpu_decoding.search.numerics import insert
 from nemo_gpu_decoding.search.transducer import cpu_engine, scoring
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.jit import compiled, inlined, linked
-from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.streams import for_each_share
 from nemo_gpu_decoding.search.transducer import cpu_networks
 from nemo_gpu_decoding.search.transducer.beam import BeamState, PendingPredictions, StepData, grown_nodes, new_pending
 from nemo_gpu_decoding.search.transducer.cpu_math import copy

@@ -13,8 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.search.candidates import Candidates, floor_of, insert
-from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, next_label
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, Candidates, floor_of, insert, next_label
 from nemo_gpu_decoding.search.transducer import scoring
 from nemo_gpu_decoding.search.transducer.records import CANDIDATE
 

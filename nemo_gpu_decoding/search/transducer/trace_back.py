@@ -8,7 +8,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, UtteranceFusion
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.nbest import add_text_scores, merge_equal_texts, select_best
+from nemo_gpu_decoding.search.numerics import add_text_scores, merge_equal_texts, select_best
 from nemo_gpu_decoding.search.transducer.records import NODE, ROOT, SearchParams
 
 
