@@ -25,8 +25,7 @@ from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Path, Slot
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_large_lms, load_small_lm
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
-from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
+from nemo_gpu_decoding.search.word_graph.result import Word, WordPath, minimum_bayes_risk
 
 
 class WordGraphInfer(CTCInfer):

@@ -27,8 +27,7 @@ from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.adapters import written_words
 from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
-from nemo_gpu_decoding.search.word_graph.result import Word
+from nemo_gpu_decoding.search.word_graph.result import Word, minimum_bayes_risk
 from tests.assets import speech
 from tests.nemo_plugin.conftest import emissions_of
 from tests.nemo_plugin.usage import decoded, predicted, texts, transcribed, write_without_unknown

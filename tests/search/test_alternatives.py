@@ -9,7 +9,7 @@ import pytest
 
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import Option, Path, ScoreParts, Slot, as_json, in_seconds
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
+from nemo_gpu_decoding.search.word_graph.result import with_confidence
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.search.word_graph.test_mbr import path_of, prefix_tree, random_texts
 

@@ -15,7 +15,6 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.streams import for_each_share
 from nemo_gpu_decoding.search.word_graph import keys, records
-from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
 from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
@@ -27,15 +26,18 @@ from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
     LmWorkspace,
 )
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE
-from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown_links
+from nemo_gpu_decoding.search.word_graph.lattice.links import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
 from nemo_gpu_decoding.search.word_graph.stream_state import (
+    Committed,
     ModelsOf,
     StreamModels,
     StreamState,
     grown_back_pointers,
     models_of_rows,
+    more_committed,
     raise_stop,
+    without_committed,
 )
 
 CANDIDATES = 4096  # length of the list before it is recombined

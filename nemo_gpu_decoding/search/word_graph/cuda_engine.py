@@ -34,13 +34,19 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32, for_kernels
 from nemo_gpu_decoding.search.word_graph import kernel_abi, keys, stream_state
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
-from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_kernels import PLAIN_KERNELS, PlainKernels
 from nemo_gpu_decoding.search.word_graph.kernel_abi import STREAM_COUNTERS, WORK
-from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import with_links
+from nemo_gpu_decoding.search.word_graph.lattice.links import with_links
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK
-from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamModels, StreamState, models_of_rows
+from nemo_gpu_decoding.search.word_graph.stream_state import (
+    Committed,
+    ModelsOf,
+    StreamModels,
+    StreamState,
+    models_of_rows,
+    more_committed,
+)
 
 # First capacities of a stream; the arrays grow
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4

@@ -31,7 +31,6 @@ from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
 from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
-from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_differences
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
@@ -40,7 +39,6 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import LetEngine
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import LmPairs
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.result import (
     BEFORE,
@@ -48,9 +46,16 @@ from nemo_gpu_decoding.search.word_graph.result import (
     emitted_labels,
     read_paths,
     relative_cost,
+    with_confidence,
     words_of,
 )
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
+from nemo_gpu_decoding.search.word_graph.stream_state import (
+    StreamModels,
+    StreamState,
+    TextScores,
+    shared_steps,
+    weighted_differences,
+)
 
 logger = logging.getLogger("nemo_gpu_decoding")
 

@@ -13,7 +13,7 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import lattice_of
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import matches, minimum_bayes_risk, with_confidence
+from nemo_gpu_decoding.search.word_graph.result import matches, minimum_bayes_risk, with_confidence
 from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, PIECES, write_tlg
 from tests.oracles.viterbi import all_texts

@@ -8,9 +8,15 @@ import pytest
 
 from nemo_gpu_decoding.search.result import ScoreParts
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import align, matches, minimum_bayes_risk, with_confidence
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
-from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
+from nemo_gpu_decoding.search.word_graph.result import (
+    Word,
+    WordPath,
+    align,
+    matches,
+    minimum_bayes_risk,
+    with_confidence,
+)
 
 WORDS = ("<eps>", "a", "b", "c")
 

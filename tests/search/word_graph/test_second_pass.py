@@ -10,11 +10,11 @@ from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.word_graph import cpu_engine, cuda_engine
-from nemo_gpu_decoding.search.word_graph.lattice import link_pruning
+from nemo_gpu_decoding.search.word_graph.lattice import links
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
-from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import matches, posteriors
+from nemo_gpu_decoding.search.word_graph.lattice.links import grown
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
+from nemo_gpu_decoding.search.word_graph.result import matches, posteriors
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.contract.subject import all_facts
 from tests.graph.toy import PIECES
@@ -337,8 +337,8 @@ def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backe
         return held, on_device, decoder.close(streams)[0].lattice
 
     held, on_device, lattice = streamed()
-    prune_links = link_pruning.prune_links
-    monkeypatch.setattr(link_pruning, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
+    prune_links = links.prune_links
+    monkeypatch.setattr(links, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
     found, _, everything = streamed()
     assert_same_lattice(lattice, everything)
     needed = lattice.num_links / len(chunks)  # of a chunk

@@ -16,7 +16,7 @@ leaves out contexts above the beam in the frame of a node.
 
 Two more kinds of nodes represent steps within a frame. Nodes with JOIN_MOVE links are tokens that meet in a
 graph state after closure arcs. Nodes after a word (`let_words.py`) are expanded from the start. The number of a
-node is higher than the numbers of the nodes that it links to. `let_stream.py` drops nodes that no
+node is higher than the numbers of the nodes that it links to. `let_engine.py` drops nodes that no
 token leads to.
 """
 
@@ -83,7 +83,7 @@ class NodeArrays(NamedTuple):
     """State of the search of an utterance beside its tokens, whose `back_pointer` is a node.
 
     The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. This is the only write
-    to `nodes` below the counts; `let_stream.forget_contexts` undoes it.
+    to `nodes` below the counts; `let_engine.forget_contexts` undoes it.
     """
 
     counters: np.ndarray  # [1] LET_COUNTERS

@@ -27,14 +27,14 @@ from nemo_gpu_decoding.search.word_graph.best_path import END, FoundPaths, Steps
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import lm_labels
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import closest_words
-from nemo_gpu_decoding.search.word_graph.lattice.kbest import (
+from nemo_gpu_decoding.search.word_graph.lattice.links import (
+    BEAM_SLACK,
     backward_costs,
     best_texts,
     forward_costs,
     name_links,
     path_links,
 )
-from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import BEAM_SLACK
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice, determinized_lattice, word_arcs
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
