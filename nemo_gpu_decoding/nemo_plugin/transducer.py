@@ -24,7 +24,7 @@ from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
+from nemo_gpu_decoding.search.transducer.trace_back import step_log_probs
 
 
 class TransducerInfer(FusedInfer):

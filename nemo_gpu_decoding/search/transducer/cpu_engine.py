@@ -23,9 +23,8 @@ from nemo_gpu_decoding.search.streams import for_each_share
 from nemo_gpu_decoding.search.transducer import cpu_networks
 from nemo_gpu_decoding.search.transducer.beam import BeamState, PendingPredictions, StepData, grown_nodes, new_pending
 from nemo_gpu_decoding.search.transducer.cpu_math import copy
-from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine
+from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine, flattened
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.prediction_cache import flattened
 
 # Most rows of a step. With fewer, reading the weights takes longer than the products: few texts are new in a step.
 ROWS_AT_ONCE = 512

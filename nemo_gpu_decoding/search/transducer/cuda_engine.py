@@ -1,10 +1,9 @@
 """`CUDAEngine`: steps of a transducer search on the GPU, with the kernels of `alsd.cu` and `aes.cu`.
 
-In a step, the joint reads frames and predictions of all hypotheses (`cuda_joint.py`), the kernels `expand` and `merge`
-search, and the prediction network reads the new tokens (`cuda_prediction.py`). Shapes are the same in every step: each
-of the B * K hypotheses has a row, also if it needs none. The host reads nothing, so that any number of steps can be
-queued or captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after
-the last.
+In a step, the joint reads frames and predictions of all hypotheses (`cuda_networks.py`), the kernels `expand` and
+`merge` search, and the prediction network reads the new tokens. Shapes are the same in every step: each of the B * K
+hypotheses has a row, also if it needs none. The host reads nothing, so that any number of steps can be queued or
+captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after the last.
 
 The prediction cache is not searched by text: every new token gets an entry that no hypothesis of the old beam uses.
 Most hypotheses take a blank in a step, so the batch of the prediction network has fewer rows. An utterance whose new
@@ -27,33 +26,31 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_devi
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.beam import grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import Conditions, GraphRunner, check_not_capturing
-from nemo_gpu_decoding.search.transducer.cuda_joint import Joint, JointPaths
-from nemo_gpu_decoding.search.transducer.cuda_prediction import Prediction, PredictionPaths
-from nemo_gpu_decoding.search.transducer.cuda_run import (
-    append_nodes,
-    go_on_with_nodes,
-    goes_on,
-    outcome,
-    plan,
-    settle,
-)
+from nemo_gpu_decoding.search.transducer.cuda_networks import Joint, JointPaths, Prediction, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import (
     Held,
     Workspace,
     WorkspacePool,
     WorkspaceShape,
+    append_nodes,
     as_bytes,
     bucket,
+    go_on_with_nodes,
+    goes_on,
     kind_of,
+    outcome,
+    plan,
+    settle,
 )
 from nemo_gpu_decoding.search.transducer.engine import (
     Algorithm,
+    Frames,
+    Predictions,
     StreamState,
     TransducerEngine,
     concatenated,
     valid_frames,
 )
-from nemo_gpu_decoding.search.transducer.prediction_cache import Frames, Predictions
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, ListSizes, SearchParams
 
 MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each

@@ -24,8 +24,7 @@ from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
-from nemo_gpu_decoding.search.transducer.cuda_joint import JointPaths
-from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
+from nemo_gpu_decoding.search.transducer.cuda_networks import JointPaths, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, NBestArrays
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks, checked_networks

@@ -38,7 +38,7 @@ from tests.cuda.test_while_graph import FakeCUDA
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
-from tests.search.transducer.test_cuda_prediction import ENCODER, V, lstm_networks, relu_networks, stateless_networks
+from tests.search.transducer.test_cuda_networks import ENCODER, V, lstm_networks, relu_networks, stateless_networks
 
 pytestmark = pytest.mark.slow
 
