@@ -25,7 +25,7 @@ from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.search.alternatives import timed_words, word_alternatives
-from nemo_gpu_decoding.search.result import Slot
+from nemo_gpu_decoding.search.result import Place
 
 PROGRAM = "python -m benchmarks.alternatives"
 SUMMARY = "word errors of the best path through word alternatives"
@@ -61,12 +61,12 @@ class AlternativesOptions:
 OPTIONS = AlternativesOptions
 
 
-def fewest_errors(reference: str, slots: Sequence[Slot]) -> int:
-    """The fewest word errors of a text that takes one alternative of each slot."""
+def fewest_errors(reference: str, places: Sequence[Place]) -> int:
+    """The fewest word errors of a text that takes one alternative of each place."""
     words = reference.split()
-    row = list(range(len(words) + 1))  # errors of the slots so far, by words of the reference
-    for slot in slots:
-        options = {option.word for option in slot.alternatives}
+    row = list(range(len(words) + 1))  # errors of the places so far, by words of the reference
+    for place in places:
+        options = {option.word for option in place.alternatives}
         skipped = int("" not in options)
         new = [row[0] + skipped]
         for n, word in enumerate(words):
@@ -101,18 +101,18 @@ class Found(NamedTuple):
 
     texts: list[str]  # best first
     lattice: Any  # or None
-    slots: Sequence[Slot]
+    places: Sequence[Place]
 
 
-def _cells(references: list[str], found: Sequence[Found]) -> list[str]:
-    first = word_errors(references, [each.texts[0] for each in found])
-    best = [oracle_text(text, each.texts, each.lattice) for text, each in zip(references, found, strict=True)]
+def _cells(references: list[str], results: Sequence[Found]) -> list[str]:
+    first = word_errors(references, [result.texts[0] for result in results])
+    best = [oracle_text(text, result.texts, result.lattice) for text, result in zip(references, results, strict=True)]
     network = sum(  # an utterance with one text has no alternatives
-        fewest_errors(text, each.slots) if each.slots else word_errors([text], each.texts[:1]).total
-        for text, each in zip(references, found, strict=True)
+        fewest_errors(text, result.places) if result.places else word_errors([text], result.texts[:1]).total
+        for text, result in zip(references, results, strict=True)
     )
     errors = [first.total, word_errors(references, best).total, network]
-    return [*(f"{100 * each / first.words:.1f}" for each in errors), f"{network / first.total:.2f}"]
+    return [*(f"{100 * count / first.words:.1f}" for count in errors), f"{network / first.total:.2f}"]
 
 
 def _of_model(options: AlternativesOptions, strategy: str, beam: int) -> Iterator[tuple[str, list[str], list[Found]]]:

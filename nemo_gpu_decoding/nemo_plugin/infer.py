@@ -30,7 +30,7 @@ from nemo_gpu_decoding.fusion.written import MOST_LISTED, MOST_SHOWN
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.result import NBest, Slot
+from nemo_gpu_decoding.search.result import NBest, Place
 from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -106,7 +106,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
-    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Slot, ...]] | None:
+    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Place, ...]] | None:
         """Computes the word alternatives of an utterance; None if the search has one hypothesis."""
         return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
 

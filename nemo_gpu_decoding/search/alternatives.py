@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.result import Option, Path, Slot
+from nemo_gpu_decoding.search.result import Path, Place, WordOption
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from nemo_gpu_decoding.search.word_graph.result import WordPath
@@ -28,7 +28,7 @@ LEAST_POSTERIOR = 1e-3  # of an alternative
 
 def word_alternatives(
     paths: Sequence[Any], vocabulary: Vocabulary, lattice: WordLattice | None = None
-) -> tuple[Slot, ...]:
+) -> tuple[Place, ...]:
     """The confusion network of an utterance.
 
     Args:
@@ -52,7 +52,7 @@ def word_alternatives(
     best = np.array([ids.get(word.text, -1) for word in texts[0]], np.int64)
     masses = np.zeros((2 * len(best) + 1, len(words), 3))
     align_lattice(arcs, costs, num_states, best, times, masses)
-    return tuple(_slots(masses, words, texts[0], [int(n) for n in best]))
+    return tuple(_places(masses, words, texts[0], [int(n) for n in best]))
 
 
 def _chains(
@@ -75,9 +75,9 @@ def _chains(
     return arcs, np.array(columns[3], np.float64), np.array(columns[4:], np.float64), last + 1
 
 
-def _slots(masses: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Slot]:
-    """The slots of the masses that `align_lattice` computes."""
-    slots = []
+def _places(masses: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Place]:
+    """The places of the masses that `align_lattice` computes."""
+    places = []
     for row, mass in enumerate(masses):
         index = row // 2 if row % 2 else None
         posteriors = mass[:, 0] / max(1.0, mass[:, 0].sum())
@@ -91,9 +91,9 @@ def _slots(masses: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], 
             start, end = float(best[index].start), float(best[index].end)
         else:
             start, end = (mass[:, 1:].sum(axis=0) / mass[:, 0].sum()).tolist()
-        options = tuple(Option(words[n], round(float(posteriors[n]), 4)) for n in kept)
-        slots.append(Slot(index, start, end, options))
-    return slots
+        options = tuple(WordOption(words[n], round(float(posteriors[n]), 4)) for n in kept)
+        places.append(Place(index, start, end, options))
+    return places
 
 
 @compiled

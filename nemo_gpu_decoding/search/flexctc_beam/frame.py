@@ -63,7 +63,7 @@ CANDIDATE = np.dtype(
 )
 
 
-class BeamState(NamedTuple):
+class FlexCTCBeams(NamedTuple):
     """State of the search of B utterances."""
 
     beam: np.ndarray  # [B, K] HYPOTHESIS
@@ -72,19 +72,19 @@ class BeamState(NamedTuple):
     back_pointers: BackPointers
 
 
-class Workspace(NamedTuple):
+class FrameWorkspace(NamedTuple):
     """Buffers of one thread for a frame."""
 
     candidates: Candidates
     next_beam: np.ndarray  # [K] HYPOTHESIS
 
 
-def new_workspace(beam_size: int) -> Workspace:
+def new_workspace(beam_size: int) -> FrameWorkspace:
     candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
-    return Workspace(candidates, np.empty(beam_size, HYPOTHESIS))
+    return FrameWorkspace(candidates, np.empty(beam_size, HYPOTHESIS))
 
 
-def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
+def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeams:
     """State before the first frame of B utterances: the empty text in slot 0, a capacity of `frames` frames."""
     n = len(fusions.utterances)
     beam = np.zeros((n, beam_size), HYPOTHESIS)
@@ -94,14 +94,14 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
     first["boosting_state"] = fusions.utterances["boosting_start"]
     first["token_score"] = IMPOSSIBLE
     back_pointers = new_back_pointers(n, frames, beam_size)
-    return BeamState(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers)
+    return FlexCTCBeams(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers)
 
 
 @no_refcount
 def advance(rows, log_probs, lengths, state, params, fusions, workspace):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
-    Updates the `BeamState` in place; its back-pointers have a capacity for frames_done + T frames. Stops before a
+    Updates the `FlexCTCBeams` in place; its back-pointers have a capacity for frames_done + T frames. Stops before a
     frame with NaN or a value above MOST_LOG_PROB, with sizes[b] = BAD_INPUT; and before a frame in which no label is
     possible, with sizes[b] = 0.
     """

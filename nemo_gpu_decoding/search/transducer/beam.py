@@ -38,7 +38,7 @@ from nemo_gpu_decoding.search.transducer.records import (
 from nemo_gpu_decoding.search.transducer.scoring import is_bad
 
 
-class BeamState(NamedTuple):
+class TransducerBeams(NamedTuple):
     """State of the search of n utterances, with P entries each in the prediction cache."""
 
     beam: np.ndarray  # [n, K] HYPOTHESIS
@@ -69,12 +69,12 @@ class StepData(NamedTuple):
 
     log_probs: np.ndarray  # [rows, V + 1 (+ D)] float32, of the joint; blank in column V, then durations
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis, or -1
-    state: BeamState
+    state: TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
     pending: PendingPredictions
 
 
-def new_beam_state(fusions: FusionArrays, beam_size: int) -> BeamState:
+def new_beam_state(fusions: FusionArrays, beam_size: int) -> TransducerBeams:
     """State before the first frame of n utterances: the empty text in slot 0, its prediction in entry 0."""
     n = len(fusions.utterances)
     entries = 4 * beam_size  # at least 2 K: those of the old and of the new hypotheses
@@ -88,7 +88,7 @@ def new_beam_state(fusions: FusionArrays, beam_size: int) -> BeamState:
     counters["size"] = counters["node_count"] = 1
     cache_lengths = np.full((n, entries), -1, np.int32)
     cache_lengths[:, 0] = 0
-    return BeamState(
+    return TransducerBeams(
         beam=beam,
         counters=counters,
         ends=np.zeros(n, np.int64),

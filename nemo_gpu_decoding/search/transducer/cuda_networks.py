@@ -31,7 +31,7 @@ from torch.nn import functional
 from nemo_gpu_decoding.cuda.launch import Signature, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.search.transducer import records
-from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
+from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedLSTM, FusedStateless, FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import (
     LSTMNetworks,
@@ -54,11 +54,11 @@ class Prediction(ABC):
     `key`: values that a captured step depends on, besides workspace and networks; the graph keeps a reference.
     """
 
-    def __init__(self, work: Workspace, key: Hashable = None) -> None:
+    def __init__(self, work: RunWorkspace, key: Hashable = None) -> None:
         self._work, self.key = work, key
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called before the first step of a run; the prediction cache may be new, see `Workspace.recalled_of`."""
+        """Called before the first step of a run; the prediction cache may be new, see `RunWorkspace.recalled_of`."""
 
     @abstractmethod
     def run(self) -> None:
@@ -78,7 +78,7 @@ class PredictionPaths:
         self._weights = FusedWeights(networks)
         self.path: str | None = None  # of the last run: LSTM, STATELESS or TORCH
 
-    def on(self, work: Workspace) -> Prediction:
+    def on(self, work: RunWorkspace) -> Prediction:
         """The prediction network on a workspace, for one run."""
         reason = self._weights.why_not(work.shape.device)
         if reason is None and work.cache[0].dtype != self._weights.dtype:
@@ -102,7 +102,7 @@ class PredictionPaths:
 class TorchPrediction(Prediction):
     """Any network, run by torch for all rows of the batch, also unused ones."""
 
-    def __init__(self, networks: TransducerNetworks, work: Workspace) -> None:
+    def __init__(self, networks: TransducerNetworks, work: RunWorkspace) -> None:
         super().__init__(work)
         self._networks = networks
         self._before = tuple(
@@ -123,7 +123,7 @@ class TorchPrediction(Prediction):
 class LSTMPrediction(Prediction):
     """An LSTM of L layers, H hidden values each."""
 
-    def __init__(self, fused: FusedLSTM, work: Workspace) -> None:
+    def __init__(self, fused: FusedLSTM, work: RunWorkspace) -> None:
         super().__init__(work, fused)
         self._fused = fused
         self._outputs, self._hidden, self._cells = work.cache
@@ -178,7 +178,7 @@ class LSTMPrediction(Prediction):
 class StatelessPrediction(Prediction):
     """A network that reads only the last labels: one kernel, no product."""
 
-    def __init__(self, fused: FusedStateless, work: Workspace) -> None:
+    def __init__(self, fused: FusedStateless, work: RunWorkspace) -> None:
         super().__init__(work, fused)
         self._fused = fused
 
@@ -223,7 +223,7 @@ class Joint(ABC):
 class TorchJoint(Joint):
     """Any joint, as torch runs it."""
 
-    def __init__(self, networks: TransducerNetworks, work: Workspace) -> None:
+    def __init__(self, networks: TransducerNetworks, work: RunWorkspace) -> None:
         self._networks, self._work = networks, work
         # rows of hypotheses that read no frame keep old values
         self._frames, self._predictions = (
@@ -245,7 +245,7 @@ class TorchJoint(Joint):
 class FusedJoint(Joint):
     """ReLU and a linear layer."""
 
-    def __init__(self, layer: OutputLayer, work: Workspace) -> None:
+    def __init__(self, layer: OutputLayer, work: RunWorkspace) -> None:
         self.key, self._work = layer, work
         self._layer, dtype = layer, layer.weight.dtype
         size, columns = layer.weight.shape
@@ -275,7 +275,7 @@ class JointPaths:
         self._lock = threading.Lock()
         self._layers: dict[torch.dtype, MadeOfWeights[OutputLayer]] = {}
 
-    def on(self, work: Workspace) -> Joint:
+    def on(self, work: RunWorkspace) -> Joint:
         """The joint for one run on a workspace that already holds the frames."""
         linear = self._linear()
         if linear is None or linear.weight.device != work.shape.device:

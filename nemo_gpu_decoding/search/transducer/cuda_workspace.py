@@ -55,7 +55,7 @@ def bucket(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-class Workspace:
+class RunWorkspace:
     """Tensors and sizes, named as in the signatures of records.py."""
 
     def __init__(self, shape: WorkspaceShape) -> None:
@@ -195,19 +195,19 @@ class Workspace:
 class WorkspacePool:
     """The workspaces of one decoder, for runs of several threads."""
 
-    _idle: list[Workspace] = field(default_factory=list)  # the last used one last
+    _idle: list[RunWorkspace] = field(default_factory=list)  # the last used one last
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _held: int = 0
     # Of streams that are gone; None: it failed. Finalizers add to it, which must not wait for the lock.
-    _returned: list[Workspace | None] = field(default_factory=list)
+    _returned: list[RunWorkspace | None] = field(default_factory=list)
 
     @contextmanager
-    def borrowed(self, shape: WorkspaceShape) -> Iterator[Workspace]:
+    def borrowed(self, shape: WorkspaceShape) -> Iterator[RunWorkspace]:
         """A workspace of this shape for one run; it is discarded if the run fails."""
         with self._lock:
             self._collect()
             found = self._fitting(shape)
-        workspace = found or Workspace(shape)
+        workspace = found or RunWorkspace(shape)
         yield workspace
         with self._lock:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
@@ -221,13 +221,13 @@ class WorkspacePool:
             self._held += 1
             found = self._fitting(shape)
         try:
-            workspace = found or Workspace(shape)
+            workspace = found or RunWorkspace(shape)
         except BaseException:
             self._returned.append(None)
             raise
         return Held(workspace, self._returned, holder)
 
-    def _fitting(self, shape: WorkspaceShape) -> Workspace | None:
+    def _fitting(self, shape: WorkspaceShape) -> RunWorkspace | None:
         """The last used idle workspace of this shape, which is idle no longer. Call with the lock."""
         for i in reversed(range(len(self._idle))):
             if self._idle[i].shape == shape:
@@ -252,7 +252,7 @@ class WorkspacePool:
 class Held:
     """A workspace that streams hold. The pool gets it back when `holder` is deleted, or by `give_back`."""
 
-    def __init__(self, workspace: Workspace, returned: list[Workspace | None], holder: object) -> None:
+    def __init__(self, workspace: RunWorkspace, returned: list[RunWorkspace | None], holder: object) -> None:
         self.work, self._returned = workspace, returned
         self._finalizer = weakref.finalize(holder, returned.append, workspace)
         self._finalizer.atexit = False

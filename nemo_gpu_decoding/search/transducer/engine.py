@@ -1,6 +1,6 @@
 """`TransducerEngine`: the base class of the engines of both backends, and the state of their streams.
 
-Between runs both backends keep a `StreamState`; a subclass implements a run.
+Between runs both backends keep a `TransducerStreams`; a subclass implements a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionArrays
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, common_ancestor, worth_committing
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
-from nemo_gpu_decoding.search.transducer.beam import BeamState, PendingPredictions, new_beam_state, new_nodes
+from nemo_gpu_decoding.search.transducer.beam import PendingPredictions, TransducerBeams, new_beam_state, new_nodes
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
 from nemo_gpu_decoding.search.transducer.networks import State, TransducerNetworks
@@ -42,23 +42,23 @@ class Algorithm(NamedTuple):
 
 
 @dataclass
-class StreamState:
+class TransducerStreams:
     """State of the search of n utterances between runs."""
 
-    beams: BeamState
+    beams: TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
     predictions: Predictions
-    frames: Frames  # frames that a hypothesis may still read
+    frames: UnreadFrames  # frames that a hypothesis may still read
     fusions: FusionArrays
 
-    def selected(self, rows: np.ndarray) -> StreamState:
+    def selected(self, rows: np.ndarray) -> TransducerStreams:
         """A copy of some utterances."""
-        beams = BeamState(*(part[rows] for part in self.beams))
-        return StreamState(
+        beams = TransducerBeams(*(part[rows] for part in self.beams))
+        return TransducerStreams(
             beams,
             self.nodes[rows, : int(beams.counters["node_count"].max(initial=1))],
             self.predictions.selected(rows, len(self.nodes)),
-            Frames(self.frames.values[rows], self.frames.first[rows]),
+            UnreadFrames(self.frames.values[rows], self.frames.first[rows]),
             self.fusions._replace(utterances=self.fusions.utterances[rows]),
         )
 
@@ -88,12 +88,12 @@ class StreamState:
         self.frames.first[rows] = 0
 
 
-class NBestArrays(NamedTuple):
+class TransducerNBest(NamedTuple):
     """The best hypotheses of R utterances, N of each."""
 
     order: np.ndarray  # [R, N] int32 slots in the beam, best first; -1: there are fewer
     scores: np.ndarray  # [R, N] float32
-    state: StreamState
+    state: TransducerStreams
     rows: np.ndarray  # [R] numbers of the utterances in `state`
     committed: list[CommittedTokens]  # [R] the tokens before the nodes of `state`
 
@@ -113,13 +113,13 @@ class TransducerEngine(Engine):
         with torch.inference_mode(), networks.evaluation():
             predictions = Predictions.start(networks, n, beams.cache_hashes.shape[1])
         nodes = new_nodes(n, 16 * beam_size)
-        self._state = StreamState(beams, nodes, predictions, Frames.none(n), fusion.arrays)
+        self._state = TransducerStreams(beams, nodes, predictions, UnreadFrames.none(n), fusion.arrays)
         self._committed = [CommittedTokens() for _ in range(n)]
         self._most_nodes = FIRST_COMMIT  # of a tree; a larger tree triggers a commit
         self._lost = False
 
     @abstractmethod
-    def _advance(self, state: StreamState, *, ended: bool) -> None:
+    def _advance(self, state: TransducerStreams, *, ended: bool) -> None:
         """Search until every utterance needs frames that have not arrived, or has `ended`.
 
         Stops with a size <= 0 in the beam of an utterance for which the joint's output is invalid.
@@ -151,7 +151,7 @@ class TransducerEngine(Engine):
             self.commit(range(len(self._committed)))
             self._most_nodes = 2 * int(self._state.beams.counters["node_count"].max()) + FIRST_COMMIT
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> NBestArrays:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> TransducerNBest:
         self._check_alive()
         state, numbers = self._state, np.array(rows, np.int64)
         if final and (state.needed < state.beams.ends)[numbers].any():  # frames of utterances that waited for more
@@ -168,7 +168,7 @@ class TransducerEngine(Engine):
             other_order, other_scores = order[unfinished], scores[unfinished]
             rank(numbers[unfinished], state.beams, state.fusions, False, score_norm, other_order, other_scores)
             order[unfinished], scores[unfinished] = other_order, other_scores
-        return NBestArrays(order, scores, state, numbers, [self._committed[row] for row in rows])
+        return TransducerNBest(order, scores, state, numbers, [self._committed[row] for row in rows])
 
     def commit(self, rows: Sequence[int]) -> None:
         """Make the common ancestor of live hypotheses the root of their tree."""
@@ -192,11 +192,11 @@ class TransducerEngine(Engine):
             self._state.restart(list(rows), fusion.arrays, self._fusion.moved_states(fusion), networks)
         self._fusion = fusion
 
-    def _run(self, state: StreamState, *, ended: bool) -> None:
+    def _run(self, state: TransducerStreams, *, ended: bool) -> None:
         self._advance(state, ended=ended)
         self._check_beams(state)
 
-    def _check_beams(self, state: StreamState) -> None:
+    def _check_beams(self, state: TransducerStreams) -> None:
         sizes = state.beams.counters["size"]
         failed = np.flatnonzero(sizes <= 0)
         if len(failed):
@@ -311,17 +311,17 @@ def flattened(pending, rows, entries, flat):
 
 
 @dataclass
-class Frames:
+class UnreadFrames:
     """Projected encoder frames that are still needed. Column c of utterance b is frame first[b] + c."""
 
     values: Tensor  # [n, C, H]
     first: np.ndarray  # [n] int64
 
     @classmethod
-    def none(cls, n: int) -> Frames:
+    def none(cls, n: int) -> UnreadFrames:
         return cls(torch.empty(n, 0, 0), np.zeros(n, np.int64))
 
-    def extended(self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray) -> Frames:
+    def extended(self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray) -> UnreadFrames:
         """These frames from `needed` on, and new ones after them.
 
         Args:
@@ -339,4 +339,4 @@ class Frames:
             values[b, :count] = self.values[b, begin : begin + count]
         for row, begin, chunk in zip(values, kept, projected.split(lengths.tolist()), strict=True):
             row[begin : begin + len(chunk)] = chunk
-        return Frames(values, first)
+        return UnreadFrames(values, first)

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.search.word_graph.candidates import boosted
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_label, large_of, small_of
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
+    from nemo_gpu_decoding.search.word_graph.stream_state import WordGraphStream
 
 END = np.dtype(
     [
@@ -191,7 +191,7 @@ class FoundPaths(NamedTuple):
         return Steps(*(values[part] for values in self.steps))
 
 
-def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
+def ends_of(states: Sequence[WordGraphStream], final: bool) -> np.ndarray:
     """[R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
     for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and models
@@ -214,7 +214,7 @@ def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.view(np.uint8) for array in arrays]).view(arrays[0].dtype)
 
 
-def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
+def best_paths(states: Sequence[WordGraphStream], final: bool) -> FoundPaths:
     """The best path of each stream. A stream that reaches no final state has the best path without final costs."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
     if (ends["node"] == keys.NONE).any():

@@ -32,7 +32,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
     Committed,
     ModelsOf,
     StreamModels,
-    StreamState,
+    WordGraphStream,
     grown_back_pointers,
     models_of_rows,
     more_committed,
@@ -90,18 +90,18 @@ def keep_workspace(kind: WorkspaceKind, work: records.Workspace) -> None:
         _kept.last = kind, work
 
 
-def _new_stream(models: StreamModels) -> StreamState:
+def _new_stream(models: StreamModels) -> WordGraphStream:
     return models.new_stream(Committed.nothing(models))
 
 
 def read_chunk(
-    stream: StreamState,
+    stream: WordGraphStream,
     log_probs: np.ndarray,
     length: int,
     b: int,
     work: records.Workspace,
     advance: Advance = advance,
-) -> tuple[StreamState, records.Workspace]:
+) -> tuple[WordGraphStream, records.Workspace]:
     """Decode the first `length` frames of log_probs[b], where log_probs is [B, T, V + 1].
 
     Returns:
@@ -121,7 +121,7 @@ def read_chunk(
         state, work = with_more_room(status, state, work, models)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
     live = tokens["back_pointer"]
-    return StreamState(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
+    return WordGraphStream(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
 
 
 def with_more_room(
@@ -229,7 +229,7 @@ class CPUEngine(Engine):
         composes, config = self._streams[0].models.lm_scorer is not None, self._config
         return WorkspaceKind(new_workspace, config.max_active, self._columns, config.keeps_links, composes)
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
         return [self._streams[row] for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:

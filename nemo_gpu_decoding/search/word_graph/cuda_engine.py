@@ -43,7 +43,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
     Committed,
     ModelsOf,
     StreamModels,
-    StreamState,
+    WordGraphStream,
     models_of_rows,
     more_committed,
 )
@@ -167,7 +167,7 @@ class CUDAEngine(Engine):
             self._grown += bool((status == keys.GROUPS_FULL).any())
         self._state = state
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
         if self._config.keeps_links and (final or n_best > 1):
             return self.utterances(rows)
         return self.best_paths(rows, final=final)
@@ -193,7 +193,7 @@ class CUDAEngine(Engine):
         former_links = tuple(() if row in over else former for row, former in enumerate(state.former_links))
         self._state = state._replace(former_links=former_links)
 
-    def utterances(self, rows: Sequence[int]) -> list[StreamState]:
+    def utterances(self, rows: Sequence[int]) -> list[WordGraphStream]:
         """The complete state of some utterances, on the host."""
         state = self._compacted(self._state_of(rows))
         counts, counters = state.counters["back_pointers"], self._host_counters(state.counters, state.work)
@@ -208,7 +208,7 @@ class CUDAEngine(Engine):
         links = [concatenated((*former, own[:count])) for former, own, count in each]
         counters["links"] = [len(own) for own in links]
         return [
-            StreamState(
+            WordGraphStream(
                 self._models[row],
                 require_fields(tokens[i, : live[i]], self._kernels.host_token),
                 back_pointers[i, : counts[i]],
@@ -230,7 +230,7 @@ class CUDAEngine(Engine):
         former_links = tuple(state.former_links[row] for row in own)
         return state._replace(**parts, former_links=former_links, counters=state.counters[own], work=state.work[own])
 
-    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
+    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[WordGraphStream]:
         """The parts of some streams that best paths need, on the host.
 
         Args:
@@ -256,7 +256,7 @@ class CUDAEngine(Engine):
 
     def _on_best_path(
         self, row: int, found: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
-    ) -> StreamState:
+    ) -> WordGraphStream:
         """A stream of one token with this path; unless `final`, the token of the best end may be a second one."""
         tokens = np.stack([found["ending" if final else "best"], found["ending"]])
         back_pointers = newest_first[::-1].copy()
@@ -264,7 +264,7 @@ class CUDAEngine(Engine):
         tokens["back_pointer"] = [len(newest_first) - 1, keys.NONE]
         is_other = not final and found["ends"] and found["best"] != found["ending"]
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
-        return StreamState(
+        return WordGraphStream(
             self._models[row],
             require_fields(tokens[: 1 + is_other], self._kernels.host_token),
             back_pointers,

@@ -51,8 +51,8 @@ from nemo_gpu_decoding.search.word_graph.result import (
 )
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     StreamModels,
-    StreamState,
     TextScores,
+    WordGraphStream,
     shared_steps,
     weighted_differences,
 )
@@ -173,7 +173,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest[WordPath]]:
         assert isinstance(engine, (CPUEngine, CUDAEngine))
-        states: list[StreamState] = engine.results(rows, n_best, final=final)
+        states: list[WordGraphStream] = engine.results(rows, n_best, final=final)
         found = best_paths(states, final)
         paths = self._word_paths(found, [state.models for state in states], states)
         overflows = concatenated([state.counters for state in states])["overflowed"].tolist()
@@ -199,7 +199,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     # ----------------------------------------------------------------------------------- results
 
     def _result(
-        self, state: StreamState, path: WordPath, ended: bool, overflows: int, n_best: int, final: bool
+        self, state: WordGraphStream, path: WordPath, ended: bool, overflows: int, n_best: int, final: bool
     ) -> NBest[WordPath]:
         """The hypotheses of a stream; `path` is the best one after the committed words."""
         lattice = None
@@ -217,7 +217,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             work=None if state.models.lm_scorer is None else _work(state.counters),
         )
 
-    def _committed(self, state: StreamState, steps: Steps) -> int | None:
+    def _committed(self, state: WordGraphStream, steps: Steps) -> int | None:
         """The number of tokens that all live hypotheses share; None if the live hypotheses are not known."""
         if state.live is None:
             return None
@@ -244,7 +244,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         self,
         found: FoundPaths,
         models: Sequence[StreamModels],
-        states: Sequence[StreamState] = (),
+        states: Sequence[WordGraphStream] = (),
         second: SecondLM | None = None,
     ) -> list[WordPath]:
         """Paths as results; with `states` they begin after the committed words, but their scores include these.

@@ -18,7 +18,7 @@ from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps
 W = TypeVar("W", bound="WordPath")
 
 
-class Word(NamedTuple):
+class GraphWord(NamedTuple):
     """A word of a path. Frames count from the start of the stream."""
 
     text: str
@@ -34,7 +34,7 @@ class Word(NamedTuple):
 class WordPath(Path):
     """A `Path` whose words come from a graph. `score` includes the graph's costs (`parts.lm`)."""
 
-    words: tuple[Word, ...] = ()
+    words: tuple[GraphWord, ...] = ()
 
     @property
     def text(self) -> str:
@@ -59,7 +59,7 @@ BEFORE = np.dtype(
         ("graph_cost", np.float64),
     ]
 )
-# The integer fields of `Word`
+# The integer fields of `GraphWord`
 SPAN = np.dtype([(name, np.int32) for name in ("label", "start_frame", "end_frame", "first_token", "end_token")])
 # The ends of a path in the tokens and words of all paths, and its cost in the graph
 READ_PATH = np.dtype([("tokens", np.int64), ("words", np.int64), ("graph_cost", np.float64)])
@@ -244,7 +244,7 @@ def _fill_words(words, labels, begins, ends, tokens, before):
         word.first_token, word.end_token = before.tokens + begin, before.tokens + end
 
 
-def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequence[str] | None) -> list[Word]:
+def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequence[str] | None) -> list[GraphWord]:
     """The words of all paths, from `read_paths`; `pieces` spell the words that the graph reads as <unk>."""
     labels, *numbers = (read.words[name].tolist() for name in SPAN.names or ())
     texts = [graph.words[label] for label in labels]
@@ -255,10 +255,10 @@ def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequ
             tokens = read.tokens[0, first + span["first_token"] : first + span["end_token"]].tolist()
             if tokens:
                 texts[w] = "".join(pieces[t] for t in tokens).replace("▁", "").replace("##", "").strip()
-    return list(map(Word._make, zip(texts, labels, *numbers, repeat(None), strict=False)))
+    return list(map(GraphWord._make, zip(texts, labels, *numbers, repeat(None), strict=False)))
 
 
-def emitted_labels(words: Sequence[Word], tokens: np.ndarray, graph: WordGraph, *, complete: bool) -> list[int]:
+def emitted_labels(words: Sequence[GraphWord], tokens: np.ndarray, graph: WordGraph, *, complete: bool) -> list[int]:
     """The labels of words as the search emits them: <unk> with its pieces, if the graph has labels for pieces.
 
     Args:
@@ -361,7 +361,7 @@ def with_confidence(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
         for share, other in zip(shares, texts, strict=True):
             confidence += share * matches(text, other)
         values = np.minimum(confidence, 1.0).tolist()
-        words = tuple(Word(*word[:-1], value) for word, value in zip(path.words, values, strict=True))
+        words = tuple(GraphWord(*word[:-1], value) for word, value in zip(path.words, values, strict=True))
         rated.append(replace(path, words=words))
     return tuple(rated)
 

@@ -65,12 +65,12 @@ class StreamModels:
             tokens["lm"] = self.lm_scorer.lms.start
         return tokens, counters
 
-    def new_stream(self, committed: Committed | None = None) -> StreamState:
+    def new_stream(self, committed: Committed | None = None) -> WordGraphStream:
         """A stream before its first frame: one token in the start states of graph, boosting and LMs."""
         tokens, counters = self.first
         links = np.empty(1024 if self.params.keeps_links else 0, records.LINK)
         live = None if committed is None else tokens["back_pointer"]
-        return StreamState(self, tokens, np.empty(2048, records.BACK_POINTER), links, counters, live, committed)
+        return WordGraphStream(self, tokens, np.empty(2048, records.BACK_POINTER), links, counters, live, committed)
 
 
 ModelsOf = Callable[[BatchFusion, int], StreamModels]  # the models of utterance b of a batch
@@ -86,7 +86,7 @@ def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
-class StreamState:
+class WordGraphStream:
     """One utterance after some frames. Its entries below the counts of `counters` never change."""
 
     models: StreamModels
@@ -213,14 +213,14 @@ class Committed:
         return self.words, self.tokens, self.stop, self.scores.graph_cost
 
 
-def shared_steps(state: StreamState) -> tuple[int, int]:
+def shared_steps(state: WordGraphStream) -> tuple[int, int]:
     """The newest back-pointer that all live hypotheses share, and the number of steps up to it."""
     assert state.live is not None
     common = common_ancestor(state.back_pointers["previous"], state.live)
     return common, count_back_pointers(state.back_pointers, common)
 
 
-def more_committed(state: StreamState) -> tuple[Committed, int] | None:
+def more_committed(state: WordGraphStream) -> tuple[Committed, int] | None:
     """Commit the next words that all live hypotheses of a running stream share.
 
     Returns:
@@ -259,7 +259,7 @@ def more_committed(state: StreamState) -> tuple[Committed, int] | None:
     return Committed(old.columns, old.columns.head(), scores, later, stop), root
 
 
-def without_committed(state: StreamState, committed: Committed, root: int) -> StreamState:
+def without_committed(state: WordGraphStream, committed: Committed, root: int) -> WordGraphStream:
     """The stream without the back-pointers before `root`; both arguments are those of `more_committed`."""
     counters, tokens = state.counters.copy(), state.tokens.copy()
     kept = state.back_pointers[root : int(counters["back_pointers"][0])]

@@ -20,7 +20,7 @@ from nemo_gpu_decoding.search.transducer.cuda_networks import (
     PredictionPaths,
     TorchJoint,
 )
-from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspaceShape, kind_of
+from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace, WorkspaceShape, kind_of
 from nemo_gpu_decoding.search.transducer.engine import Predictions
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
@@ -93,7 +93,9 @@ class TextsInMemory:
         predictions = Predictions.start(networks, UTTERANCES, ENTRIES)
         parts = predictions.outputs, *predictions.state
         kinds = tuple(map(kind_of, parts))
-        self.work = Workspace(WorkspaceShape(CPU, UTTERANCES, BEAM, BEAM, ENTRIES, UTTERANCES * BEAM, kinds[0], kinds))
+        self.work = RunWorkspace(
+            WorkspaceShape(CPU, UTTERANCES, BEAM, BEAM, ENTRIES, UTTERANCES * BEAM, kinds[0], kinds)
+        )
         self.work.take_predictions(parts)
         self.texts = {b * ENTRIES: [] for b in range(UTTERANCES)}
 

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.search.result import ScoreParts
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from nemo_gpu_decoding.search.word_graph.result import (
-    Word,
+    GraphWord,
     WordPath,
     align,
     matches,
@@ -39,7 +39,7 @@ def random_texts(seed, n=6):
 
 def path_of(text, score):
     none = np.zeros(0, np.int32)
-    words = tuple(Word(WORDS[label], label, n, n + 1, n, n + 1) for n, label in enumerate(text))
+    words = tuple(GraphWord(WORDS[label], label, n, n + 1, n, n + 1) for n, label in enumerate(text))
     return WordPath(none, none, none, none, score, ScoreParts(score), words=words)
 
 

@@ -39,7 +39,7 @@ from nemo_gpu_decoding.search.word_graph.lattice.links import grown
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     Committed,
     StreamModels,
-    StreamState,
+    WordGraphStream,
     more_committed,
     raise_stop,
 )
@@ -54,7 +54,7 @@ class LetStream:
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN; `back_pointer` is a node
     arrays: NodeArrays
-    committed: Committed | None = None  # as in `StreamState`
+    committed: Committed | None = None  # as in `WordGraphStream`
     lattice: LatticeLinks | None = None  # of the dropped nodes; None: the search keeps no lattice
 
 
@@ -268,7 +268,7 @@ def read_let_chunk(
 
 def listed_stream(
     stream: LetStream, work: records.Workspace, *, final: bool, n_best: int = 1
-) -> tuple[LetStream, StreamState, records.Workspace]:
+) -> tuple[LetStream, WordGraphStream, records.Workspace]:
     """Convert a stream to the form of `CPUEngine`: the LM contexts of the best token and of all that may end.
 
     With `n_best` > 1 or `final`, the result includes the links of a lattice if the search keeps links.
@@ -299,7 +299,7 @@ def listed_stream(
     counters = stream.arrays.counters.view(np.uint8)[-LM_COUNTERS.itemsize :].copy().view(LM_COUNTERS)
     counters["links"] = len(links)
     back_pointers = stream.arrays.back_pointers
-    return stream, StreamState(models, listed, back_pointers, links, counters, pasts, stream.committed), work
+    return stream, WordGraphStream(models, listed, back_pointers, links, counters, pasts, stream.committed), work
 
 
 def _scorers(models: StreamModels) -> tuple[records.Search, LmScorer]:
@@ -363,7 +363,7 @@ class LetEngine(cpu_engine.CPUEngine):
         config = self._config
         return cpu_engine.WorkspaceKind(new_let_workspace, config.max_active, self._columns, config.keeps_links, True)
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
         kind, listed, last = self._kind, [], None
         work = cpu_engine.taken_workspace(kind)
         for row in rows:

@@ -37,7 +37,7 @@ from nemo_gpu_decoding.search.word_graph.lattice.links import (
 )
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice, determinized_lattice, word_arcs
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordGraphStream
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +219,7 @@ class Lattice:
         return lattice
 
 
-def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
+def lattice_of(state: WordGraphStream, reaches_end: bool) -> Lattice:
     """Build the lattice of an utterance from the links that its search recorded, pruned to the lattice beam.
 
     Args:
