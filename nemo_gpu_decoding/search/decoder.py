@@ -213,8 +213,8 @@ class Decoder(ABC, Generic[C, R]):
                 graph that was captured.
         """
         numbers = _numbers(streams, rows, expect_open=False)
-        own = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)
-        fusion = streams.fusion.replaced(numbers, own)
+        new = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)
+        fusion = streams.fusion.replaced(numbers, new)
         if streams.engine is not None:
             streams.engine.restart(numbers, fusion)
         streams.fusion = fusion
@@ -346,11 +346,11 @@ class Decoder(ABC, Generic[C, R]):
         results = self._results(streams, engine, rows, n_best, final=final)
         if any(tree.aliases is not None for tree in streams.fusion.trees):
             pairs = zip(results, map(streams.fusion.aliases_of, rows), strict=True)
-            results = [nbest if own is None else replace(nbest, aliases=own) for nbest, own in pairs]
+            results = [nbest if aliases is None else replace(nbest, aliases=aliases) for nbest, aliases in pairs]
         if final:
             blank_id, rules = self._labels.blank_id, [streams.fusion.rules[row] for row in rows]
-            results = [by_grammar(nbest, own.grammar, blank_id) for nbest, own in zip(results, rules, strict=True)]
-            note_outside(results, [own.allowed for own in rules], blank_id)
+            results = [by_grammar(nbest, rule.grammar, blank_id) for nbest, rule in zip(results, rules, strict=True)]
+            note_outside(results, [rule.allowed for rule in rules], blank_id)
         return results
 
 

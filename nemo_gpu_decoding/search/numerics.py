@@ -63,9 +63,9 @@ def next_label(row, v, least):
     NaN is never below `least`, so the scan stops at every bad value.
     """
     while v + LANES <= row.shape[0]:
-        found = np.uint32(not_below(row, v, least))
-        if found != 0:
-            return v + np.int64(trailing_zeros(found))
+        lanes = np.uint32(not_below(row, v, least))
+        if lanes != 0:
+            return v + np.int64(trailing_zeros(lanes))
         v += LANES
     while v < row.shape[0] and row[v] < least:
         v += 1
@@ -190,9 +190,9 @@ def add_text_scores(tokens, vocab_size, blank_id, fusion, starts, scores):
         fusion: the `UtteranceFusion`; products have the type of its weights, sums are double.
         starts: states of LM and boosting tree before the whole text.
     """
-    own = scores[0]
-    lm_score, lm_state = own.lm, starts[0] + own.lm_state
-    boosting_score, boosting_state = own.boosting, starts[1] + own.boosting_state
+    total = scores[0]
+    lm_score, lm_state = total.lm, starts[0] + total.lm_state
+    boosting_score, boosting_state = total.boosting, starts[1] + total.boosting_state
     for column in tokens:
         label = label_of(column, blank_id)
         if fusion.lm_weight > 0:
@@ -201,5 +201,5 @@ def add_text_scores(tokens, vocab_size, blank_id, fusion, starts, scores):
         if fusion.boosting_weight > 0:
             weight, boosting_state = lookup(fusion.boosting, vocab_size, boosting_state, label, ANY_WEIGHT)
             boosting_score += fusion.boosting_weight * weight
-    own.lm, own.lm_state = lm_score, lm_state - starts[0]
-    own.boosting, own.boosting_state = boosting_score, boosting_state - starts[1]
+    total.lm, total.lm_state = lm_score, lm_state - starts[0]
+    total.boosting, total.boosting_state = boosting_score, boosting_state - starts[1]

@@ -177,13 +177,13 @@ class NBest(Sequence[P]):
         """
         if n == 1 or len(self.paths) == 1:
             return self if len(self.paths) == 1 else replace(self, paths=self.paths[:1])
-        found: dict[str, P] = {}
+        path_of: dict[str, P] = {}
         for path in self.paths:
             text = text_of(path)
-            found.setdefault(text if self.aliases is None else self.aliases.written(text), path)
-            if len(found) == n:
+            path_of.setdefault(text if self.aliases is None else self.aliases.written(text), path)
+            if len(path_of) == n:
                 break
-        return replace(self, paths=tuple(found.values()))
+        return replace(self, paths=tuple(path_of.values()))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -206,7 +206,7 @@ def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
     if grammar is None:
         return nbest
     is_sentence = [grammar.accepts(path.tokens, blank_id) for path in nbest.paths]
-    paths: tuple[Any, ...] = tuple(path for path, own in zip(nbest.paths, is_sentence, strict=True) if own)
+    paths: tuple[Any, ...] = tuple(path for path, is_kept in zip(nbest.paths, is_sentence, strict=True) if is_kept)
     if not is_sentence[0]:
         paths = (_without_tokens(nbest.best, blank_id),)
     return replace(nbest, paths=paths, in_grammar=is_sentence[0], notes=nbest.notes if is_sentence[0] else ())

@@ -76,8 +76,8 @@ class Streams:
         heard = dict(self.heard)
         for row in heard:
             if counts[row] > 0:
-                own = inputs[row, : counts[row]]
-                heard[row] += (own.clone() if copies else own,)
+                new = inputs[row, : counts[row]]
+                heard[row] += (new.clone() if copies else new,)
         self.heard = heard
 
 

@@ -200,11 +200,12 @@ def ends_of(states: Sequence[WordGraphStream], final: bool) -> np.ndarray:
         alike[models.weights, id(models.boosting), large].append(r)
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
-        own, counts = ends if len(alike) == 1 else np.empty(len(rows), END), np.array([len(each) for each in tokens])
+        ends_of_group = ends if len(alike) == 1 else np.empty(len(rows), END)
+        counts = np.array([len(tokens_of_stream) for tokens_of_stream in tokens])
         joined = tokens[0] if len(tokens) == 1 else concatenated(tokens)
-        best_ends(joined, counts, final, models.search, models.lm_scorer, own)
-        if own is not ends:
-            ends[rows] = own
+        best_ends(joined, counts, final, models.search, models.lm_scorer, ends_of_group)
+        if ends_of_group is not ends:
+            ends[rows] = ends_of_group
     ends["cost"] += concatenated([state.counters for state in states])["cost"]
     return ends
 

@@ -206,7 +206,7 @@ class CPUEngine(Engine):
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of, self._columns = config, models_of, 1
         models = models_of_rows(models_of, fusion, range(len(fusion)))
-        self._streams: list[Any] = [self.new_stream(own) for own in models]
+        self._streams: list[Any] = [self.new_stream(models_of_row) for models_of_row in models]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)

@@ -89,39 +89,39 @@ class ReadPaths(NamedTuple):
     paths: np.ndarray  # [P] READ_PATH
 
 
-def read_paths(found: FoundPaths, before: np.ndarray, graph: WordGraph, blank_id: int) -> ReadPaths:
+def read_paths(found_paths: FoundPaths, before: np.ndarray, graph: WordGraph, blank_id: int) -> ReadPaths:
     """The tokens and words of P paths; `before` [P] BEFORE describes the committed part of each.
 
     If the graph has a lexicon, the tokens of each word are exact. A ready-made graph emits each word at some token;
     the tokens of the word are then those from this token to the next word's.
     """
     spellings, labels = graph.spellings or NO_SPELLINGS, Labels.of(graph, blank_id)
-    return ReadPaths(*_read_paths(found, before, graph.arrays, spellings, graph.spelling_index, labels))
+    return ReadPaths(*_read_paths(found_paths, before, graph.arrays, spellings, graph.spelling_index, labels))
 
 
 @compiled
-def _read_paths(found, before, graph, spellings, index, labels):
-    steps, first, n, size = found.steps, 0, 0, 0
+def _read_paths(found_paths, before, graph, spellings, index, labels):
+    steps, first, n, size = found_paths.steps, 0, 0, 0
     tokens, confidence = np.empty((3, len(steps.arcs)), np.int32), np.empty(len(steps.arcs), np.float32)
     most = _most_words(steps, graph, labels.num_words)
     for p in range(len(before)):
-        most += count_words(_silent(found.ends[p].epsilon, graph), graph, labels.num_words)
+        most += count_words(_silent(found_paths.ends[p].epsilon, graph), graph, labels.num_words)
     words, paths, emitted = np.empty(most, SPAN), np.empty(len(before), READ_PATH), np.empty((2, most), np.int64)
     begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
     for p in range(len(before)):
-        stop, end = found.step_ends[p], found.ends[p]
-        own = Steps(
+        stop, end = found_paths.step_ends[p], found_paths.ends[p]
+        steps_of_path = Steps(
             steps.arcs[first:stop], steps.epsilons[first:stop], steps.frames[first:stop], steps.runs[first:stop],
             steps.probabilities[first:stop],
         )  # fmt: skip
-        count, emits = _split_steps(own, end.epsilon, graph, labels, tokens[:, n:], confidence[n:], emitted)
+        count, emits = _split_steps(steps_of_path, end.epsilon, graph, labels, tokens[:, n:], confidence[n:], emitted)
         own_words = emitted[:, before[p].words : emits]
         w = own_words.shape[1]
         dead, choice = np.zeros((w + 1, count + 1), np.bool_), np.zeros(w + 1, np.int64)
         tries = Tries(own_words, tokens[0, n : n + count], choice, dead)
         _find_word_spans(tries, spellings, index, labels, begins[:w], ends[:w])
         _fill_words(words[size : size + w], own_words[0], begins, ends, tokens[:, n:], before[p])
-        paths[p].graph_cost = _graph_cost(own, end, found.ended[p], graph, before[p].graph_cost)
+        paths[p].graph_cost = _graph_cost(steps_of_path, end, found_paths.ended[p], graph, before[p].graph_cost)
         n, size, first = n + count, size + w, stop
         paths[p].tokens, paths[p].words = n, size
     return tokens[:, :n], confidence[:n], words[:size], paths
@@ -307,10 +307,10 @@ def find_spans(tries, unknown, index, spellings, ends):
 
 @linked
 def _is_in(values, value):
-    found = False
+    is_in = False
     for v in values:
-        found = found or v == value
-    return found
+        is_in = is_in or v == value
+    return is_in
 
 
 @linked

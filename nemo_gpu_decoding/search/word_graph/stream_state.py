@@ -81,8 +81,8 @@ def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]
     columns = (fusion.lm_weights, fusion.boosting_weights, fusion.tree_of)
     names = [fusion.rules[row].lm for row in rows]
     options = list(zip(*(values[rows].tolist() for values in columns), names, strict=True))
-    known = {own: models_of(fusion, row) for own, row in dict(zip(options, rows, strict=True)).items()}
-    return [known[own] for own in options]
+    known = {option: models_of(fusion, row) for option, row in dict(zip(options, rows, strict=True)).items()}
+    return [known[option] for option in options]
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,17 +233,18 @@ def more_committed(state: WordGraphStream) -> tuple[Committed, int] | None:
     common, count = shared_steps(state)
     if not worth_committing(count):
         return None
-    models, found = state.models, best_paths([state], final=False)
-    steps, before_path = found.steps, np.array([old.before], BEFORE)
-    read = result.read_paths(found, before_path, models.graph, models.params.blank_id)
+    models, best = state.models, best_paths([state], final=False)
+    steps, before_path = best.steps, np.array([old.before], BEFORE)
+    read = result.read_paths(best, before_path, models.graph, models.params.blank_id)
     path_words = words_of(read, before_path, models.graph, models.pieces)
-    own, kinds = old.words, Labels.of(models.graph, models.params.blank_id)
+    emitted_before, kinds = old.words, Labels.of(models.graph, models.params.blank_id)
     tokens, (labels, emitted_at) = result.emitted_words(steps, models.graph.arrays, kinds)
     is_token = models.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != models.params.blank_id
     before = np.cumsum(is_token) - is_token  # tokens before each step; the token of the last step may become longer
     known = int((emitted_at < before[-1] + is_token[-1]).sum())  # words that these steps emit
-    n, size = _last_boundary(labels[own:known], emitted_at[own:known], tokens[: before[-1]], models.graph)
-    first, later = int(np.searchsorted(before, size)), own + n - int((emitted_at < size).sum())
+    new = slice(emitted_before, known)
+    n, size = _last_boundary(labels[new], emitted_at[new], tokens[: before[-1]], models.graph)
+    first, later = int(np.searchsorted(before, size)), emitted_before + n - int((emitted_at < size).sum())
     if n == 0 or later < 0 or path_words[n - 1].end_token != old.tokens + size or not worth_committing(first):
         return None
     columns = dict(zip(("tokens", "frames", "repeats"), read.tokens[:, :size], strict=True))
@@ -333,9 +334,9 @@ def weighted_differences(
 ) -> list[float]:
     """The weighted LM score difference of each text, </s> included where `ended`; 0 without a large LM."""
     differences, alike = [0.0] * len(texts), defaultdict(list)
-    for n, own in enumerate(models):  # a call takes as long for one text as for all texts of a batch
-        if own.lm_scorer is not None:
-            alike[id(own.lm_scorer)].append(n)
+    for n, models_of_text in enumerate(models):  # a call takes as long for one text as for all texts of a batch
+        if models_of_text.lm_scorer is not None:
+            alike[id(models_of_text.lm_scorer)].append(n)
     for rows in alike.values():
         words = np.array([word for row in rows for word in texts[row]], np.int64)
         ends, totals = np.cumsum([len(texts[row]) for row in rows]), np.array([starts[row].difference for row in rows])

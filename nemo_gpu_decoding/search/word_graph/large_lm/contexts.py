@@ -141,10 +141,10 @@ def epsilon_closure(row, count, search, lm, work):
 def _join_run(row, begin, end, best, least, search, lm, work):
     """The tokens begin .. end - 1 of one state join its group and those of its closure arcs; `best` costs least."""
     graph, weights, cutoff = search.graph, search.weights, work.frame[0].cutoff
-    own, boost = keys.state_of(work.current[np.uintp(begin)].key), keys.boost_of(work.current[np.uintp(begin)].key)
-    source = graph.states[np.uintp(own)]
+    state, boost = keys.state_of(work.current[np.uintp(begin)].key), keys.boost_of(work.current[np.uintp(begin)].key)
+    source = graph.states[np.uintp(state)]
     for e in range(source.epsilon_begin - 1, source.epsilon_end):
-        target, least_arc, epsilon, olabel, next_boost = own, source.least_cost, keys.NONE, np.int32(0), boost
+        target, least_arc, epsilon, olabel, next_boost = state, source.least_cost, keys.NONE, np.int32(0), boost
         step, bonus = np.float32(0.0), np.float32(0.0)
         if e >= source.epsilon_begin:
             closure = graph.epsilons[np.uintp(e)]
