@@ -390,7 +390,7 @@ def _texts(paths: Sequence[WordPath]) -> list[np.ndarray]:
     return [np.array([word.label for word in path.words], np.int64) for path in paths]
 
 
-def matches(text: Sequence[int], other: Sequence[int]) -> np.ndarray:
+def matches(text: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray) -> np.ndarray:
     """Which words of `text` are aligned with the same word of `other`, [len(text)] bool."""
     matched = np.zeros(len(text), np.bool_)
     align(np.asarray(text, np.int64), np.asarray(other, np.int64), matched)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, NONE
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer, difference_of_word
 from nemo_gpu_decoding.search.word_graph.lattice.links import grown
 from nemo_gpu_decoding.search.word_graph.result import BEFORE, Labels, next_end, words_of
-
-if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.word_graph.committed import Committed
 
 
 @dataclass(frozen=True, eq=False)
