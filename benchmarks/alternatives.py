@@ -24,17 +24,15 @@ from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.report import format_table
-from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.detours import find_detours, wider
-from nemo_gpu_decoding.search.slots import Slot
-from nemo_gpu_decoding.search.timed_words import timed_words
+from nemo_gpu_decoding.search.alternatives import timed_words, word_alternatives
+from nemo_gpu_decoding.search.result import Place
 
 PROGRAM = "python -m benchmarks.alternatives"
 SUMMARY = "word errors of the best path through word alternatives"
 EXAMPLES = (
     "model=assets/self/models/self_ctc.nemo manifest=assets/self/speech/test.json strategies=[flexctc_beam] "
     "lm=assets/self/lm/tok3.arpa lm_weight=0.6 beam_beta=1.0 beams=[16,32]",
-    "hard=true strategies=[flexctc_beam,alsd_pp,aes_pp] dropped=true",
+    "hard=true strategies=[flexctc_beam,alsd_pp,aes_pp]",
 )
 BATCH = 16
 
@@ -58,19 +56,17 @@ class AlternativesOptions:
     beams: list[int] = field(default_factory=lambda: [16])
     # Word graphs: alternatives of lattices in place of n-best lists.
     lattices: bool = False
-    # Other strategies: alternatives also of hypotheses that the beam drops.
-    dropped: bool = False
 
 
 OPTIONS = AlternativesOptions
 
 
-def fewest_errors(reference: str, slots: Sequence[Slot]) -> int:
-    """The fewest word errors of a text that takes one alternative of each slot."""
+def fewest_errors(reference: str, places: Sequence[Place]) -> int:
+    """The fewest word errors of a text that takes one alternative of each place."""
     words = reference.split()
-    row = list(range(len(words) + 1))  # errors of the slots so far, by words of the reference
-    for slot in slots:
-        options = {option.word for option in slot.alternatives}
+    row = list(range(len(words) + 1))  # errors of the places so far, by words of the reference
+    for place in places:
+        options = {option.word for option in place.alternatives}
         skipped = int("" not in options)
         new = [row[0] + skipped]
         for n, word in enumerate(words):
@@ -105,28 +101,26 @@ class Found(NamedTuple):
 
     texts: list[str]  # best first
     lattice: Any  # or None
-    slots: Sequence[Slot]
+    places: Sequence[Place]
 
 
-def _cells(references: list[str], found: Sequence[Found]) -> list[str]:
-    first = word_errors(references, [each.texts[0] for each in found])
-    best = [oracle_text(text, each.texts, each.lattice) for text, each in zip(references, found, strict=True)]
+def _cells(references: list[str], results: Sequence[Found]) -> list[str]:
+    first = word_errors(references, [result.texts[0] for result in results])
+    best = [oracle_text(text, result.texts, result.lattice) for text, result in zip(references, results, strict=True)]
     network = sum(  # an utterance with one text has no alternatives
-        fewest_errors(text, each.slots) if each.slots else word_errors([text], each.texts[:1]).total
-        for text, each in zip(references, found, strict=True)
+        fewest_errors(text, result.places) if result.places else word_errors([text], result.texts[:1]).total
+        for text, result in zip(references, results, strict=True)
     )
     errors = [first.total, word_errors(references, best).total, network]
-    return [*(f"{100 * each / first.words:.1f}" for each in errors), f"{network / first.total:.2f}"]
+    return [*(f"{100 * count / first.words:.1f}" for count in errors), f"{network / first.total:.2f}"]
 
 
 def _of_model(options: AlternativesOptions, strategy: str, beam: int) -> Iterator[tuple[str, list[str], list[Found]]]:
     model, references, outputs = _encoded(str(options.model), str(options.manifest))
     weights = {name: getattr(options, name) for name in ("lm", "lm_weight", "beam_beta")}
     config, section = decoding_config(strategy, None, weights), section_of(strategy)
-    own: dict[str, Any] = {"beam_size": beam, "n_best": beam, "return_best_hypothesis": False}
-    if options.dropped:
-        own["dropped_alternatives"] = True
-    added = {"compute_timestamps": True, section: {"decoding_mode": "lattice"} if options.lattices else own}
+    n_best = {"beam_size": beam, "n_best": beam, "return_best_hypothesis": False}
+    added = {"compute_timestamps": True, section: {"decoding_mode": "lattice"} if options.lattices else n_best}
     model.head(STRATEGIES[strategy].family).use(cast(DictConfig, OmegaConf.merge(config, added)))
     results = [transcript for batch in outputs for transcript in model.decode(batch)]
     found = [Found([r.text, *(text for text, _ in r.n_best)], r.lattice, r.alternatives) for r in results]
@@ -151,16 +145,11 @@ def _of_hard(options: AlternativesOptions, strategy: str, beam: int) -> Iterator
         decoder = OURS[strategy](bench, task, Setting(beam, lm=True)).decoder
         more: dict[str, Any] = {"lattice": True} if options.lattices else {"n_best": beam}
         decoder = decoder.with_options(replace(decoder.config, **more), decoder.fusion)
-        results, lengths = decoder.decode(task.inputs, task.lengths), task.lengths.tolist()
-        detours: list[Any] = [None] * len(results)
-        if options.dropped:
-            second = wider(decoder, task.inputs.device)
-            detours = find_detours(second, task.inputs, lengths, None, results, task.vocabulary)
         found = []
-        for nbest, own in zip(results, detours, strict=True):
+        for nbest in decoder.decode(task.inputs, task.lengths):
             lattice = nbest.lattice and nbest.lattice.determinized()
             texts = [" ".join(word.text for word in timed_words(path, task.vocabulary)) for path in nbest]
-            found.append(Found(texts, nbest.lattice, word_alternatives(nbest.paths, task.vocabulary, lattice, own)))
+            found.append(Found(texts, nbest.lattice, word_alternatives(nbest.paths, task.vocabulary, lattice)))
         yield f"{strategy}, {task.name}", task.texts, found
 
 

@@ -27,7 +27,7 @@ from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import candidates, frame, keys, labels, prune, token_groups
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, read_chunk
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, Origin
-from nemo_gpu_decoding.search.word_graph.large_lm import closure, contexts
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, query
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
@@ -197,7 +197,7 @@ def _join(key, olabel, cost, origin, search, lm, work):
     if olabel != 0:
         difference, context = query(olabel, context, search, lm, work)
         cost += difference
-    slot = closure.find_context_slot(key, context, none, work)
+    slot = contexts.find_context_slot(key, context, none, work)
     if slots[slot].stamp == work.stamps[2]:
         c = slots[slot].entry
         token_groups.keep_best(entries[c], cost, origin, search, lm, work)
@@ -213,10 +213,10 @@ def _join(key, olabel, cost, origin, search, lm, work):
         entries[c].lm, entries[c].lm_after, entries[c].olabel = context, context, none
         entries[c].difference = np.float32(0.0)
         if lm.grouped:
-            g = closure.group_of(key, work)
+            g = contexts.group_of(key, work)
         else:
-            g = closure.new_group(key, work)
-        closure.add_context(c, g, work)
+            g = contexts.new_group(key, work)
+        contexts.add_context(c, g, work)
     if search.params.keeps_links:
         token_groups.add_group_token(entries[c], cost, origin, work)
 

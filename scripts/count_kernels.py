@@ -294,7 +294,7 @@ def new_texts(models: Iterable[str] = ("rnnt", "tdt"), beam_size: int = 6) -> li
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.presets import load_preset
     from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
-    from nemo_gpu_decoding.search.transducer.prediction_cache import Predictions
+    from nemo_gpu_decoding.search.transducer.engine import Predictions
 
     assets, found = REPOSITORY / "assets" / "self", []
     utterances, extend = read_manifest(assets / "speech" / "test.json")[:16], Predictions.extend

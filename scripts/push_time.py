@@ -29,7 +29,7 @@ sys.path.insert(0, str(REPOSITORY))  # the emulator is test code
 from nemo_gpu_decoding.cuda.launch import use_runtime  # noqa: E402
 from nemo_gpu_decoding.cuda.signature import Signature, checked_arguments  # noqa: E402
 from nemo_gpu_decoding.report import format_table  # noqa: E402
-from nemo_gpu_decoding.search.transducer import cuda_graphs, onednn_linear  # noqa: E402
+from nemo_gpu_decoding.search.transducer import cuda_graphs, networks  # noqa: E402
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder  # noqa: E402
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, IDLE, STREAM_COUNTERS, STREAM_PARAMS  # noqa: E402
 from tests.contract import subjects  # noqa: E402
@@ -132,8 +132,8 @@ def host_time(strategy: str, batch: int, pushes: int = PUSHES, warm_up: int = WA
         stack.enter_context(use_runtime(runtime))
         stack.enter_context(patch.object(cuda_graphs, "_best_mode", lambda device: cuda_graphs.LOOP))
         stack.enter_context(patch.object(cuda_graphs, "_captured", captured))
-        stack.enter_context(patch.object(onednn_linear, "_can_pack", lambda *given: False))
-        stack.enter_context(patch.object(onednn_linear, "whole_blocks", lambda rows: rows))
+        stack.enter_context(patch.object(networks, "_can_pack", lambda *given: False))
+        stack.enter_context(patch.object(networks, "whole_blocks", lambda rows: rows))
         for module, sizes in subject.small_sizes().items():  # of blocks: a fiber per thread takes its time
             stack.enter_context(patch.multiple(module, **sizes))
         decoder = subject.fused(variant)

@@ -75,7 +75,6 @@ def test_nothing_imports_upwards():
 CIRCLES = {
     ("search.result", "search.word_graph.lattice.lattice"): "the type of a field that word-graph searches fill",
     ("search.word_graph.best_path", "search.word_graph.stream_state"): "the type of an argument",
-    ("search.word_graph.stream_state", "search.word_graph.committed"): "the type of a field that `committed` fills",
     ("cli.tune_plot", "cli.tune"): "the type of an argument",
     ("cli.stages", "cli.tune"): "the type of an argument",
 }
@@ -109,10 +108,10 @@ def test_a_frame_of_word_graphs_is_read_in_few_files():
     """What else a file needs, results and lattices above all, stands beside the frame and not in it."""
     room = f"{ROOT}.search.word_graph"
     frame = read_with(f"{room}.frame")
-    assert {f"{room}.large_lm.{name}" for name in ("scorer", "contexts", "closure")} < frame
-    assert len(frame) <= 11
+    assert {f"{room}.large_lm.{name}" for name in ("scorer", "contexts")} < frame
+    assert len(frame) <= 10
     assert len({name for name in frame if ".large_lm." not in name}) <= 8
-    assert sum(MODULES[name].read_text(encoding="utf-8").count("\n") for name in frame) <= 1960
+    assert sum(MODULES[name].read_text(encoding="utf-8").count("\n") for name in frame) <= 2150
 
 
 def packages_of(path) -> set[str]:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from nemo_gpu_decoding.live.recognizer import Word as TimedWord
-from nemo_gpu_decoding.search.word_graph.result import Word
+from nemo_gpu_decoding.search.word_graph.result import GraphWord
 from nemo_gpu_decoding.vocabulary import Vocabulary, WordSpan
 from tests.assets import sentencepiece_processor
 
@@ -104,7 +104,7 @@ def test_words(pieces, kind, ids, spans):
 
 def test_words_have_the_same_fields_wherever_they_come_from():
     """In tokens and frames our own names; in seconds those of NeMo's dicts, which NeMo's users know."""
-    assert set(WordSpan._fields) == {"text", "first_token", "end_token"} < set(Word._fields)
+    assert set(WordSpan._fields) == {"text", "first_token", "end_token"} < set(GraphWord._fields)
     model = pytest.importorskip("nemo_gpu_decoding.nemo_plugin.model")
     assert model.Word is TimedWord
     assert TimedWord._fields == ("word", "start", "end", "confidence")

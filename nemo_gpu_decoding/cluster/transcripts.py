@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
-from nemo_gpu_decoding.search.slots import as_json
+from nemo_gpu_decoding.search.result import places_as_json
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.recognizer import Word
@@ -107,7 +107,7 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
     if transcript.words:
         details["words"] = [_as_row(word) for word in transcript.words]
     if transcript.alternatives:
-        details["word_alternatives"] = as_json(transcript.alternatives)
+        details["word_alternatives"] = places_as_json(transcript.alternatives)
     if transcript.segments:
         details["segments"] = [
             {**segment._asdict(), "n_best": [{"text": text, "score": score} for text, score in segment.n_best]}
@@ -144,7 +144,7 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
     word = pa.struct([("word", text), ("start", number), ("end", number), ("confidence", number)])
     option = pa.struct([("word", text), ("confidence", number)])
     options = pa.list_(option)
-    slot = pa.struct([("word_index", pa.int64()), ("start", number), ("end", number), ("alternatives", options)])
+    place = pa.struct([("word_index", pa.int64()), ("start", number), ("end", number), ("alternatives", options)])
     segment = pa.struct(
         [("start", number), ("end", number), ("text", text), ("score", number), ("n_best", pa.list_(n_best))]
     )
@@ -152,7 +152,7 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
         **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number, "outside_share": number},
         "in_grammar": pa.bool_(),
         **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
-        "word_alternatives": pa.list_(slot),
+        "word_alternatives": pa.list_(place),
         "found_phrases": pa.list_(pa.struct([("phrase", text), ("probability", number)])),
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
         "fields": text,

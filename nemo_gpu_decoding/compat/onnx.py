@@ -29,8 +29,7 @@ from torch import Tensor
 
 from nemo_gpu_decoding.compat.onnx_graph import Graph
 from nemo_gpu_decoding.extras import require
-from nemo_gpu_decoding.search.transducer.networks import State, checked_durations
-from nemo_gpu_decoding.search.transducer.onednn_linear import whole_blocks
+from nemo_gpu_decoding.search.transducer.networks import State, checked_durations, whole_blocks
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 TOKEN_FILES = "tokens.txt", "vocab.txt"

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import any_order, compiled, linked, no_refcount
 from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE, FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.streams import for_each_share
 from nemo_gpu_decoding.search.word_graph.best_path import END, best_end
 from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nemo_gpu_decoding.fusion.written import WrittenRequest
-from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.result import Place
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
 MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar, rules included where they are used
@@ -66,7 +66,7 @@ class Words(NamedTuple):
     is_joined: bool = False  # the text continues the last word of the previous transcript
     committed: str = ""  # of a partial transcript: the beginning of `text` that will not change
     n_best: tuple[Alternative, ...] = ()  # with n_best > 1: the hypotheses, best first, for the decoded audio
-    alternatives: tuple[Slot, ...] = ()  # of a final transcript with n_best > 1: the confusion network
+    alternatives: tuple[Place, ...] = ()  # of a final transcript with n_best > 1: the confusion network
     phrases: tuple[BoostedPhrase, ...] = ()  # of a final transcript, in their order
     outside_share: float | None = None  # of a final transcript with a language lock: share of tokens outside
     in_grammar: bool | None = None  # of a final transcript with a grammar; False: no sentence fits, the text is empty

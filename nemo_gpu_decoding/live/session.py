@@ -25,7 +25,7 @@ from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 from nemo_gpu_decoding.fusion.written import KEYS, written_request
 from nemo_gpu_decoding.live import recognizer
 from nemo_gpu_decoding.live.options import Limits
-from nemo_gpu_decoding.search.slots import as_json
+from nemo_gpu_decoding.search.result import places_as_json
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -346,7 +346,7 @@ class Session:
         if self.start.n_best > 1:
             message["n_best"] = [alternative._asdict() for alternative in found.n_best]
         if found.alternatives:
-            message["word_alternatives"] = as_json(self._shifted(found.alternatives))
+            message["word_alternatives"] = places_as_json(self._shifted(found.alternatives))
         if found.phrases:
             message["found_phrases"] = [phrase._asdict() for phrase in found.phrases]
         if found.is_joined:
@@ -357,7 +357,7 @@ class Session:
         return message
 
     def _shifted(self, spans: Sequence[Any]) -> list[Any]:
-        """Words or slots with times since the beginning of the client's audio."""
+        """Words or places with times since the beginning of the client's audio."""
         at = self._offset
         return [span._replace(start=round(at + span.start, 3), end=round(at + span.end, 3)) for span in spans]
 

@@ -26,7 +26,7 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import (
     TransducerHypothesis,
     WordHypothesis,
 )
-from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
+from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath
 
 
 def write_aliases(hypothesis: BeamHypothesis) -> None:
@@ -189,10 +189,10 @@ def _adapted_rnnt(base: Any) -> type:
     return Adapted
 
 
-def written_words(words: Sequence[Word], punctuation: Collection[str]) -> list[Word]:
+def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> list[GraphWord]:
     """Words in NeMo's form, without a space before punctuation; a punctuation mark does not extend the
     duration of the word before it."""
-    written: list[Word] = []
+    written: list[GraphWord] = []
     for word in words:
         if written and word.text[0] in punctuation:
             last = written.pop()
@@ -253,7 +253,7 @@ def _adapted_to_words(base: Any) -> type:
                 for word in self._written(hypothesis)
             ]
 
-        def _written(self, hypothesis: WordHypothesis | WordPath) -> list[Word]:
+        def _written(self, hypothesis: WordHypothesis | WordPath) -> list[GraphWord]:
             words = written_words(hypothesis.words, self.supported_punctuation or ())
             aliases = getattr(hypothesis, "aliases", None)
             if aliases is None:

@@ -2,7 +2,7 @@
 
 CTC has the keys of NeMo's `beam_batch`, transducers those of its `malsd_batch` and `maes_batch`. This package adds
 `source_lm_model` and `source_lm_alpha` (density ratio), `lm_pool` and `lm_pool_alpha` (LMs that requests name),
-`allowed_*` (language lock), `grammar` and `dropped_alternatives`.
+`allowed_*` (language lock) and `grammar`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ MORE = {
     **{"allowed_scripts": None, "allowed_tokens": None, "allowed_text": None, "allowed_price": math.inf},
     **{"grammar": None, "grammar_price": math.inf},
     "confidence_map": None,  # of word confidence, as tune writes it
-    "dropped_alternatives": False,  # word alternatives also from hypotheses that the beam drops
 }
 
 FLEXCTC = Section(
@@ -125,5 +124,6 @@ def _read_transducer(cfg: DictConfig, strategy: str) -> Values:
 
 def _options(beam: Values, search: Any) -> Options[Any]:
     n_best, return_best = beam.n_best(), beam.flag("return_best_hypothesis")
-    options = beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion()
-    return Options(*options, beam.confidence_map(), dropped_alternatives=beam.flag("dropped_alternatives"))
+    return Options(
+        beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion(), beam.confidence_map()
+    )

@@ -86,23 +86,16 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             results = [nbest for nbest, _ in advanced]
             errors = {b: str(state.error) for b, (_, state) in enumerate(advanced) if state.error}
             states[:] = [state for _, state in advanced]
-            alternatives = [self.alternatives(nbest) for nbest in results]
             if aligned:
                 frames = [state.history.cpu() for _, state in advanced if state.history is not None]
         else:
             results, decoder_lengths, errors = self._decode(decoder_output, decoder_lengths, requests)
-            alternatives = self.all_alternatives(results, decoder_output, decoder_lengths.tolist(), requests)
             if aligned:
                 log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
                 frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
         warn_of_errors(errors)
         rows = enumerate(zip(results, frames, strict=True))
-        found = [self._hypotheses(nbest, of_row, errors.get(b, "")) for b, (nbest, of_row) in rows]
-        for own, find in zip(found, alternatives, strict=True):
-            own[0].find_alternatives = find
-        if self.return_best_hypothesis:
-            return ([own[0] for own in found],)
-        return ([NBestHypotheses(own) for own in found],)
+        return ([self._hypotheses(nbest, of_row, errors.get(b, "")) for b, (nbest, of_row) in rows],)
 
     def _decode(
         self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None
@@ -117,7 +110,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
                 lengths = lengths.clone()
                 lengths[error.row] = 0
 
-    def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None, error: str) -> list[BeamHypothesis]:
+    def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None, error: str) -> Hypothesis | NBestHypotheses:
         for note in nbest.notes:
             logging.warning(note)
         confidence = None
@@ -133,7 +126,8 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
                 labels = torch.from_numpy(self._alignment(path, nbest.num_frames).astype(np.int64))
                 hypothesis.alignments = (log_probs.clone(), labels)
             hypotheses.append(hypothesis)
-        return hypotheses
+        hypotheses[0].find_alternatives = self.alternatives(nbest)
+        return hypotheses[0] if self.return_best_hypothesis else NBestHypotheses(hypotheses)
 
     def _collapse(self, labels: np.ndarray, lengths: list[int]) -> list[Hypothesis | NBestHypotheses]:
         for flag in ("preserve_alignments", "preserve_frame_confidence"):

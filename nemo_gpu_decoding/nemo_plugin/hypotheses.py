@@ -15,9 +15,9 @@ from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, ScoreParts, Work
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.slots import Slot
+    from nemo_gpu_decoding.search.result import Place
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
-    from nemo_gpu_decoding.search.word_graph.result import Word
+    from nemo_gpu_decoding.search.word_graph.result import GraphWord
 
 
 @dataclass
@@ -37,10 +37,10 @@ class BeamHypothesis(Hypothesis):
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
     aliases: Aliases | None = None  # of the phrases; replaced in text, words and segments
     # computes `word_alternatives`; of the best hypothesis of an n-best list or lattice
-    find_alternatives: Callable[[], tuple[Slot, ...]] | None = field(default=None, repr=False, compare=False)
+    find_alternatives: Callable[[], tuple[Place, ...]] | None = field(default=None, repr=False, compare=False)
 
     @property
-    def word_alternatives(self) -> tuple[Slot, ...]:
+    def word_alternatives(self) -> tuple[Place, ...]:
         """The confusion network of the utterance, times in frames; empty without alternatives."""
         return () if self.find_alternatives is None else self.find_alternatives()
 
@@ -64,7 +64,7 @@ class WordHypothesis(BeamHypothesis):
     NeMo's `confidence_cfg` still defines `word_confidence`.
     """
 
-    words: tuple[Word, ...] = ()
+    words: tuple[GraphWord, ...] = ()
     lattice: Lattice | None = None  # with decoding_mode lattice
     work: Work | None = None  # counters of the search, for paged_biglm
 

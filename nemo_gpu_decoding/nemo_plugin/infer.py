@@ -22,7 +22,7 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
-from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
 from nemo_gpu_decoding.fusion.jsgf import HEADER
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
@@ -30,10 +30,8 @@ from nemo_gpu_decoding.fusion.written import MOST_LISTED, MOST_SHOWN
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.detours import find_detours, wider
-from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import NBest, Place
 from nemo_gpu_decoding.search.result import Path as SearchPath
-from nemo_gpu_decoding.search.slots import Slot
 from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -68,7 +66,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         self.tokenizer = getattr(owner, "tokenizer", None)
         self.labels_map = getattr(owner, "labels_map", None)  # of character models
         self._continuation = Continuation(self.continued_by)
-        self._decoders: dict[Hashable, Any] = {}  # key: `_variant`; of a second search with the device
+        self._decoders: dict[Hashable, Any] = {}  # key: `_variant`
 
     @staticmethod
     @abstractmethod
@@ -108,31 +106,9 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
-    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Slot, ...]] | None:
+    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Place, ...]] | None:
         """Computes the word alternatives of an utterance; None if the search has one hypothesis."""
         return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
-
-    def all_alternatives(
-        self,
-        results: Sequence[NBest],
-        inputs: torch.Tensor,
-        lengths: Sequence[int],
-        requests: Sequence[Request | None] | None,
-    ) -> list[Callable[[], tuple[Slot, ...]] | None]:
-        """`alternatives` of a batch of whole utterances, with `dropped_alternatives` also from dropped hypotheses.
-
-        A hypothesis that the beam drops may be no sentence of a grammar, so utterances with a grammar have none.
-        """
-        found = [self.alternatives(nbest) for nbest in results]
-        if self.options.dropped_alternatives and any(found):
-            key = self._variant(), inputs.device
-            if key not in self._decoders:
-                self._decoders[key] = wider(self.decoder(), inputs.device)
-            detours = find_detours(self._decoders[key], inputs, lengths, requests, results, self.vocabulary())
-            for b, nbest in enumerate(results):
-                if found[b] and nbest.in_grammar is None:
-                    found[b] = partial(word_alternatives, nbest.paths, self.vocabulary(), detours=detours[b])
-        return found
 
     def text_of(self, path: SearchPath) -> str:
         """The text of a hypothesis in NeMo's form."""

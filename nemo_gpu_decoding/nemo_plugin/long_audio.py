@@ -28,7 +28,7 @@ from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segm
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
-from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.result import Place
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
@@ -288,7 +288,7 @@ def joined(
     segments: list[Segment] = []
     words: list[Word] = []
     errors: list[str] = []
-    slots: list[Slot] = []
+    places: list[Place] = []
     phrases: list[BoostedPhrase] = []
     for (start, end), each in zip(spans, found, strict=True):
         error = each if isinstance(each, str) else each.error
@@ -300,9 +300,9 @@ def joined(
         if confidences and np.mean(confidences) < min_confidence:
             continue
         segments.append(Segment(start, end, each.text, each.score, each.n_best))
-        for slot in each.alternatives:
-            word_index = None if slot.word_index is None else slot.word_index + len(words)
-            slots.append(slot._replace(word_index=word_index, **times_from(slot, start)))
+        for place in each.alternatives:
+            word_index = None if place.word_index is None else place.word_index + len(words)
+            places.append(place._replace(word_index=word_index, **times_from(place, start)))
         words += [word._replace(**times_from(word, start)) for word in each.words]
         phrases += each.phrases
     if fault:
@@ -314,7 +314,7 @@ def joined(
         words=tuple(words),
         error="; ".join(errors),
         segments=tuple(segments),
-        alternatives=tuple(slots),
+        alternatives=tuple(places),
         phrases=tuple(phrases),
     )
 

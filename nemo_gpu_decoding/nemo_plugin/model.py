@@ -26,7 +26,7 @@ from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo,
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript, boosted_phrases
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
-from nemo_gpu_decoding.search.slots import in_seconds
+from nemo_gpu_decoding.search.result import places_in_seconds
 from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -217,7 +217,7 @@ class Model:
     def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]
         words = self._words(best)
-        slots = getattr(best, "word_alternatives", ()) if isinstance(best.timestamp, dict) else ()
+        places = getattr(best, "word_alternatives", ()) if isinstance(best.timestamp, dict) else ()
         ranked = tuple((hypothesis.text, round(float(hypothesis.score), 4)) for hypothesis in hypotheses)
         return Transcript(
             text=best.text,
@@ -228,7 +228,7 @@ class Model:
             outside_share=getattr(best, "outside_share", None),
             in_grammar=getattr(best, "in_grammar", None),
             error=getattr(best, "error", ""),
-            alternatives=in_seconds(slots, words, self.frame_seconds),
+            alternatives=places_in_seconds(places, words, self.frame_seconds),
             phrases=boosted_phrases(getattr(best, "phrases", ())),
         )
 

@@ -77,8 +77,6 @@ class Options(Generic[S]):
     return_best: bool  # False: NeMo gets n-best lists
     fusion: FusionOptions
     confidence_map: ConfidenceMap | None  # of word confidence
-    # word alternatives also from hypotheses that the beam drops
-    dropped_alternatives: bool = field(default=False, kw_only=True)
 
 
 class NoEffect(NamedTuple):

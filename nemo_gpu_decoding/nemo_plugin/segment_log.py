@@ -17,7 +17,7 @@ from nemo_gpu_decoding.audio import AudioSource, part_of
 from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
-from nemo_gpu_decoding.search.slots import Option, Slot
+from nemo_gpu_decoding.search.result import Place, WordOption
 
 _FIELDS = ("text", "score", "words", "n_best", "error", "alternatives", "phrases")  # of segments
 
@@ -99,8 +99,8 @@ def _as_json(found: Transcript | str) -> dict[str, Any] | str:
 def _of_json(row: dict[str, Any] | str) -> Transcript | str:
     if isinstance(row, str):
         return row
-    slots = (
-        Slot(index, start, end, tuple(Option(*each) for each in options))
+    places = (
+        Place(index, start, end, tuple(WordOption(*each) for each in options))
         for index, start, end, options in row["alternatives"]
     )
     return Transcript(
@@ -109,6 +109,6 @@ def _of_json(row: dict[str, Any] | str) -> Transcript | str:
         words=tuple(Word(*word) for word in row["words"]),
         n_best=tuple((text, score) for text, score in row["n_best"]),
         error=row["error"],
-        alternatives=tuple(slots),
+        alternatives=tuple(places),
         phrases=tuple(BoostedPhrase(*phrase) for phrase in row["phrases"]),
     )

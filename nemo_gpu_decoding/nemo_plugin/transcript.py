@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
-from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.result import Place
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.result import FoundPhrase
@@ -37,7 +37,7 @@ class Transcript:
     segments: tuple[Segment, ...] = ()  # of a long recording
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     in_grammar: bool | None = None  # False: no sentence of the grammar fits; None: no grammar
-    alternatives: tuple[Slot, ...] = ()  # with timestamps: the confusion network of n-best lists and lattices
+    alternatives: tuple[Place, ...] = ()  # with timestamps: the confusion network of n-best lists and lattices
     phrases: tuple[BoostedPhrase, ...] = ()  # boosted ones in the text, in their order
 
 

@@ -24,7 +24,7 @@ from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
+from nemo_gpu_decoding.search.transducer.trace_back import step_log_probs
 
 
 class TransducerInfer(FusedInfer):
@@ -79,12 +79,7 @@ class TransducerInfer(FusedInfer):
         aligned = self.needs_frames
         results = self._continuation.advance(self.decoder(), frames, lengths, states, requests, keep_history=aligned)
         warn_of_errors({b: str(state.error) for b, (_, state) in enumerate(results) if state.error})
-        found = [nbest for nbest, _ in results]
-        if any(states):
-            alternatives = [self.alternatives(nbest) for nbest in found]
-        else:
-            counts = [0 if state.error else n for n, (_, state) in zip(lengths.tolist(), results, strict=True)]
-            alternatives = self.all_alternatives(found, frames, counts, requests)
+        alternatives = [self.alternatives(nbest) for nbest, _ in results]
         results = [(nbest.distinct(self.text_of, self.options.n_best), state) for nbest, state in results]
         for nbest, _ in results:
             for note in nbest.notes:

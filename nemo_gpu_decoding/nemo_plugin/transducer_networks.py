@@ -12,7 +12,7 @@ from nemo.collections.common.parts.rnn import LSTMDropout
 from torch import Tensor, nn
 
 from nemo_gpu_decoding.search.transducer import networks
-from nemo_gpu_decoding.search.transducer.onednn_linear import whole_blocks
+from nemo_gpu_decoding.search.transducer.networks import whole_blocks
 
 
 def networks_of(

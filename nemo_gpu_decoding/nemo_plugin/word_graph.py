@@ -22,12 +22,10 @@ from nemo_gpu_decoding.nemo_plugin import word_graph_sections
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.result import NBest, Path
-from nemo_gpu_decoding.search.slots import Slot
+from nemo_gpu_decoding.search.result import NBest, Path, Place
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_large_lms, load_small_lm
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
-from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
+from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath, minimum_bayes_risk
 
 
 class WordGraphInfer(CTCInfer):
@@ -89,7 +87,7 @@ class WordGraphInfer(CTCInfer):
             return [minimum_bayes_risk([path for path in nbest if isinstance(path, WordPath)])]
         return super().chosen(nbest)
 
-    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Slot, ...]] | None:
+    def alternatives(self, nbest: NBest) -> Callable[[], tuple[Place, ...]] | None:
         if self.options.decoding_mode == "mbr":
             best = self.chosen(nbest)[0]
             nbest = replace(nbest, paths=(best, *(path for path in nbest if path is not best)))
@@ -113,7 +111,7 @@ class WordGraphInfer(CTCInfer):
             labels[start : start + repeats] = token
         return labels
 
-    def _without_space(self, word: Word, path: Path) -> Word:
+    def _without_space(self, word: GraphWord, path: Path) -> GraphWord:
         """In a character model the space before a word is a token; the word begins after it."""
         pieces, first = self.decoder().pieces, word.first_token
         if not pieces or first >= word.end_token or pieces[path.tokens[first]] != " ":

@@ -35,9 +35,7 @@ BUILD_KEYS: dict[str, Any] = {
 MORE: dict[str, Any] = BUILD_KEYS | {
     "topology": None,  # compact, normal or minimal; None: compact, or the one inside a ready-made graph
     "lattice_beam": None,  # natural log; None: beam_width, as in NeMo's Riva decoder
-    # number of best texts for confidence and minimum Bayes risk; with posteriors: lattice, these use the whole
-    # lattice, and the texts are the candidates of minimum Bayes risk
-    "posterior_paths": 20,
+    "posterior_paths": 20,  # number of best texts for confidence and minimum Bayes risk
     "n_best": None,  # None: beam_size
     "words_path": None,  # words.txt of an OpenFst file without symbols
     # phrases, as in the `beam` section

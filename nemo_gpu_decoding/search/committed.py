@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.nbest import TEXT_SCORES
+from nemo_gpu_decoding.search.numerics import TEXT_SCORES
 from nemo_gpu_decoding.search.result import Path, new_frozen
 
 P = TypeVar("P", bound=Path)

@@ -38,14 +38,13 @@ from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
-from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
 from nemo_gpu_decoding.search.result import NBest, by_grammar, note_outside
-from nemo_gpu_decoding.search.streams import Streams
+from nemo_gpu_decoding.search.streams import Streams, choose_backend
 
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
@@ -214,8 +213,8 @@ class Decoder(ABC, Generic[C, R]):
                 graph that was captured.
         """
         numbers = _numbers(streams, rows, expect_open=False)
-        own = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)
-        fusion = streams.fusion.replaced(numbers, own)
+        new = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)
+        fusion = streams.fusion.replaced(numbers, new)
         if streams.engine is not None:
             streams.engine.restart(numbers, fusion)
         streams.fusion = fusion
@@ -347,11 +346,11 @@ class Decoder(ABC, Generic[C, R]):
         results = self._results(streams, engine, rows, n_best, final=final)
         if any(tree.aliases is not None for tree in streams.fusion.trees):
             pairs = zip(results, map(streams.fusion.aliases_of, rows), strict=True)
-            results = [nbest if own is None else replace(nbest, aliases=own) for nbest, own in pairs]
+            results = [nbest if aliases is None else replace(nbest, aliases=aliases) for nbest, aliases in pairs]
         if final:
             blank_id, rules = self._labels.blank_id, [streams.fusion.rules[row] for row in rows]
-            results = [by_grammar(nbest, own.grammar, blank_id) for nbest, own in zip(results, rules, strict=True)]
-            note_outside(results, [own.allowed for own in rules], blank_id)
+            results = [by_grammar(nbest, rule.grammar, blank_id) for nbest, rule in zip(results, rules, strict=True)]
+            note_outside(results, [rule.allowed for rule in rules], blank_id)
         return results
 
 

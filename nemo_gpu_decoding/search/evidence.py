@@ -42,17 +42,17 @@ Decode = Callable[..., list[R]]
 def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhrase]:
     """The phrases of a path, in their order."""
     assert tree.table is not None
-    found: list[FoundPhrase] = []
+    phrases: list[FoundPhrase] = []
     for number, begin, end in tree.occurrences(units.values):
         first, last = units.first_tokens[begin], units.end_tokens[end - 1]
         if first == last:  # a ready-made graph may emit a word without tokens
             continue
-        if not found:  # lists, because NumPy is slow for single items
+        if not phrases:  # lists, because NumPy is slow for single items
             posteriors = path.token_confidence.tolist()
             begins, ends = path.frames.tolist(), (path.frames + path.repeats).tolist()
         text, probability = tree.table.texts[number], min(posteriors[first:last])
-        found.append(FoundPhrase(text, first, last, begins[first], ends[last - 1], probability))
-    return found
+        phrases.append(FoundPhrase(text, first, last, begins[first], ends[last - 1], probability))
+    return phrases
 
 
 def with_evidence(
@@ -81,16 +81,16 @@ def with_evidence(
     for i, again in zip(failed, decode(inputs, requests=list(failed.values())), strict=True):
         shown = streams.shown[rows[i]]
         if np.array_equal(again.best.tokens[:shown], results[i].best.tokens[:shown]):
-            own: dict[str, Any] = {name: getattr(again, name) for name in ("paths", "notes", "lattice", "work")}
-            results[i] = _with_phrases(replace(results[i], **own, phrases=()), trees[i], units_of)
+            changes: dict[str, Any] = {name: getattr(again, name) for name in ("paths", "notes", "lattice", "work")}
+            results[i] = _with_phrases(replace(results[i], **changes, phrases=()), trees[i], units_of)
     return results
 
 
 def _with_phrases(nbest: R, tree: BoostingTree | None, units_of: UnitsOf) -> R:
     if tree is None:
         return nbest
-    found = found_phrases(nbest.best, tree, units_of(nbest.best))
-    return new_frozen(type(nbest), **{**vars(nbest), "phrases": tuple(found)}) if found else nbest
+    phrases = found_phrases(nbest.best, tree, units_of(nbest.best))
+    return new_frozen(type(nbest), **{**vars(nbest), "phrases": tuple(phrases)}) if phrases else nbest
 
 
 def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> BoostingTree | None:
@@ -116,13 +116,13 @@ def as_committed(streams: Streams, rows: Sequence[int], results: list[R], units_
         if tree is None or row not in shown:
             continue
         nbest, units = results[i], units_of(results[i].best)
-        found = found_phrases(nbest.best, tree, units)
-        unsure = [phrase.first_token for phrase in found if phrase.probability < tree.ac_threshold]
+        phrases = found_phrases(nbest.best, tree, units)
+        unsure = [phrase.first_token for phrase in phrases if phrase.probability < tree.ac_threshold]
         if nbest.committed is not None:
             shared = sum(end <= nbest.committed for end in units.end_tokens)
             sure = shared - max(tree.longest, 1) + 1  # units
             shown[row] = max(shown[row], min([units.end_tokens[sure - 1] if sure > 0 else 0, *unsure]))
             nbest = replace(nbest, committed=shown[row])
-        results[i] = replace(nbest, phrases=tuple(found))
+        results[i] = replace(nbest, phrases=tuple(phrases))
     streams.shown = shown
     return results

@@ -1,11 +1,24 @@
-"""Numbers of the CPU searches: scores (natural log, float32), hashes of texts, labels, and the scan of a row."""
+"""Compiled functions that the CPU searches share: scores, hashes, labels, lists of candidates, n-best lists.
+
+Scores are natural logarithms in float32.
+
+A candidate is a hypothesis, `parent`, extended by a `choice`. A choice is one number per extension:
+
+    flexctc_beam   2 * column of the log-probs + 1 for a new token; 2 * column for a blank or a repeated label
+    transducers    label * D + index of the duration, for D durations; KEEP leaves the hypothesis unchanged
+
+Candidates are in a total order: descending score, then ascending parent, then ascending choice. All runs and backends
+therefore keep the same ones, even among equal scores.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.simd import LANES, not_below, trailing_zeros
 
@@ -50,10 +63,143 @@ def next_label(row, v, least):
     NaN is never below `least`, so the scan stops at every bad value.
     """
     while v + LANES <= row.shape[0]:
-        found = np.uint32(not_below(row, v, least))
-        if found != 0:
-            return v + np.int64(trailing_zeros(found))
+        lanes = np.uint32(not_below(row, v, least))
+        if lanes != 0:
+            return v + np.int64(trailing_zeros(lanes))
         v += LANES
     while v < row.shape[0] and row[v] < least:
         v += 1
     return v
+
+
+# ------------------------------------------------------------------------------ lists of candidates
+
+
+class Candidates(NamedTuple):
+    """The N best candidates so far."""
+
+    # [N] records with the arguments of `insert` as fields, and others that a search adds; in no order
+    items: np.ndarray
+    rank: np.ndarray  # [N] int32, the slots of `items`, best first
+
+
+@linked
+def insert(candidates, count, score, parent, choice, lm_state, boosting_state):
+    """Insert a candidate if it is possible and among the N best; returns its slot, or -1, and the new count.
+
+    A candidate that is already in the list is not inserted again.
+    """
+    items, rank = candidates.items, candidates.rank
+    if not score > IMPOSSIBLE:
+        return np.int32(-1), count
+    at = count
+    while at > 0 and _is_better(score, parent, choice, items[rank[at - 1]]):
+        at -= 1
+    if at == rank.shape[0]:
+        return np.int32(-1), count
+    if at > 0 and items[rank[at - 1]].choice == choice and items[rank[at - 1]].parent == parent:
+        return np.int32(-1), count
+    slot = np.int32(count)
+    if count == rank.shape[0]:
+        slot = np.int32(rank[count - 1])
+        count -= 1
+    for i in range(count, at, -1):
+        rank[i] = rank[i - 1]
+    rank[at] = slot
+    items[slot].score = score
+    items[slot].parent = parent
+    items[slot].choice = choice
+    items[slot].lm_state = lm_state
+    items[slot].boosting_state = boosting_state
+    return slot, count + 1
+
+
+@linked
+def _is_better(score, parent, choice, other):
+    if score != other.score:
+        return score > other.score
+    if parent != other.parent:
+        return parent < other.parent
+    return choice < other.choice
+
+
+@linked
+def floor_of(candidates, count, margin):
+    """The score that a candidate must reach: the larger of the N-th best so far and the best minus `margin`."""
+    if count == 0:
+        return IMPOSSIBLE
+    floor = candidates.items[candidates.rank[0]].score - margin
+    if count < candidates.rank.shape[0]:
+        return floor
+    return max(floor, candidates.items[candidates.rank[count - 1]].score)
+
+
+# ------------------------------------------------------------------------------------ n-best lists
+
+# Weighted LM and boosting scores of a text, and the offsets of its states from the start states
+TEXT_SCORES = np.dtype(
+    [("lm", np.float64), ("boosting", np.float64), ("lm_state", np.int32), ("boosting_state", np.int32)]
+)
+
+
+@linked
+def merge_equal_texts(beam, scores, adds):
+    """Keep one hypothesis per text; the scores of the others become IMPOSSIBLE.
+
+    Hypotheses of a text may differ in their last label (CTC) or in their frames (TDT).
+
+    Args:
+        scores: [size] of the hypotheses; changed in place.
+        adds: add the probabilities of a text's hypotheses; else the best score is kept.
+    """
+    for k in range(len(scores)):
+        for i in range(k):
+            if beam[i].text_hash == beam[k].text_hash and beam[i].length == beam[k].length:
+                keep, drop = (i, k) if scores[i] >= scores[k] else (k, i)
+                if adds:
+                    scores[keep] = log_add(scores[keep], scores[drop])
+                scores[drop] = IMPOSSIBLE
+
+
+@linked
+def select_best(ratings, scores, order, best_scores):
+    """The N possible hypotheses with the highest ratings, in the order of their slots among equal ones.
+
+    Args:
+        ratings, scores: [size] of the hypotheses; the scores of selected ones become IMPOSSIBLE.
+        order, best_scores: [N] are filled with slots and scores, best first; -1 ends the list if there are fewer.
+    """
+    for n in range(len(order)):
+        best = -1
+        for k in range(len(scores)):
+            if scores[k] > IMPOSSIBLE and (best < 0 or ratings[k] > ratings[best]):
+                best = k
+        order[n] = best
+        if best < 0:
+            break
+        best_scores[n] = scores[best]
+        scores[best] = IMPOSSIBLE
+
+
+@compiled
+def add_text_scores(tokens, vocab_size, blank_id, fusion, starts, scores):
+    """Add to scores [1] TEXT_SCORES the weighted LM and boosting scores of the next tokens of a text.
+
+    Args:
+        tokens: [n] columns of the log-probs.
+        fusion: the `UtteranceFusion`; products have the type of its weights, sums are double.
+        starts: states of LM and boosting tree before the whole text.
+    """
+    total = scores[0]
+    lm_score, lm_state = total.lm, starts[0] + total.lm_state
+    boosting_score, boosting_state = total.boosting, starts[1] + total.boosting_state
+    for column in tokens:
+        label = label_of(column, blank_id)
+        if fusion.lm_weight > 0:
+            weight, lm_state = lookup(fusion.lm, vocab_size, lm_state, label, ANY_WEIGHT)
+            lm_score += fusion.lm_weight * weight
+        if fusion.boosting_weight > 0:
+            weight, boosting_state = lookup(fusion.boosting, vocab_size, boosting_state, label, ANY_WEIGHT)
+            boosting_score += fusion.boosting_weight * weight
+    total.lm, total.lm_state = lm_score, lm_state - starts[0]
+    total.boosting, total.boosting_state = boosting_score, boosting_state - starts[1]

@@ -1,4 +1,4 @@
-"""Results of all decoders, as NumPy arrays and plain numbers."""
+"""Results of all decoders, as NumPy arrays and plain numbers: n-best lists, boosted phrases, word alternatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.allowed import AllowedTokens
     from nemo_gpu_decoding.fusion.grammar import Grammar
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
-
 
 S = TypeVar("S", bound="Path")
 T = TypeVar("T")
@@ -178,13 +177,13 @@ class NBest(Sequence[P]):
         """
         if n == 1 or len(self.paths) == 1:
             return self if len(self.paths) == 1 else replace(self, paths=self.paths[:1])
-        found: dict[str, P] = {}
+        path_of: dict[str, P] = {}
         for path in self.paths:
             text = text_of(path)
-            found.setdefault(text if self.aliases is None else self.aliases.written(text), path)
-            if len(found) == n:
+            path_of.setdefault(text if self.aliases is None else self.aliases.written(text), path)
+            if len(path_of) == n:
                 break
-        return replace(self, paths=tuple(found.values()))
+        return replace(self, paths=tuple(path_of.values()))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -207,7 +206,7 @@ def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
     if grammar is None:
         return nbest
     is_sentence = [grammar.accepts(path.tokens, blank_id) for path in nbest.paths]
-    paths: tuple[Any, ...] = tuple(path for path, own in zip(nbest.paths, is_sentence, strict=True) if own)
+    paths: tuple[Any, ...] = tuple(path for path, is_kept in zip(nbest.paths, is_sentence, strict=True) if is_kept)
     if not is_sentence[0]:
         paths = (_without_tokens(nbest.best, blank_id),)
     return replace(nbest, paths=paths, in_grammar=is_sentence[0], notes=nbest.notes if is_sentence[0] else ())
@@ -232,3 +231,47 @@ def _without_tokens(path: Path, blank_id: int) -> Path:
     if not np.isfinite(parts.boosting):  # transducers: an end that is forbidden
         parts = ScoreParts(path.score - parts.lm, parts.lm)
     return replace(path.after(len(path)), parts=parts, alignment=alignment, **kept)
+
+
+# ------------------------------------------------------------------------------- word alternatives
+
+
+class WordOption(NamedTuple):
+    """A word that may be at a place."""
+
+    word: str  # "": no word
+    confidence: float  # posterior, in [0, 1]
+
+
+class Place(NamedTuple):
+    """The alternatives at a place, most probable first. Times are in frames; in transcripts in seconds."""
+
+    word_index: int | None  # of the transcript's word; None: between two words
+    start: float
+    end: float
+    alternatives: tuple[WordOption, ...]
+
+
+def places_in_seconds(places: Sequence[Place], words: Sequence[Any], frame_seconds: float) -> tuple[Place, ...]:
+    """Places with the times of the transcript's words, which have `start` and `end` in seconds.
+
+    If the transcript replaces words by other ones (aliases), a place has the index of the word at its time.
+    """
+    of_words = [place for place in places if place.word_index is not None]
+    offset = words[0].start - of_words[0].start * frame_seconds if words and of_words else 0.0
+    timed = []
+    for place in places:
+        index, start, end = place.word_index, place.start * frame_seconds + offset, place.end * frame_seconds + offset
+        if index is not None and len(of_words) == len(words):
+            start, end = words[index].start, words[index].end
+        elif index is not None and words:
+            index = min(range(len(words)), key=lambda n: abs(words[n].start + words[n].end - start - end))
+        timed.append(Place(index, round(start, 3), round(end, 3), place.alternatives))
+    return tuple(timed)
+
+
+def places_as_json(places: Sequence[Place]) -> list[dict[str, Any]]:
+    """Places as JSON objects, for transcripts and messages."""
+    return [
+        {**place._asdict(), "alternatives": [option._asdict() for option in place.alternatives]} for place in places
+    ]

@@ -1,17 +1,26 @@
-"""`Streams`: the utterances that a decoder is decoding."""
+"""The utterances that a decoder is decoding, the backend that decodes them, and the threads of a CPU search."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.engine import Engine
+
+logger = logging.getLogger("nemo_gpu_decoding")
 
 
 @dataclass
@@ -67,6 +76,90 @@ class Streams:
         heard = dict(self.heard)
         for row in heard:
             if counts[row] > 0:
-                own = inputs[row, : counts[row]]
-                heard[row] += (own.clone() if copies else own,)
+                new = inputs[row, : counts[row]]
+                heard[row] += (new.clone() if copies else new,)
         self.heard = heard
+
+
+# ----------------------------------------------------------------------------------------- backend
+
+Obstacle = Callable[[torch.device], "str | None"]
+
+
+def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle) -> Literal["cuda", "cpu"]:
+    """The backend for tensors on `device`.
+
+    Args:
+        wanted: "cuda"; "cpu"; or "auto", which is cuda for tensors on a GPU if kernels run there.
+        device: device of the tensors to decode. With "cuda", tensors on the CPU are copied.
+        obstacle: the reason why the decoder's kernels cannot use a device that runs kernels, or None.
+
+    Raises:
+        ValueError: `wanted` is "cuda" and the kernels cannot run; the message gives the reason.
+    """
+    if wanted == "cpu" or (wanted == "auto" and device.type != "cuda"):
+        _say_once(f"backend cpu for tensors on {device} (option backend={wanted})")
+        return "cpu"
+    gpu = runtime().device_for(device)
+    why_not = runtime().why_not(gpu) or obstacle(gpu)
+    if why_not is None:
+        _say_once(f"backend cuda for tensors on {device} (option backend={wanted})")
+        return "cuda"
+    if wanted == "cuda":
+        raise ValueError(f"backend is 'cuda' for tensors on {device}, expected 'cpu' or 'auto': {why_not}")
+    _say_once(f"backend cpu for tensors on {device}, which are copied to the host: {why_not}")
+    return "cpu"
+
+
+@lru_cache(maxsize=32)
+def _say_once(message: str) -> None:
+    logger.info(message)
+
+
+# ----------------------------------------------------------------------------------------- threads
+#
+# The compiled searches release the GIL, so Python threads run them in parallel. numba's `prange` is no alternative:
+# with some threading layers it aborts the process when two threads decode at the same time, or after a fork.
+
+
+def thread_count(threads: int) -> int:
+    """Number of threads; 0 selects that of torch."""
+    return threads if threads > 0 else torch.get_num_threads()
+
+
+def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, threads: int) -> None:
+    """Call `work(rows)` for disjoint sets of row numbers that cover all rows with a cost above 0.
+
+    Rows are assigned in descending order of their costs, each to the thread with the least work. An exception in a
+    share is raised after all shares have ended.
+    """
+    if len(costs) == 1 and costs[0] > 0:
+        work(np.zeros(1, np.int64))
+        return
+    rows = np.argsort(-costs, kind="stable")
+    rows = rows[costs[rows] > 0]
+    threads = min(thread_count(threads), len(rows))
+    if threads <= 1:
+        if len(rows):
+            work(np.sort(rows))
+        return
+    shares: list[list[int]] = [[] for _ in range(threads)]
+    loads = np.zeros(threads)
+    for row in rows:
+        least = int(np.argmin(loads))
+        shares[least].append(int(row))
+        loads[least] += costs[row]
+    futures = [_pool(os.getpid()).submit(work, np.array(share)) for share in shares[1:]]
+    try:
+        work(np.array(shares[0]))
+    finally:
+        errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+@lru_cache(maxsize=1)
+def _pool(pid: int) -> ThreadPoolExecutor:
+    """The pool of this process. A forked child has no threads of its parent, so it creates its own pool."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="nemo-gpu-decoding")

@@ -115,13 +115,14 @@ def test_nothing_is_mirrored_by_hand():
         assert not by_hand & printed, path
 
 
-# What only CUDA has: entry points of kernels, memory of a block, and steps that are loops on the CPU
+# What only CUDA has: entry points of kernels, memory of a block, steps that are loops on the CPU, and parts of larger
+# files there, which their first lines name
 ONLY_CUDA = {
     "cuda": {"common", "graph_condition"},
     "lm": {"paged"},
     "search": {"rank_key", "rows"},
-    "search/flexctc_beam": {"beam", "candidates", "kernel", "select"},
-    "search/transducer": {"pool", "schedule"},
+    "search/flexctc_beam": {"beam", "candidates", "kernel", "prefix", "select"},
+    "search/transducer": {"expand", "merge", "pool", "schedule"},
     "search/word_graph": {
         "arc_ranges", "compact", "kernel", "links", "workspace",
     },

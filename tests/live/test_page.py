@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_gpu_decoding.live.recognizer import Alternative, Words
-from nemo_gpu_decoding.search.slots import Option
+from nemo_gpu_decoding.search.result import WordOption
 from tests.assets import ASSETS, CTC_MODEL
 
 pytest.importorskip("starlette")
@@ -118,7 +118,7 @@ def hide_numbers(step):
         if found is not None:
             words = tuple(word._replace(word="word") for word in found.words)
             n_best = (Alternative("word and more", -1.0), Alternative("word and moor", -2.0))[: len(found.n_best)]
-            choices = Option("word", 0.75), Option("", 0.25)
+            choices = WordOption("word", 0.75), WordOption("", 0.25)
             slots = tuple(slot._replace(alternatives=choices) for slot in found.alternatives)
             shown[kind] = Words("word and more", words, committed="word and", n_best=n_best, alternatives=slots)
     return step._replace(**shown)

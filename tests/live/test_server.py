@@ -33,7 +33,7 @@ from nemo_gpu_decoding.live.options import Address, Limits
 from nemo_gpu_decoding.live.recognizer import Alternative, BoostedPhrase, StepOutput, Word, Words
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.live.session import Resampler, Session, Start
-from nemo_gpu_decoding.search.slots import Option, Slot
+from nemo_gpu_decoding.search.result import Place, WordOption
 
 RATE, CHUNK = 16000, 160
 BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the step, or give a long transcript
@@ -87,8 +87,8 @@ class NumberReader:
         n_best = [Alternative(f"{text}{'?' * n}", -float(n)) for n in range(chunk.options.n_best)]
         found = Words(text, tuple(words), committed=known)
         if len(n_best) > 1:
-            choices = [Option(words[0].word, 0.75), Option("", 0.25)] if words else []
-            slots = [Slot(0, words[0].start, words[0].end, tuple(choices))] if words else []
+            choices = [WordOption(words[0].word, 0.75), WordOption("", 0.25)] if words else []
+            slots = [Place(0, words[0].start, words[0].end, tuple(choices))] if words else []
             found = found._replace(n_best=tuple(n_best), alternatives=tuple(slots))
         request = chunk.options.request
         if request and request.phrases and (chunk.is_last or value == 0):

@@ -42,29 +42,6 @@ def test_transcribe_with_worker_processes(case, files):
     assert case.texts(files[:3], num_workers=2) == case.texts(files[:3])
 
 
-@pytest.mark.parametrize("case", OVER_TOKENS, indirect=True)
-def test_alternatives_of_dropped_hypotheses(case, files):
-    """They change word alternatives alone, and do not depend on the batch."""
-    plain = transcribed(case.model, case.cfg(**case.several), files, return_hypotheses=True)
-    cfg = case.cfg(**case.several, dropped_alternatives=True)
-    found = transcribed(case.model, cfg, files, return_hypotheses=True)
-    assert [[(h.text, h.score) for h in own] for own in found] == [[(h.text, h.score) for h in own] for own in plain]
-
-    def count(results):
-        return sum(len(slot.alternatives) for own in results for slot in own[0].word_alternatives)
-
-    assert count(found) > count(plain)
-    alone = transcribed(case.model, cfg, files[:1], return_hypotheses=True)
-    slots, expected = ({s[0]: s for s in own[0].word_alternatives} for own in (alone[0], found[0]))
-    for index, slot in slots.items():  # the encoder's output differs in the last bits
-        assert slot.start == pytest.approx(expected[index].start)
-        assert slot.alternatives[0].word == expected[index].alternatives[0].word
-        assert slot.alternatives[0].confidence == pytest.approx(expected[index].alternatives[0].confidence, abs=1e-3)
-    for own in found:
-        of_words = [slot for slot in own[0].word_alternatives if slot.word_index is not None]
-        assert len(of_words) == len(own[0].text.split())
-
-
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("return_hypotheses", [True, False])
 def test_n_best_lists(case, files, return_hypotheses):

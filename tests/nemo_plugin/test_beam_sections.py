@@ -317,7 +317,7 @@ def test_keys_beside_the_section():
 
 def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    own = ("confidence_map", "dropped_alternatives", "merge", "n_best", "backend", "threads", "lm_encoding")
+    own = ("confidence_map", "merge", "n_best", "backend", "threads", "lm_encoding")
     assert set(FLEXCTC.valid) == {*nemo, *LMS, *ALLOWED, *own}
     assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
@@ -477,7 +477,7 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
-    own = ("beam_beta", "confidence_map", "dropped_alternatives", "n_best", "backend", "threads", "lm_encoding")
+    own = ("beam_beta", "confidence_map", "n_best", "backend", "threads", "lm_encoding")
     known = {*nemo, *section.undeclared, *LMS, *ALLOWED, *own}
     assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known

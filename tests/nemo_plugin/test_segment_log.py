@@ -5,7 +5,7 @@ import pytest
 from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
-from nemo_gpu_decoding.search.slots import Option, Slot
+from nemo_gpu_decoding.search.result import Place, WordOption
 
 FULL = Transcript(
     text="ä page",
@@ -13,8 +13,8 @@ FULL = Transcript(
     words=(Word("ä", 0.08, 0.16, 0.1), Word("page", 0.2, 0.5)),
     n_best=(("ä page", -1.0), ("page", -2.5)),
     alternatives=(
-        Slot(0, 0.08, 0.16, (Option("ä", 0.75), Option("", 0.25))),
-        Slot(None, 0.1, 0.2, (Option("a", 0.1),)),
+        Place(0, 0.08, 0.16, (WordOption("ä", 0.75), WordOption("", 0.25))),
+        Place(None, 0.1, 0.2, (WordOption("a", 0.1),)),
     ),
     phrases=(BoostedPhrase("page", 0.5),),
 )

@@ -27,8 +27,7 @@ from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.adapters import written_words
 from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
-from nemo_gpu_decoding.search.word_graph.result import Word
+from nemo_gpu_decoding.search.word_graph.result import GraphWord, minimum_bayes_risk
 from tests.assets import speech
 from tests.nemo_plugin.conftest import emissions_of
 from tests.nemo_plugin.usage import decoded, predicted, texts, transcribed, write_without_unknown
@@ -321,12 +320,15 @@ def test_phrases_of_a_config(tmp_path):
 
 def words_at(*texts):
     """Words of two frames and one token each."""
-    return [Word(text, 1, 3 * n, 3 * n + 2, n, n + 1) for n, text in enumerate(texts)]
+    return [GraphWord(text, 1, 3 * n, 3 * n + 2, n, n + 1) for n, text in enumerate(texts)]
 
 
 def test_punctuation_is_written_after_its_word():
     words = words_at("so", ",", "yes", "!", "?")
-    assert written_words(words, {",", "!", "?"}) == [Word("so,", 1, 0, 2, 0, 2), Word("yes!?", 1, 6, 8, 2, 5)]
+    assert written_words(words, {",", "!", "?"}) == [
+        GraphWord("so,", 1, 0, 2, 0, 2),
+        GraphWord("yes!?", 1, 6, 8, 2, 5),
+    ]
     assert [word.text for word in written_words(words_at("so", ","), ())] == ["so", ","]
     assert [word.text for word in written_words(words_at("-", "so"), {"-"})] == ["-", "so"]
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.result import Path, ScoreParts
-from nemo_gpu_decoding.search.slots import Option, Slot, as_json, in_seconds
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
+from nemo_gpu_decoding.search.result import Path, Place, ScoreParts, WordOption, places_as_json, places_in_seconds
+from nemo_gpu_decoding.search.word_graph.result import with_confidence
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.search.word_graph.test_mbr import path_of, prefix_tree, random_texts
 
@@ -29,26 +28,26 @@ def spoken(text, score, begin=0):
 def test_words_that_replace_each_other_share_a_slot():
     paths = [spoken("▁a ▁b x", math.log(0.6)), spoken("▁a ▁c", math.log(0.3)), spoken("▁a", math.log(0.1))]
     first, second = word_alternatives(paths, VOCABULARY)
-    assert first == Slot(0, 0, 2, (Option("a", 1.0),))
-    assert second == Slot(1, 4, 10, (Option("bx", 0.6), Option("c", 0.3), Option("", 0.1)))
-    assert json.loads(json.dumps(as_json([second])))[0]["alternatives"][1] == {"word": "c", "confidence": 0.3}
+    assert first == Place(0, 0, 2, (WordOption("a", 1.0),))
+    assert second == Place(1, 4, 10, (WordOption("bx", 0.6), WordOption("c", 0.3), WordOption("", 0.1)))
+    assert json.loads(json.dumps(places_as_json([second])))[0]["alternatives"][1] == {"word": "c", "confidence": 0.3}
 
 
 def test_a_word_that_others_insert_has_a_slot_with_their_times():
     paths = [spoken("▁a ▁b", math.log(0.5)), spoken("▁a ▁c ▁b", math.log(0.5))]
     slots = word_alternatives(paths, VOCABULARY)
     assert [slot.word_index for slot in slots] == [0, None, 1]
-    assert slots[1] == Slot(None, 4, 6, (Option("", 0.5), Option("c", 0.5)))
+    assert slots[1] == Place(None, 4, 6, (WordOption("", 0.5), WordOption("c", 0.5)))
     spans = [SimpleNamespace(start=1.0, end=1.1), SimpleNamespace(start=1.3, end=1.5)]
-    assert [slot[1:3] for slot in in_seconds(slots, spans, 0.08)] == [(1.0, 1.1), (1.32, 1.48), (1.3, 1.5)]
+    assert [slot[1:3] for slot in places_in_seconds(slots, spans, 0.08)] == [(1.0, 1.1), (1.32, 1.48), (1.3, 1.5)]
     expected = [(0, 1.0, 1.16), (None, 1.32, 1.48), (0, 1.32, 1.48)]  # one word in place of both
-    assert [slot[:3] for slot in in_seconds(slots, spans[:1], 0.08)] == expected
+    assert [slot[:3] for slot in places_in_seconds(slots, spans[:1], 0.08)] == expected
 
 
 def test_one_path_and_no_words():
     assert word_alternatives([spoken("", 0.0)], VOCABULARY) == ()
     (slot,) = word_alternatives([spoken("", 0.0), spoken("▁c", 0.0)], VOCABULARY)
-    assert slot == Slot(None, 0, 2, (Option("", 0.5), Option("c", 0.5)))
+    assert slot == Place(None, 0, 2, (WordOption("", 0.5), WordOption("c", 0.5)))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -56,15 +55,15 @@ def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed):
     texts = random_texts(seed)
     ranked = sorted(texts, key=lambda text: -texts[text])
     paths = [path_of(text, math.log(texts[text])) for text in ranked]
+    rated = with_confidence(paths)[0]
     for lattice in (None, prefix_tree(texts)):
-        rated = with_confidence(paths, lattice)[0]
         slots = word_alternatives(paths, VOCABULARY, lattice)
         assert [slot.word_index for slot in slots if slot.word_index is not None] == list(range(len(rated.words)))
         for slot in slots:
             assert sum(option.confidence for option in slot.alternatives) == pytest.approx(1, abs=5e-3)
             if slot.word_index is not None:
-                own = dict(slot.alternatives).get(rated.words[slot.word_index].text, 0.0)
-                assert own == pytest.approx(rated.words[slot.word_index].confidence, abs=2e-3)
+                posterior = dict(slot.alternatives).get(rated.words[slot.word_index].text, 0.0)
+                assert posterior == pytest.approx(rated.words[slot.word_index].confidence, abs=2e-3)
 
 
 def test_the_transcript_is_in_the_network_where_others_insert_two_words():

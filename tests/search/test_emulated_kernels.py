@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda.sources import kernel_files
-from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
+from nemo_gpu_decoding.search.transducer.cuda_networks import PredictionPaths
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedModule
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam import both as ctc
 from tests.search.transducer import table_networks as tables
-from tests.search.transducer.test_cuda_prediction import TextsInMemory, assert_outputs, lstm_networks, lstm_output
+from tests.search.transducer.test_cuda_networks import TextsInMemory, assert_outputs, lstm_networks, lstm_output
 from tests.search.word_graph import both as word_graph
 from tests.search.word_graph.models import make, toy_graph
 

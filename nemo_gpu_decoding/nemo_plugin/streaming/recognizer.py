@@ -27,9 +27,8 @@ from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.nemo_plugin.transcript import boosted_phrases
 from nemo_gpu_decoding.search.alternatives import word_alternatives
-from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import NBest, places_in_seconds
 from nemo_gpu_decoding.search.result import Path as SearchPath
-from nemo_gpu_decoding.search.slots import in_seconds
 
 N_BEST = 5  # of searches that have it anyway
 KINDS = ("auto", "buffered", "cache_aware")
@@ -209,8 +208,8 @@ class PipelineRecognizer:
             alternatives = self._alternatives(output.n_best, wanted) if wanted > 1 else ()
             final = live.Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
             if alternatives:
-                slots = word_alternatives(output.n_best.paths, self._infer().vocabulary())
-                timed = in_seconds(slots, final.words, self.pipeline.model_stride_in_secs)
+                places = word_alternatives(output.n_best.paths, self._infer().vocabulary())
+                timed = places_in_seconds(places, final.words, self.pipeline.model_stride_in_secs)
                 final = final._replace(alternatives=timed)
             if ended is not None:
                 share, phrases = ended.best.outside_share, boosted_phrases(ended.phrases)

@@ -1,5 +1,5 @@
-// The candidates of a frame: continuations that may be among the K best, in shared memory. Counterpart of
-// search/candidates.py.
+// The candidates of a frame: continuations that may be among the K best, in shared memory. Counterpart of `Candidates` in
+// search/numerics.py.
 //
 // The list is filled in any order by all threads. Candidates order by score down, then parent up, then
 // label up, and no two are equal: the rank of a candidate is the number of greater keys.
@@ -18,7 +18,7 @@ struct Candidates {
   int beam_size;  // K
   int columns;  // V + 1; 2 K (V + 1) fits into 32 bits
 
-  // Ties: ascending parent, then `choice` of search/candidates.py.
+  // Ties: ascending parent, then `choice` of search/numerics.py.
   uint64 key_of(float score, int parent, int label) const {
     uint32 is_new = label < 0;
     uint32 column = is_new ? ~label : label;

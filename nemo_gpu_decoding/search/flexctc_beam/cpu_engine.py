@@ -12,12 +12,11 @@ from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.flexctc_beam import backpointers
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_shared, rank, trace_back_all
-from nemo_gpu_decoding.search.flexctc_beam.frame import BeamState, advance, new_state, new_workspace
+from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, commit_shared, rank, trace_back_all
+from nemo_gpu_decoding.search.flexctc_beam.frame import FlexCTCBeams, advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.records import SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
-from nemo_gpu_decoding.search.streams import Streams
-from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.streams import Streams, for_each_share
 
 
 class CPUEngine(Engine):
@@ -36,7 +35,7 @@ class CPUEngine(Engine):
         back_pointers = self._back_pointers_for(lengths)
         before = self._state
         beam, sizes, frames_done = (part.copy() for part in before[:3])
-        state = BeamState(beam, sizes, frames_done, back_pointers)
+        state = FlexCTCBeams(beam, sizes, frames_done, back_pointers)
         fusions = self._fusion.arrays
 
         def advance_rows(rows: np.ndarray) -> None:
@@ -68,7 +67,7 @@ class CPUEngine(Engine):
         self._dropped += dropped
         self._state = state._replace(frames_done=state.frames_done - dropped)
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> NBestArrays:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> FlexCTCNBest:
         state, numbers = self._state, np.array(rows, np.int64)
         dropped, last, fusions = self._dropped[numbers], state.frames_done[numbers], self._fusion.arrays
         order = np.full((len(numbers), n_best), -1, np.int32)
@@ -93,7 +92,7 @@ class CPUEngine(Engine):
             for r, b in enumerate(rows):
                 shared[r] = backpointers.shared_frames(state.back_pointers, b, int(last[r]), int(state.sizes[b]))
         ends, shared = last + dropped, shared + dropped
-        return NBestArrays(numbers, ends, order, scores, without_final, traces, shared, committed)
+        return FlexCTCNBest(numbers, ends, order, scores, without_final, traces, shared, committed)
 
     def commit(self, rows: Sequence[int]) -> None:
         commit_shared(self.results(rows, 1, final=False), self._params, self._fusion.arrays)

@@ -35,7 +35,7 @@ from nemo_gpu_decoding.search.engine import BadRow, Engine
 from nemo_gpu_decoding.search.flexctc_beam import records
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, commit_shared
+from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, commit_shared
 from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
 from nemo_gpu_decoding.search.inputs import (
     as_float32,
@@ -170,7 +170,7 @@ class CUDAEngine(Engine):
             self._beams, self._progress, self._frames = beams, progress, reached["frames"].copy()
             self._most_frames = int(self._frames.max())
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> NBestArrays:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> FlexCTCNBest:
         numbers = np.array(rows, np.int64)
         committed, dropped = [self._committed[b] for b in rows], self._dropped[numbers]
         first = np.array([own.frames for own in committed], np.int64)
@@ -391,7 +391,7 @@ class _DeviceResults:
 
     def to_host(
         self, rows: np.ndarray, committed: list[CommittedTokens], dropped: np.ndarray
-    ) -> tuple[NBestArrays, np.ndarray]:
+    ) -> tuple[FlexCTCNBest, np.ndarray]:
         """Wait for the results of streams; also returns `reached`, [R] PROGRESS.
 
         Args:
@@ -403,7 +403,7 @@ class _DeviceResults:
         got = {name: host[part].view(dtype).reshape(shape) for name, (part, dtype, shape) in self._slices.items()}
         reached = got["reached"]
         got["frames"] += dropped[:, None, None].astype(np.int32)
-        found = NBestArrays(
+        found = FlexCTCNBest(
             rows,
             reached["frames"] + dropped,
             got["order"],

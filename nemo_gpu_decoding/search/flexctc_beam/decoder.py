@@ -17,7 +17,7 @@ from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
-from nemo_gpu_decoding.search.flexctc_beam.finish import NBestArrays, fusion_scores
+from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, fusion_scores
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
@@ -91,7 +91,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
-        found: NBestArrays = engine.results(rows, n_best, final=final)
+        found: FlexCTCNBest = engine.results(rows, n_best, final=final)
         paths = self._paths(found, fusion_scores(found, self._params, streams.fusion.arrays, final))
         frames, forbidden = found.frames.tolist(), (final & found.without_final).tolist()
         return [
@@ -105,13 +105,13 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
             for r in range(len(rows))
         ]
 
-    def _committed(self, found: NBestArrays, r: int) -> int:
+    def _committed(self, found: FlexCTCNBest, r: int) -> int:
         """Number of tokens of the best hypothesis that all live hypotheses share."""
         frames, head = found.traces.frames[r, 0, : found.traces.lengths[r, 0]], found.committed[r].head
         before = 0 if head is None else len(head["tokens"])
         return before + int(np.searchsorted(frames, found.shared[r]))
 
-    def _paths(self, found: NBestArrays, fused: np.ndarray) -> list[tuple[Path, ...]]:
+    def _paths(self, found: FlexCTCNBest, fused: np.ndarray) -> list[tuple[Path, ...]]:
         """The hypotheses of each utterance; `fused`: [R, N] TEXT_SCORES.
 
         Most fields are computed for all hypotheses at once, because NumPy operations on single numbers are slow.
@@ -143,7 +143,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
             results[r].append(joined(heads[r], path))
         return [tuple(paths) for paths in results]
 
-    def _alignment(self, found: NBestArrays, r: int, n: int) -> dict[str, np.ndarray]:
+    def _alignment(self, found: FlexCTCNBest, r: int, n: int) -> dict[str, np.ndarray]:
         """Fields of a path after the committed frames, if the config has `alignments`."""
         if not self.config.alignments:
             return {}

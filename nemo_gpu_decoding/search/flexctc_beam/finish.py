@@ -11,10 +11,10 @@ from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
-from nemo_gpu_decoding.search.nbest import TEXT_SCORES, add_text_scores, merge_equal_texts, select_best
+from nemo_gpu_decoding.search.numerics import TEXT_SCORES, add_text_scores, merge_equal_texts, select_best
 
 
-class NBestArrays(NamedTuple):
+class FlexCTCNBest(NamedTuple):
     """The N best hypotheses of R utterances as arrays, best first.
 
     Traces begin after the committed frames.
@@ -30,7 +30,7 @@ class NBestArrays(NamedTuple):
     committed: list[CommittedTokens]  # [R]
 
 
-def commit_shared(found: NBestArrays, params: SearchParams, fusions: FusionArrays) -> None:
+def commit_shared(found: FlexCTCNBest, params: SearchParams, fusions: FusionArrays) -> None:
     """Commit the tokens before the last frame that all live hypotheses of a stream share."""
     for r, own in enumerate(found.committed):
         end = int(found.shared[r])
@@ -89,7 +89,7 @@ def trace_back_all(which, rows, first, state, params, order, traces):
                 trace_back(state.back_pointers, rows[r], frames_of, order[r, n], params.blank_id, traces, r, n)
 
 
-def fusion_scores(found: NBestArrays, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
+def fusion_scores(found: FlexCTCNBest, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
     """LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
 
     Args:

@@ -15,7 +15,12 @@ bit: the bound is summed in the order of the score, and floating-point addition 
 
 Hypotheses with equal text are merged in one of three ways (`merge`). "max" and "sum" select the top K first and then
 recombine hypotheses with equal text and last label, by the maximum or the sum of their probabilities. "prefix" keeps
-one slot per text, with separate probabilities of ending in a blank and in a token (`prefix.py`).
+one slot per text, with separate probabilities of ending in a blank and in a token.
+
+**merge=prefix** takes the steps of textbook CTC prefix search. A text has two probabilities: of its alignments that
+end in a blank, and of those that end in its last token. A frame leads to a text in three ways: by a blank, by a
+repetition of the last token, or by the last token as a new token after the text without it. The third way may add to a
+text that is already in the beam. Every other extension is a new text, so the bound is valid here too.
 """
 
 from __future__ import annotations
@@ -26,12 +31,21 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.jit import linked, no_refcount
-from nemo_gpu_decoding.search.candidates import Candidates, floor_of, insert
 from nemo_gpu_decoding.search.flexctc_beam import scoring
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers, new_back_pointers
-from nemo_gpu_decoding.search.flexctc_beam.prefix import find_text, offer_same_text
 from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS, MERGE_PREFIX, MERGE_SUM, NO_LABEL
-from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, MOST_LOG_PROB, column_of, extended_hash, log_add, next_label
+from nemo_gpu_decoding.search.flexctc_beam.scoring import fused, score_before
+from nemo_gpu_decoding.search.numerics import (
+    IMPOSSIBLE,
+    MOST_LOG_PROB,
+    Candidates,
+    column_of,
+    extended_hash,
+    floor_of,
+    insert,
+    log_add,
+    next_label,
+)
 
 # A hypothesis extended by the label of a frame.
 CANDIDATE = np.dtype(
@@ -49,7 +63,7 @@ CANDIDATE = np.dtype(
 )
 
 
-class BeamState(NamedTuple):
+class FlexCTCBeams(NamedTuple):
     """State of the search of B utterances."""
 
     beam: np.ndarray  # [B, K] HYPOTHESIS
@@ -58,19 +72,19 @@ class BeamState(NamedTuple):
     back_pointers: BackPointers
 
 
-class Workspace(NamedTuple):
+class FrameWorkspace(NamedTuple):
     """Buffers of one thread for a frame."""
 
     candidates: Candidates
     next_beam: np.ndarray  # [K] HYPOTHESIS
 
 
-def new_workspace(beam_size: int) -> Workspace:
+def new_workspace(beam_size: int) -> FrameWorkspace:
     candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
-    return Workspace(candidates, np.empty(beam_size, HYPOTHESIS))
+    return FrameWorkspace(candidates, np.empty(beam_size, HYPOTHESIS))
 
 
-def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
+def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeams:
     """State before the first frame of B utterances: the empty text in slot 0, a capacity of `frames` frames."""
     n = len(fusions.utterances)
     beam = np.zeros((n, beam_size), HYPOTHESIS)
@@ -80,14 +94,14 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
     first["boosting_state"] = fusions.utterances["boosting_start"]
     first["token_score"] = IMPOSSIBLE
     back_pointers = new_back_pointers(n, frames, beam_size)
-    return BeamState(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers)
+    return FlexCTCBeams(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers)
 
 
 @no_refcount
 def advance(rows, log_probs, lengths, state, params, fusions, workspace):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
-    Updates the `BeamState` in place; its back-pointers have a capacity for frames_done + T frames. Stops before a
+    Updates the `FlexCTCBeams` in place; its back-pointers have a capacity for frames_done + T frames. Stops before a
     frame with NaN or a value above MOST_LOG_PROB, with sizes[b] = BAD_INPUT; and before a frame in which no label is
     possible, with sizes[b] = 0.
     """
@@ -236,5 +250,45 @@ def _find_duplicate(beam, size, hypothesis):
             and beam[i].last_label == hypothesis.last_label
             and beam[i].length == hypothesis.length
         ):
+            return i
+    return -1
+
+
+# ------------------------------------------------------------------------------------ merge=prefix
+
+
+@linked
+def offer_same_text(row, beam, size, k, params, fusion, candidates, count):
+    """Offer the unchanged text k: by a blank, by its last token repeated, or by a new token after its parent."""
+    blank = beam[k].score + row[params.blank_id]
+    repeat, arrival, parent = IMPOSSIBLE, IMPOSSIBLE, np.int64(-1)
+    if beam[k].length > 0:
+        v = beam[k].last_label
+        repeat = beam[k].token_score + row[v]
+        parent = find_text(beam, size, beam[k].parent_hash, beam[k].length - 1)
+        if parent >= 0:
+            base = score_before(beam[parent], v) + row[v] + params.beam_beta
+            arrival, _, _ = fused(base, beam[parent], v, np.float32(0), IMPOSSIBLE, params, fusion)
+    token = log_add(repeat, arrival)
+    # the back-pointer follows the likeliest of the three
+    origin, choice = np.int64(k), 2 * np.int64(params.blank_id)
+    if arrival > blank and arrival > repeat:
+        origin, choice = parent, 2 * np.int64(beam[k].last_label) + 1
+    elif repeat > blank:
+        choice = 2 * np.int64(beam[k].last_label)
+    score, lm_state, boosting_state = log_add(blank, token), beam[k].lm_state, beam[k].boosting_state
+    slot, count = insert(candidates, count, score, origin, choice, lm_state, boosting_state)
+    if slot >= 0:
+        candidates.items[slot].blank_score = blank
+        candidates.items[slot].token_score = token
+        candidates.items[slot].same_text_as = k
+    return count
+
+
+@linked
+def find_text(beam, size, text_hash, length):
+    """The slot below `size` with this text, or -1."""
+    for i in range(size):
+        if beam[i].text_hash == text_hash and beam[i].length == length:
             return i
     return -1

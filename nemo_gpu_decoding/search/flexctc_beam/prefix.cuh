@@ -1,4 +1,4 @@
-// merge=prefix: one slot per text with blank and token scores apart. Counterpart of prefix.py.
+// merge=prefix: one slot per text with blank and token scores apart. Counterpart of frame.py.
 #pragma once
 
 #include "search/flexctc_beam/frame.cuh"

@@ -19,15 +19,13 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import UtteranceFusion, of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.search.candidates import insert
-from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, extended_hash, log_add
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, extended_hash, insert, log_add
 from nemo_gpu_decoding.search.transducer import cpu_engine, scoring
-from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
+from nemo_gpu_decoding.search.transducer.beam import add_node, begin_step, extend, find_duplicate, merge
 from nemo_gpu_decoding.search.transducer.config import AESConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.expand import count_within_gamma, new_candidates, offer_blanks, offer_tokens
-from nemo_gpu_decoding.search.transducer.merge import add_node, begin_step, merge
 from nemo_gpu_decoding.search.transducer.records import CANDIDATE, HYPOTHESIS, KEEP, NO_SCORE
+from nemo_gpu_decoding.search.transducer.scoring import count_within_gamma, new_candidates, offer_blanks, offer_tokens
 
 
 class Pool(NamedTuple):

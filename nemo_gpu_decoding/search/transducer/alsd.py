@@ -6,7 +6,7 @@ extensions of all hypotheses form the new beam; hypotheses with equal text and f
 probabilities. The score of a hypothesis is
     log P_transducer + alpha_LM log P_LM(text) + alpha_PB boost(text)
 with blanks scored as in `scoring.py`. The blanks of all hypotheses are offered first: they need no LM, and give the
-floor that a token must reach before the LM is queried (`expand.py`).
+floor that a token must reach before the LM is queried.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.search.candidates import insert
+from nemo_gpu_decoding.search.numerics import insert
 from nemo_gpu_decoding.search.transducer import cpu_engine, scoring
+from nemo_gpu_decoding.search.transducer.beam import begin_step, merge
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.expand import best_labels, new_candidates, offer_blanks, offer_tokens
-from nemo_gpu_decoding.search.transducer.merge import begin_step, merge
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP, NO_SCORE
+from nemo_gpu_decoding.search.transducer.scoring import best_labels, new_candidates, offer_blanks, offer_tokens
 
 
 @compiled

@@ -19,13 +19,18 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.jit import compiled, inlined, linked
-from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.streams import for_each_share
 from nemo_gpu_decoding.search.transducer import cpu_networks
-from nemo_gpu_decoding.search.transducer.beam import BeamState, PendingPredictions, StepData, grown_nodes, new_pending
+from nemo_gpu_decoding.search.transducer.beam import (
+    PendingPredictions,
+    StepData,
+    TransducerBeams,
+    grown_nodes,
+    new_pending,
+)
 from nemo_gpu_decoding.search.transducer.cpu_math import copy
-from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine
+from nemo_gpu_decoding.search.transducer.engine import TransducerEngine, TransducerStreams, flattened
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.prediction_cache import flattened
 
 # Most rows of a step. With fewer, reading the weights takes longer than the products: few texts are new in a step.
 ROWS_AT_ONCE = 512
@@ -36,7 +41,7 @@ WORK_PER_THREAD = 200_000
 class CPUEngine(TransducerEngine):
     """The search on the CPU; the networks run on their own device."""
 
-    def _advance(self, state: StreamState, *, ended: bool) -> None:
+    def _advance(self, state: TransducerStreams, *, ended: bool) -> None:
         networks = self._algorithm.compiled.current()
         parts = (state.frames.values, *state.predictions.parts)
         if networks is None or any(part.dtype != torch.float32 for part in parts):
@@ -44,7 +49,7 @@ class CPUEngine(TransducerEngine):
         elif state.frames.values.shape[1]:
             self._advance_compiled(state, ended, networks)
 
-    def _advance_compiled(self, state: StreamState, ended: bool, networks: cpu_networks.PackedNetworks) -> None:
+    def _advance_compiled(self, state: TransducerStreams, ended: bool, networks: cpu_networks.PackedNetworks) -> None:
         algorithm, beams = self._algorithm, state.beams
         frames = beams.ends - state.frames.first
         beam_size = beams.beam.shape[1]
@@ -68,7 +73,7 @@ class CPUEngine(TransducerEngine):
                 return
             needed += beam_size * int(frames.max())
 
-    def _advance_in_torch(self, state: StreamState, ended: bool) -> None:
+    def _advance_in_torch(self, state: TransducerStreams, ended: bool) -> None:
         algorithm, beams = self._algorithm, state.beams
         n, beam_size = beams.beam.shape
         pending = new_pending(n, beam_size)
@@ -135,7 +140,7 @@ def new_sources(rows: int) -> RowSources:
 class Run(NamedTuple):
     """Arrays of the compiled search of a group of utterances, with R rows per step."""
 
-    state: BeamState
+    state: TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
     first_frames: np.ndarray  # [n] int64
     strides: tuple[int, int]  # frames and cache entries per utterance
@@ -146,7 +151,11 @@ class Run(NamedTuple):
 
 
 def new_run(
-    networks: TransducerNetworks, state: StreamState, texts: cpu_networks.TextCache, shared: SharedRows, group: int
+    networks: TransducerNetworks,
+    state: TransducerStreams,
+    texts: cpu_networks.TextCache,
+    shared: SharedRows,
+    group: int,
 ) -> Run:
     """The arrays for groups of at most so many utterances."""
     rows = group * state.beams.beam.shape[1]
@@ -218,7 +227,7 @@ class JointRows:
         state: the beams, the frames that may be read, the prediction cache.
     """
 
-    def __init__(self, networks: TransducerNetworks, temperature: float, state: StreamState) -> None:
+    def __init__(self, networks: TransducerNetworks, temperature: float, state: TransducerStreams) -> None:
         self._networks, self._temperature, self._state = networks, temperature, state
         self._flat_frames = state.frames.values.flatten(0, 1)
         # frames and cache entries per utterance

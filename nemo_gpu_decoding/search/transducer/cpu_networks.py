@@ -6,7 +6,7 @@ all its steps is one call of compiled code. The networks do what `LSTMNetworks` 
 * The product of a text's hidden values and the recurrent weights is computed when the text is first extended, and kept
   for its other extensions. A quarter to a third of the texts that reach a beam are such siblings.
 * A row of logits becomes log-probs at once, in double, without intermediate arrays.
-* A row of a product does not depend on other rows, see `cpu_products.py`.
+* A row of a product does not depend on other rows, see `cpu_math.py`.
 
 Results differ from torch's by rounding only. All other networks, types and devices are run by torch.
 """
@@ -21,18 +21,25 @@ import torch
 from torch import Tensor, nn
 
 from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.transducer.cpu_math import copy, log_softmax, sigmoid, tanh
-from nemo_gpu_decoding.search.transducer.cpu_products import multiply, packed, whole_panels, whole_rows
+from nemo_gpu_decoding.search.transducer.cpu_math import (
+    copy,
+    log_softmax,
+    multiply,
+    packed,
+    sigmoid,
+    tanh,
+    whole_panels,
+    whole_rows,
+)
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
-from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, TransducerNetworks
-from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights
+from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, MadeOfWeights, TransducerNetworks
 
 RELU, TANH, SIGMOID = range(3)
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
 
 
 class PackedNetworks(NamedTuple):
-    """L layers with H hidden values each, J inputs of the joint, V tokens; panels as in `cpu_products.py`."""
+    """L layers with H hidden values each, J inputs of the joint, V tokens; panels as in `cpu_math.py`."""
 
     table: np.ndarray  # [V + 1, 4 H], contributions of labels to the gates of the first layer
     recurrent: np.ndarray  # [L, panels of H -> 4 H]

@@ -1,10 +1,9 @@
 """`CUDAEngine`: steps of a transducer search on the GPU, with the kernels of `alsd.cu` and `aes.cu`.
 
-In a step, the joint reads frames and predictions of all hypotheses (`cuda_joint.py`), the kernels `expand` and `merge`
-search, and the prediction network reads the new tokens (`cuda_prediction.py`). Shapes are the same in every step: each
-of the B * K hypotheses has a row, also if it needs none. The host reads nothing, so that any number of steps can be
-queued or captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after
-the last.
+In a step, the joint reads frames and predictions of all hypotheses (`cuda_networks.py`), the kernels `expand` and
+`merge` search, and the prediction network reads the new tokens. Shapes are the same in every step: each of the B * K
+hypotheses has a row, also if it needs none. The host reads nothing, so that any number of steps can be queued or
+captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after the last.
 
 The prediction cache is not searched by text: every new token gets an entry that no hypothesis of the old beam uses.
 Most hypotheses take a blank in a step, so the batch of the prediction network has fewer rows. An utterance whose new
@@ -27,33 +26,31 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_devi
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.beam import grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import Conditions, GraphRunner, check_not_capturing
-from nemo_gpu_decoding.search.transducer.cuda_joint import Joint, JointPaths
-from nemo_gpu_decoding.search.transducer.cuda_prediction import Prediction, PredictionPaths
-from nemo_gpu_decoding.search.transducer.cuda_run import (
+from nemo_gpu_decoding.search.transducer.cuda_networks import Joint, JointPaths, Prediction, PredictionPaths
+from nemo_gpu_decoding.search.transducer.cuda_workspace import (
+    Held,
+    RunWorkspace,
+    WorkspacePool,
+    WorkspaceShape,
     append_nodes,
+    as_bytes,
+    bucket,
     go_on_with_nodes,
     goes_on,
+    kind_of,
     outcome,
     plan,
     settle,
 )
-from nemo_gpu_decoding.search.transducer.cuda_workspace import (
-    Held,
-    Workspace,
-    WorkspacePool,
-    WorkspaceShape,
-    as_bytes,
-    bucket,
-    kind_of,
-)
 from nemo_gpu_decoding.search.transducer.engine import (
     Algorithm,
-    StreamState,
+    Predictions,
     TransducerEngine,
+    TransducerStreams,
+    UnreadFrames,
     concatenated,
     valid_frames,
 )
-from nemo_gpu_decoding.search.transducer.prediction_cache import Frames, Predictions
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, ListSizes, SearchParams
 
 MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each
@@ -212,7 +209,7 @@ class CUDAEngine(TransducerEngine):
         if self._held is not None:
             self._held.work.recalled_of = None  # the first entries of these rows have changed
 
-    def _advance(self, state: StreamState, *, ended: bool) -> None:
+    def _advance(self, state: TransducerStreams, *, ended: bool) -> None:
         check_not_capturing(state.predictions.outputs.device)
         nothing = np.zeros(len(state.nodes), np.int64)
         self._search(state, NewFrames(state.frames.values.flatten(0, 1)[:0], nothing, nothing, ended=ended))
@@ -225,7 +222,7 @@ class CUDAEngine(TransducerEngine):
                 return
             # the networks compute in another type now
             state.predictions = state.predictions.selected(np.arange(n), n)
-            state.frames = Frames(state.frames.values.clone(), state.frames.first)
+            state.frames = UnreadFrames(state.frames.values.clone(), state.frames.first)
             self._held.give_back()
             self._held = self._step = None
         most = NODES_PER_FRAME * bucket(int(new.lengths.max())) * self._algorithm.params.beam_size
@@ -237,9 +234,9 @@ class CUDAEngine(TransducerEngine):
             held.work.reserve_frames(int(new.lengths.max()) + FRAMES_THAT_WAIT)
             outputs, *parts = (own[:entries] for own in held.work.cache)
             state.predictions = Predictions(outputs, tuple(parts))
-            state.frames = Frames(held.work.frames_of(n), state.frames.first)
+            state.frames = UnreadFrames(held.work.frames_of(n), state.frames.first)
 
-    def _search(self, state: StreamState, new: NewFrames) -> bool:
+    def _search(self, state: TransducerStreams, new: NewFrames) -> bool:
         """Run until no utterance has a next step; False if the sum of the new frames is not finite."""
         held = self._held
         if held is None or state is not self._state:
@@ -248,7 +245,7 @@ class CUDAEngine(TransducerEngine):
                 work.take_frames(state.frames.values)
                 if not self._run_on(work, self._new_step(work), state, new):
                     return False
-                state.frames = Frames(work.frames_of(len(state.nodes)), state.frames.first)
+                state.frames = UnreadFrames(work.frames_of(len(state.nodes)), state.frames.first)
                 state.add_frames(new.rows[:0], np.zeros_like(new.lengths))  # frees memory
                 work.give_predictions(state.predictions.parts)
                 return True
@@ -265,14 +262,19 @@ class CUDAEngine(TransducerEngine):
             state.frames.values = held.work.frames_of(len(state.nodes))
         return done
 
-    def _new_step(self, work: Workspace) -> _Step:
+    def _new_step(self, work: RunWorkspace) -> _Step:
         device, work.recalled_of = work.shape.device, None
         work.take_boosting(trees_on_device(self._fusion, device))
         prediction, joint = self._shared.predictions.on(work), self._shared.joints.on(work)
         return _Step(self._algorithm, work, on_device(self._fusion.lm, device), joint, prediction)
 
     def _run_on(
-        self, work: Workspace, step: _Step, state: StreamState, new: NewFrames, known: Conditions | None = None
+        self,
+        work: RunWorkspace,
+        step: _Step,
+        state: TransducerStreams,
+        new: NewFrames,
+        known: Conditions | None = None,
     ) -> bool:
         """Run on a workspace that has the predictions and frames of the streams; see `_search`."""
         beams, n, host = state.beams, len(state.nodes), work.exchange.on_host
@@ -308,7 +310,7 @@ class CUDAEngine(TransducerEngine):
         settle(*own, work.columns, given)
         return True
 
-    def _shape(self, state: StreamState, frames: Tensor, nodes_of_push: int = 0) -> WorkspaceShape:
+    def _shape(self, state: TransducerStreams, frames: Tensor, nodes_of_push: int = 0) -> WorkspaceShape:
         parts, params = state.predictions.parts, self._algorithm.params
         utterances = bucket(len(state.nodes))
         return WorkspaceShape(
@@ -338,7 +340,7 @@ class _Step:
     """The launches of one step on a workspace."""
 
     def __init__(
-        self, algorithm: Algorithm, work: Workspace, lm: DeviceAutomaton, joint: Joint, prediction: Prediction
+        self, algorithm: Algorithm, work: RunWorkspace, lm: DeviceAutomaton, joint: Joint, prediction: Prediction
     ) -> None:
         self._algorithm, self.work, self._lm = algorithm, work, lm
         self._joint, self.prediction = joint, prediction
@@ -418,7 +420,7 @@ class _Step:
         return exchange.on_host["beams"].tobytes() if goes_on(exchange.on_host["counters"]) else None
 
 
-def _new_nodes(work: Workspace, n: int, most: int) -> np.ndarray:
+def _new_nodes(work: RunWorkspace, n: int, most: int) -> np.ndarray:
     """[n, `most` or more] the nodes that the device has added since they were fetched last."""
     if work.shape.nodes_of_push:
         return work.exchange.on_host["nodes"]

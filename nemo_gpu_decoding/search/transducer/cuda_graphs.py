@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from nemo_gpu_decoding.cuda.while_graph import capture_chunk, capture_while, is_capturing, why_no_while_graphs
-from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
+from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -80,7 +80,7 @@ class GraphRunner:
         self._failures = dict.fromkeys((LOOP, CHUNKS), 0)
         self._parts: _Parts | None = None  # as of the last run
 
-    def run(self, step: GraphStep, work: Workspace, known: Conditions | None = None) -> None:
+    def run(self, step: GraphStep, work: RunWorkspace, known: Conditions | None = None) -> None:
         """Run on the workspace's device and torch's current stream, at least one step.
 
         Args:
@@ -119,7 +119,7 @@ class GraphRunner:
             self._parts = parts = _Parts(self._networks)
         return Conditions(parts.versions(), tuple(parts.modules), _arithmetic())
 
-    def _graph(self, mode: str, step: GraphStep, work: Workspace, known: Conditions) -> Any | None:
+    def _graph(self, mode: str, step: GraphStep, work: RunWorkspace, known: Conditions) -> Any | None:
         """The graph of this step, captured if it is new; None if the mode failed."""
         key = mode, step.key, known
         if key in work.graphs:

@@ -1,4 +1,4 @@
-"""The buffers of runs on the GPU, at fixed addresses for CUDA graphs.
+"""The buffers of runs on the GPU, at fixed addresses for CUDA graphs, and what host and device exchange in a run.
 
 A run copies its utterances in, searches, and copies them out; it may use any idle workspace of its shape. Streams that
 are pushed to hold a workspace of their own instead, in which their predictions and frames stay between pushes.
@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.cuda.exchange import Exchange
 from nemo_gpu_decoding.cuda.launch import Module, Signature, runtime
 from nemo_gpu_decoding.fusion.batch import DeviceAutomaton
+from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.transducer import records
+from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, REFUSED, WAITING
 
 SCHEDULE = "search/transducer/schedule.cu"
 NODE_CAPACITY = 8192  # per utterance; when a buffer is full, the host fetches the nodes and the run continues
@@ -52,7 +55,7 @@ def bucket(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-class Workspace:
+class RunWorkspace:
     """Tensors and sizes, named as in the signatures of records.py."""
 
     def __init__(self, shape: WorkspaceShape) -> None:
@@ -192,19 +195,19 @@ class Workspace:
 class WorkspacePool:
     """The workspaces of one decoder, for runs of several threads."""
 
-    _idle: list[Workspace] = field(default_factory=list)  # the last used one last
+    _idle: list[RunWorkspace] = field(default_factory=list)  # the last used one last
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _held: int = 0
     # Of streams that are gone; None: it failed. Finalizers add to it, which must not wait for the lock.
-    _returned: list[Workspace | None] = field(default_factory=list)
+    _returned: list[RunWorkspace | None] = field(default_factory=list)
 
     @contextmanager
-    def borrowed(self, shape: WorkspaceShape) -> Iterator[Workspace]:
+    def borrowed(self, shape: WorkspaceShape) -> Iterator[RunWorkspace]:
         """A workspace of this shape for one run; it is discarded if the run fails."""
         with self._lock:
             self._collect()
             found = self._fitting(shape)
-        workspace = found or Workspace(shape)
+        workspace = found or RunWorkspace(shape)
         yield workspace
         with self._lock:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
@@ -218,13 +221,13 @@ class WorkspacePool:
             self._held += 1
             found = self._fitting(shape)
         try:
-            workspace = found or Workspace(shape)
+            workspace = found or RunWorkspace(shape)
         except BaseException:
             self._returned.append(None)
             raise
         return Held(workspace, self._returned, holder)
 
-    def _fitting(self, shape: WorkspaceShape) -> Workspace | None:
+    def _fitting(self, shape: WorkspaceShape) -> RunWorkspace | None:
         """The last used idle workspace of this shape, which is idle no longer. Call with the lock."""
         for i in reversed(range(len(self._idle))):
             if self._idle[i].shape == shape:
@@ -249,7 +252,7 @@ class WorkspacePool:
 class Held:
     """A workspace that streams hold. The pool gets it back when `holder` is deleted, or by `give_back`."""
 
-    def __init__(self, workspace: Workspace, returned: list[Workspace | None], holder: object) -> None:
+    def __init__(self, workspace: RunWorkspace, returned: list[RunWorkspace | None], holder: object) -> None:
         self.work, self._returned = workspace, returned
         self._finalizer = weakref.finalize(holder, returned.append, workspace)
         self._finalizer.atexit = False
@@ -271,3 +274,110 @@ def kind_of(rows: Tensor) -> tuple[Any, ...]:
 def as_bytes(rows: Tensor) -> Tensor:
     """[R, ...] of any type as [R, bytes]."""
     return rows.flatten(1).view(torch.uint8)
+
+
+# ----------------------------------------------------------------------- what a run gets and gives
+
+
+@compiled
+def plan(beams, counters, ends, first_frames, lengths, new_rows, columns, ended, utterances, given):
+    """Fill the arrays that a run gives to the device.
+
+    Args:
+        beams: [n, K] HYPOTHESIS.
+        counters: [n] STREAM_COUNTERS.
+        ends: [n] number of frames received before the run.
+        first_frames: [n] number of the frame in column 0 of the buffer of frames.
+        lengths: [n] number of new frames.
+        new_rows: [n] row of the first one.
+        columns: frames that an utterance has room for in the buffer.
+        ended: whether no more frames follow.
+        utterances: [n] UTTERANCE, the weights.
+        given: STREAM_PARAMS, STREAM_COUNTERS and HYPOTHESIS of at least n utterances.
+
+    Returns:
+        Whether an utterance has a step; and the columns that are needed. If these are more than `columns`, the caller
+        must make room and plan again.
+    """
+    streams, given_counters, given_beams = given
+    has_step, most = False, 0
+    for b in range(len(counters)):
+        end = ends[b] + lengths[b]
+        needed, reads, blocked = ends[b], False, False
+        for k in range(counters[b].size):
+            frame = np.int64(beams[b, k].frame)
+            needed = min(needed, frame)
+            if beams[b, k].open:
+                reads |= frame < end
+                blocked |= frame >= end and not ended
+        has_step |= reads and not blocked
+        most = max(most, ends[b] - needed + lengths[b])
+        for k in range(beams.shape[1]):
+            given_beams[b, k] = beams[b, k]
+        given_counters[b] = counters[b]
+        given_counters[b].node_base = counters[b].node_count
+        own, weights = streams[b], utterances[b]
+        own.lm_weight = weights.lm_weight
+        own.boosting_weight = weights.boosting_weight
+        own.inverse_lm_weight = 1.0 / np.float64(weights.lm_weight) if weights.lm_weight > 0 else 0.0
+        own.first_row = b * columns - needed
+        own.new_row = new_rows[b]
+        own.new_count = lengths[b]
+        own.kept = ends[b] - needed
+        own.kept_from = needed - first_frames[b]
+        own.end = end
+        own.ended = ended
+    return has_step, most
+
+
+@compiled
+def outcome(counters):
+    """Whether a run was refused and whether the host must fetch nodes for it to go on; largest numbers of new nodes
+    and of all nodes."""
+    refused, full, failed, most_new, most = False, False, False, 0, 0
+    for b in range(len(counters)):
+        refused |= counters[b].activity == REFUSED
+        full |= counters[b].activity == FULL
+        failed |= counters[b].size <= 0
+        most_new = max(most_new, counters[b].node_count - counters[b].node_base)
+        most = max(most, counters[b].node_count)
+    return refused, full and not failed, most_new, most
+
+
+@compiled
+def goes_on(counters):
+    """Whether an utterance has a next step."""
+    found = False
+    for b in range(len(counters)):
+        found |= counters[b].activity == ACTIVE or counters[b].activity == WAITING
+    return found
+
+
+@compiled
+def go_on_with_nodes(streams, counters):
+    """Prepare the rest of a run whose nodes have been fetched; its frames are where they belong."""
+    for b in range(len(counters)):
+        counters[b].node_base = counters[b].node_count
+        streams[b].kept_from = 0
+        streams[b].new_count = 0
+
+
+@compiled
+def settle(beams, counters, ends, first_frames, lengths, columns, found):
+    """Take the state of the utterances after a run from the arrays of `plan`, which the device has changed."""
+    streams, found_counters, found_beams = found
+    for b in range(len(counters)):
+        counters[b] = found_counters[b]
+        for k in range(beams.shape[1]):
+            beams[b, k] = found_beams[b, k]
+        ends[b] += lengths[b]
+        first_frames[b] = b * columns - streams[b].first_row
+
+
+@compiled
+def append_nodes(nodes, added, counters):
+    """Append the nodes that the device has added, [n, ...] NODE, to the trees."""
+    for b in range(len(counters)):
+        base = counters[b].node_base
+        for i in range(counters[b].node_count - base):
+            nodes[b, base + i] = added[b, i]

@@ -24,10 +24,9 @@ from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
-from nemo_gpu_decoding.search.transducer.cuda_joint import JointPaths
-from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
+from nemo_gpu_decoding.search.transducer.cuda_networks import JointPaths, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
-from nemo_gpu_decoding.search.transducer.engine import Algorithm, NBestArrays
+from nemo_gpu_decoding.search.transducer.engine import Algorithm, TransducerNBest
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks, checked_networks
 from nemo_gpu_decoding.search.transducer.records import BLANK_MODES, SearchParams
 from nemo_gpu_decoding.search.transducer.trace_back import add_scores, path_fields, tokens_between, trace_back
@@ -137,7 +136,7 @@ class TransducerDecoder(Decoder[C, NBest]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
-        found: NBestArrays = engine.results(rows, n_best, final=final)
+        found: TransducerNBest = engine.results(rows, n_best, final=final)
         results = []
         for r in range(len(rows)):
             paths = tuple(self._path(found, r, n, final) for n in range(n_best) if found.order[r, n] >= 0)
@@ -145,7 +144,7 @@ class TransducerDecoder(Decoder[C, NBest]):
             results.append(NBest(paths, num_frames=int(found.state.beams.ends[found.rows[r]]), committed=committed))
         return results
 
-    def _open_tokens(self, found: NBestArrays, r: int) -> int:
+    def _open_tokens(self, found: TransducerNBest, r: int) -> int:
         """Number of tokens of the best hypothesis that are not shared by all live hypotheses."""
         own, beams = int(found.rows[r]), found.state.beams
         ends = beams.beam[own]["node"][beams.live[own]]
@@ -153,7 +152,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         nodes = found.state.nodes[own]
         return int(tokens_between(nodes, common_ancestor(nodes["parent"], ends), best, self.networks.vocab_size))
 
-    def _path(self, found: NBestArrays, r: int, n: int, final: bool) -> Path:
+    def _path(self, found: TransducerNBest, r: int, n: int, final: bool) -> Path:
         own, score = int(found.rows[r]), float(found.scores[r, n])
         node = found.state.beams.beam[own, found.order[r, n]]["node"]
         columns: dict[str, Any] = path_fields(trace_back(found.state.nodes[own], node), self._params)

@@ -1,6 +1,6 @@
-"""`TransducerEngine`: the base class of the engines of both backends.
+"""`TransducerEngine`: the base class of the engines of both backends, and the state of their streams.
 
-Between runs both backends keep a `StreamState`; a subclass implements a run.
+Between runs both backends keep a `TransducerStreams`; a subclass implements a run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionArrays
+from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, common_ancestor, worth_committing
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
-from nemo_gpu_decoding.search.transducer.beam import BeamState, new_beam_state, new_nodes
+from nemo_gpu_decoding.search.transducer.beam import PendingPredictions, TransducerBeams, new_beam_state, new_nodes
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
-from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.prediction_cache import Frames, Predictions
+from nemo_gpu_decoding.search.transducer.networks import State, TransducerNetworks
 from nemo_gpu_decoding.search.transducer.records import SearchParams
 from nemo_gpu_decoding.search.transducer.trace_back import add_scores, drop_nodes, path_fields, rank, trace_back
 
@@ -42,23 +42,23 @@ class Algorithm(NamedTuple):
 
 
 @dataclass
-class StreamState:
+class TransducerStreams:
     """State of the search of n utterances between runs."""
 
-    beams: BeamState
+    beams: TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
     predictions: Predictions
-    frames: Frames  # frames that a hypothesis may still read
+    frames: UnreadFrames  # frames that a hypothesis may still read
     fusions: FusionArrays
 
-    def selected(self, rows: np.ndarray) -> StreamState:
+    def selected(self, rows: np.ndarray) -> TransducerStreams:
         """A copy of some utterances."""
-        beams = BeamState(*(part[rows] for part in self.beams))
-        return StreamState(
+        beams = TransducerBeams(*(part[rows] for part in self.beams))
+        return TransducerStreams(
             beams,
             self.nodes[rows, : int(beams.counters["node_count"].max(initial=1))],
             self.predictions.selected(rows, len(self.nodes)),
-            Frames(self.frames.values[rows], self.frames.first[rows]),
+            UnreadFrames(self.frames.values[rows], self.frames.first[rows]),
             self.fusions._replace(utterances=self.fusions.utterances[rows]),
         )
 
@@ -88,12 +88,12 @@ class StreamState:
         self.frames.first[rows] = 0
 
 
-class NBestArrays(NamedTuple):
+class TransducerNBest(NamedTuple):
     """The best hypotheses of R utterances, N of each."""
 
     order: np.ndarray  # [R, N] int32 slots in the beam, best first; -1: there are fewer
     scores: np.ndarray  # [R, N] float32
-    state: StreamState
+    state: TransducerStreams
     rows: np.ndarray  # [R] numbers of the utterances in `state`
     committed: list[CommittedTokens]  # [R] the tokens before the nodes of `state`
 
@@ -113,13 +113,13 @@ class TransducerEngine(Engine):
         with torch.inference_mode(), networks.evaluation():
             predictions = Predictions.start(networks, n, beams.cache_hashes.shape[1])
         nodes = new_nodes(n, 16 * beam_size)
-        self._state = StreamState(beams, nodes, predictions, Frames.none(n), fusion.arrays)
+        self._state = TransducerStreams(beams, nodes, predictions, UnreadFrames.none(n), fusion.arrays)
         self._committed = [CommittedTokens() for _ in range(n)]
         self._most_nodes = FIRST_COMMIT  # of a tree; a larger tree triggers a commit
         self._lost = False
 
     @abstractmethod
-    def _advance(self, state: StreamState, *, ended: bool) -> None:
+    def _advance(self, state: TransducerStreams, *, ended: bool) -> None:
         """Search until every utterance needs frames that have not arrived, or has `ended`.
 
         Stops with a size <= 0 in the beam of an utterance for which the joint's output is invalid.
@@ -151,7 +151,7 @@ class TransducerEngine(Engine):
             self.commit(range(len(self._committed)))
             self._most_nodes = 2 * int(self._state.beams.counters["node_count"].max()) + FIRST_COMMIT
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> NBestArrays:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> TransducerNBest:
         self._check_alive()
         state, numbers = self._state, np.array(rows, np.int64)
         if final and (state.needed < state.beams.ends)[numbers].any():  # frames of utterances that waited for more
@@ -168,7 +168,7 @@ class TransducerEngine(Engine):
             other_order, other_scores = order[unfinished], scores[unfinished]
             rank(numbers[unfinished], state.beams, state.fusions, False, score_norm, other_order, other_scores)
             order[unfinished], scores[unfinished] = other_order, other_scores
-        return NBestArrays(order, scores, state, numbers, [self._committed[row] for row in rows])
+        return TransducerNBest(order, scores, state, numbers, [self._committed[row] for row in rows])
 
     def commit(self, rows: Sequence[int]) -> None:
         """Make the common ancestor of live hypotheses the root of their tree."""
@@ -192,11 +192,11 @@ class TransducerEngine(Engine):
             self._state.restart(list(rows), fusion.arrays, self._fusion.moved_states(fusion), networks)
         self._fusion = fusion
 
-    def _run(self, state: StreamState, *, ended: bool) -> None:
+    def _run(self, state: TransducerStreams, *, ended: bool) -> None:
         self._advance(state, ended=ended)
         self._check_beams(state)
 
-    def _check_beams(self, state: StreamState) -> None:
+    def _check_beams(self, state: TransducerStreams) -> None:
         sizes = state.beams.counters["size"]
         failed = np.flatnonzero(sizes <= 0)
         if len(failed):
@@ -235,3 +235,108 @@ def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
             "number in every valid frame",
         )
     return frames
+
+
+# ----------------------------------------------------------------------------- inputs of the joint
+
+
+@dataclass
+class Predictions:
+    """The prediction cache of n utterances, P entries each; entry b * P + p belongs to b."""
+
+    outputs: Tensor  # [n * P, H] projected predictions
+    state: State  # parts of [n * P, ...]
+
+    @classmethod
+    def start(cls, networks: TransducerNetworks, n: int, entries: int) -> Predictions:
+        """A cache in which entry 0 of every utterance holds the empty text."""
+        output, state = networks.start()
+
+        def spread(row: Tensor) -> Tensor:
+            table = row.new_empty((n, entries, *row.shape[1:]))
+            table[:, 0] = row
+            return table.flatten(0, 1)
+
+        return cls(spread(output), tuple(spread(part) for part in state))
+
+    def restart(self, networks: TransducerNetworks, rows: list[int], n: int) -> None:
+        """Reset entry 0 of the utterances `rows`, of n, to the empty text."""
+        output, state = networks.start()
+        first = torch.tensor(rows, device=self.outputs.device) * (len(self.outputs) // n)
+        for part, row in zip(self.parts, (output, *state), strict=True):
+            part[first] = row.to(part.dtype)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Outputs, then the parts of the state."""
+        return (self.outputs, *self.state)
+
+    def selected(self, rows: np.ndarray, n: int) -> Predictions:
+        """A copy of the entries of some of the n utterances."""
+        numbers = torch.from_numpy(rows).to(self.outputs.device)
+
+        def chosen(part: Tensor) -> Tensor:
+            return part.unflatten(0, (n, -1)).index_select(0, numbers).flatten(0, 1)
+
+        with torch.inference_mode():
+            return Predictions(chosen(self.outputs), tuple(chosen(part) for part in self.state))
+
+    def extend(self, networks: TransducerNetworks, pending: PendingPredictions, rows: np.ndarray) -> None:
+        """Run the prediction network for the pending texts of utterances `rows`."""
+        flat = np.empty((3, pending.labels.size), np.int64)
+        count = flattened(pending, rows, len(self.outputs) // len(pending.counts), flat)
+        if count == 0:
+            return
+        label, source, target = (torch.from_numpy(values[:count]).to(self.outputs.device) for values in flat)
+        before = tuple(part.index_select(0, source) for part in self.state)
+        output, after = networks.predict(label, before)
+        for part, values in zip(self.parts, (output, *after), strict=True):
+            part.index_copy_(0, target, values.to(part.dtype))
+
+
+@compiled
+def flattened(pending, rows, entries, flat):
+    """Fill flat [3, n * K] with labels, sources and targets of all `rows`; returns their number.
+
+    Utterance b has the entries b * `entries` .. of the cache.
+    """
+    count = 0
+    for b in rows:
+        for i in range(pending.counts[b]):
+            flat[0, count] = pending.labels[b, i]
+            flat[1, count] = b * entries + pending.sources[b, i]
+            flat[2, count] = b * entries + pending.targets[b, i]
+            count += 1
+    return count
+
+
+@dataclass
+class UnreadFrames:
+    """Projected encoder frames that are still needed. Column c of utterance b is frame first[b] + c."""
+
+    values: Tensor  # [n, C, H]
+    first: np.ndarray  # [n] int64
+
+    @classmethod
+    def none(cls, n: int) -> UnreadFrames:
+        return cls(torch.empty(n, 0, 0), np.zeros(n, np.int64))
+
+    def extended(self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray) -> UnreadFrames:
+        """These frames from `needed` on, and new ones after them.
+
+        Args:
+            projected: [sum of lengths, H], the new frames of all utterances, concatenated.
+            lengths: [n] number of new frames.
+            ends: [n] number of frames before them.
+            needed: [n] first frame that is still needed.
+        """
+        kept = np.maximum(ends - needed, 0)
+        first = ends - kept
+        columns = int((kept + lengths).max(initial=0))
+        values = projected.new_zeros(len(lengths), columns, projected.shape[1])
+        for b in np.flatnonzero(kept):
+            begin, count = int(first[b] - self.first[b]), int(kept[b])
+            values[b, :count] = self.values[b, begin : begin + count]
+        for row, begin, chunk in zip(values, kept, projected.split(lengths.tolist()), strict=True):
+            row[begin : begin + len(chunk)] = chunk
+        return UnreadFrames(values, first)

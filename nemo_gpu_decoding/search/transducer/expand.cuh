@@ -1,4 +1,4 @@
-// The best extensions of one hypothesis, found by one block. Counterpart of expand.py, bound-pruned as there:
+// The best extensions of one hypothesis, found by one block. Counterpart of scoring.py, bound-pruned as there:
 //
 //   1. the threads' own best labels show how good the M-th best label is at least
 //   2. labels from there on are looked up in LM and boosting tree, all at once; the M-th best sum, or

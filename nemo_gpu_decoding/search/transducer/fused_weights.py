@@ -32,10 +32,12 @@ from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.search.transducer.networks import (
     MAX_TABLE_BYTES,
     LSTMNetworks,
+    MadeOfWeights,
     StatelessNetworks,
     TransducerNetworks,
+    product_dtype,
+    versions,
 )
-from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, product_dtype, versions
 
 
 @dataclass(frozen=True, eq=False)

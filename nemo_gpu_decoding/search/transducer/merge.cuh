@@ -1,5 +1,5 @@
 // Construction of the new beam from the best candidates: recombination, tree of tokens, prediction cache. Counterpart
-// of merge.py.
+// of beam.py.
 #pragma once
 
 #include "search/numerics.cuh"

@@ -1,5 +1,5 @@
-// The networks on the GPU: what is left of them besides matrix products. See cuda_joint.py, cuda_prediction.py
-// and, for what the weights are, fused_weights.py. Counterpart of networks.py.
+// The networks on the GPU: what is left of them besides matrix products. See cuda_networks.py and,
+// for what the weights are, fused_weights.py. Counterpart of networks.py.
 //
 // Row r of the joint is the r-th of B * K hypotheses; row r of the prediction network is one of its batch, which has rows
 // for new texts only. There it reads entry sources[r] of the prediction cache, the text before its new token

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.search.word_graph.candidates import boosted
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_label, large_of, small_of
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
+    from nemo_gpu_decoding.search.word_graph.stream_state import WordGraphStream
 
 END = np.dtype(
     [
@@ -191,7 +191,7 @@ class FoundPaths(NamedTuple):
         return Steps(*(values[part] for values in self.steps))
 
 
-def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
+def ends_of(states: Sequence[WordGraphStream], final: bool) -> np.ndarray:
     """[R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
     for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and models
@@ -200,11 +200,12 @@ def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
         alike[models.weights, id(models.boosting), large].append(r)
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
-        own, counts = ends if len(alike) == 1 else np.empty(len(rows), END), np.array([len(each) for each in tokens])
+        ends_of_group = ends if len(alike) == 1 else np.empty(len(rows), END)
+        counts = np.array([len(tokens_of_stream) for tokens_of_stream in tokens])
         joined = tokens[0] if len(tokens) == 1 else concatenated(tokens)
-        best_ends(joined, counts, final, models.search, models.lm_scorer, own)
-        if own is not ends:
-            ends[rows] = own
+        best_ends(joined, counts, final, models.search, models.lm_scorer, ends_of_group)
+        if ends_of_group is not ends:
+            ends[rows] = ends_of_group
     ends["cost"] += concatenated([state.counters for state in states])["cost"]
     return ends
 
@@ -214,7 +215,7 @@ def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.view(np.uint8) for array in arrays]).view(arrays[0].dtype)
 
 
-def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
+def best_paths(states: Sequence[WordGraphStream], final: bool) -> FoundPaths:
     """The best path of each stream. A stream that reaches no final state has the best path without final costs."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
     if (ends["node"] == keys.NONE).any():

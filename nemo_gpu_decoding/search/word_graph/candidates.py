@@ -120,10 +120,10 @@ def _breaks_tie(candidate, token, search, lm, current):
     """
     if candidate.arc != token.arc:
         return candidate.arc < token.arc
-    own = _cost_before(current[candidate.source], candidate.epsilon, search)
+    cost = _cost_before(current[candidate.source], candidate.epsilon, search)
     other = _cost_before(current[token.source], token.epsilon, search)
-    if own != other:
-        return own < other
+    if cost != other:
+        return cost < other
     if candidate.source != token.source:
         return keys.precedes(current[candidate.source], current[token.source], lm)
     return candidate.epsilon < token.epsilon

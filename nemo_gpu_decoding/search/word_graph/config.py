@@ -11,7 +11,6 @@ from nemo_gpu_decoding.search.config import SearchConfig
 
 MAX_ACTIVE_LIMIT = 1 << 22
 COMPOSITIONS = ("lazy", "let")
-POSTERIORS = ("n_best", "lattice")
 DIFFERENCES = ("auto", "always", "never")
 
 
@@ -20,8 +19,8 @@ DIFFERENCES = ("auto", "always", "never")
 class WFSTConfig(SearchConfig):
     """Options of `CudaWFST`, in addition to those of `SearchConfig`.
 
-    Scores are natural logarithms; a cost is a negative score. The search builds a lattice if `n_best` > 1, `lattice`
-    is True, or `posteriors` is "lattice".
+    Scores are natural logarithms; a cost is a negative score. The search builds a lattice if `n_best` > 1 or `lattice`
+    is True.
 
     Raises:
         FieldError: a value is out of range; the message names the field.
@@ -46,9 +45,6 @@ class WFSTConfig(SearchConfig):
     lattice_beam: float = 8.0
     # Keep the lattice of each utterance in its result.
     lattice: bool = False
-    # Source of word confidence. n_best: the posteriors of the n_best texts, if n_best > 1. lattice: the posteriors of
-    # all texts of the lattice, determinised to at most 50,000 states; results then also have the risk of each path.
-    posteriors: str = "n_best"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,12 +53,11 @@ class WFSTConfig(SearchConfig):
             check_number(name, getattr(self, name), above_zero=True)
         check_int("max_active", self.max_active, 1, MAX_ACTIVE_LIMIT)
         check_int("min_active", self.min_active, 0, self.max_active)
-        check_choice("posteriors", self.posteriors, POSTERIORS)
 
     @property
     def keeps_links(self) -> bool:
         """Whether the search keeps the links between tokens, for a lattice."""
-        return self.lattice or self.n_best > 1 or self.posteriors == "lattice"
+        return self.lattice or self.n_best > 1
 
 
 @checked_options

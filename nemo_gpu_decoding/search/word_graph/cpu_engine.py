@@ -13,9 +13,8 @@ import torch
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.streams import for_each_share
 from nemo_gpu_decoding.search.word_graph import keys, records
-from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
 from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
@@ -27,15 +26,18 @@ from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
     LmWorkspace,
 )
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE
-from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown_links
+from nemo_gpu_decoding.search.word_graph.lattice.links import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
 from nemo_gpu_decoding.search.word_graph.stream_state import (
+    Committed,
     ModelsOf,
     StreamModels,
-    StreamState,
+    WordGraphStream,
     grown_back_pointers,
     models_of_rows,
+    more_committed,
     raise_stop,
+    without_committed,
 )
 
 CANDIDATES = 4096  # length of the list before it is recombined
@@ -88,18 +90,18 @@ def keep_workspace(kind: WorkspaceKind, work: records.Workspace) -> None:
         _kept.last = kind, work
 
 
-def _new_stream(models: StreamModels) -> StreamState:
+def _new_stream(models: StreamModels) -> WordGraphStream:
     return models.new_stream(Committed.nothing(models))
 
 
 def read_chunk(
-    stream: StreamState,
+    stream: WordGraphStream,
     log_probs: np.ndarray,
     length: int,
     b: int,
     work: records.Workspace,
     advance: Advance = advance,
-) -> tuple[StreamState, records.Workspace]:
+) -> tuple[WordGraphStream, records.Workspace]:
     """Decode the first `length` frames of log_probs[b], where log_probs is [B, T, V + 1].
 
     Returns:
@@ -119,7 +121,7 @@ def read_chunk(
         state, work = with_more_room(status, state, work, models)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
     live = tokens["back_pointer"]
-    return StreamState(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
+    return WordGraphStream(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
 
 
 def with_more_room(
@@ -204,7 +206,7 @@ class CPUEngine(Engine):
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of, self._columns = config, models_of, 1
         models = models_of_rows(models_of, fusion, range(len(fusion)))
-        self._streams: list[Any] = [self.new_stream(own) for own in models]
+        self._streams: list[Any] = [self.new_stream(models_of_row) for models_of_row in models]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -227,7 +229,7 @@ class CPUEngine(Engine):
         composes, config = self._streams[0].models.lm_scorer is not None, self._config
         return WorkspaceKind(new_workspace, config.max_active, self._columns, config.keeps_links, composes)
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
         return [self._streams[row] for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:

@@ -34,13 +34,19 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32, for_kernels
 from nemo_gpu_decoding.search.word_graph import kernel_abi, keys, stream_state
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
-from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_kernels import PLAIN_KERNELS, PlainKernels
 from nemo_gpu_decoding.search.word_graph.kernel_abi import STREAM_COUNTERS, WORK
-from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import with_links
+from nemo_gpu_decoding.search.word_graph.lattice.links import with_links
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK
-from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamModels, StreamState, models_of_rows
+from nemo_gpu_decoding.search.word_graph.stream_state import (
+    Committed,
+    ModelsOf,
+    StreamModels,
+    WordGraphStream,
+    models_of_rows,
+    more_committed,
+)
 
 # First capacities of a stream; the arrays grow
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
@@ -96,17 +102,19 @@ class CUDAEngine(Engine):
         self._inputs = Exchange({**outputs, "lengths": (np.dtype(np.int64), (len(self._models),))}, self.device)
         # the buffers of `advance`, and their capacity; its hash tables are empty between launches
         self._working: tuple[kernel_abi.Capacity, dict[str, torch.Tensor]] | None = None
-        self._committed = [Committed.nothing(own) for own in self._models]
+        self._committed = [Committed.nothing(models) for models in self._models]
         self._state = self._first_state()
 
     def _upload_models(self) -> None:
         """Copy the graph, the LMs, the boosting automata and the weights of all utterances to the device."""
         # the models with the largest graph, which has the arcs and labels of all others
-        self._largest = max(self._models, key=lambda own: len(own.graph.words))
+        self._largest = max(self._models, key=lambda models: len(models.graph.words))
         if self._largest.graph is not self._graph:
             self._upload_graph(self._largest)
         boosting, utterances = _boosting_on_device(self._models, self.device)
-        utterances["graph_states"] = [0 if own.graph.shut is None else len(own.graph.shut) for own in self._models]
+        utterances["graph_states"] = [
+            0 if models.graph.shut is None else len(models.graph.shut) for models in self._models
+        ]
         self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
         self._tables["utterances"] = as_records(utterances).to(self.device)
 
@@ -121,7 +129,8 @@ class CUDAEngine(Engine):
 
     def _first_tokens(self, models: Sequence[StreamModels]) -> torch.Tensor:
         """[n] tokens before the first frame."""
-        tokens = require_fields(concatenated([own.first[0] for own in models]), self._kernels.token)
+        first = concatenated([models_of_row.first[0] for models_of_row in models])
+        tokens = require_fields(first, self._kernels.token)
         return as_records(tokens).to(self.device)
 
     def _first_state(self) -> DeviceState:
@@ -161,7 +170,7 @@ class CUDAEngine(Engine):
             self._grown += bool((status == keys.GROUPS_FULL).any())
         self._state = state
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
         if self._config.keeps_links and (final or n_best > 1):
             return self.utterances(rows)
         return self.best_paths(rows, final=final)
@@ -187,7 +196,7 @@ class CUDAEngine(Engine):
         former_links = tuple(() if row in over else former for row, former in enumerate(state.former_links))
         self._state = state._replace(former_links=former_links)
 
-    def utterances(self, rows: Sequence[int]) -> list[StreamState]:
+    def utterances(self, rows: Sequence[int]) -> list[WordGraphStream]:
         """The complete state of some utterances, on the host."""
         state = self._compacted(self._state_of(rows))
         counts, counters = state.counters["back_pointers"], self._host_counters(state.counters, state.work)
@@ -198,11 +207,11 @@ class CUDAEngine(Engine):
         newest = np.empty((len(rows), 0), LINK)
         if state.links is not None:
             newest = _on_host(state.links[:, : state.counters["links"].max(initial=0)], LINK)
-        each = zip(state.former_links, newest, state.counters["links"].tolist(), strict=True)
-        links = [concatenated((*former, own[:count])) for former, own, count in each]
-        counters["links"] = [len(own) for own in links]
+        parts = zip(state.former_links, newest, state.counters["links"].tolist(), strict=True)
+        links = [concatenated((*former, new[:count])) for former, new, count in parts]
+        counters["links"] = [len(links_of_row) for links_of_row in links]
         return [
-            StreamState(
+            WordGraphStream(
                 self._models[row],
                 require_fields(tokens[i, : live[i]], self._kernels.host_token),
                 back_pointers[i, : counts[i]],
@@ -216,15 +225,15 @@ class CUDAEngine(Engine):
 
     def _state_of(self, rows: Sequence[int]) -> DeviceState:
         """The state of some streams."""
-        state, own = self._state, list(rows)
-        if own == list(range(len(self._models))):
+        state, chosen = self._state, list(rows)
+        if chosen == list(range(len(self._models))):
             return state
-        numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
+        numbers = torch.tensor(chosen, dtype=torch.int64, device=self.device)
         parts = {name: part[numbers] for name, part in state._asdict().items() if isinstance(part, torch.Tensor)}
-        former_links = tuple(state.former_links[row] for row in own)
-        return state._replace(**parts, former_links=former_links, counters=state.counters[own], work=state.work[own])
+        former_links, counters = tuple(state.former_links[row] for row in chosen), state.counters[chosen]
+        return state._replace(**parts, former_links=former_links, counters=counters, work=state.work[chosen])
 
-    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
+    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[WordGraphStream]:
         """The parts of some streams that best paths need, on the host.
 
         Args:
@@ -237,34 +246,34 @@ class CUDAEngine(Engine):
         if len(rows) == 0:
             return []
         numbers = torch.tensor(rows, dtype=torch.int32).to(self.device)
-        found, paths = self._launch_best_path(numbers, FIRST_PATH, final)
-        most = int(found["back_pointers"].max())
+        ends, paths = self._launch_best_path(numbers, FIRST_PATH, final)
+        most = int(ends["back_pointers"].max())
         if most > FIRST_PATH:
-            found, paths = self._launch_best_path(numbers, most, final)
+            ends, paths = self._launch_best_path(numbers, most, final)
         newest_first = _on_host(paths[:, :most], BACK_POINTER)
         counters = self._host_counters(self._state.counters, self._state.work)
         return [
-            self._on_best_path(row, own, path[: own["back_pointers"]], counters[row : row + 1], final=final)
-            for row, own, path in zip(rows, found, newest_first, strict=True)
+            self._on_best_path(row, end, path[: end["back_pointers"]], counters[row : row + 1], final=final)
+            for row, end, path in zip(rows, ends, newest_first, strict=True)
         ]
 
     def _on_best_path(
-        self, row: int, found: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
-    ) -> StreamState:
+        self, row: int, end: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
+    ) -> WordGraphStream:
         """A stream of one token with this path; unless `final`, the token of the best end may be a second one."""
-        tokens = np.stack([found["ending" if final else "best"], found["ending"]])
+        tokens = np.stack([end["ending" if final else "best"], end["ending"]])
         back_pointers = newest_first[::-1].copy()
         numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
         tokens["back_pointer"] = [len(newest_first) - 1, keys.NONE]
-        is_other = not final and found["ends"] and found["best"] != found["ending"]
+        is_other = not final and end["ends"] and end["best"] != end["ending"]
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
-        return StreamState(
+        return WordGraphStream(
             self._models[row],
             require_fields(tokens[: 1 + is_other], self._kernels.host_token),
             back_pointers,
             np.empty(0, LINK),
             counters,
-            live=None if final else np.array([found["shared"] - 1], np.int32),
+            live=None if final else np.array([end["shared"] - 1], np.int32),
             committed=self._committed[row],
             device_numbers=numbers,
         )
@@ -314,8 +323,8 @@ class CUDAEngine(Engine):
             self._working = capacity, self._buffers(n, capacity)
         buffers, self._working = self._working[1], None  # a launch that fails may leave entries in the hash tables
         given = {"counters": state.counters, "work": state.work, "lengths": lengths}
-        for name, own in self._inputs.on_host.items():
-            own[:] = given[name]
+        for name, buffer in self._inputs.on_host.items():
+            buffer[:] = given[name]
         self._inputs.upload()
         self._launch(
             "kernel",
@@ -328,7 +337,7 @@ class CUDAEngine(Engine):
             back_pointers=state.back_pointers,
             links=state.links,
             **self._inputs.on_device,
-            **{f"next_{name}": own for name, own in self._outputs.on_device.items()},
+            **{f"next_{name}": buffer for name, buffer in self._outputs.on_device.items()},
             **buffers,
             params=params,
             capacity=capacity,
@@ -338,16 +347,16 @@ class CUDAEngine(Engine):
             shared_rows=shared_rows,
         )
         self._outputs.fetch()  # waits for the launch
-        found: dict[str, Any] = {name: own.copy() for name, own in self._outputs.on_host.items()}
-        counters = found["counters"]
+        outputs: dict[str, Any] = {name: buffer.copy() for name, buffer in self._outputs.on_host.items()}
+        counters = outputs["counters"]
         if not counters["status"].any():
             self._working = capacity, buffers
-        return state._replace(**found)
+        return state._replace(**outputs)
 
     def _launch_best_path(self, rows: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
         """[A] best paths of the utterances `rows`, and their [A, capacity] BACK_POINTER on the device."""
         kernels = self._kernels
-        found = self._empty(len(rows), kernels.best_path.itemsize)
+        best = self._empty(len(rows), kernels.best_path.itemsize)
         paths = self._empty(len(rows), capacity, BACK_POINTER.itemsize)
         self._launch(
             "best_path",
@@ -356,13 +365,13 @@ class CUDAEngine(Engine):
             defines={"COMPOSE": int(kernels.composes)},
             rows=rows,
             **self._stream_arguments(self._state),
-            found=found,
+            found=best,
             paths=paths,
             capacity=capacity,
             num_words=self._largest.params.num_words,
             final=final,
         )
-        return _on_host(found, kernels.best_path), paths
+        return _on_host(best, kernels.best_path), paths
 
     def _compacted(self, state: DeviceState) -> DeviceState:
         """The streams with only the back-pointers that tokens need, in new arrays of the same capacity."""
@@ -388,15 +397,15 @@ class CUDAEngine(Engine):
 
     def _buffers(self, n: int, capacity: kernel_abi.Capacity) -> dict[str, torch.Tensor]:
         """The buffers of `advance`; hash tables are empty."""
-        found = {}
+        buffers = {}
         for name, tensor in self._kernels.buffers.items():
             new = torch.zeros if name.endswith("slots") else torch.empty
             shape = kernel_abi.buffer_shape(tensor, n, capacity)
             values = new(shape, dtype=torch.uint8, device=self.device)
             if not tensor.layout.record_bytes:
                 values = values.view(tensor.layout.dtypes[0]).squeeze(-1)
-            found[name] = values
-        return found
+            buffers[name] = values
+        return buffers
 
     def _with_more_back_pointers(self, state: DeviceState, stopped: np.ndarray) -> DeviceState:
         """Drop the back-pointers that no token needs; grow the array if it is then more than half full."""
@@ -418,10 +427,10 @@ class CUDAEngine(Engine):
         counters, former, size = state.counters.copy(), list(state.former_links), state.links.shape[1]
         stopped = counters["status"] == keys.LINKS_FULL
         for b in np.flatnonzero(stopped | (2 * counters["links"] > size)).tolist():
-            own, links = counters[b], _on_host(state.links[b, : counters["links"][b]], LINK)
+            counters_of_row, links = counters[b], _on_host(state.links[b, : counters["links"][b]], LINK)
             beam = float(self._models[b].params.lattice_beam)
-            former[b] = with_links(former[b], links, int(own["frames"]), beam)
-            own["links"] = 0
+            former[b] = with_links(former[b], links, int(counters_of_row["frames"]), beam)
+            counters_of_row["links"] = 0
         needed = int(counters["needed"][stopped].max())
         # a new array, because the streams must stay unchanged if a later frame of this chunk is bad
         links = self._empty(len(counters), size if needed <= size else 2 * needed, LINK.itemsize)
@@ -440,13 +449,13 @@ def _on_host(values: torch.Tensor, dtype: np.dtype) -> np.ndarray:
 
 def _boosting_on_device(models: list[StreamModels], device: torch.device) -> tuple[DeviceAutomaton, np.ndarray]:
     """All boosting automata, one after the other, and the STREAM_PARAMS [n] of the utterances."""
-    automata = list(dict.fromkeys(own.boosting for own in models))
+    automata = list(dict.fromkeys(models_of_row.boosting for models_of_row in models))
     copies = [on_device(automaton, device) for automaton in automata]
     begins = np.cumsum([(0, 0)] + [(len(c.states), len(c.arcs)) for c in copies], axis=0)
     utterances = np.zeros(len(models), kernel_abi.STREAM_PARAMS)
-    for n, own in enumerate(models):
-        weight = 0.0 if own.lm_scorer is None else own.lm_scorer.difference_weight
-        utterances[n] = (*begins[automata.index(own.boosting)], 0, *own.weights, weight)
+    for n, models_of_row in enumerate(models):
+        weight = 0.0 if models_of_row.lm_scorer is None else models_of_row.lm_scorer.difference_weight
+        utterances[n] = (*begins[automata.index(models_of_row.boosting)], 0, *models_of_row.weights, weight)
     if len(copies) == 1:
         return copies[0], utterances
     return DeviceAutomaton(*(torch.cat(parts) for parts in zip(*copies, strict=True))), utterances

@@ -31,7 +31,6 @@ from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
 from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
-from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_differences
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
@@ -40,7 +39,6 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import LetEngine
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import LmPairs
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.result import (
     BEFORE,
@@ -48,9 +46,16 @@ from nemo_gpu_decoding.search.word_graph.result import (
     emitted_labels,
     read_paths,
     relative_cost,
+    with_confidence,
     words_of,
 )
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
+from nemo_gpu_decoding.search.word_graph.stream_state import (
+    StreamModels,
+    TextScores,
+    WordGraphStream,
+    shared_steps,
+    weighted_differences,
+)
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -168,15 +173,15 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest[WordPath]]:
         assert isinstance(engine, (CPUEngine, CUDAEngine))
-        states: list[StreamState] = engine.results(rows, n_best, final=final)
-        found = best_paths(states, final)
-        paths = self._word_paths(found, [state.models for state in states], states)
+        states: list[WordGraphStream] = engine.results(rows, n_best, final=final)
+        best = best_paths(states, final)
+        paths = self._word_paths(best, [state.models for state in states], states)
         overflows = concatenated([state.counters for state in states])["overflowed"].tolist()
-        each = zip(states, paths, found.ended.tolist(), overflows, strict=True)
-        results = [self._result(*own, n_best, final) for own in each]
+        arguments = zip(states, paths, best.ended.tolist(), overflows, strict=True)
+        results = [self._result(*of_stream, n_best, final) for of_stream in arguments]
         if final:
             return results
-        costs, steps = found.ends["cost"].tolist(), [found.steps_of(r) for r in range(len(states))]
+        costs, steps = best.ends["cost"].tolist(), [best.steps_of(r) for r in range(len(states))]
         for r, cost in enumerate(ends_of(states, final=True)["cost"].tolist()):
             relative, committed = relative_cost(costs[r], cost), self._committed(states[r], steps[r])
             results[r] = replace(results[r], relative_cost=relative, committed=committed)
@@ -194,7 +199,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     # ----------------------------------------------------------------------------------- results
 
     def _result(
-        self, state: StreamState, path: WordPath, ended: bool, overflows: int, n_best: int, final: bool
+        self, state: WordGraphStream, path: WordPath, ended: bool, overflows: int, n_best: int, final: bool
     ) -> NBest[WordPath]:
         """The hypotheses of a stream; `path` is the best one after the committed words."""
         lattice = None
@@ -212,7 +217,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             work=None if state.models.lm_scorer is None else _work(state.counters),
         )
 
-    def _committed(self, state: StreamState, steps: Steps) -> int | None:
+    def _committed(self, state: WordGraphStream, steps: Steps) -> int | None:
         """The number of tokens that all live hypotheses share; None if the live hypotheses are not known."""
         if state.live is None:
             return None
@@ -231,33 +236,35 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
 
     def _paths(self, lattice: Lattice, n: int) -> tuple[WordPath, ...]:
         """The n best paths of a lattice with different words, with the confidence of each word."""
-        found = lattice_paths(lattice.n_best(n), lattice.reaches_end)
-        paths = self._word_paths(found, [lattice.models] * len(found.ends), second=lattice.second)
-        return with_confidence(paths, lattice.determinized() if self.config.posteriors == "lattice" else None)
+        best = lattice_paths(lattice.n_best(n), lattice.reaches_end)
+        paths = self._word_paths(best, [lattice.models] * len(best.ends), second=lattice.second)
+        return with_confidence(paths)
 
     def _word_paths(
         self,
-        found: FoundPaths,
+        best: FoundPaths,
         models: Sequence[StreamModels],
-        states: Sequence[StreamState] = (),
+        states: Sequence[WordGraphStream] = (),
         second: SecondLM | None = None,
     ) -> list[WordPath]:
         """Paths as results; with `states` they begin after the committed words, but their scores include these.
 
         NumPy handles all paths at once, because a NumPy call takes as long for one number as for all.
         """
-        before, start = np.zeros(len(models), BEFORE), [TextScores.at_start(own) for own in models]
+        before = np.zeros(len(models), BEFORE)
+        start = [TextScores.at_start(models_of_path) for models_of_path in models]
         for p, state in enumerate(states):
             if state.committed is not None and state.committed.head is not None:
                 before[p], start[p] = state.committed.before, state.committed.scores
         # the numbers of arcs and labels of `graph` are those of `opened_graph`, which has more
-        graph = next((own.graph for own in models if own.graph is not self.graph), self.graph)
-        read = read_paths(found, before, graph, self.blank_id)
+        graphs = [models_of_path.graph for models_of_path in models]
+        graph = next((opened for opened in graphs if opened is not self.graph), self.graph)
+        read = read_paths(best, before, graph, self.blank_id)
         tokens, frames, repeats = read.tokens
         labels, words = read.words["label"].tolist(), words_of(read, before, graph, self.pieces)
-        ended = found.ended.tolist()
+        ended = best.ended.tolist()
         ends = list(zip(read.paths["tokens"].tolist(), read.paths["words"].tolist(), strict=True))
-        costs, graph_costs = found.ends["cost"].tolist(), read.paths["graph_cost"].tolist()
+        costs, graph_costs = best.ends["cost"].tolist(), read.paths["graph_cost"].tolist()
         texts, begin, first = [], 0, 0
         for p, (end, last) in enumerate(ends):
             texts.append(labels[first:last])
@@ -395,8 +402,8 @@ class PagedBigLM(CudaWFST):
         self._kernels = LargeLMKernels(self._lms.of(None), config, large.name)
 
     def _arguments(self, config: Any, fusion: Fusion) -> tuple[Any, ...]:
-        own = super()._arguments(config, fusion)
-        return *own[:3], self._large, self._small, *own[3:]
+        arguments = super()._arguments(config, fusion)
+        return *arguments[:3], self._large, self._small, *arguments[3:]
 
     def _cpu_engine(self, streams: Streams) -> Engine:
         if self.config.composition == "let":

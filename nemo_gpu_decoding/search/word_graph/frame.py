@@ -34,7 +34,7 @@ from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys, labels, token_groups
-from nemo_gpu_decoding.search.word_graph.large_lm import closure, contexts
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts
 from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune, widen_beam
 
 FEWEST_SLOTS = 256  # the smallest part of a hash table that is in use
@@ -135,7 +135,7 @@ def _expand(best, row, state, search, lm, work):
                 epsilon_closure(row, state.counters[0].tokens, search, lm, work)
                 _expand_groups(work.groups, row, state, search, lm, work)
             else:
-                closure.epsilon_closure(row, state.counters[0].tokens, search, lm, work)
+                contexts.epsilon_closure(row, state.counters[0].tokens, search, lm, work)
                 _expand_groups(work.lm.groups, row, state, search, lm, work)
                 contexts.expand_deferred(row, state, search, lm, work)
     if frame.status == keys.DONE:

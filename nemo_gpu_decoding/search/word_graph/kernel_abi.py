@@ -287,9 +287,9 @@ def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[i
     The layout is that of `open_workspace` in kernel.cu.
     """
     scratch = 8 * 32
-    own = -(-(COUNTERS.itemsize + scratch + 4 * (BINS + 2 * (THREADS + 1))) // 16) * 16
-    rows, in_rows = rows_in_shared_memory(columns, log_prob_bytes, most_shared - own)
-    return own + in_rows, rows
+    fixed = -(-(COUNTERS.itemsize + scratch + 4 * (BINS + 2 * (THREADS + 1))) // 16) * 16
+    rows, in_rows = rows_in_shared_memory(columns, log_prob_bytes, most_shared - fixed)
+    return fixed + in_rows, rows
 
 
 # --------------------------------------------------------------------------------------- arguments

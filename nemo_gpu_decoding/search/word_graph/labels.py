@@ -57,11 +57,11 @@ def _scan_labels(row, least, search, labels):
     count, skipped_label = 0, keys.NONE if search.params.topology == GRAPH else search.params.blank_id
     whole = len(row) - len(row) % LANES
     for begin in range(0, whole, LANES):
-        found = np.uint32(not_below(row, begin, least))
-        while found != 0:
-            labels[np.uintp(count)] = begin + np.int64(trailing_zeros(found))
+        lanes = np.uint32(not_below(row, begin, least))
+        while lanes != 0:
+            labels[np.uintp(count)] = begin + np.int64(trailing_zeros(lanes))
             count += labels[np.uintp(count)] != skipped_label
-            found &= found - np.uint32(1)
+            lanes &= lanes - np.uint32(1)
     for v in range(whole, len(row)):
         labels[np.uintp(count)] = v
         count += not row[np.uintp(v)] < least and v != skipped_label  # NaN is not below anything
@@ -125,11 +125,11 @@ def likeliest_step(row, state, search, lm, work):
         if token.cost < other.cost or (token.cost == other.cost and keys.precedes(token, other, lm)):
             best = i
     token = work.current[best]
-    own, least = graph.states[keys.state_of(token.key)], work.frame[0].best
+    state_of_best, least = graph.states[keys.state_of(token.key)], work.frame[0].best
     last_epsilon, last_arc, last_boost = keys.NONE, keys.NONE, keys.boost_of(token.key)
-    for e in range(own.epsilon_begin - 1, own.epsilon_end):
+    for e in range(state_of_best.epsilon_begin - 1, state_of_best.epsilon_end):
         cost, boost, s, epsilon = token.cost, keys.boost_of(token.key), keys.state_of(token.key), keys.NONE
-        if e >= own.epsilon_begin:
+        if e >= state_of_best.epsilon_begin:
             closure, epsilon = graph.epsilons[e], e
             bonus, boost = boosted(closure.olabel, boost, search)
             cost = cost + search.weights.lm_weight * closure.cost - bonus

@@ -1,4 +1,4 @@
-"""Results of word-graph searches: paths with words, read from back-pointers."""
+"""Results of word-graph searches: paths with words, read from back-pointers; word confidence; minimum Bayes risk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps
 W = TypeVar("W", bound="WordPath")
 
 
-class Word(NamedTuple):
+class GraphWord(NamedTuple):
     """A word of a path. Frames count from the start of the stream."""
 
     text: str
@@ -27,15 +27,14 @@ class Word(NamedTuple):
     end_frame: int  # one past the last frame of its last token
     first_token: int  # index of its first token in the path
     end_token: int  # one past the index of its last token
-    confidence: float | None = None  # posterior in the lattice, in [0, 1]; None without a lattice
+    confidence: float | None = None  # posterior over the n-best texts, in [0, 1]; None if alternatives are not kept
 
 
 @dataclass(frozen=True)
 class WordPath(Path):
     """A `Path` whose words come from a graph. `score` includes the graph's costs (`parts.lm`)."""
 
-    words: tuple[Word, ...] = ()
-    risk: float | None = None  # expected number of word errors in the lattice; only with posteriors "lattice"
+    words: tuple[GraphWord, ...] = ()
 
     @property
     def text(self) -> str:
@@ -60,7 +59,7 @@ BEFORE = np.dtype(
         ("graph_cost", np.float64),
     ]
 )
-# The integer fields of `Word`
+# The integer fields of `GraphWord`
 SPAN = np.dtype([(name, np.int32) for name in ("label", "start_frame", "end_frame", "first_token", "end_token")])
 # The ends of a path in the tokens and words of all paths, and its cost in the graph
 READ_PATH = np.dtype([("tokens", np.int64), ("words", np.int64), ("graph_cost", np.float64)])
@@ -90,39 +89,39 @@ class ReadPaths(NamedTuple):
     paths: np.ndarray  # [P] READ_PATH
 
 
-def read_paths(found: FoundPaths, before: np.ndarray, graph: WordGraph, blank_id: int) -> ReadPaths:
+def read_paths(found_paths: FoundPaths, before: np.ndarray, graph: WordGraph, blank_id: int) -> ReadPaths:
     """The tokens and words of P paths; `before` [P] BEFORE describes the committed part of each.
 
     If the graph has a lexicon, the tokens of each word are exact. A ready-made graph emits each word at some token;
     the tokens of the word are then those from this token to the next word's.
     """
     spellings, labels = graph.spellings or NO_SPELLINGS, Labels.of(graph, blank_id)
-    return ReadPaths(*_read_paths(found, before, graph.arrays, spellings, graph.spelling_index, labels))
+    return ReadPaths(*_read_paths(found_paths, before, graph.arrays, spellings, graph.spelling_index, labels))
 
 
 @compiled
-def _read_paths(found, before, graph, spellings, index, labels):
-    steps, first, n, size = found.steps, 0, 0, 0
+def _read_paths(found_paths, before, graph, spellings, index, labels):
+    steps, first, n, size = found_paths.steps, 0, 0, 0
     tokens, confidence = np.empty((3, len(steps.arcs)), np.int32), np.empty(len(steps.arcs), np.float32)
     most = _most_words(steps, graph, labels.num_words)
     for p in range(len(before)):
-        most += count_words(_silent(found.ends[p].epsilon, graph), graph, labels.num_words)
+        most += count_words(_silent(found_paths.ends[p].epsilon, graph), graph, labels.num_words)
     words, paths, emitted = np.empty(most, SPAN), np.empty(len(before), READ_PATH), np.empty((2, most), np.int64)
     begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
     for p in range(len(before)):
-        stop, end = found.step_ends[p], found.ends[p]
-        own = Steps(
+        stop, end = found_paths.step_ends[p], found_paths.ends[p]
+        steps_of_path = Steps(
             steps.arcs[first:stop], steps.epsilons[first:stop], steps.frames[first:stop], steps.runs[first:stop],
             steps.probabilities[first:stop],
         )  # fmt: skip
-        count, emits = _split_steps(own, end.epsilon, graph, labels, tokens[:, n:], confidence[n:], emitted)
+        count, emits = _split_steps(steps_of_path, end.epsilon, graph, labels, tokens[:, n:], confidence[n:], emitted)
         own_words = emitted[:, before[p].words : emits]
         w = own_words.shape[1]
         dead, choice = np.zeros((w + 1, count + 1), np.bool_), np.zeros(w + 1, np.int64)
         tries = Tries(own_words, tokens[0, n : n + count], choice, dead)
         _find_word_spans(tries, spellings, index, labels, begins[:w], ends[:w])
         _fill_words(words[size : size + w], own_words[0], begins, ends, tokens[:, n:], before[p])
-        paths[p].graph_cost = _graph_cost(own, end, found.ended[p], graph, before[p].graph_cost)
+        paths[p].graph_cost = _graph_cost(steps_of_path, end, found_paths.ended[p], graph, before[p].graph_cost)
         n, size, first = n + count, size + w, stop
         paths[p].tokens, paths[p].words = n, size
     return tokens[:, :n], confidence[:n], words[:size], paths
@@ -245,7 +244,7 @@ def _fill_words(words, labels, begins, ends, tokens, before):
         word.first_token, word.end_token = before.tokens + begin, before.tokens + end
 
 
-def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequence[str] | None) -> list[Word]:
+def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequence[str] | None) -> list[GraphWord]:
     """The words of all paths, from `read_paths`; `pieces` spell the words that the graph reads as <unk>."""
     labels, *numbers = (read.words[name].tolist() for name in SPAN.names or ())
     texts = [graph.words[label] for label in labels]
@@ -256,10 +255,10 @@ def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequ
             tokens = read.tokens[0, first + span["first_token"] : first + span["end_token"]].tolist()
             if tokens:
                 texts[w] = "".join(pieces[t] for t in tokens).replace("▁", "").replace("##", "").strip()
-    return list(map(Word._make, zip(texts, labels, *numbers, repeat(None), strict=False)))
+    return list(map(GraphWord._make, zip(texts, labels, *numbers, repeat(None), strict=False)))
 
 
-def emitted_labels(words: Sequence[Word], tokens: np.ndarray, graph: WordGraph, *, complete: bool) -> list[int]:
+def emitted_labels(words: Sequence[GraphWord], tokens: np.ndarray, graph: WordGraph, *, complete: bool) -> list[int]:
     """The labels of words as the search emits them: <unk> with its pieces, if the graph has labels for pieces.
 
     Args:
@@ -308,10 +307,10 @@ def find_spans(tries, unknown, index, spellings, ends):
 
 @linked
 def _is_in(values, value):
-    found = False
+    is_in = False
     for v in values:
-        found = found or v == value
-    return found
+        is_in = is_in or v == value
+    return is_in
 
 
 @linked
@@ -337,3 +336,87 @@ def next_end(word, is_last, tokens, at, choice, n, unknown, index, spellings):
             if same:
                 return at + compared
     return -1
+
+
+# --------------------------------------------------------- word confidence and minimum Bayes risk
+#
+# The posterior of a text is exp(score), normalised over the n-best list. The result of minimum Bayes risk (MBR) is the
+# path with the least expected number of word errors. The confidence of a word is the posterior of the texts that have
+# it in the same place, by Levenshtein alignment.
+
+
+def posteriors(scores: Sequence[float]) -> np.ndarray:
+    """Softmax of scores: exp(scores), normalised to sum 1, [n] float64."""
+    values = np.exp(np.asarray(scores, np.float64) - max(scores))
+    return values / values.sum()
+
+
+def with_confidence(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
+    """Add word confidences to paths: the posterior, among these paths, of each word in its place."""
+    shares = posteriors([path.score for path in paths])
+    texts = _texts(paths)
+    rated = []
+    for path, text in zip(paths, texts, strict=True):
+        confidence = np.zeros(len(text))
+        for share, other in zip(shares, texts, strict=True):
+            confidence += share * matches(text, other)
+        values = np.minimum(confidence, 1.0).tolist()
+        words = tuple(GraphWord(*word[:-1], value) for word, value in zip(path.words, values, strict=True))
+        rated.append(replace(path, words=words))
+    return tuple(rated)
+
+
+def minimum_bayes_risk(paths: Sequence[WordPath]) -> WordPath:
+    """The path with the least expected number of word errors; of equal ones, the path with the best score.
+
+    Raises:
+        ValueError: paths is empty.
+    """
+    if not paths:
+        raise ValueError("paths is empty, expected the n-best list of an utterance")
+    shares, texts = posteriors([path.score for path in paths]), _texts(paths)
+    risks = [
+        sum(
+            share * align(text, other, np.zeros(len(text), np.bool_))
+            for share, other in zip(shares, texts, strict=True)
+        )
+        for text in texts
+    ]
+    best = min(range(len(paths)), key=lambda n: (round(risks[n], 9), -paths[n].score))
+    return paths[best]
+
+
+def _texts(paths: Sequence[WordPath]) -> list[np.ndarray]:
+    return [np.array([word.label for word in path.words], np.int64) for path in paths]
+
+
+def matches(text: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Which words of `text` are aligned with the same word of `other`, [len(text)] bool."""
+    matched = np.zeros(len(text), np.bool_)
+    align(np.asarray(text, np.int64), np.asarray(other, np.int64), matched)
+    return matched
+
+
+@compiled
+def align(text, other, matched):
+    """Word errors between two texts; sets `matched` for words of `text` aligned with the same word of `other`."""
+    rows, columns = len(text) + 1, len(other) + 1
+    distances = np.empty((rows, columns), np.int64)
+    for i in range(rows):
+        for j in range(columns):
+            if i == 0 or j == 0:
+                distances[i, j] = i + j
+                continue
+            replaced = distances[i - 1, j - 1] + (text[i - 1] != other[j - 1])
+            distances[i, j] = min(replaced, distances[i - 1, j] + 1, distances[i, j - 1] + 1)
+    i, j = rows - 1, columns - 1
+    while i > 0 and j > 0:
+        same = text[i - 1] == other[j - 1]
+        if distances[i, j] == distances[i - 1, j - 1] + (not same):
+            i, j = i - 1, j - 1
+            matched[i] = same
+        elif distances[i, j] == distances[i - 1, j] + 1:
+            i -= 1
+        else:
+            j -= 1
+    return distances[rows - 1, columns - 1]

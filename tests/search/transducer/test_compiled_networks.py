@@ -9,8 +9,8 @@ from torch.nn import functional
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.engine import StreamsLost
 from nemo_gpu_decoding.search.transducer import cpu_engine, cpu_math, cpu_networks
+from nemo_gpu_decoding.search.transducer.cpu_math import WIDTH, multiply, packed, whole_panels, whole_rows
 from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
-from nemo_gpu_decoding.search.transducer.cpu_products import WIDTH, multiply, packed, whole_panels, whole_rows
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from tests.contract.subject import all_facts
 from tests.search.transducer.lstm import JOINT, lstm_networks

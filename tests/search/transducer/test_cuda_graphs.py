@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, rec
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_engine import merge_bytes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN, GraphRunner
-from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspacePool, bucket
+from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace, WorkspacePool, bucket
 from nemo_gpu_decoding.search.transducer.networks import StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.subject import all_facts
@@ -38,7 +38,7 @@ from tests.cuda.test_while_graph import FakeCUDA
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
-from tests.search.transducer.test_cuda_prediction import ENCODER, V, lstm_networks, relu_networks, stateless_networks
+from tests.search.transducer.test_cuda_networks import ENCODER, V, lstm_networks, relu_networks, stateless_networks
 
 pytestmark = pytest.mark.slow
 
@@ -399,13 +399,13 @@ def test_wrong_values_of_the_option_are_named():
 
 # ---------------------------------------------------------------------- workspaces
 def test_a_workspace_serves_one_run_at_a_time(monkeypatch):
-    class Named(Workspace):
+    class Named(RunWorkspace):
         def __init__(self, shape):
             self.shape = shape
 
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 32, 33)] == [1, 2, 4, 4, 8, 32, 64]
     pool = WorkspacePool()
-    monkeypatch.setattr("nemo_gpu_decoding.search.transducer.cuda_workspace.Workspace", Named)
+    monkeypatch.setattr("nemo_gpu_decoding.search.transducer.cuda_workspace.RunWorkspace", Named)
     with pool.borrowed("a") as first, pool.borrowed("a") as second:
         assert first is not second
     with pool.borrowed("a") as third, pool.borrowed("b") as fourth:
@@ -591,7 +591,7 @@ def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
 def test_the_condition_is_whether_anyone_goes_on(emulated_runtime, strategy, activities, condition):
     """Set by the last block of `merge`; every active utterance has one hypothesis, which stays as it is."""
     n = len(activities)
-    work = Workspace(cuda_workspace.WorkspaceShape(CPU, n, 1, 1, 4, n, (torch.float32, 2), ((torch.float32, 2),)))
+    work = RunWorkspace(cuda_workspace.WorkspaceShape(CPU, n, 1, 1, 4, n, (torch.float32, 2), ((torch.float32, 2),)))
     counters, streams = np.zeros(n, records.STREAM_COUNTERS), np.zeros(n, records.STREAM_PARAMS)
     counters["activity"], counters["size"], counters["node_count"] = activities, 1, 1
     streams["end"] = 9

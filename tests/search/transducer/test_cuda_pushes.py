@@ -18,7 +18,7 @@ from tests.search.transducer.table_networks import (
     random_frames,
     random_fusion,
 )
-from tests.search.transducer.test_cuda_prediction import ENCODER, V, lstm_networks, relu_networks, stateless_networks
+from tests.search.transducer.test_cuda_networks import ENCODER, V, lstm_networks, relu_networks, stateless_networks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 

@@ -12,7 +12,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
-from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspaceShape
+from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace, WorkspaceShape
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, LM_WEIGHTED_FULL, SearchParams
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import (
@@ -243,7 +243,7 @@ def test_an_utterance_that_must_wait_leaves_its_rows_to_others():
     """Rows are left for the third utterance, after the second one has found too few."""
     decoder = ALSDPlusPlus(TableNetworks(V), ALSDConfig(beam_size=4))
     params, row = decoder._params, (torch.float32, 2)
-    work = Workspace(WorkspaceShape(CPU, 3, 4, params.max_extensions, 8, 4, row, (row,)))
+    work = RunWorkspace(WorkspaceShape(CPU, 3, 4, params.max_extensions, 8, 4, row, (row,)))
     counters, streams = np.zeros(3, records.STREAM_COUNTERS), np.zeros(3, records.STREAM_PARAMS)
     counters["activity"], counters["size"], counters["new_texts"] = records.WAITING, 1, [3, 2, 1]
     for name, values in (("counters", counters), ("streams", streams)):

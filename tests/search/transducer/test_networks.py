@@ -9,11 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from nemo_gpu_decoding.search.transducer import networks as module
-from nemo_gpu_decoding.search.transducer import onednn_linear
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
-from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
-from nemo_gpu_decoding.search.transducer.onednn_linear import OneDNNLinear, whole_blocks
+from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, OneDNNLinear, StatelessNetworks, whole_blocks
 from tests.contract.subject import all_facts, facts
 from tests.oracles.transducer import PRECISIONS, PlainLSTMNetworks, precision
 
@@ -163,9 +161,9 @@ def test_bad_durations_and_other_lstms_are_refused(lstm, durations, message):
 # ------------------------------------------------------------------------------- linear layers
 @pytest.fixture(params=[True, False], ids=["onednn", "blas"])
 def linear(request, monkeypatch):
-    if request.param and not onednn_linear.HAS_ONEDNN:
+    if request.param and not module.HAS_ONEDNN:
         pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr(onednn_linear, "HAS_ONEDNN", request.param)
+    monkeypatch.setattr(module, "HAS_ONEDNN", request.param)
     return OneDNNLinear()
 
 

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import JointRows
-from nemo_gpu_decoding.search.transducer.expand import best_labels, count_within_gamma, new_candidates
+from nemo_gpu_decoding.search.transducer.scoring import best_labels, count_within_gamma, new_candidates
 from tests.contract.subject import all_facts, facts
 from tests.oracles.transducer import Scorer, aes, alsd, brute_force
 from tests.random_models import random_boosting, random_lm

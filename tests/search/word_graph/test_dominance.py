@@ -11,7 +11,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
 from nemo_gpu_decoding.search.word_graph.large_lm.difference import difference_of
-from nemo_gpu_decoding.search.word_graph.large_lm.dominance import context_bounds
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import context_bounds
 from tests.contract.subject import all_facts
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import VOCAB, make_paged, nested_pair, random_lm, without_bounds

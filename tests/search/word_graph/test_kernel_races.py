@@ -11,7 +11,7 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END
-from nemo_gpu_decoding.search.word_graph.lattice import link_pruning
+from nemo_gpu_decoding.search.word_graph.lattice import links
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.graph.test_store import fst
@@ -238,10 +238,10 @@ def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk)
     frames, lengths, options = 72, [72, 50], {**SEARCH, "max_active": 30, "lattice": True, "lattice_beam": 2.0}
     log_probs, decoder = 2 * inputs_of(1, frames=frames), on_cuda(graph_of(1), **options)
     expected = on_cpu(graph_of(1), **options).decode(log_probs, lengths)
-    held, prune_links = [], link_pruning.prune_links
+    held, prune_links = [], links.prune_links
     for prunes in (True, False):
         if not prunes:
-            monkeypatch.setattr(link_pruning, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
+            monkeypatch.setattr(links, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
         streams = decoder.open(2)
         for begin in range(0, frames, chunk):
             sizes = np.clip(np.array(lengths) - begin, 0, chunk).tolist()

@@ -11,7 +11,7 @@ import torch
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.topology import TOPOLOGIES
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph.large_lm import let_engine, let_stream
+from nemo_gpu_decoding.search.word_graph.large_lm import let_engine
 from tests.contract.subject import all_facts
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import VOCAB, make_paged, nested_pair, random_lm
@@ -85,10 +85,10 @@ def test_an_utterance_that_breaks_off_within_a_word_has_the_lattice_of_all_token
     assert_same_lattices(let.decode(log_probs, [9] * 4), expected)
 
 
-@pytest.mark.parametrize("first_nodes", [2, let_stream.LET_NODES])
+@pytest.mark.parametrize("first_nodes", [2, let_engine.LET_NODES])
 def test_lattices_of_streams_are_those_of_whole_utterances(monkeypatch, first_nodes):
     """Links are listed whenever nodes are dropped."""
-    monkeypatch.setattr(let_stream, "LET_NODES", first_nodes)
+    monkeypatch.setattr(let_engine, "LET_NODES", first_nodes)
     frames = 60
     lazy, let = both(pairs(), lattice_beam=2.0)
     log_probs = random_log_probs(1, frames, VOCAB + 1, seed=2, sharpness=2.0)
@@ -192,7 +192,7 @@ def test_silence_takes_no_nodes():
         for _ in range(60):
             decoder.push(streams, torch.from_numpy(silence), [frames])
             (stream,) = streams.engine._streams
-            kept = let_stream.collected(replace(stream, tokens=stream.tokens.copy()), new_work())
+            kept = let_engine.collected(replace(stream, tokens=stream.tokens.copy()), new_work())
             live.append(int(kept.arrays.counters["nodes"][0]))
-            assert max(len(array) for array in stream.arrays[1:]) == let_stream.LET_NODES
+            assert max(len(array) for array in stream.arrays[1:]) == let_engine.LET_NODES
         assert max(live) == live[0] <= 4 * len(stream.tokens)

@@ -1,4 +1,4 @@
-"""Minimum Bayes risk against all texts of a list or of a lattice, one by one."""
+"""Minimum Bayes risk against all texts of a list, one by one."""
 
 import math
 from functools import cache
@@ -8,9 +8,15 @@ import pytest
 
 from nemo_gpu_decoding.search.result import ScoreParts
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import align, matches, minimum_bayes_risk, with_confidence
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
-from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
+from nemo_gpu_decoding.search.word_graph.result import (
+    GraphWord,
+    WordPath,
+    align,
+    matches,
+    minimum_bayes_risk,
+    with_confidence,
+)
 
 WORDS = ("<eps>", "a", "b", "c")
 
@@ -31,10 +37,10 @@ def random_texts(seed, n=6):
     return dict(zip(sorted(texts), rng.dirichlet(np.ones(len(texts))).tolist(), strict=True))
 
 
-def path_of(text, score, risk=None):
+def path_of(text, score):
     none = np.zeros(0, np.int32)
-    words = tuple(Word(WORDS[label], label, n, n + 1, n, n + 1) for n, label in enumerate(text))
-    return WordPath(none, none, none, none, score, ScoreParts(score), words=words, risk=risk)
+    words = tuple(GraphWord(WORDS[label], label, n, n + 1, n, n + 1) for n, label in enumerate(text))
+    return WordPath(none, none, none, none, score, ScoreParts(score), words=words)
 
 
 def text_of(path):
@@ -68,43 +74,30 @@ def assert_matches(found, errors, words, most_words):
 @pytest.mark.parametrize("seed", range(20))
 def test_word_errors_are_the_edit_distance(seed):
     texts = list(random_texts(seed))
-    for own in texts:
+    for text in texts:
         for other in texts:
-            found = np.zeros(len(own), np.bool_)
-            errors = align(np.array(own, np.int64), np.array(other, np.int64), found)
-            assert errors == edit_distance(own, other)
-            assert_matches(found.sum(), errors, len(own) + len(other), max(len(own), len(other)))
-            assert matches(own, other).tolist() == found.tolist()
+            matched = np.zeros(len(text), np.bool_)
+            errors = align(np.array(text, np.int64), np.array(other, np.int64), matched)
+            assert errors == edit_distance(text, other)
+            assert_matches(matched.sum(), errors, len(text) + len(other), max(len(text), len(other)))
+            assert matches(text, other).tolist() == matched.tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_text_with_the_least_expected_errors_is_found(seed):
     texts = random_texts(seed)
-    risks = {own: sum(share * edit_distance(own, other) for other, share in texts.items()) for own in texts}
+    risks = {text: sum(share * edit_distance(text, other) for other, share in texts.items()) for text in texts}
     paths = [path_of(text, math.log(share)) for text, share in texts.items()]
     assert text_of(minimum_bayes_risk(paths)) == min(risks, key=risks.get)
-    rated = with_confidence(paths, prefix_tree(texts))
-    assert [path.risk for path in rated] == pytest.approx(list(risks.values()))
-    assert text_of(minimum_bayes_risk(rated)) == min(risks, key=risks.get)
-    for own, path in zip(texts, rated, strict=True):
-        found = sum(word.confidence for word in path.words)
-        words = sum(share * (len(own) + len(other)) for other, share in texts.items())
-        most_words = sum(share * max(len(own), len(other)) for other, share in texts.items())
-        assert_matches(found, path.risk, words, most_words)
-
-
-def test_a_text_that_lacks_words_has_an_error_for_each():
-    """The other text has two words more: in the lattice each is an arc that no word of the text stands opposite."""
-    texts = {(1,): 0.5, (2, 1, 3): 0.5}
-    (short, long) = with_confidence([path_of(text, math.log(0.5)) for text in texts], prefix_tree(texts))
-    assert (short.risk, long.risk) == (1.0, 1.0)
-    assert short.words[0].confidence == 1.0
-    assert [word.confidence for word in long.words] == pytest.approx([0.5, 1.0, 0.5])
+    for text, path in zip(texts, with_confidence(paths), strict=True):
+        matched = sum(word.confidence for word in path.words)
+        words = sum(share * (len(text) + len(other)) for other, share in texts.items())
+        most_words = sum(share * max(len(text), len(other)) for other, share in texts.items())
+        assert_matches(matched, risks[text], words, most_words)
 
 
 def test_the_better_score_decides_among_equal_risks():
-    """Risks that differ by rounding alone are equal."""
-    rows = [((1,), -3.0, 1.0), ((2,), -1.0, 1.0 + 1e-12), ((3,), -2.0, 1.0), ((), 0.0, 2.0)]
-    paths = [path_of(*row) for row in rows]
-    for shift in range(4):
-        assert text_of(minimum_bayes_risk(paths[shift:] + paths[:shift])) == (2,)
+    """Both texts with the higher scores have a risk of 0.7."""
+    paths = [path_of(text, math.log(share)) for text, share in {(): 0.5, (1,): 0.3, (1, 1): 0.2}.items()]
+    for shift in range(3):
+        assert text_of(minimum_bayes_risk(paths[shift:] + paths[:shift])) == ()

@@ -8,18 +8,14 @@ import pytest
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
+from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.word_graph import cpu_engine, cuda_engine
-from nemo_gpu_decoding.search.word_graph.lattice import link_pruning
+from nemo_gpu_decoding.search.word_graph.lattice import links
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
-from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
-from nemo_gpu_decoding.search.word_graph.lattice.mbr import (
-    align,
-    matches,
-    minimum_bayes_risk,
-    posteriors,
-    with_confidence,
-)
+from nemo_gpu_decoding.search.word_graph.lattice.links import grown
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
+from nemo_gpu_decoding.search.word_graph.result import matches, posteriors
+from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.contract.subject import all_facts
 from tests.graph.toy import PIECES
 from tests.oracles.ngram import sentence_cost
@@ -274,47 +270,21 @@ def tree_of(lattice):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_risk_and_confidence_are_those_over_all_texts(seed):
+def test_alternatives_of_a_lattice_are_those_of_all_its_texts(seed):
     _, nbest = small_lattice(seed, n_best=10, beam=5.0)
     lattice = nbest.lattice.determinized()
     texts = lattice.n_best(10**6)
     shares = posteriors([-sequence.cost for sequence in texts])
     ids = [[lattice.words.index(word) for word in sequence.words] for sequence in texts]
-    for path, rated, bound in zip(
-        nbest, with_confidence(nbest.paths, tree_of(lattice)), with_confidence(nbest.paths, lattice), strict=True
-    ):
-        own = [word.label for word in path.words]
-        risk = sum(
-            share * align(np.array(own, np.int64), np.array(other, np.int64), np.zeros(len(own), np.bool_))
-            for share, other in zip(shares, ids, strict=True)
-        )
-        assert rated.risk == pytest.approx(risk)
-        assert bound.risk >= risk - 1e-9
-        assert bound.risk == pytest.approx(risk, rel=0.5)
-        for n, word in enumerate(rated.words):
-            same = [matches(own, other)[n] for other in ids]
-            assert word.confidence == pytest.approx(float(shares @ np.array(same)), abs=0.15)  # ties of alignments
-            assert 0 <= word.confidence <= 1
-
-
-def test_confidence_over_the_lattice_if_asked_for():
-    log_probs = random_log_probs(2, 8, len(PIECES) + 1, seed=3)
-    options = {"n_best": 3, "lattice_beam": 6.0, "lattice": True}
-    plain, whole = (
-        make(toy_graph(0), posteriors=over, **options).decode(log_probs, [8, 5]) for over in ("n_best", "lattice")
-    )
-    for one, other in zip(plain, whole, strict=True):
-        assert [path.text for path in one] == [path.text for path in other]
-        assert all(path.risk is None for path in one)
-        lattice = other.lattice.determinized()
-        again = with_confidence(one.paths, lattice)
-        assert [(path.words, path.risk) for path in again] == [(path.words, path.risk) for path in other]
-        assert other.best.words[0].confidence < one.best.words[0].confidence  # more texts than three
-        assert minimum_bayes_risk(other.paths).risk == min(path.risk for path in other)
-    alone = make(toy_graph(0), posteriors="lattice", lattice_beam=6.0).decode(log_probs, [8, 5])
-    assert [path.best.risk for path in alone] == [path.best.risk for path in whole]
-    with pytest.raises(ValueError, match="posteriors is 'all', expected one of n_best, lattice"):
-        make(toy_graph(0), posteriors="all")
+    vocabulary = Vocabulary.from_pieces(PIECES)
+    for path in nbest:
+        labels = [word.label for word in path.words]
+        expected = shares @ np.array([matches(labels, other) for other in ids])
+        for form in (lattice, tree_of(lattice)):
+            slots = word_alternatives([path], vocabulary, form)
+            options = [dict(slot.alternatives) for slot in slots if slot.word_index is not None]
+            shown = [words[word.text] for words, word in zip(options, path.words, strict=True)]
+            assert shown == pytest.approx(expected, abs=0.15)  # ties of alignments
 
 
 # -------------------------------------------------------------------------------- long streams
@@ -367,8 +337,8 @@ def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backe
         return held, on_device, decoder.close(streams)[0].lattice
 
     held, on_device, lattice = streamed()
-    prune_links = link_pruning.prune_links
-    monkeypatch.setattr(link_pruning, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
+    prune_links = links.prune_links
+    monkeypatch.setattr(links, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
     found, _, everything = streamed()
     assert_same_lattice(lattice, everything)
     needed = lattice.num_links / len(chunks)  # of a chunk

@@ -21,16 +21,14 @@ from nemo_gpu_decoding.search.word_graph import decoder as decoder_module
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, count_back_pointers, trace_back
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
 from nemo_gpu_decoding.search.word_graph.cpu_engine import new_workspace, read_chunk
-from nemo_gpu_decoding.search.word_graph.large_lm import (
-    contexts,
-    let_engine,
-    let_groups,
-    let_nodes,
-    let_stream,
-    scorer,
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts, let_engine, let_groups, let_nodes, scorer
+from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import (
+    LET_NODES,
+    listed_stream,
+    new_let_stream,
+    new_let_workspace,
+    read_let_chunk,
 )
-from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import listed_stream, new_let_workspace, read_let_chunk
-from nemo_gpu_decoding.search.word_graph.large_lm.let_stream import LET_NODES, new_let_stream
 from tests.contract.subject import all_facts
 from tests.graph.toy import BLANK, PIECES, write_tlg
 from tests.oracles.ngram import earned, rescored
@@ -140,14 +138,14 @@ def test_nodes_are_made_room_for_where_there_are_more(monkeypatch):
     """With room for two nodes, links and groups at first."""
     lms, log_probs = (random_lm(1), random_lm(20, keep=0.8)), log_probs_of(3)
     decoder = make_paged(*lms, beam=9.0, composition="let")
-    expected, grown, collected = decoder.decode(log_probs, [FRAMES] * 3), [], let_stream.collected
+    expected, grown, collected = decoder.decode(log_probs, [FRAMES] * 3), [], let_engine.collected
     new_workspace = let_engine.new_let_workspace
 
     def counted(*arguments, **options):
         grown.append(options)
         return collected(*arguments, **options)
 
-    monkeypatch.setattr(let_stream, "LET_NODES", 2)
+    monkeypatch.setattr(let_engine, "LET_NODES", 2)
     monkeypatch.setattr(let_engine, "collected", counted)
     monkeypatch.setattr(
         let_engine, "new_let_workspace", lambda *sizes, **options: new_workspace(*sizes, **{"entries": 2, **options})

@@ -3,7 +3,7 @@
 2. Tokens in one graph state and boosting state form a token group [LET]. Tokens of a group with one LM
    context form one context of the group. A closure arc with a word changes the LM context, but the search
    defers the LM query for that word. Example: three tokens in graph state 7 after "a b", "a c" (just read)
-   and "a c" (with a blank since) are one group with two contexts, the second with two tokens (`closure.py`).
+   and "a c" (with a blank since) are one group with two contexts, the second with two tokens.
 3. The search visits the arcs of each group's state once, at the cost of the best context. All contexts
    below the cutoff take arcs without a word at once. Then the search queries the LMs for the other arcs and
    contexts that are below the cutoff by the small LM's cost. It takes these arcs at the true cost.
@@ -12,7 +12,7 @@ So a word is pruned twice: by the small LM's cost before the query, by the large
 cutoffs. The epsilon closure uses the tightened one. LM queries use the cutoff after all arcs that need no query. An
 arc and a context need a query if the arc has a word, or if the context has a word without a query yet. They query the
 LMs if and only if their cost by the small LM, boosting included, is at most that cutoff, and the best context of the
-group does not dominate theirs (`dominance.py`). So tokens, their costs to the bit, queries and groups do not depend on
+group does not dominate theirs (`scorer.py`). So tokens, their costs to the bit, queries and groups do not depend on
 the order of tokens, groups and arcs. The counts of arc visits, expanded contexts and cache hits do.
 
 Token groups, the finite heap of a group (`group_size`), one visit of the arcs of a group and pruning by buckets
@@ -25,18 +25,25 @@ linked list.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import NORMAL
-from nemo_gpu_decoding.jit import linked
+from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, keys
-from nemo_gpu_decoding.search.word_graph.labels import likeliest_step
+from nemo_gpu_decoding.search.word_graph.labels import SMALL_STATE, likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, is_dominated, query
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
-from nemo_gpu_decoding.search.word_graph.token_groups import ArcStep, offer_step, target_key
+from nemo_gpu_decoding.search.word_graph.token_groups import (
+    ArcStep,
+    add_group_token,
+    begin_group,
+    keep_best,
+    offer_step,
+    target_key,
+)
 
 LM_CONTEXT = np.dtype(
     [
@@ -108,6 +115,170 @@ def count_work(counters, frame):
     counters.arc_visits += frame.arc_visits
     counters.groups += frame.groups
     counters.expanded += frame.expanded
+
+
+# -------------------------------------------------------------------------------- epsilon closure
+
+
+@linked
+def epsilon_closure(row, count, search, lm, work):
+    """Step 2, as in `frame.py`, for runs of tokens in one graph state and boosting state.
+
+    Most tokens of a state follow each other, because step 1 keeps their order. The bounds are those of the run's
+    best token, so a few more tokens join; the arcs of these are above the cutoff.
+    """
+    least, begin = candidates.cost_of(row, work.labels[0], search), 0
+    while begin < count and work.frame[0].status == keys.DONE:
+        key, best, end = work.current[np.uintp(begin)].key >> 16, work.current[np.uintp(begin)].cost, begin + 1
+        while end < count and work.current[np.uintp(end)].key >> 16 == key:
+            best = min(best, work.current[np.uintp(end)].cost)
+            end += 1
+        _join_run(row, begin, end, best, least, search, lm, work)
+        begin = end
+
+
+@linked
+def _join_run(row, begin, end, best, least, search, lm, work):
+    """The tokens begin .. end - 1 of one state join its group and those of its closure arcs; `best` costs least."""
+    graph, weights, cutoff = search.graph, search.weights, work.frame[0].cutoff
+    state, boost = keys.state_of(work.current[np.uintp(begin)].key), keys.boost_of(work.current[np.uintp(begin)].key)
+    source = graph.states[np.uintp(state)]
+    for e in range(source.epsilon_begin - 1, source.epsilon_end):
+        target, least_arc, epsilon, olabel, next_boost = state, source.least_cost, keys.NONE, np.int32(0), boost
+        step, bonus = np.float32(0.0), np.float32(0.0)
+        if e >= source.epsilon_begin:
+            closure = graph.epsilons[np.uintp(e)]
+            target, least_arc, epsilon, olabel = np.int64(closure.target), closure.least_cost, e, closure.olabel
+            step = weights.lm_weight * closure.cost
+            if olabel != 0 and weights.boosts:
+                if not candidates.least_total(best + step - weights.most_bonus, least_arc, least, search) <= cutoff:
+                    continue
+                bonus, next_boost = candidates.boosted(olabel, boost, search)
+        total = candidates.least_total(best + step - bonus, least_arc, least, search)
+        if total <= cutoff:
+            total = _least_total(row, best + step - bonus, total, graph.states[np.uintp(target)], search)
+        if not total <= cutoff:
+            continue
+        slack = np.float32(1e-3) + np.float32(1e-5) * abs(cutoff)  # for rounding errors
+        most = best + step - bonus + (cutoff - total) + slack
+        if work.frame[0].contexts == len(work.lm.contexts):
+            work.frame[0].status = keys.GROUPS_FULL
+            return
+        key = keys.key_of(target, next_boost, 0) >> 16
+        g = group_of(key, work)
+        for i in range(begin, end):
+            cost = work.current[np.uintp(i)].cost + step - bonus
+            if cost <= most:
+                join(key, g, olabel, cost, keys.Origin(keys.NONE, i, epsilon), search, lm, work)
+
+
+@linked
+def _least_total(row, cost, total, source, search):
+    """Lower bound of the total cost of an arc of a state; `total` is that of a large state."""
+    arcs = search.graph.arcs
+    if source.arc_end - source.arc_begin > SMALL_STATE:
+        return total
+    least: Any = np.float32(np.inf)
+    for a in range(source.arc_begin, source.arc_end):
+        least = min(least, candidates.least_of(row, arcs[np.uintp(a)], cost, search))
+    return least
+
+
+@linked
+def join(key, g, olabel, cost, origin, search, lm, work):
+    """Add a token to its LM context of group g; `olabel` is the output label of the closure arc, or 0."""
+    frame, contexts = work.frame[0], work.lm.contexts
+    context = work.current[np.uintp(origin.source)].lm
+    slot = find_context_slot(key, context, olabel, work)
+    if work.lm.context_slots[slot].stamp == work.stamps[2]:
+        c = work.lm.context_slots[slot].entry
+        keep_best(contexts[c], cost, origin, search, lm, work)
+        group = work.lm.groups[g]
+        group.cost = min(group.cost, cost)
+    elif frame.contexts == len(contexts):
+        frame.status = keys.GROUPS_FULL
+        return
+    else:
+        c = np.int32(frame.contexts)
+        candidates.fill_slot(work.lm.context_slots, slot, work.stamps[2], c)
+        begin_group(contexts[c], key, cost, origin, search, work)
+        contexts[c].lm, contexts[c].lm_after, contexts[c].olabel = context, context, olabel
+        contexts[c].difference = np.float32(np.nan) if olabel != 0 else np.float32(0.0)
+        add_context(c, g, work)
+    if search.params.keeps_links:
+        add_group_token(contexts[c], cost, origin, work)
+
+
+@linked
+def group_of(key, work):
+    """The number of the group with a key; adds the group if there is none.
+
+    The capacity suffices if there is capacity for one more context, because there are at most as many groups.
+    """
+    slots = work.group_slots
+    slot = candidates.find_slot(key, 0, _group_table(work), None)
+    if slots[slot].stamp != work.stamps[1]:
+        candidates.fill_slot(slots, slot, work.stamps[1], new_group(key, work))
+    return slots[slot].entry
+
+
+@linked
+def new_group(key, work):
+    """Add a group without contexts."""
+    g = np.int32(work.frame[0].groups)
+    work.frame[0].groups += 1
+    group = work.lm.groups[np.uintp(g)]
+    group.key, group.cost, group.newest, group.count = key, LARGEST, keys.NONE, 0
+    group.ordered, group.queries = keys.NONE, False
+    return g
+
+
+@linked
+def add_context(c, g, work):
+    """Add LM context c, the newest one, to group g."""
+    frame, context, group = work.frame[0], work.lm.contexts[c], work.lm.groups[g]
+    context.group, context.next = g, group.newest
+    group.newest = c
+    group.count += 1
+    group.cost = min(group.cost, context.cost)
+    group.queries = group.queries or context.olabel != 0
+    frame.contexts += 1
+    if 2 * frame.contexts > frame.context_mask + 1:
+        _widen_tables(work)
+
+
+@linked
+def find_context_slot(key, context, olabel, work):
+    """The slot of an LM context of a group, or the free slot for it if it has none."""
+    slots, entries, stamp = work.lm.context_slots, work.lm.contexts, work.stamps[2]
+    mask = np.uint64(work.frame[0].context_mask)
+    at = ((keys.hash_of(key, context) + np.uint64(olabel) * keys.OTHER_HASH) >> keys.SLOT_SHIFT) & mask
+    while slots[at].stamp == stamp and not (
+        entries[slots[at].entry].key == key
+        and entries[slots[at].entry].lm == context
+        and entries[slots[at].entry].olabel == olabel
+    ):
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@inlined
+def _group_table(work):
+    return candidates.Table(work.group_slots, work.lm.groups, work.frame[0].group_mask, work.stamps[1])
+
+
+@linked
+def _widen_tables(work):
+    """Double the used sizes of the hash tables of groups and of LM contexts."""
+    frame = work.frame[0]
+    frame.group_mask = frame.context_mask = 2 * frame.context_mask + 1
+    work.stamps[1] += 1
+    work.stamps[2] += 1
+    for c in range(frame.contexts):
+        context = work.lm.contexts[c]
+        at = find_context_slot(context.key, context.lm, context.olabel, work)
+        candidates.fill_slot(work.lm.context_slots, at, work.stamps[2], c)
+    candidates.fill_table(_group_table(work), frame.groups, None)
 
 
 # --------------------------------------------------------------------------- tightening the cutoff

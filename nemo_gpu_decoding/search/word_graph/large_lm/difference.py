@@ -111,17 +111,17 @@ def _follow(large, small, labels, small_states):
 def _subtract_backoffs(large, small, large_labels, small_states, states):
     """Subtract the small LM's back-off costs in `states`; returns False if the LMs do not back off together."""
     for state in range(1, len(small_states)):
-        own = small_states[state]
+        small_state = small_states[state]
         shorter = small_states[np.int64(large.states[state].backoff_to)]
-        if own == shorter:
+        if small_state == shorter:
             continue
-        if np.int64(small.states[own].backoff_to) != shorter:
+        if np.int64(small.states[small_state].backoff_to) != shorter:
             return False
-        first = np.int64(small.states[own].arc_begin)
-        for arc in range(first, np.int64(small.states[own + 1].arc_begin)):
+        first = np.int64(small.states[small_state].arc_begin)
+        for arc in range(first, np.int64(small.states[small_state + 1].arc_begin)):
             if find_arc(large, state, large_labels[arc_label(small, arc)]) < 0:
                 return False
-        states[state].backoff_cost -= small.states[own].backoff_cost
+        states[state].backoff_cost -= small.states[small_state].backoff_cost
     return True
 
 

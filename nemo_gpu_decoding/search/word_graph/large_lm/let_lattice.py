@@ -269,7 +269,7 @@ def _follow(n, c, chain, state, models, work):
     search, lm = models
     links, graph, none = state.links, search.graph, np.int64(keys.NONE)
     context, cost, total, epsilon = state.contexts[c].lm, np.float64(state.contexts[c].cost), np.float32(0.0), none
-    found = none
+    after = none
     for i in range(2, -1, -1):
         if chain[i] == none:
             continue
@@ -287,12 +287,12 @@ def _follow(n, c, chain, state, models, work):
                 total += difference
                 cost += difference
         cost += link.cost
-        found = _context_with(context, n if i == 0 else links[chain[i - 1]].node, state)
-        if found == none:
+        after = _context_with(context, n if i == 0 else links[chain[i - 1]].node, state)
+        if after == none:
             return none, cost, total, epsilon
     if cost > most_above(n, state, search) + ROUNDING and cost > 0:
-        found = none
-    return found, cost, total, epsilon
+        after = none
+    return after, cost, total, epsilon
 
 
 @linked
@@ -308,11 +308,11 @@ def _context_with(lm, n, state):
 @linked
 def _is_listed(begin, c, arc, epsilon, reached):
     """Whether a link from a context by these arcs is listed from `begin` on."""
-    found = False
+    is_listed = False
     for at in range(begin, min(reached.total[0], len(reached.links))):
         link = reached.links[at]
-        found = found or (link.source == c and link.arc == arc and link.epsilon == epsilon)
-    return found
+        is_listed = is_listed or (link.source == c and link.arc == arc and link.epsilon == epsilon)
+    return is_listed
 
 
 @linked
@@ -324,18 +324,18 @@ def _fill_link(link, n, before, step, state, search):
         step: link to node n; LM score difference of all words on the way.
     """
     (source, context), (last, difference) = before, step
-    own, weights, node = state.links[last], search.weights, state.nodes[n]
+    last_link, weights, node = state.links[last], search.weights, state.nodes[n]
     cost, boost = np.float32(0.0), keys.boost_of(source.key)
     if link.epsilon != keys.NONE:
         closure = search.graph.epsilons[link.epsilon]
         bonus, boost = boosted(closure.olabel, boost, search)
         cost += weights.lm_weight * closure.cost - bonus
-    if own.arc >= 0:
-        arc = search.graph.arcs[own.arc]
+    if last_link.arc >= 0:
+        arc = search.graph.arcs[last_link.arc]
         bonus, boost = boosted(arc.olabel, boost, search)
         cost += weights.lm_weight * arc.cost - bonus
-    link.arc, link.frame = own.arc, node.frame
-    link.acoustic_cost = -(search.params.acoustic_scale * own.log_prob)
+    link.arc, link.frame = last_link.arc, node.frame
+    link.acoustic_cost = -(search.params.acoustic_scale * last_link.log_prob)
     link.cost = cost + link.acoustic_cost + difference
-    link.ilabel = label_read(own.arc, node.key, search)
-    link.move = move_of(own.arc, link.epsilon, Past(source.key, context.back_pointer), state, search)
+    link.ilabel = label_read(last_link.arc, node.key, search)
+    link.move = move_of(last_link.arc, link.epsilon, Past(source.key, context.back_pointer), state, search)

@@ -16,7 +16,7 @@ leaves out contexts above the beam in the frame of a node.
 
 Two more kinds of nodes represent steps within a frame. Nodes with JOIN_MOVE links are tokens that meet in a
 graph state after closure arcs. Nodes after a word (`let_words.py`) are expanded from the start. The number of a
-node is higher than the numbers of the nodes that it links to. `let_stream.py` drops nodes that no
+node is higher than the numbers of the nodes that it links to. `let_engine.py` drops nodes that no
 token leads to.
 """
 
@@ -83,7 +83,7 @@ class NodeArrays(NamedTuple):
     """State of the search of an utterance beside its tokens, whose `back_pointer` is a node.
 
     The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. This is the only write
-    to `nodes` below the counts; `let_stream.forget_contexts` undoes it.
+    to `nodes` below the counts; `let_engine.forget_contexts` undoes it.
     """
 
     counters: np.ndarray  # [1] LET_COUNTERS
@@ -194,15 +194,15 @@ def _fill(n, total, state, search, lm, work):
             cost = contexts[c].cost + link.cost
             if cost > most and cost > 0:
                 continue
-            found = count if single else number_of(contexts[c].lm, begin, count, total, state, work)
-            context = contexts[begin + found]
+            index = count if single else number_of(contexts[c].lm, begin, count, total, state, work)
+            context = contexts[begin + index]
             if (
-                found == count
+                index == count
                 or cost < context.cost
                 or (cost == context.cost and _is_before(at, c, context.back_pointer, context.run, state))
             ):
                 context.lm, context.cost, context.back_pointer, context.run = contexts[c].lm, cost, at, c
-            count += found == count
+            count += index == count
         at = link.next
     count = limit_contexts(begin, without_dominated(begin, count, search, lm, state), lm, state)
     for i in range(begin, begin + count):
@@ -347,13 +347,13 @@ def begin_merge(total, work):
 @linked
 def number_of(lm, begin, count, total, state, work):
     """The number, counted from `begin`, of the context with this LM context; `count` if there is none."""
-    contexts, found = state.contexts, count
+    contexts, number = state.contexts, count
     if total <= FEW:
         for n in range(count):
             if contexts[begin + n].lm == lm:
-                found = n
+                number = n
                 break
-        return found
+        return number
     slots, stamp, mask = work.lm.context_slots, work.stamps[2], np.uint64(work.frame[0].context_mask)
     at = (keys.hash_of(0, lm) >> keys.SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and contexts[begin + slots[at].entry].lm != lm:
@@ -361,4 +361,4 @@ def number_of(lm, begin, count, total, state, work):
     if slots[at].stamp == stamp:
         return np.int64(slots[at].entry)
     fill_slot(slots, at, stamp, count)
-    return found
+    return number

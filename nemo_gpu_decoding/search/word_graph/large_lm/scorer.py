@@ -1,4 +1,4 @@
-"""Score difference of the large and the small LM for a word, and the LM context after the word.
+"""Score difference of the large and the small LM for a word, the LM context after the word, and dominated contexts.
 
 The arcs of the graph carry the small LM's costs. At each word w the search adds
 
@@ -6,6 +6,16 @@ The arcs of the graph carry the small LM's costs. At each word w the search adds
 
 and at the end the same term for </s> [LET, section II; XLLM]. An LM scores a word that it does not list as <unk>.
 An LM context is an int64: the large LM's state in the upper 32 bits, the small LM's state in the lower 32 bits.
+
+**Dominance.** Two tokens in one graph state and boosting state have the same ways to go on, at costs that differ only
+by the LM score differences of the words to come. Suppose that, for any words, their differences after the first
+token's LM context exceed those after the second token's by at most D. If the first token is cheaper by more than D,
+every path from the second token costs more than the same path from the first one. So the search drops the second token
+(`is_dominated`): composition "lazy" before a group expands its arcs (`contexts.py`), both after a word.
+
+D is a sum over the back-off chains of both LM contexts to their common suffix. `context_bounds` computes the terms:
+for any words, `over` is how much more they cost after a state than after its back-off state, `under` how much less.
+Only the difference automaton (`difference.py`) has bounds. A search that keeps a lattice drops nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end
-from nemo_gpu_decoding.jit import linked, no_refcount
-from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
+from nemo_gpu_decoding.jit import compiled, linked, no_refcount
+from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, arc_cost_and_target, arc_label, lookup
 from nemo_gpu_decoding.search.word_graph.keys import hash_of
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS, LM
 
@@ -48,7 +58,7 @@ class LmPair(NamedTuple):
     large_end: int  # label of </s>; NO_LABEL: the end of an utterance costs nothing
     small_end: int
     start: int  # LM context at the begin of an utterance, see `lm_of`
-    bounds: np.ndarray  # [states of `large`] of `dominance.py`; empty without a difference automaton
+    bounds: np.ndarray  # [states of `large`] CONTEXT_BOUNDS; empty without a difference automaton
 
 
 class LmScorer(NamedTuple):
@@ -144,3 +154,40 @@ def difference_of_label(olabel, context, search, lm):
         cost, context = difference_of_word(word, context, lm.lms)
         total += cost
     return total, context
+
+
+# Bounds of a state of the difference automaton
+CONTEXT_BOUNDS = np.dtype([("backoff_to", np.uint32), ("over", np.float32), ("under", np.float32)])
+
+
+def context_bounds(lm: PackedArrays) -> np.ndarray:
+    """[S] CONTEXT_BOUNDS of the S states of a back-off automaton."""
+    bounds = np.empty(len(lm.states) - 1, CONTEXT_BOUNDS)
+    bounds["backoff_to"], bounds["over"], bounds["under"] = lm.states["backoff_to"][:-1], np.inf, np.inf
+    _fill_bounds(lm, bounds)
+    return bounds
+
+
+@compiled
+def _fill_bounds(lm, bounds):
+    """Fill `over` and `under`, which are infinite before.
+
+    Longer contexts have higher numbers, and the target of an arc is longer than its source by one word at most. So the
+    bounds that a state needs are known.
+    """
+    bounds[0].over = bounds[0].under = 0
+    for state in range(len(bounds) - 1, 0, -1):
+        shorter = np.int64(bounds[state].backoff_to)
+        backoff = np.float64(lm.states[state].backoff_cost)
+        over, under = max(0.0, backoff), max(0.0, -backoff)
+        for arc in range(np.int64(lm.states[state].arc_begin), np.int64(lm.states[state + 1].arc_begin)):
+            cost, target = arc_cost_and_target(lm, arc)
+            shorter_cost, at = lookup(lm, shorter, arc_label(lm, arc))
+            more = np.float64(cost) - shorter_cost
+            less = -more
+            while target > at:  # the target of the shorter context is a suffix of this one
+                more += bounds[target].over
+                less += bounds[target].under
+                target = np.int64(bounds[target].backoff_to)
+            over, under = max(over, more), max(under, less)
+        bounds[state].over, bounds[state].under = over, under

@@ -174,11 +174,11 @@ def determinized(lattice, beam, max_states):
             break
         is_done[state] = True
         expanded += 1
-        keys, found = _next_words(lattice, subsets, state, limit - reached[state], paths, strings)
+        keys, entries = _next_words(lattice, subsets, state, limit - reached[state], paths, strings)
         order, first = np.argsort(np.array(keys), kind="mergesort"), 1
         while first < len(order):
             word = keys[order[first]] >> 32
-            subset, first = _cheapest_paths(keys, found, order, first)
+            subset, first = _cheapest_paths(keys, entries, order, first)
             if word == 0:  # the final node
                 rows.append((state, np.int64(-1), word, subset[0][1], subset[0][2], subset[0][3]))
                 continue
@@ -223,7 +223,7 @@ def _next_words(lattice, subsets, state, within, paths, strings):
         paths.strings[node] = subsets.strings[e]
         heapq.heappush(pending, node)
     heapq.heappop(pending)
-    keys, found = [np.int64(-1)], [(np.int64(0), np.int64(0), np.int64(0), np.int64(0))]
+    keys, entries = [np.int64(-1)], [(np.int64(0), np.int64(0), np.int64(0), np.int64(0))]
     last = np.int64(-1)
     while len(pending) > 0:
         node = heapq.heappop(pending)
@@ -232,7 +232,7 @@ def _next_words(lattice, subsets, state, within, paths, strings):
         last = node
         if node == len(lattice.to_end) - 1:
             keys.append(node)
-            found.append((node, paths.costs[node], paths.graph_costs[node], paths.strings[node]))
+            entries.append((node, paths.costs[node], paths.graph_costs[node], paths.strings[node]))
         for i in range(lattice.begin[node], lattice.begin[node + 1]):
             arc = lattice.arcs[i]
             target, cost = np.int64(arc.target), paths.costs[node] + lattice.costs[i]
@@ -246,17 +246,17 @@ def _next_words(lattice, subsets, state, within, paths, strings):
                 string = _longer(string, np.int64(arc.label), strings)
             if arc.word != 0:
                 keys.append((np.int64(arc.word) << 32) | target)
-                found.append((target, cost, graph_cost, string))
+                entries.append((target, cost, graph_cost, string))
                 continue
             if paths.costs[target] == FAR:
                 heapq.heappush(pending, target)
             paths.costs[target], paths.graph_costs[target], paths.strings[target] = cost, graph_cost, string
         paths.costs[node] = FAR
-    return keys, found
+    return keys, entries
 
 
 @compiled
-def _cheapest_paths(keys, found, order, first):
+def _cheapest_paths(keys, entries, order, first):
     """The cheapest path to each node for one word, and the index in `order` where the next word begins.
 
     Args:
@@ -264,9 +264,9 @@ def _cheapest_paths(keys, found, order, first):
         first: index in `order` where the word begins.
     """
     word, end = keys[order[first]] >> 32, first + 1
-    subset = [found[order[first]]]
+    subset = [entries[order[first]]]
     while end < len(order) and keys[order[end]] >> 32 == word:
-        entry = found[order[end]]
+        entry = entries[order[end]]
         if subset[-1][0] != entry[0]:
             subset.append(entry)
         elif (entry[1], entry[2]) < (subset[-1][1], subset[-1][2]):
@@ -397,8 +397,8 @@ def _without_prefix(string, length, strings):
 @compiled
 def spelled(string, parents, labels, lengths):
     """The labels of a string, [n] int32."""
-    found = np.empty(lengths[string], np.int32)
-    for n in range(len(found) - 1, -1, -1):
-        found[n] = labels[string]
+    spelling = np.empty(lengths[string], np.int32)
+    for n in range(len(spelling) - 1, -1, -1):
+        spelling[n] = labels[string]
         string = parents[string]
-    return found
+    return spelling

@@ -27,17 +27,17 @@ from nemo_gpu_decoding.search.word_graph.best_path import END, FoundPaths, Steps
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import lm_labels
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import closest_words
-from nemo_gpu_decoding.search.word_graph.lattice.kbest import (
+from nemo_gpu_decoding.search.word_graph.lattice.links import (
+    BEAM_SLACK,
     backward_costs,
     best_texts,
     forward_costs,
     name_links,
     path_links,
 )
-from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import BEAM_SLACK
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice, determinized_lattice, word_arcs
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordGraphStream
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ def lattice_paths(paths: Sequence[LatticePath], ended: bool) -> FoundPaths:
     for name in ("cost", "state", "epsilon"):
         ends[name] = [getattr(path, name) for path in paths]
     steps = [path.steps for path in paths]
-    step_ends = np.cumsum([len(own.arcs) for own in steps])
+    step_ends = np.cumsum([len(steps_of_path.arcs) for steps_of_path in steps])
     return FoundPaths(
         Steps(*map(np.concatenate, zip(*steps, strict=True))), step_ends, ends, np.full(len(paths), ended)
     )
@@ -97,12 +97,12 @@ class Lattice:
         """
         if n < 1:
             raise ValueError(f"n is {n}, expected at least 1")
-        links, ends, graph, found = self.links, self.ends, self.graph, []
+        links, ends, graph, texts = self.links, self.ends, self.graph, []
         entries, last = best_texts(n, self.num_nodes, links, ends, graph.arrays, len(graph.words), graph.num_spoken)
         for path in last:
             steps, end = self._steps(links[path_links(entries, int(path["previous"]))]), ends[path["link"]]
-            found.append(LatticePath(float(path["cost"]), steps, int(end["state"]), int(end["epsilon"])))
-        return found
+            texts.append(LatticePath(float(path["cost"]), steps, int(end["state"]), int(end["epsilon"])))
+        return texts
 
     def pruned(self, beam: float) -> Lattice:
         """The lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
@@ -172,8 +172,8 @@ class Lattice:
         """The text of the lattice with the fewest word errors against a reference; an arbitrary one among equals."""
         arcs, ids = self.arcs(), self.graph.word_ids
         words = np.array([ids.get(word, NONE) for word in reference.split()], np.int32)
-        found = closest_words(arcs, int(arcs["target"].max()) + 1, words)
-        return " ".join(self.graph.words[word] for word in found.tolist())
+        closest = closest_words(arcs, int(arcs["target"].max()) + 1, words)
+        return " ".join(self.graph.words[word] for word in closest.tolist())
 
     def determinized(self, beam: float | None = None, *, max_states: int = 50_000) -> WordLattice:
         """The cheapest path for each word sequence: Kaldi's compact lattice [Povey et al. 2012].
@@ -218,26 +218,8 @@ class Lattice:
             lattice.add_arc(source, kaldifst.LatticeArc(label, word, weight, target))
         return lattice
 
-    def to_dot(self, max_arcs: int = 500) -> str:
-        """Graphviz source that draws a small lattice from left to right.
 
-        Raises:
-            ValueError: the lattice has more than `max_arcs` arcs.
-        """
-        rows = self.arcs()
-        if len(rows) > max_arcs:
-            raise ValueError(f"the lattice has {len(rows)} arcs, expected at most {max_arcs} (max_arcs)")
-        lines = ["digraph lattice {", "  rankdir = LR;", "  node [shape = circle];"]
-        lines.append(f"  {rows['target'].max()} [shape = doublecircle];")
-        for source, target, _, word, graph_cost, acoustic_cost in rows.tolist():
-            text = self.graph.words[word] if word else "-"
-            quoted = text.replace("\\", "\\\\").replace('"', '\\"')
-            cost = graph_cost + acoustic_cost
-            lines.append(f'  {source} -> {target} [label = "{quoted} / {cost:.2f}"];')
-        return "\n".join([*lines, "}", ""])
-
-
-def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
+def lattice_of(state: WordGraphStream, reaches_end: bool) -> Lattice:
     """Build the lattice of an utterance from the links that its search recorded, pruned to the lattice beam.
 
     Args:

@@ -18,7 +18,7 @@ from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, PackedLM, lookup
 from nemo_gpu_decoding.search.word_graph.best_path import end_difference
 from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_label
-from nemo_gpu_decoding.search.word_graph.lattice.kbest import words_of_link
+from nemo_gpu_decoding.search.word_graph.lattice.links import words_of_link
 from nemo_gpu_decoding.search.word_graph.records import LINK
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 

@@ -81,16 +81,16 @@ class WordLattice:
                 (costs[i] + rest_costs[targets[i]] for i in range(begin[state], begin[state + 1])), default=np.inf
             )
         heap: list[tuple[float, tuple[int, ...], float, int]] = [(rest_costs[0], (), 0.0, 0)]
-        found: list[WordSequence] = []
-        while heap and len(found) < n:
+        sequences: list[WordSequence] = []
+        while heap and len(sequences) < n:
             _, path, cost, state = heapq.heappop(heap)
             if state == self.num_states - 1:
-                found.append(self._sequence(path))
+                sequences.append(self._sequence(path))
                 continue
             for i in range(begin[state], begin[state + 1]):
                 total = cost + costs[i]
                 heapq.heappush(heap, (total + rest_costs[targets[i]], (*path, i), total, targets[i]))
-        return found
+        return sequences
 
     def _sequence(self, path: Sequence[int]) -> WordSequence:
         arcs = self.arcs[list(path)]
@@ -136,10 +136,10 @@ def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: Wo
     arrays, num_nodes = graph.arrays, len(frames)
     pairs = np.zeros((len(links) + len(ends), 2), np.int64)  # output labels
     for column, table, numbers in ((0, arrays.epsilons, links["epsilon"]), (1, arrays.arcs, links["arc"])):
-        own = np.flatnonzero(numbers >= 0)
-        pairs[own, column] = table["olabel"][numbers[own]]
-    own = np.flatnonzero(ends["epsilon"] >= 0)
-    pairs[len(links) + own, 0] = arrays.epsilons["olabel"][ends["epsilon"][own]]
+        with_arc = np.flatnonzero(numbers >= 0)
+        pairs[with_arc, column] = table["olabel"][numbers[with_arc]]
+    with_arc = np.flatnonzero(ends["epsilon"] >= 0)
+    pairs[len(links) + with_arc, 0] = arrays.epsilons["olabel"][ends["epsilon"][with_arc]]
     known, row_of = np.unique(pairs, axis=0, return_inverse=True)
     texts = [graph.expanded(int(first)) + graph.expanded(int(second)) for first, second in known]
     counts = np.array([max(1, len(text)) for text in texts], np.int64)[row_of.reshape(-1)]
@@ -185,18 +185,18 @@ def determinized_lattice(arcs: np.ndarray, words: tuple[str, ...], beam: float, 
     states = states[np.argsort(first_nodes[states], kind="stable")]
     number = np.full(len(first_nodes) + 1, len(states), np.int64)  # -1 (the end) becomes the last state
     number[states] = np.arange(len(states))
-    found = np.zeros(len(rows), WORD_ARC)
-    found["source"], found["target"], found["word"] = number[rows[:, 0]], number[rows[:, 1]], rows[:, 2]
-    found["graph_cost"] = rows[:, 4] * COST_UNIT
-    found["acoustic_cost"] = (rows[:, 3] - rows[:, 4]) * COST_UNIT
+    table = np.zeros(len(rows), WORD_ARC)
+    table["source"], table["target"], table["word"] = number[rows[:, 0]], number[rows[:, 1]], rows[:, 2]
+    table["graph_cost"] = rows[:, 4] * COST_UNIT
+    table["acoustic_cost"] = (rows[:, 3] - rows[:, 4]) * COST_UNIT
     lengths = strings[2][rows[:, 5]]
-    found["end"] = np.cumsum(lengths)
-    found["begin"] = found["end"] - lengths
+    table["end"] = np.cumsum(lengths)
+    table["begin"] = table["end"] - lengths
     spans = [spelled(string, *strings) - 1 for string in rows[:, 5].tolist()]
-    order = np.lexsort((found["word"], found["source"]))
-    found = found[order]
+    order = np.lexsort((table["word"], table["source"]))
+    table = table[order]
     frames = np.zeros(len(states) + 1, np.int32)
-    for arc, length in zip(found, lengths[order], strict=True):  # all paths to a state read the same number of frames
+    for arc, length in zip(table, lengths[order], strict=True):  # all paths to a state read the same number of frames
         frames[arc["target"]] = frames[arc["source"]] + length
     ilabels = np.concatenate([np.zeros(0, np.int32), *spans])
-    return WordLattice(words, frames, found, ilabels, float(within * COST_UNIT))
+    return WordLattice(words, frames, table, ilabels, float(within * COST_UNIT))

@@ -10,13 +10,20 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from nemo_gpu_decoding.search.transducer import cuda_prediction, fused_weights
-from nemo_gpu_decoding.search.transducer.cuda_joint import FusedJoint, JointPaths, TorchJoint
-from nemo_gpu_decoding.search.transducer.cuda_prediction import LSTM, STATELESS, TORCH, PredictionPaths
-from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspaceShape, kind_of
+from nemo_gpu_decoding.search.transducer import cuda_networks, fused_weights
+from nemo_gpu_decoding.search.transducer.cuda_networks import (
+    LSTM,
+    STATELESS,
+    TORCH,
+    FusedJoint,
+    JointPaths,
+    PredictionPaths,
+    TorchJoint,
+)
+from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace, WorkspaceShape, kind_of
+from nemo_gpu_decoding.search.transducer.engine import Predictions
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
-from nemo_gpu_decoding.search.transducer.prediction_cache import Predictions
 from nemo_gpu_decoding.search.transducer.records import NO_ROW
 from tests.oracles.transducer import PRECISIONS, PlainLSTMNetworks, precision
 from tests.search.transducer.nemo_models import HIDDEN, random_nemo_model
@@ -86,7 +93,9 @@ class TextsInMemory:
         predictions = Predictions.start(networks, UTTERANCES, ENTRIES)
         parts = predictions.outputs, *predictions.state
         kinds = tuple(map(kind_of, parts))
-        self.work = Workspace(WorkspaceShape(CPU, UTTERANCES, BEAM, BEAM, ENTRIES, UTTERANCES * BEAM, kinds[0], kinds))
+        self.work = RunWorkspace(
+            WorkspaceShape(CPU, UTTERANCES, BEAM, BEAM, ENTRIES, UTTERANCES * BEAM, kinds[0], kinds)
+        )
         self.work.take_predictions(parts)
         self.texts = {b * ENTRIES: [] for b in range(UTTERANCES)}
 
@@ -191,7 +200,7 @@ def test_torch_runs_what_is_not_fused(make):
     networks = make()
     with torch.inference_mode():
         memory = TextsInMemory(networks)
-        memory.run(cuda_prediction.TorchPrediction(networks, memory.work))
+        memory.run(cuda_networks.TorchPrediction(networks, memory.work))
         output = lstm_output if make is lstm_networks else stateless_output
         assert_outputs(memory, lambda text: output(networks, text))
 
