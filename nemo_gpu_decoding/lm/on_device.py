@@ -12,8 +12,8 @@ A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's 
     extern "C" __global__ void advance(const AdvanceArgs args) {
       const PagedLM large = {
         {args.large_states, (const uint64*)args.large_labels,
-         (const uint64*)(args.large_arcs ? args.large_arcs : args.large_host_arcs), args.large_codebook,
-         args.large_label_bits, args.large_target_bits, args.large_cost_bits},
+         (const uint64*)(args.large_arcs ? args.large_arcs : args.large_host_arcs), args.large_label_bits,
+         args.large_target_bits},
         (CachedArc*)args.large_cache, args.large_cache_slots};
       LookupCounters counters = {};
       LMStep step = lookup(large, state, label, counters);
@@ -59,10 +59,9 @@ def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
         "labels": Tensor(_WORD, (f"{name} label words",)),
         "arcs": Tensor(_WORD, (f"{name} arc words",), optional=True),
         "host_arcs": Tensor(_WORD, (f"{name} arc words",), optional=True, pinned=True),
-        "codebook": Tensor(torch.float32, (f"{name} codes",)),
         "cache": Tensor(_WORD, (f"{name} slots", placing.SLOT_BYTES // 8), optional=True),
         "cache_slots": Scalar(np.uint32),
-        **{bits: Scalar(np.int32) for bits in ("label_bits", "target_bits", "cost_bits")},
+        **{bits: Scalar(np.int32) for bits in ("label_bits", "target_bits")},
     }
     return {f"{name}_{parameter}": kind for parameter, kind in parameters.items()}
 
@@ -78,7 +77,6 @@ class DeviceLM:
     labels: torch.Tensor  # packed, int64
     arcs: torch.Tensor | None  # packed, int64; None: in host memory
     host_table: HostTable | None  # paged: the arcs in pinned host memory, one copy for all devices
-    codebook: torch.Tensor  # float32
     cache: torch.Tensor | None  # [slots, 2] int64; kernels fill it
 
     @cached_property
@@ -92,12 +90,10 @@ class DeviceLM:
         """Arguments for `lm_parameters(name)`."""
         values = {
             **{part: getattr(self, part) for part in ("states", "labels", "arcs", "host_arcs")},
-            "codebook": self.codebook,
             "cache": self.cache,
             "cache_slots": 0 if self.cache is None else len(self.cache),
             "label_bits": self.source.label_bits,
             "target_bits": self.source.target_bits,
-            "cost_bits": self.source.cost_bits,
         }
         return {f"{name}_{parameter}": value for parameter, value in values.items()}
 
@@ -168,7 +164,7 @@ class PlacedLM:
     def _key(self, device: torch.device, placement: str) -> tuple[Any, ...]:
         slots = 0 if placement == "device" else placing.cache_slots(self._arrays, self._cache_bytes)
         # arrays by identity: a copy keeps its source arrays alive, so their ids stay unique
-        return (*map(id, self._arrays[:4]), device, placement, slots)
+        return (*map(id, self._arrays[:3]), device, placement, slots)
 
 
 _lock = threading.Lock()
@@ -183,7 +179,7 @@ def _upload(
     cache = None
     if placement != "device":
         cache = torch.zeros((slots, placing.SLOT_BYTES // 8), dtype=_WORD, device=device)
-    total = sum(array.nbytes for array in arrays[:4]) - (arrays.arcs.nbytes if placement == "mapped" else 0)
+    total = sum(array.nbytes for array in arrays[:3]) - (arrays.arcs.nbytes if placement == "mapped" else 0)
     with copying_bar(total, f"{name} to {device}") as bar:
 
         def uploaded(array: np.ndarray) -> torch.Tensor:
@@ -197,7 +193,6 @@ def _upload(
             labels=uploaded(arrays.labels).view(_WORD),
             arcs=uploaded(arrays.arcs).view(_WORD) if placement == "device" else None,
             host_table=_pinned(arrays.arcs, device, bar) if placement == "paged" else None,
-            codebook=uploaded(arrays.codebook).view(torch.float32),
             cache=cache,
         )
     if device.type == "cuda":

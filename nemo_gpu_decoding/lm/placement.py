@@ -1,6 +1,6 @@
 """Placement of an LM for a GPU: all arrays in device memory, or the arcs in host memory.
 
-    device    states, labels, codebook and arcs in the GPU's memory
+    device    states, labels and arcs in the GPU's memory
     paged     arcs in pinned host memory, two thirds of the LM; the rest and a cache of arcs on the GPU
     mapped    as paged, but arcs stay in the memory-mapped file; needs a GPU that reads pageable memory
     auto      device, if that leaves enough for the acoustic model and the search; else paged, else mapped
@@ -46,7 +46,7 @@ class Memory(NamedTuple):
 class Footprint(NamedTuple):
     """Size of an LM in bytes."""
 
-    tables: int  # states, labels, codebook
+    tables: int  # states and labels
     arcs: int
     cache: int  # if it is paged
 
@@ -75,7 +75,7 @@ def free_memory(device: torch.device) -> Memory:
 
 def footprint(arrays: PackedArrays, cache_bytes: int) -> Footprint:
     """The sizes of an LM with a cache of at most `cache_bytes`, and at most one slot per arc."""
-    tables = arrays.states.nbytes + arrays.labels.nbytes + arrays.codebook.nbytes
+    tables = arrays.states.nbytes + arrays.labels.nbytes
     cache = cache_slots(arrays, cache_bytes) * SLOT_BYTES
     return Footprint(tables, arrays.arcs.nbytes, cache)
 
@@ -151,7 +151,7 @@ def _advice(placement: str, need: Footprint, free: Memory) -> str:
         return f"expected cache_mb at most {cache_mb}"
     if cache_mb >= 1 and other is not None:
         return f"expected placement {other!r}, with cache_mb at most {cache_mb}"
-    smaller = "expected a smaller LM (pack-lm has layout=quantised, which takes less), or more free memory"
+    smaller = "expected a smaller LM (prune-lm makes one), or more free memory"
     return smaller if free.pageable else f"{smaller}, or, for placement 'mapped', {PAGEABLE}"
 
 
