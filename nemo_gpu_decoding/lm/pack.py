@@ -14,23 +14,25 @@ The words and blocks of a few MB are in memory; the system decides how many mapp
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 from tqdm import tqdm
 
-from nemo_gpu_decoding.container import encode_words, write_container
+from nemo_gpu_decoding.container import encode_words, map_zeros, write_container
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm import packed
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
 from nemo_gpu_decoding.lm.packed_file import DTYPES, PACKED_LM, assemble
-from nemo_gpu_decoding.lm.scratch import Scratch
 from nemo_gpu_decoding.lm.trie import Zeros, read_trie
 
 _CHUNK = 1 << 20  # n-grams at a time
@@ -80,7 +82,7 @@ def pack_arpa(
     begin = time.perf_counter()
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    zeros = Scratch(target.parent if temporary is None else temporary).zeros
+    zeros = partial(_mapped_zeros, target.parent if temporary is None else temporary)
     with ArpaReader(source) as reader:
         packing = _Packing(reader, zeros, progress)
     shapes = {name: (length,) for name, length in packing.lengths.items()}
@@ -106,6 +108,14 @@ def pack_arpa_in_memory(source: str | PathLike[str], *, added_words: Sequence[st
     arrays = {name: np.zeros(length, DTYPES[name]) for name, length in packing.lengths.items()}
     packing.fill(arrays)
     return assemble(arrays, packing.facts, str(source))
+
+
+def _mapped_zeros(folder: str | PathLike[str], count: int, dtype: DTypeLike) -> np.ndarray:
+    """An array [count] in a file of `folder` without a name, which the system removes with the array."""
+    if not count:
+        return np.zeros(0, dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return map_zeros(file, count * np.dtype(dtype).itemsize, folder).view(dtype)
 
 
 def _peak_rss() -> int:
