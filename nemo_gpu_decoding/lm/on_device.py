@@ -24,14 +24,12 @@ A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,11 +77,9 @@ class DeviceLM:
     host_table: HostTable | None  # paged: the arcs in pinned host memory, one copy for all devices
     cache: torch.Tensor | None  # [slots, 2] int64; kernels fill it
 
-    @cached_property
+    @property
     def host_arcs(self) -> torch.Tensor | None:
         """[packed] int64"""
-        if self.placement == "mapped":
-            return _where_it_lies(self.source.arcs)
         return None if self.host_table is None else self.host_table.bytes.view(_WORD)
 
     def arguments(self, name: str) -> dict[str, Any]:
@@ -106,8 +102,8 @@ class PlacedLM:
 
     Args:
         arrays: of a `PackedLM`, in memory or mapped.
-        placement: auto, device, paged or mapped, see `placement.py`.
-        cache_bytes: largest size of the arc cache of a paged or mapped LM on each device, at least 16.
+        placement: auto, device or paged, see `placement.py`.
+        cache_bytes: largest size of the arc cache of a paged LM on each device, at least 16.
         name: of the LM, for messages.
         measure: returns the free memory of a device.
 
@@ -143,8 +139,7 @@ class PlacedLM:
 
     def _existing(self, device: torch.device) -> DeviceLM | None:
         """The copy of another decoder; "auto" accepts any placement, as sharing needs no memory."""
-        resolved: tuple[placing.ResolvedPlacement, ...] = ("device", "paged", "mapped")
-        accepted = resolved if self._placement == "auto" else (self._placement,)
+        accepted = ("device", "paged") if self._placement == "auto" else (self._placement,)
         copies = (_copies.get(self._key(device, placement)) for placement in accepted)
         return next((copy for copy in copies if copy is not None), None)
 
@@ -177,10 +172,9 @@ def _upload(
     arrays: PackedArrays, device: torch.device, placement: placing.ResolvedPlacement, slots: int, name: str
 ) -> DeviceLM:
     cache = None
-    if placement != "device":
+    if placement == "paged":
         cache = torch.zeros((slots, placing.SLOT_BYTES // 8), dtype=_WORD, device=device)
-    total = sum(array.nbytes for array in arrays[:3]) - (arrays.arcs.nbytes if placement == "mapped" else 0)
-    with copying_bar(total, f"{name} to {device}") as bar:
+    with copying_bar(sum(array.nbytes for array in arrays[:3]), f"{name} to {device}") as bar:
 
         def uploaded(array: np.ndarray) -> torch.Tensor:
             return copy_bytes(array, torch.empty(array.nbytes, dtype=torch.uint8, device=device), bar)
@@ -212,14 +206,6 @@ def _pinned(array: np.ndarray, device: torch.device, bar: tqdm) -> HostTable:
         table.pin(device)
     _host_tables[id(array)] = table
     return table
-
-
-def _where_it_lies(array: np.ndarray) -> torch.Tensor:
-    """An array as a tensor that shares its memory; the caller keeps the array.
-
-    torch warns of arrays that are read-only, as those of a mapped file are. No kernel writes to an LM.
-    """
-    return torch.frombuffer((ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data), dtype=_WORD)
 
 
 def copying_bar(total: int, what: str) -> tqdm:

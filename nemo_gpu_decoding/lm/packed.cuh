@@ -1,7 +1,7 @@
 // Counterpart of lm/packed.py on the device: n-gram LMs in packed form.
 //
 // Sums have the order of packed.py, so that CPU and GPU results are equal to the bit. Each array may be in
-// device memory or in mapped host memory.
+// device memory or in pinned host memory.
 #pragma once
 
 #include "lm/records.cuh"

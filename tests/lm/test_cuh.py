@@ -13,7 +13,6 @@ from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import COST_BITS
-from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
 from nemo_gpu_decoding.lm.placement import SLOT_BYTES
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
@@ -82,18 +81,15 @@ def lm(tmp_path):
     return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
 
 
-def placed(lm, slots, placement="paged"):
-    return PlacedLM(lm.arrays, placement, slots * SLOT_BYTES)
+def placed(lm, slots):
+    return PlacedLM(lm.arrays, "paged", slots * SLOT_BYTES)
 
 
 @checked
-@pytest.mark.parametrize(("slots", "placement"), [(1, "paged"), (5, "paged"), (HUGE, "paged"), (5, "mapped")])
-def test_every_lookup_is_that_of_the_cpu_paged(emulated_runtime, lm, slots, placement, tmp_path):
+@pytest.mark.parametrize("slots", [1, 5, HUGE])
+def test_every_lookup_is_that_of_the_cpu_paged(emulated_runtime, lm, slots):
     """Four blocks share the cache, which is filled by the first launches and used by all."""
-    if placement == "mapped":
-        save_packed_lm(lm, tmp_path / "lm.packed")
-        lm = load_packed_lm(tmp_path / "lm.packed")
-    copies, table = placed(lm, slots, placement), None
+    copies, table = placed(lm, slots), None
     for seed in range(3):
         table = copies.on(CPU)
         asked = questions(lm, seed)
