@@ -88,7 +88,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("streams/core", "streams_per_core", 0), Column("ratio", "ratio", 2), VERIFIED,
     ),
     "scale": (
-        TASK, Column("stage", "stage"), Column("layout", "layout"), Column("beam", "beam"),
+        TASK, Column("stage", "stage"), Column("beam", "beam"),
         Column("CPU s", "seconds.cpu", 1), Column("peak GB", "memory.peak_rss", 2, 1e-9),
         Column("anonymous GB", "memory.peak_anonymous", 2, 1e-9), Column("found", _found),
     ),
@@ -109,7 +109,7 @@ CLOCKS = {
 
 def line_of(row: Row) -> str:
     """One row as a line of progress output."""
-    what = [str(row[name]) for name in ("task", "part", "peer", "stage", "layout") if row.get(name)]
+    what = [str(row[name]) for name in ("task", "part", "peer", "stage") if row.get(name)]
     if "run" in row:
         return f"{', '.join(what)}, {row['run']}: {1e3 * row['per_utterance']:.3f} ms per utterance, verified"
     if "stage" in row:

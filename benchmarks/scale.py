@@ -43,10 +43,10 @@ from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
 from nemo_gpu_decoding.lm.estimate import write_ngrams
-from nemo_gpu_decoding.lm.packed import LAYOUTS
 from nemo_gpu_decoding.metrics import word_errors
 
-LARGE, SMALL, SMALL_PACKED, GRAPH = "large.arpa", "small.arpa", "small.packed", "small.graph"
+LARGE, LARGE_PACKED = "large.arpa", "large.packed"
+SMALL, SMALL_PACKED, GRAPH = "small.arpa", "small.packed", "small.graph"
 NGRAMS_PER_WORD, MOST_WORDS = 50, 200_000  # as in LMs of 1 M to 100 M n-grams made of text
 SHARE = 0.02  # n-grams of the small LM / those of the large one
 
@@ -54,14 +54,11 @@ SHARE = 0.02  # n-grams of the small LM / those of the large one
 def plan(options: BenchOptions) -> Iterator[dict[str, Any]]:
     """Stages in their order, with their arguments."""
     for task in options.tasks:
-        yield {"task": task, "stage": "generate"}
-        for layout in LAYOUTS:
-            yield {"task": task, "stage": "pack", "layout": layout}
-        yield {"task": task, "stage": "graph"}
+        for stage in ("generate", "pack", "graph"):
+            yield {"task": task, "stage": stage}
         for beam in options.graph_beams or (10, 13):
-            yield {"task": task, "stage": "small_lm", "beam": beam}
-            for layout in LAYOUTS:
-                yield {"task": task, "stage": "paged_biglm", "beam": beam, "layout": layout}
+            for stage in ("small_lm", "paged_biglm"):
+                yield {"task": task, "stage": stage, "beam": beam}
 
 
 def measure(options: BenchOptions, stages: Iterable[dict[str, Any]]) -> Iterator[Row]:
@@ -69,7 +66,7 @@ def measure(options: BenchOptions, stages: Iterable[dict[str, Any]]) -> Iterator
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-", dir=options.folder) as folder:
         for asked in stages:
             stage = "decode" if "beam" in asked else asked["stage"]
-            arguments = {name: value for name, value in asked.items() if name != "stage"}
+            arguments = {name: value for name, value in asked.items() if name != "stage" or "beam" in asked}
             answer, took = in_process(f"scale:{stage}", options, folder=folder, **arguments)
             yield {"strategy": options.strategy, **asked, **took, **answer}
 
@@ -103,10 +100,10 @@ def generate(options: BenchOptions, folder: str, task: str) -> Row:
     return {"counts": lm.counts, "bytes": path.stat().st_size}
 
 
-def pack(options: BenchOptions, folder: str, task: str, layout: str) -> Row:
+def pack(options: BenchOptions, folder: str, task: str) -> Row:
     """The packed large LM; a GPU keeps all of it except for the arcs."""
-    path = Path(folder) / f"{layout}.packed"
-    report = pack_arpa(Path(folder) / LARGE, path, layout=layout)
+    path = Path(folder) / LARGE_PACKED
+    report = pack_arpa(Path(folder) / LARGE, path)
     arrays = dict(load_packed_lm(path, verify=False).nbytes)
     on_device = sum(arrays.values()) - arrays["arcs"]
     return {
@@ -115,7 +112,6 @@ def pack(options: BenchOptions, folder: str, task: str, layout: str) -> Row:
         "states": report.states,
         "bytes": report.num_bytes,
         "bytes_per_ngram": report.num_bytes / report.num_ngrams,
-        "max_error": report.max_error,
         "arrays": arrays,
         "paged": {"device_bytes": on_device, "device_share": on_device / sum(arrays.values())},
     }
@@ -137,7 +133,7 @@ def graph(options: BenchOptions, folder: str, task: str) -> Row:
     return {"graph": describe_graph(built), "bytes": path.stat().st_size}
 
 
-def decode(options: BenchOptions, folder: str, task: str, beam: int, layout: str | None = None) -> Row:
+def decode(options: BenchOptions, folder: str, task: str, stage: str, beam: int) -> Row:
     """Decode the utterances with the small LM or with both LMs, twice. The first pass reads the LM from the disk; the
     second one is timed. Loading reads a packed file once, for its checksum.
     """
@@ -146,10 +142,10 @@ def decode(options: BenchOptions, folder: str, task: str, beam: int, layout: str
     searched, small = load_graph(Path(folder) / GRAPH), load_packed_lm(Path(folder) / SMALL_PACKED)
     lm, sizes = small, (found.vocab_size, found.vocab_size)
     decoder: CudaWFST | PagedBigLM
-    if layout is None:
+    if stage == "small_lm":
         decoder = CudaWFST(searched, *sizes, WFSTConfig(**config))
     else:
-        lm = load_packed_lm(Path(folder) / f"{layout}.packed")
+        lm = load_packed_lm(Path(folder) / LARGE_PACKED)
         decoder = PagedBigLM(searched, *sizes, lm, small, PagedBigLMConfig(**config))
     loaded = time.process_time() - began
     decoder.decode(found.inputs[:1, :1], [1])  # compiles, or reads compiled code

@@ -693,11 +693,11 @@ def lm_sizes(*given: Any) -> str:
     """Memory and time over the size of the large LM."""
     found, shown = given[: len(given) // 2], []
     for record in sorted(found, key=lambda record: record["options"]["ngrams"]):
-        rows = {(row["stage"], row.get("layout")): row for row in record["rows"]}
-        packed, small, large = (rows[key] for key in (("pack", "exact"), ("small_lm", None), ("paged_biglm", "exact")))
+        rows = {row["stage"]: row for row in record["rows"]}
+        packed, small, large = (rows[stage] for stage in ("pack", "small_lm", "paged_biglm"))
         shown.append([
             f"{packed['ngrams'] / 1e6:,.1f} M", f"{packed['bytes'] / 1e9:.3f} GB", f"{packed['bytes_per_ngram']:.1f}",
-            f"{100 * packed['paged']['device_share']:.0f} %", f"{rows['graph', None]['graph']['ngrams'] / 1e6:.2f} M",
+            f"{100 * packed['paged']['device_share']:.0f} %", f"{rows['graph']['graph']['ngrams'] / 1e6:.2f} M",
             f"{large['decode']['cpu'] / small['decode']['cpu']:.2f}", f"{large['rtfx']:,.0f}",
             f"{large['work_per_frame']['look_ups']:.1f}", f"{small['wer']:.1f} / {large['wer']:.1f}", record["cpu"],
         ])  # fmt: skip
@@ -729,14 +729,13 @@ def topologies(record: Record, link: str) -> str:
 
 
 def scale(record: Record, link: str) -> str:
-    by_stage = {(row["stage"], row.get("layout")): row for row in record["rows"]}
-    packed, quantised = (by_stage["pack", layout] for layout in ("exact", "quantised"))
-    small, both_lms = by_stage["small_lm", None], by_stage["paged_biglm", "exact"]
+    by_stage = {row["stage"]: row for row in record["rows"]}
+    packed, small, both_lms = (by_stage[stage] for stage in ("pack", "small_lm", "paged_biglm"))
     memory, per_million = both_lms["memory"], packed["seconds"]["cpu"] / packed["ngrams"] * 1e6
-    slower, ngrams = both_lms["decode"]["cpu"] / small["decode"]["cpu"], by_stage["graph", None]["graph"]["ngrams"]
+    slower, ngrams = both_lms["decode"]["cpu"] / small["decode"]["cpu"], by_stage["graph"]["graph"]["ngrams"]
     return prose(f"""
-        The synthetic LM of {packed["ngrams"] / 1e6:.0f} million n-grams packs into {packed["bytes"] / 1e9:.2f} GB, or
-        {quantised["bytes"] / 1e9:.2f} GB with scores in 10 bits, at {per_million:.1f} CPU seconds per million. Over a
+        The synthetic LM of {packed["ngrams"] / 1e6:.0f} million n-grams packs into {packed["bytes"] / 1e9:.2f} GB
+        at {per_million:.1f} CPU seconds per million. Over a
         small LM of {ngrams / 1e6:.1f} million n-grams, decoding at beam {both_lms["beam"]} takes {slower:.2f} times as
         long as with the small LM alone. It has {memory["peak_rss"] / 1e9:.1f} GB of resident memory;
         {memory["peak_anonymous"] / 1e9:.1f} GB of it are not the file ({link}).""").strip()

@@ -16,12 +16,10 @@ import torch
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.availability import install_advice
-from nemo_gpu_decoding.cuda.host_memory import reads_pageable_memory
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.cuda.sources import kernel_files
 from nemo_gpu_decoding.extras import install_command
 from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
-from nemo_gpu_decoding.lm.placement import PAGEABLE
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 SUPPORTED_NEMO = "2.7 .. 3.0"
@@ -75,9 +73,6 @@ def torch_facts() -> list[Fact]:
             found = f"{device.name}, {memory}, sm_{device.major}{device.minor}"
             why_not = runtime().why_not(torch.device("cuda", index))
             facts.append(Fact(f"GPU {index}", found, f"no CUDA kernels: {why_not}" if why_not else ""))
-            pageable = reads_pageable_memory(torch.device("cuda", index))
-            advice = "" if pageable else f"only needed for placement mapped of paged_biglm: {PAGEABLE}"
-            facts.append(Fact(f"GPU {index}, pageable memory access", "yes" if pageable else "no", advice))
     else:
         facts.append(Fact("GPU", "none that torch can use", gpu_advice(torch.version.cuda is not None)))
     return [*facts, Fact("CPU threads", str(torch.get_num_threads()), "OMP_NUM_THREADS=N changes it")]

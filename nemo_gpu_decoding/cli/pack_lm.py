@@ -14,10 +14,7 @@ from omegaconf import MISSING
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.report import format_table
 
-EXAMPLES = (
-    "lm=large.arpa.gz out=large.packed",
-    "lm=large.arpa.gz out=large.packed layout=quantised cost_bits=8 json=true",
-)
+EXAMPLES = ("lm=large.arpa.gz out=large.packed", "lm=large.arpa.gz out=large.packed json=true")
 
 
 @dataclass
@@ -28,11 +25,6 @@ class PackLMOptions:
     lm: str = MISSING
     # Output file. It is renamed into place when it is complete.
     out: str = MISSING
-    # exact: the scores of the ARPA file, 10-14 bytes per n-gram. quantised: 7-9 bytes; the report gives the largest
-    # possible error of a word's score.
-    layout: str = "exact"
-    # Bits of a score in the layout quantised, 4 .. 16. One more bit halves the error and takes 1/8 byte per n-gram.
-    cost_bits: int = 10
     # Folder for temporary files, about 30 bytes per n-gram. null: the folder of `out`. A fast disk is best, or memory
     # if there is enough (/dev/shm).
     temporary: str | None = None
@@ -51,7 +43,7 @@ def run(options: PackLMOptions) -> int:
     temporary = options.temporary
     if temporary is not None and not Path(temporary).is_dir():
         raise ValueError(f"temporary={temporary}: there is no such folder")
-    packed = pack_arpa(lm, out, layout=options.layout, cost_bits=options.cost_bits, temporary=temporary, progress=True)
+    packed = pack_arpa(lm, out, temporary=temporary, progress=True)
     facts = {**asdict(packed), "ngrams": packed.num_ngrams}
     print(json.dumps(facts, indent=2) if options.json else report(facts))
     print(f"written to {out}", file=sys.stderr)
@@ -61,14 +53,12 @@ def run(options: PackLMOptions) -> int:
 def report(facts: Mapping[str, Any]) -> str:
     """The report as a table; `json=true` prints all facts by name."""
     orders = " + ".join(map(str, facts["counts"]))
-    error = f"a word's score is off by at most {facts['max_error']:.2g} (natural log)"
     per_ngram, speed = facts["num_bytes"] / facts["ngrams"], facts["ngrams"] / facts["seconds"]
     bridged = "n-grams without their suffix (all but the first word): it gets its backed-off score"
     rows = [
         ("n-grams", f"{facts['ngrams']} = {orders}", ""),
         ("repaired", facts["repaired"], bridged if facts["repaired"] else ""),
         ("contexts", facts["states"], ""),
-        ("layout", facts["layout"], error if facts["max_error"] else ""),
         ("size in MB", f"{facts['num_bytes'] / 1e6:.1f}", f"{per_ngram:.1f} bytes per n-gram"),
         ("seconds", f"{facts['seconds']:.1f}", f"{speed:.0f} n-grams per second"),
         ("peak memory in MB", f"{facts['peak_rss'] / 1e6:.0f}", "with mapped files"),

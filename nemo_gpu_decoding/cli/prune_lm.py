@@ -16,8 +16,7 @@ EXAMPLES = ("lm=large.arpa.gz out=small.arpa size=100000", "lm=large.arpa.gz out
 class PruneLMOptions:
     """Options of `prune-lm`."""
 
-    # n-gram LM over words or tokens: ARPA, plain or gzipped. It may exceed the memory: the rest is stored in temporary
-    # files in the folder of `out`, 80 bytes per n-gram.
+    # n-gram LM over words or tokens: ARPA, plain or gzipped. It takes about 150 bytes of memory per n-gram.
     lm: str = MISSING
     # Output file: ARPA, gzipped if the name ends in .gz. Used with the unpruned LM, it saves paged_biglm one of two
     # look-ups per word.
@@ -43,11 +42,9 @@ def run(options: PruneLMOptions) -> int:
     from nemo_gpu_decoding.lm.arpa import read_arpa
     from nemo_gpu_decoding.lm.estimate import write_arpa
     from nemo_gpu_decoding.lm.prune import prune_ngram_lm
-    from nemo_gpu_decoding.lm.scratch import Scratch
 
-    scratch = Scratch(out.parent)
-    source = read_arpa(lm, scratch=scratch)
-    small = prune_ngram_lm(source, size=options.size, threshold=options.threshold, scratch=scratch)
+    source = read_arpa(lm)
+    small = prune_ngram_lm(source, size=options.size, threshold=options.threshold)
     write_arpa(small, out)
     sizes = [" + ".join(str(len(block.symbols)) for block in arpa.orders) for arpa in (source, small)]
     print(f"{sizes[1]} of {sizes[0]} n-grams written to {out}", file=sys.stderr)

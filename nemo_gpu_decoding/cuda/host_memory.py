@@ -1,4 +1,4 @@
-"""The free host memory of a process, within the limits of its control groups; whether kernels read all of it.
+"""The free host memory of a process, within the limits of its control groups.
 
 In a container, the system reports the free memory of the whole machine, but kills a process that exceeds
 the container's limit. So this module also reads the limits of all control groups of the process.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
 
 ROOT = Path("/")
 # names of a control group's files, versions 2 and 1: limit, usage
@@ -40,27 +38,6 @@ def lock_limit() -> int | None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else int(soft)
-
-
-def reads_pageable_memory(device: torch.device) -> bool:
-    """Whether kernels on `device` read all memory of the process, mapped files included. Never raises.
-
-    The driver reports it on Grace Hopper (ATS), and on Linux with NVIDIA's open kernel modules (HMM). An emulated
-    device is the CPU, which reads all memory.
-    """
-    if device.type != "cuda":
-        return True
-    if not torch.cuda.is_available():
-        return False
-    try:
-        driver = importlib.import_module("cuda.bindings.driver")
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
-        driver.cuInit(0)
-        _, handle = driver.cuDeviceGet(torch.cuda.current_device() if device.index is None else device.index)
-        status, found = driver.cuDeviceGetAttribute(attribute, handle)
-    except Exception:  # the libraries raise errors of many types
-        return False
-    return int(status) == 0 and bool(found)
 
 
 def _available(root: Path) -> int | None:

@@ -12,13 +12,11 @@ import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
 import torch
-
-from nemo_gpu_decoding.cuda.host_memory import reads_pageable_memory
 
 DType: TypeAlias = "torch.dtype | np.dtype | tuple[torch.dtype, ...]"
 Axis: TypeAlias = "str | int"
@@ -66,8 +64,7 @@ class Tensor:
     type_name: str = "LogProb"
     # Whether None is allowed; the kernel gets a null pointer.
     optional: bool = False
-    # Whether the tensor is in host memory, which the kernel reads over the bus. The memory is pinned (`pinned.py`),
-    # unless kernels on the device read pageable memory.
+    # Whether the tensor is in host memory, which the kernel reads over the bus. The memory is pinned (`pinned.py`).
     pinned: bool = False
     # The layout of `dtype`, computed once for all launches.
     layout: Layout = field(init=False, repr=False, compare=False)
@@ -322,11 +319,8 @@ def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -
             raise ValueError(f"is on {tensor.device}, expected {device}, where the kernel runs")
     elif tensor.device.type != "cpu":
         raise ValueError(f"is on {tensor.device}, expected pinned host memory")
-    elif device.type == "cuda" and not tensor.is_pinned() and not _reads_pageable_memory(device):
+    elif device.type == "cuda" and not tensor.is_pinned():
         raise ValueError("is pageable host memory, expected pinned host memory")
-
-
-_reads_pageable_memory = lru_cache(reads_pageable_memory)  # every launch with a mapped LM needs it
 
 
 def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...]:

@@ -37,7 +37,6 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, SymbolTable, new_scan, scan_ngrams
 from nemo_gpu_decoding.lm.kenlm_binary import MAGIC, KenlmBinary
-from nemo_gpu_decoding.lm.scratch import Scratch
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -70,18 +69,11 @@ class Arpa:
     added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
 
 
-def read_arpa(
-    path: str | PathLike[str],
-    added: Iterable[str] = (),
-    *,
-    max_order: int | None = None,
-    scratch: Scratch | None = None,
-) -> Arpa:
+def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order: int | None = None) -> Arpa:
     """Read a whole ARPA file, or its n-grams up to `max_order`.
 
     Args:
         added: words to add to the LM, see the module docstring.
-        scratch: storage of the n-grams, 16 bytes each and 4 per word in them; None: memory.
 
     Raises:
         ValueError: the file is not a well-formed ARPA; the message names file and line.
@@ -91,21 +83,22 @@ def read_arpa(
         wanted = [order for order in arpa.counts if max_order is None or order <= max_order]
         blocks = itertools.takewhile(lambda block: block.order in wanted, arpa.blocks())
         groups = itertools.groupby(blocks, attrgetter("order"))
-        by_order = {order: join_blocks(order, of_order, scratch) for order, of_order in groups}
+        by_order = {order: join_blocks(order, of_order) for order, of_order in groups}
         orders = [by_order.get(order) or join_blocks(order, ()) for order in wanted]
         return Arpa(tuple(arpa.symbols), tuple(orders), arpa.added)
 
 
-def join_blocks(order: int, blocks: Iterable[NGramBlock], scratch: Scratch | None = None) -> NGramBlock:
+def join_blocks(order: int, blocks: Iterable[NGramBlock]) -> NGramBlock:
     """Concatenate blocks of one order."""
-    scratch = scratch or Scratch()
-    symbols = scratch.column(np.int32, order)
-    log10_probs, log10_backoffs = scratch.column(np.float64), scratch.column(np.float64)
+    columns: list[list[np.ndarray]] = [[np.zeros((0, order), np.int32)], [np.zeros(0)], [np.zeros(0)]]
     for block in blocks:
-        symbols.append(block.symbols)
-        log10_probs.append(block.log10_probs)
-        log10_backoffs.append(block.log10_backoffs)
-    return NGramBlock(order, symbols.finish(), log10_probs.finish(), log10_backoffs.finish())
+        for parts, part in zip(columns, (block.symbols, block.log10_probs, block.log10_backoffs), strict=True):
+            parts.append(part)
+    joined = []
+    for parts in columns:
+        joined.append(np.concatenate(parts))
+        parts.clear()  # so that only one column is in memory twice
+    return NGramBlock(order, *joined)
 
 
 class ArpaReader:

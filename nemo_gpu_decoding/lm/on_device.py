@@ -12,8 +12,8 @@ A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's 
     extern "C" __global__ void advance(const AdvanceArgs args) {
       const PagedLM large = {
         {args.large_states, (const uint64*)args.large_labels,
-         (const uint64*)(args.large_arcs ? args.large_arcs : args.large_host_arcs), args.large_codebook,
-         args.large_label_bits, args.large_target_bits, args.large_cost_bits},
+         (const uint64*)(args.large_arcs ? args.large_arcs : args.large_host_arcs), args.large_label_bits,
+         args.large_target_bits},
         (CachedArc*)args.large_cache, args.large_cache_slots};
       LookupCounters counters = {};
       LMStep step = lookup(large, state, label, counters);
@@ -24,14 +24,12 @@ A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,10 +57,9 @@ def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
         "labels": Tensor(_WORD, (f"{name} label words",)),
         "arcs": Tensor(_WORD, (f"{name} arc words",), optional=True),
         "host_arcs": Tensor(_WORD, (f"{name} arc words",), optional=True, pinned=True),
-        "codebook": Tensor(torch.float32, (f"{name} codes",)),
         "cache": Tensor(_WORD, (f"{name} slots", placing.SLOT_BYTES // 8), optional=True),
         "cache_slots": Scalar(np.uint32),
-        **{bits: Scalar(np.int32) for bits in ("label_bits", "target_bits", "cost_bits")},
+        **{bits: Scalar(np.int32) for bits in ("label_bits", "target_bits")},
     }
     return {f"{name}_{parameter}": kind for parameter, kind in parameters.items()}
 
@@ -78,26 +75,21 @@ class DeviceLM:
     labels: torch.Tensor  # packed, int64
     arcs: torch.Tensor | None  # packed, int64; None: in host memory
     host_table: HostTable | None  # paged: the arcs in pinned host memory, one copy for all devices
-    codebook: torch.Tensor  # float32
     cache: torch.Tensor | None  # [slots, 2] int64; kernels fill it
 
-    @cached_property
+    @property
     def host_arcs(self) -> torch.Tensor | None:
         """[packed] int64"""
-        if self.placement == "mapped":
-            return _where_it_lies(self.source.arcs)
         return None if self.host_table is None else self.host_table.bytes.view(_WORD)
 
     def arguments(self, name: str) -> dict[str, Any]:
         """Arguments for `lm_parameters(name)`."""
         values = {
             **{part: getattr(self, part) for part in ("states", "labels", "arcs", "host_arcs")},
-            "codebook": self.codebook,
             "cache": self.cache,
             "cache_slots": 0 if self.cache is None else len(self.cache),
             "label_bits": self.source.label_bits,
             "target_bits": self.source.target_bits,
-            "cost_bits": self.source.cost_bits,
         }
         return {f"{name}_{parameter}": value for parameter, value in values.items()}
 
@@ -110,8 +102,8 @@ class PlacedLM:
 
     Args:
         arrays: of a `PackedLM`, in memory or mapped.
-        placement: auto, device, paged or mapped, see `placement.py`.
-        cache_bytes: largest size of the arc cache of a paged or mapped LM on each device, at least 16.
+        placement: auto, device or paged, see `placement.py`.
+        cache_bytes: largest size of the arc cache of a paged LM on each device, at least 16.
         name: of the LM, for messages.
         measure: returns the free memory of a device.
 
@@ -147,8 +139,7 @@ class PlacedLM:
 
     def _existing(self, device: torch.device) -> DeviceLM | None:
         """The copy of another decoder; "auto" accepts any placement, as sharing needs no memory."""
-        resolved: tuple[placing.ResolvedPlacement, ...] = ("device", "paged", "mapped")
-        accepted = resolved if self._placement == "auto" else (self._placement,)
+        accepted = ("device", "paged") if self._placement == "auto" else (self._placement,)
         copies = (_copies.get(self._key(device, placement)) for placement in accepted)
         return next((copy for copy in copies if copy is not None), None)
 
@@ -168,7 +159,7 @@ class PlacedLM:
     def _key(self, device: torch.device, placement: str) -> tuple[Any, ...]:
         slots = 0 if placement == "device" else placing.cache_slots(self._arrays, self._cache_bytes)
         # arrays by identity: a copy keeps its source arrays alive, so their ids stay unique
-        return (*map(id, self._arrays[:4]), device, placement, slots)
+        return (*map(id, self._arrays[:3]), device, placement, slots)
 
 
 _lock = threading.Lock()
@@ -181,10 +172,9 @@ def _upload(
     arrays: PackedArrays, device: torch.device, placement: placing.ResolvedPlacement, slots: int, name: str
 ) -> DeviceLM:
     cache = None
-    if placement != "device":
+    if placement == "paged":
         cache = torch.zeros((slots, placing.SLOT_BYTES // 8), dtype=_WORD, device=device)
-    total = sum(array.nbytes for array in arrays[:4]) - (arrays.arcs.nbytes if placement == "mapped" else 0)
-    with copying_bar(total, f"{name} to {device}") as bar:
+    with copying_bar(sum(array.nbytes for array in arrays[:3]), f"{name} to {device}") as bar:
 
         def uploaded(array: np.ndarray) -> torch.Tensor:
             return copy_bytes(array, torch.empty(array.nbytes, dtype=torch.uint8, device=device), bar)
@@ -197,7 +187,6 @@ def _upload(
             labels=uploaded(arrays.labels).view(_WORD),
             arcs=uploaded(arrays.arcs).view(_WORD) if placement == "device" else None,
             host_table=_pinned(arrays.arcs, device, bar) if placement == "paged" else None,
-            codebook=uploaded(arrays.codebook).view(torch.float32),
             cache=cache,
         )
     if device.type == "cuda":
@@ -217,14 +206,6 @@ def _pinned(array: np.ndarray, device: torch.device, bar: tqdm) -> HostTable:
         table.pin(device)
     _host_tables[id(array)] = table
     return table
-
-
-def _where_it_lies(array: np.ndarray) -> torch.Tensor:
-    """An array as a tensor that shares its memory; the caller keeps the array.
-
-    torch warns of arrays that are read-only, as those of a mapped file are. No kernel writes to an LM.
-    """
-    return torch.frombuffer((ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data), dtype=_WORD)
 
 
 def copying_bar(total: int, what: str) -> tqdm:

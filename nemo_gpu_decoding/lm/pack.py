@@ -1,6 +1,6 @@
 """Pack ARPA files; the memory in use does not grow with the number of n-grams.
 
-    report = pack_arpa("lm.arpa.gz", "lm.packed", layout="quantised")
+    report = pack_arpa("lm.arpa.gz", "lm.packed")
     lm = load_packed_lm("lm.packed")
 
 The n-grams are added order by order to a trie (`trie.py`) in mapped files beside the target. Within an
@@ -14,28 +14,27 @@ The words and blocks of a few MB are in memory; the system decides how many mapp
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 from tqdm import tqdm
 
-from nemo_gpu_decoding.checks import check_choice
-from nemo_gpu_decoding.container import encode_words, write_container
+from nemo_gpu_decoding.container import encode_words, map_zeros, write_container
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm import packed
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
-from nemo_gpu_decoding.lm.codebook import Codebook, check_cost_bits
 from nemo_gpu_decoding.lm.packed_file import DTYPES, PACKED_LM, assemble
-from nemo_gpu_decoding.lm.scratch import Scratch
 from nemo_gpu_decoding.lm.trie import Zeros, read_trie
 
-DEFAULT_COST_BITS = 10
 _CHUNK = 1 << 20  # n-grams at a time
 _START, _END = "<s>", "</s>"
 
@@ -47,8 +46,6 @@ class PackReport:
     counts: tuple[int, ...]  # n-grams of each order
     repaired: int  # n-grams whose suffix (all but the first word) is not listed, see `automaton.link`
     states: int
-    layout: str
-    max_error: float  # of a word's cost, natural log
     num_bytes: int  # of the packed file
     seconds: float
     peak_rss: int  # bytes, of the whole process, including mapped pages; 0: unknown
@@ -62,8 +59,6 @@ def pack_arpa(
     source: str | PathLike[str],
     target: str | PathLike[str],
     *,
-    layout: str = "exact",
-    cost_bits: int = DEFAULT_COST_BITS,
     temporary: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> PackReport:
@@ -75,57 +70,52 @@ def pack_arpa(
     Args:
         source: ARPA file, plain or gzipped.
         target: the file to write; it is created only if packing succeeds.
-        layout: one of `packed.LAYOUTS`.
-        cost_bits: of a cost in the layout "quantised", 4 .. 16.
         temporary: folder for temporary files, about 30 bytes per n-gram; None for the target's.
         progress: show a progress bar on stderr if that is a terminal.
 
     Raises:
-        ValueError: unknown layout; cost_bits out of range; the file is not well-formed; its counts differ
-            from the header; an n-gram's context is missing; an n-gram is listed twice. The message
-            names file and line.
+        ValueError: the file is not well-formed; its counts differ from the header; an n-gram's context is
+            missing; an n-gram is listed twice. The message names file and line.
         OSError: the file cannot be read, or there is not enough space on the disk.
     """
     announce_compilation("pack-lm")
     begin = time.perf_counter()
     target = Path(target)
-    _check_options(layout, cost_bits)
     target.parent.mkdir(parents=True, exist_ok=True)
-    zeros = Scratch(target.parent if temporary is None else temporary).zeros
+    zeros = partial(_mapped_zeros, target.parent if temporary is None else temporary)
     with ArpaReader(source) as reader:
-        packing = _Packing(reader, zeros, layout, cost_bits, progress)
+        packing = _Packing(reader, zeros, progress)
     shapes = {name: (length,) for name, length in packing.lengths.items()}
     num_bytes = write_container(target, PACKED_LM, packing.facts, shapes, packing.fill)
     return PackReport(
         counts=packing.automaton.counts,
         repaired=packing.automaton.repaired,
         states=packing.automaton.num_states,
-        layout=layout,
-        max_error=packing.facts["max_error"],
         num_bytes=num_bytes,
         seconds=time.perf_counter() - begin,
         peak_rss=_peak_rss(),
     )
 
 
-def pack_arpa_in_memory(
-    source: str | PathLike[str],
-    *,
-    layout: str = "exact",
-    cost_bits: int = DEFAULT_COST_BITS,
-    added_words: Sequence[str] = (),
-) -> packed.PackedLM:
+def pack_arpa_in_memory(source: str | PathLike[str], *, added_words: Sequence[str] = ()) -> packed.PackedLM:
     """Pack an ARPA file in memory; other arguments and errors are those of `pack_arpa`.
 
     Args:
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
     """
-    _check_options(layout, cost_bits)
     with ArpaReader(source, added_words) as reader:
-        packing = _Packing(reader, np.zeros, layout, cost_bits, progress=False)
+        packing = _Packing(reader, np.zeros, progress=False)
     arrays = {name: np.zeros(length, DTYPES[name]) for name, length in packing.lengths.items()}
     packing.fill(arrays)
     return assemble(arrays, packing.facts, str(source))
+
+
+def _mapped_zeros(folder: str | PathLike[str], count: int, dtype: DTypeLike) -> np.ndarray:
+    """An array [count] in a file of `folder` without a name, which the system removes with the array."""
+    if not count:
+        return np.zeros(0, dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return map_zeros(file, count * np.dtype(dtype).itemsize, folder).view(dtype)
 
 
 def _peak_rss() -> int:
@@ -137,28 +127,22 @@ def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _check_options(layout: str, cost_bits: int) -> None:
-    check_choice("layout", layout, packed.LAYOUTS)
-    check_cost_bits(cost_bits)
-
-
 class _Packing:
     """An LM before it is written: its automaton and the header of the file."""
 
-    def __init__(self, reader: ArpaReader, zeros: Zeros, layout: str, cost_bits: int, progress: bool) -> None:
+    def __init__(self, reader: ArpaReader, zeros: Zeros, progress: bool) -> None:
         self.progress = progress
         self.automaton = self._read(reader, zeros)
         words = reader.symbols
         self.words = encode_words(words)
-        self.codebook = Codebook.of(self.automaton.costs, cost_bits) if layout != "exact" else None
-        self.facts = self._facts(words, cost_bits if self.codebook else packed.EXACT_BITS)
+        self.facts = self._facts(words)
         if self.arc_bits > packed.MAX_BITS:
-            states = self.automaton.num_states
-            raise ValueError(f"{reader.path} has {states} contexts, too many for the layout 'exact'")
+            most = 1 << (packed.MAX_BITS - packed.COST_BITS)
+            raise ValueError(f"{reader.path} has {self.automaton.num_states} contexts, expected at most {most}")
 
     @property
     def arc_bits(self) -> int:
-        return self.facts["target_bits"] + self.facts["cost_bits"]
+        return self.facts["target_bits"] + packed.COST_BITS
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -169,7 +153,6 @@ class _Packing:
             "states": len(self.automaton.states),
             "labels": packed.num_words(arcs, self.facts["label_bits"]),
             "arcs": packed.num_words(arcs, self.arc_bits),
-            "codebook": len(self.codebook.values) if self.codebook else 1,
         }
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -177,16 +160,13 @@ class _Packing:
         automaton = self.automaton
         arrays["words"][:] = self.words
         arrays["states"][:] = automaton.states
-        if self.codebook:
-            arrays["codebook"][:] = self.codebook.values
         shift = np.uint64(self.facts["target_bits"])
         with self._bar("writing", len(automaton.labels)) as bar:
             for begin in range(0, len(automaton.labels), _CHUNK):
                 chunk = slice(begin, begin + _CHUNK)
                 labels = automaton.labels[chunk].astype(np.uint64)
-                costs = automaton.costs[chunk]
-                codes = self.codebook.encode(costs) if self.codebook else costs.view(np.uint32).astype(np.uint64)
-                arcs = codes << shift | automaton.targets[chunk]
+                costs = automaton.costs[chunk].view(np.uint32).astype(np.uint64)
+                arcs = costs << shift | automaton.targets[chunk]
                 packed.write_bits(arrays["labels"], self.facts["label_bits"], begin, labels)
                 packed.write_bits(arrays["arcs"], self.arc_bits, begin, arcs)
                 bar.update(len(labels))
@@ -201,7 +181,7 @@ class _Packing:
         with self._bar("linking", trie.num_inner) as bar:
             return BackoffArcs(trie, start, bar.update)
 
-    def _facts(self, words: Sequence[str], cost_bits: int) -> dict[str, Any]:
+    def _facts(self, words: Sequence[str]) -> dict[str, Any]:
         """The contents of the header, see `packed_file.facts_of`."""
         labels = {word: words.index(word) for word in (_END, *UNKNOWN_WORDS) if word in words}
         return {
@@ -209,10 +189,8 @@ class _Packing:
             "sentence_end": labels.get(_END, packed.NO_LABEL),
             "unknown": next((labels[word] for word in UNKNOWN_WORDS if word in labels), packed.NO_LABEL),
             "counts": self.automaton.counts,
-            "max_error": self.codebook.max_error if self.codebook else 0.0,
             "label_bits": packed.bits_for(len(words) - 1),
             "target_bits": packed.bits_for(self.automaton.num_states - 1),
-            "cost_bits": cost_bits,
         }
 
     def _bar(self, what: str, total: int, unit: str = " n-grams") -> tqdm:

@@ -1,20 +1,19 @@
 // Counterpart of lm/packed.py on the device: n-gram LMs in packed form.
 //
 // Sums have the order of packed.py, so that CPU and GPU results are equal to the bit. Each array may be in
-// device memory or in mapped host memory.
+// device memory or in pinned host memory.
 #pragma once
 
 #include "lm/records.cuh"
 
-constexpr int LM_EXACT_BITS = 32;  // packed.EXACT_BITS
+constexpr int LM_COST_BITS = 32;  // packed.COST_BITS
 constexpr int64 LM_ROOT = 0;  // packed.ROOT
 
 struct PackedLM {  // packed.PackedArrays
   Global<const LmState> states;  // [S + 1]
   Global<const uint64> labels;  // A labels, packed
   Global<const uint64> arcs;  // A pairs (target, cost), packed
-  Global<const float> codebook;  // [2 ^ cost_bits]; not read if costs are exact
-  int label_bits, target_bits, cost_bits;
+  int label_bits, target_bits;
 };
 
 // The cost (natural log) of a label, and the state after it.
@@ -38,13 +37,12 @@ inline int64 arc_label(const PackedLM& lm, int64 arc) {
 
 // The bits of an arc, see packed.py.
 inline uint64 arc_bits(const PackedLM& lm, int64 arc) {
-  return read_bits(lm.arcs, lm.target_bits + lm.cost_bits, arc);
+  return read_bits(lm.arcs, lm.target_bits + LM_COST_BITS, arc);
 }
 
 inline LMStep cost_and_target(const PackedLM& lm, uint64 bits) {
   int64 target = int64(bits & ((1ull << lm.target_bits) - 1));
-  uint32 code = uint32(bits >> lm.target_bits);
-  return {lm.cost_bits == LM_EXACT_BITS ? __uint_as_float(code) : lm.codebook[code], target};
+  return {__uint_as_float(uint32(bits >> lm.target_bits)), target};
 }
 
 // The state's own arc with `label`, or -1.

@@ -29,13 +29,10 @@ separate because a search reads many labels and only one arc. On a GPU, states a
 memory, and arcs may be in host memory. An arc is
 
     bits [0, target_bits)                          the target
-    bits [target_bits, target_bits + cost_bits)    the cost: a code, an index into `codebook`; or, when
-                                                   cost_bits is 32, the bits of the float32 itself
+    bits [target_bits, target_bits + 32)           the cost, the bits of a float32
 
-Layout "exact" has 32 cost bits; "quantised" has fewer. Back-off costs are exact in both, so the error of
-a word's cost is at most `max_error`, however often the model backs off. With 400,000 words, 100 M n-grams
-and 11 M states, a label takes 19 bits and a target 24. An n-gram then takes 10.7 bytes if exact and 8.0
-with 10 cost bits, including states. `packed.cuh` is the counterpart of this file on a GPU.
+With 400,000 words, 100 M n-grams and 11 M states, a label takes 19 bits and a target 24. An n-gram then
+takes 10.7 bytes, including states. `packed.cuh` is the counterpart of this file on a GPU.
 """
 
 from __future__ import annotations
@@ -50,8 +47,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, no_refcount, read_only
 
-LAYOUTS = ("exact", "quantised")
-EXACT_BITS = 32
+COST_BITS = 32
 MAX_BITS = 63  # of a packed integer
 NO_LABEL = -1
 ROOT = 0
@@ -63,13 +59,11 @@ class PackedArrays(NamedTuple):
     states: np.ndarray  # [S + 1] LM_STATE; arc_begin of the last row is A
     labels: np.ndarray  # A labels, packed in uint64 words; ascending within a state
     arcs: np.ndarray  # A pairs (target, cost), packed in uint64 words
-    codebook: np.ndarray  # [2 ** cost_bits] float32; [1] and unused if cost_bits is 32
     label_bits: int
     target_bits: int
-    cost_bits: int
 
 
-TABLES = PackedArrays._fields[:4]  # the arrays themselves
+TABLES = PackedArrays._fields[:3]  # the arrays themselves
 
 
 def bits_for(largest: int) -> int:
@@ -138,12 +132,9 @@ def arc_label(lm, arc):
 @linked
 def arc_cost_and_target(lm, arc):
     """The cost (float32) and the target (int64) of an arc."""
-    bits = read_bits(lm.arcs, lm.target_bits + lm.cost_bits, arc)
+    bits = read_bits(lm.arcs, lm.target_bits + COST_BITS, arc)
     target = np.int64(bits & ((np.uint64(1) << np.uint64(lm.target_bits)) - np.uint64(1)))
-    code = bits >> np.uint64(lm.target_bits)
-    if lm.cost_bits == EXACT_BITS:
-        return np.uint32(code).view(np.float32), target
-    return lm.codebook[code], target
+    return np.uint32(bits >> np.uint64(lm.target_bits)).view(np.float32), target
 
 
 @linked
@@ -189,17 +180,12 @@ class PackedLM(CopiedByFields):
     sentence_end: int  # the label of </s>, NO_LABEL if the LM has none
     unknown: int  # the label of <unk>, NO_LABEL if the LM has none
     counts: tuple[int, ...]  # n-grams of each order
-    max_error: float  # of a word's cost against the ARPA file, natural log; 0 if exact (float32)
     name: str = "lm"  # for messages
 
     def __post_init__(self) -> None:
         tables: Any = {name: read_only(getattr(self.arrays, name)) for name in TABLES}
         object.__setattr__(self, "arrays", self.arrays._replace(**tables))
         object.__setattr__(self, "counts", tuple(self.counts))
-
-    @property
-    def layout(self) -> str:
-        return "exact" if self.arrays.cost_bits == EXACT_BITS else "quantised"
 
     @property
     def vocab_size(self) -> int:

@@ -12,7 +12,6 @@ import numpy as np
 from nemo_gpu_decoding import container
 from nemo_gpu_decoding.checks import check_int
 from nemo_gpu_decoding.lm import packed
-from nemo_gpu_decoding.lm.codebook import MAX_BITS, MIN_BITS
 from nemo_gpu_decoding.lm.records import LM_STATE
 
 DTYPES = {  # of the arrays, each [length]
@@ -20,11 +19,10 @@ DTYPES = {  # of the arrays, each [length]
     "states": LM_STATE,
     "labels": np.dtype(np.uint64),
     "arcs": np.dtype(np.uint64),
-    "codebook": np.dtype(np.float32),
 }
 PACKED_LM = container.Kind("packed LM", 2, DTYPES, "pack it anew")
-_BITS = ("label_bits", "target_bits", "cost_bits")
-_FACTS = ("start_state", "sentence_end", "unknown", "counts", "max_error")
+_BITS = ("label_bits", "target_bits")
+_FACTS = ("start_state", "sentence_end", "unknown", "counts")
 
 
 def save_packed_lm(lm: packed.PackedLM, path: str | PathLike[str]) -> int:
@@ -50,7 +48,11 @@ def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> packed.
         ValueError: not a packed LM of this version, truncated, or damaged; names the file.
         OSError: the file cannot be read.
     """
-    content = container.map_container(Path(path), PACKED_LM, verify, _check_arcs)
+
+    def check(content: container.Content) -> None:
+        _check_arcs(assemble(content.arrays, content.facts, str(path)))
+
+    content = container.map_container(Path(path), PACKED_LM, verify, check)
     with container.naming_damage(Path(path), PACKED_LM.remedy):
         lm = assemble(content.arrays, content.facts, str(path))
         _check_facts(lm)
@@ -64,22 +66,18 @@ def _check_facts(lm: packed.PackedLM) -> None:
     check_int("the number of states", states, 1, 1 << 32)
     check_int("label_bits", arrays.label_bits, packed.bits_for(words - 1), 32)
     check_int("target_bits", arrays.target_bits, packed.bits_for(states - 1), 32)
-    if arrays.cost_bits != packed.EXACT_BITS:
-        check_int("cost_bits", arrays.cost_bits, MIN_BITS, MAX_BITS)
-        check_int("the size of codebook", len(arrays.codebook), 1 << arrays.cost_bits, 1 << arrays.cost_bits)
     check_int("start_state", lm.start_state, 0, states - 1)
     for name in ("sentence_end", "unknown"):
         check_int(name, getattr(lm, name), packed.NO_LABEL, words - 1)
-    for name, bits in (("labels", arrays.label_bits), ("arcs", arrays.target_bits + arrays.cost_bits)):
+    for name, bits in (("labels", arrays.label_bits), ("arcs", arrays.target_bits + packed.COST_BITS)):
         check_int(f"the size of {name}", len(getattr(arrays, name)), packed.num_words(lm.num_arcs, bits), 1 << 62)
 
 
-def _check_arcs(content: container.Content) -> None:
+def _check_arcs(lm: packed.PackedLM) -> None:
     """Raise a ValueError if a target or back-off is out of range; look-ups do not check indices.
 
     Reads all arrays except the costs: about 2 s for 10^9 arcs, plus the time of the disk.
     """
-    lm = assemble(content.arrays, content.facts, "lm")
     _check_facts(lm)
     arrays, states, count = lm.arrays, lm.arrays.states, lm.num_arcs
     if (bad := packed.first_bad_state(states, lm.vocab_size)) >= 0:
@@ -87,17 +85,23 @@ def _check_arcs(content: container.Content) -> None:
             f"state {bad} is {states[bad]}, expected an arc_begin that ascends from 0 and {lm.vocab_size}, "
             "and a backoff_to before the state"
         )
-    for name, words, bits, own, size in (
+    for name, words, bits, value_bits, size in (
         ("the label", arrays.labels, arrays.label_bits, arrays.label_bits, lm.vocab_size),
-        ("the target", arrays.arcs, arrays.target_bits + arrays.cost_bits, arrays.target_bits, lm.num_states),
+        ("the target", arrays.arcs, arrays.target_bits + packed.COST_BITS, arrays.target_bits, lm.num_states),
     ):
-        largest = packed.largest_of(words, bits, np.uint64((1 << own) - 1), count)
+        largest = packed.largest_of(words, bits, np.uint64((1 << value_bits) - 1), count)
         if largest >= size:
             raise ValueError(f"{name} of an arc is {largest}, expected 0 .. {size - 1}")
 
 
 def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: str) -> packed.PackedLM:
-    """An LM from its arrays and facts, see `facts_of`."""
+    """An LM from its arrays and facts, see `facts_of`.
+
+    Raises:
+        ValueError: the file is of an earlier release and has rounded costs; names the file.
+    """
+    if (cost_bits := facts.get("cost_bits", packed.COST_BITS)) != packed.COST_BITS:
+        raise ValueError(f"{name} has costs of {cost_bits} bits, expected {packed.COST_BITS}: {PACKED_LM.remedy}")
     tables = [arrays[part] for part in packed.TABLES]
     bits = [int(facts[part]) for part in _BITS]
     others = {part: facts[part] for part in _FACTS}

@@ -86,7 +86,7 @@ inline uint64 cached_bits(const PagedLM& lm, int64 arc, LookupCounters& counters
   const uint64 tag = uint64(number) << 32;
   write_slot(slot, {tag | uint32(bits), tag | bits >> 32});
   counters.misses++;
-  counters.sectors += sectors_of(lm.packed.target_bits + lm.packed.cost_bits, arc);
+  counters.sectors += sectors_of(lm.packed.target_bits + LM_COST_BITS, arc);
   return bits;
 }
 

@@ -1,9 +1,8 @@
 """Placement of an LM for a GPU: all arrays in device memory, or the arcs in host memory.
 
-    device    states, labels, codebook and arcs in the GPU's memory
+    device    states, labels and arcs in the GPU's memory
     paged     arcs in pinned host memory, two thirds of the LM; the rest and a cache of arcs on the GPU
-    mapped    as paged, but arcs stay in the memory-mapped file; needs a GPU that reads pageable memory
-    auto      device, if that leaves enough for the acoustic model and the search; else paged, else mapped
+    auto      device, if that leaves enough for the acoustic model and the search; else paged
 
 An LM that does not fit raises an error before the copy starts. The message has the sizes that are needed
 and free, and a setting that fits.
@@ -15,12 +14,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from nemo_gpu_decoding.cuda.host_memory import free_host_bytes, reads_pageable_memory
+from nemo_gpu_decoding.cuda.host_memory import free_host_bytes
 from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.records import CACHED_ARC
 
-PLACEMENTS = ("auto", "device", "paged", "mapped")
-ResolvedPlacement = Literal["device", "paged", "mapped"]
+PLACEMENTS = ("auto", "device", "paged")
+ResolvedPlacement = Literal["device", "paged"]
 
 SLOT_BYTES = CACHED_ARC.itemsize  # of the cache
 # `auto` keeps the larger of both free on a GPU, for the activations of an acoustic model and for the
@@ -30,23 +29,20 @@ RESERVED_SHARE = 0.1  # of all its memory
 # Largest share of free host memory to pin. Pinned memory is never swapped out; if too little other memory
 # is left, the system kills processes.
 PINNABLE_SHARE = 0.9
-# where kernels read pageable memory, for messages; from NVIDIA's programming guide
-PAGEABLE = "Grace Hopper, or Linux 6.1.24 or newer with NVIDIA's open kernel modules"
 
 
 class Memory(NamedTuple):
-    """Free memory in bytes, and what kernels read."""
+    """Free memory in bytes."""
 
     device_free: int
     device_total: int
     host_free: int | None  # None: unknown
-    pageable: bool = False  # whether kernels read host memory that is not pinned
 
 
 class Footprint(NamedTuple):
     """Size of an LM in bytes."""
 
-    tables: int  # states, labels, codebook
+    tables: int  # states and labels
     arcs: int
     cache: int  # if it is paged
 
@@ -57,7 +53,7 @@ class Footprint(NamedTuple):
 
     @property
     def paged(self) -> int:
-        """On the GPU with placement paged or mapped."""
+        """On the GPU with placement paged."""
         return self.tables + self.cache
 
 
@@ -66,16 +62,16 @@ def free_memory(device: torch.device) -> Memory:
     host = free_host_bytes()
     if device.type != "cuda":
         free = 1 << 62 if host is None else host
-        return Memory(free, free, host, pageable=True)
+        return Memory(free, free, host)
     free, total = torch.cuda.mem_get_info(device)
     # reserve of torch's allocator, which it frees before it reports that memory is exhausted
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Memory(free + idle, total, host, reads_pageable_memory(device))
+    return Memory(free + idle, total, host)
 
 
 def footprint(arrays: PackedArrays, cache_bytes: int) -> Footprint:
     """The sizes of an LM with a cache of at most `cache_bytes`, and at most one slot per arc."""
-    tables = arrays.states.nbytes + arrays.labels.nbytes + arrays.codebook.nbytes
+    tables = arrays.states.nbytes + arrays.labels.nbytes
     cache = cache_slots(arrays, cache_bytes) * SLOT_BYTES
     return Footprint(tables, arrays.arcs.nbytes, cache)
 
@@ -102,16 +98,8 @@ def resolve_placement(
     reserved = max(RESERVED_BYTES, int(RESERVED_SHARE * free.device_total))
     if placement == "auto" and need.on_device <= free.device_free - reserved:
         return "device"
-    if placement == "mapped" and not free.pageable:
-        raise ValueError(
-            f"placement is 'mapped': kernels on {device} read no pageable memory, which needs {PAGEABLE}; "
-            f"{_advice(placement, need, free)}"
-        )
-    if need.paged <= free.device_free:
-        if placement != "mapped" and _is_pinnable(need, free):
-            return "paged"
-        if placement != "paged" and free.pageable:
-            return "mapped"
+    if need.paged <= free.device_free and _is_pinnable(need, free):
+        return "paged"
     raise ValueError(shortage(placement, need, free, name, device))
 
 
@@ -123,9 +111,9 @@ def shortage(
     Args:
         reason: why an allocation failed although the memory seemed to be free.
     """
-    mapped = f"{_gb(need.paged)} on {device}, the cache's {_gb(need.cache)} included"
-    paged = f"{mapped}, and {_gb(need.arcs)} of pinned host memory"
-    wanted = {"device": f"{_gb(need.on_device)} on {device}", "paged": paged, "mapped": mapped}
+    cache = f"the cache's {_gb(need.cache)} included"
+    paged = f"{_gb(need.paged)} on {device}, {cache}, and {_gb(need.arcs)} of pinned host memory"
+    wanted = {"device": f"{_gb(need.on_device)} on {device}", "paged": paged}
     wanted["auto"] = f"{wanted['device']}, or, paged, {paged}"
     host = "an unknown amount" if free.host_free is None else _gb(free.host_free)
     text = (
@@ -141,18 +129,15 @@ def _is_pinnable(need: Footprint, free: Memory) -> bool:
 
 
 def _advice(placement: str, need: Footprint, free: Memory) -> str:
-    cache_mb = (free.device_free - need.tables) // 10**6  # for a cache, MB
-    possible: dict[str, bool] = {"paged": _is_pinnable(need, free), "mapped": free.pageable}
-    if placement in possible and need.on_device <= free.device_free:
+    if placement == "paged" and need.on_device <= free.device_free:
         return "expected placement 'device'"
-    other = next((name for name, fits in possible.items() if fits and name != placement), None)
-    needs_smaller_cache = placement != "device" and need.paged > free.device_free
-    if cache_mb >= 1 and needs_smaller_cache and possible.get(placement, other is not None):
-        return f"expected cache_mb at most {cache_mb}"
-    if cache_mb >= 1 and other is not None:
-        return f"expected placement {other!r}, with cache_mb at most {cache_mb}"
-    smaller = "expected a smaller LM (pack-lm has layout=quantised, which takes less), or more free memory"
-    return smaller if free.pageable else f"{smaller}, or, for placement 'mapped', {PAGEABLE}"
+    cache_mb = (free.device_free - need.tables) // 10**6  # for a cache, MB
+    if cache_mb >= 1 and _is_pinnable(need, free):
+        if placement == "device":
+            return f"expected placement 'paged', with cache_mb at most {cache_mb}"
+        if need.paged > free.device_free:
+            return f"expected cache_mb at most {cache_mb}"
+    return "expected a smaller LM (prune-lm makes one), or more free memory"
 
 
 def _gb(num_bytes: int) -> str:

@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock, join_blocks
-from nemo_gpu_decoding.lm.scratch import Scratch
+from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock
 
 BOS, EOS = "<s>", "</s>"
 # The least probability that a context leaves to unlisted symbols: LM files have few digits.
@@ -53,9 +52,7 @@ def _parts(count: int) -> Iterator[slice]:
         yield slice(begin, min(begin + _ROWS, count))
 
 
-def prune_ngram_lm(
-    arpa: Arpa, *, size: int | None = None, threshold: float | None = None, scratch: Scratch | None = None
-) -> Arpa:
+def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | None = None) -> Arpa:
     """Remove the n-grams that change the LM least; all 1-grams stay.
 
     Args:
@@ -63,8 +60,6 @@ def prune_ngram_lm(
         size: largest number of n-grams to keep, of all orders together.
         threshold: remove an n-gram if the LM's perplexity grows by less than this share without it, as
             SRILM's `ngram -prune` does; a usual value is 1e-8.
-        scratch: storage of the LM and of 40 bytes per n-gram; None: memory. Always in memory: 1 byte per
-            n-gram, and 24 per n-gram of the largest order below the highest.
 
     Raises:
         ValueError: both or neither of `size` and `threshold` are given; a value is out of range; the LM
@@ -77,19 +72,18 @@ def prune_ngram_lm(
         raise FieldError("size", size, f"an integer >= {unigrams}, the number of 1-grams")
     if threshold is not None and not 0 <= threshold < math.inf:
         raise FieldError("threshold", threshold, "a finite number >= 0")
-    scratch = scratch or Scratch()
-    model = _Model(arpa, scratch)
-    changes = _perplexity_changes(arpa, model, scratch)
+    model = _Model(arpa)
+    changes = _perplexity_changes(arpa, model)
     if size is not None:
         threshold = _threshold_for(size, model.orders, changes)
     assert threshold is not None
-    return _rest(arpa, model, _kept(model.orders, changes, threshold), scratch)
+    return _rest(arpa, model, _kept(model.orders, changes, threshold))
 
 
 class _Model:
     """The n-grams of an LM by number, order by order."""
 
-    def __init__(self, arpa: Arpa, scratch: Scratch) -> None:
+    def __init__(self, arpa: Arpa) -> None:
         self._size = len(arpa.symbols)
         words = arpa.orders[0].symbols[:, 0]
         self._words = np.full(self._size, -1)
@@ -98,17 +92,16 @@ class _Model:
         nothing = np.zeros(len(words), np.int32)
         self.orders = [_Order(arpa.orders[0], nothing, nothing)]
         for block in arpa.orders[1:]:
-            self.orders.append(self._linked(block, arpa.symbols, scratch))
+            self.orders.append(self._linked(block, arpa.symbols))
             if block.order < len(arpa.orders):
-                own = self.orders[-1].context * np.int64(self._size) + block.symbols[:, -1]
-                numbers = np.argsort(own, kind="stable")
-                own.sort()
-                self._keys.append((scratch.zeros(len(own), np.int64), scratch.zeros(len(own), np.int32)))
-                self._keys[-1][0][:], self._keys[-1][1][:] = own, numbers
+                keys = self.orders[-1].context * np.int64(self._size) + block.symbols[:, -1]
+                numbers = np.argsort(keys, kind="stable").astype(np.int32)
+                keys.sort()
+                self._keys.append((keys, numbers))
 
-    def _linked(self, block: NGramBlock, symbols: Sequence[str], scratch: Scratch) -> _Order:
+    def _linked(self, block: NGramBlock, symbols: Sequence[str]) -> _Order:
         count = len(block.symbols)
-        order = _Order(block, scratch.zeros(count, np.int32), scratch.zeros(count, np.int32))
+        order = _Order(block, np.zeros(count, np.int32), np.zeros(count, np.int32))
         for part in _parts(count):
             grams = block.symbols[part].astype(np.int64)
             order.context[part] = self.number_of(grams[:, :-1])
@@ -123,15 +116,15 @@ class _Model:
 
     def number_of(self, grams: np.ndarray) -> np.ndarray:
         """The numbers of n-grams [M, order] in their order, [M]; -1 for unlisted n-grams."""
-        found = self._words[grams[:, 0]]
+        ids = self._words[grams[:, 0]]
         for n in range(1, grams.shape[1]):
             sorted_keys, numbers = self._keys[n - 1]
             if not len(sorted_keys):
                 return np.full(len(grams), -1)
-            wanted = found * self._size + grams[:, n]
+            wanted = ids * self._size + grams[:, n]
             at = np.minimum(np.searchsorted(sorted_keys, wanted), len(sorted_keys) - 1)
-            found = np.where((found >= 0) & (sorted_keys[at] == wanted), numbers[at], -1).astype(np.int64)
-        return found
+            ids = np.where((ids >= 0) & (sorted_keys[at] == wanted), numbers[at], -1).astype(np.int64)
+        return ids
 
     def backed_off(self, n: int, rows: slice | np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
         """log p(w|h') of n-grams of order n + 1 with the kept n-grams only, [rows] natural log.
@@ -150,9 +143,9 @@ class _Model:
     def _log_probs(self, grams: np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
         """log p(last symbol | the others) of n-grams [M, order], [M] natural log."""
         n = grams.shape[1] - 1
-        found = self.number_of(grams)
-        is_kept = (found >= 0) & (kept is None or kept[n][found])
-        scores = self.orders[n].log_probs(found)
+        ids = self.number_of(grams)
+        is_kept = (ids >= 0) & (kept is None or kept[n][ids])
+        scores = self.orders[n].log_probs(ids)
         if not is_kept.all():
             rest = grams[~is_kept]
             context = self.number_of(rest[:, :-1])
@@ -168,8 +161,8 @@ class _Masses(NamedTuple):
     left_below: np.ndarray  # [contexts]
 
     @classmethod
-    def of(cls, contexts: int, scratch: Scratch) -> _Masses:
-        return cls(scratch.zeros(contexts), scratch.zeros(contexts))
+    def of(cls, contexts: int) -> _Masses:
+        return cls(np.zeros(contexts), np.zeros(contexts))
 
     def add(self, context: np.ndarray, log_probs: np.ndarray, backed_off: np.ndarray) -> None:
         """Add n-grams; until `finish`, the masses are those of listed symbols."""
@@ -179,11 +172,10 @@ class _Masses(NamedTuple):
     def finish(self) -> None:
         """Convert the masses of listed symbols to those of unlisted ones."""
         for mass in self:
-            for part in _parts(len(mass)):
-                mass[part] = np.maximum(1 - mass[part], _LEAST_MASS)
+            mass[:] = np.maximum(1 - mass, _LEAST_MASS)
 
 
-def _perplexity_changes(arpa: Arpa, model: _Model, scratch: Scratch) -> list[np.ndarray]:
+def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
     """exp D(h, w) - 1 of each n-gram, by order; infinite for 1-grams."""
     orders, backoffs = model.orders, [block.log10_backoffs for block in arpa.orders]
     context_log_probs = orders[0].log_probs(slice(None))
@@ -194,11 +186,11 @@ def _perplexity_changes(arpa: Arpa, model: _Model, scratch: Scratch) -> list[np.
     changes = [np.full(len(orders[0].context), np.inf)]
     for n, order in enumerate(orders[1:], 1):
         count = len(order.context)
-        masses = _Masses.of(len(orders[n - 1].context), scratch)
+        masses = _Masses.of(len(orders[n - 1].context))
         for rows in _parts(count):
             masses.add(order.context[rows], order.log_probs(rows), model.backed_off(n, rows, backoffs, None))
         masses.finish()
-        change, own_log_probs = scratch.zeros(count), scratch.zeros(count)
+        change, joint_log_probs = np.zeros(count), np.zeros(count)
         for rows in _parts(count):
             context, log_probs = order.context[rows], order.log_probs(rows)
             log_below = model.backed_off(n, rows, backoffs, None)
@@ -208,9 +200,9 @@ def _perplexity_changes(arpa: Arpa, model: _Model, scratch: Scratch) -> list[np.
             without = np.log(left + probs) - np.log(left_below + below)
             gain = probs * (log_below + without - log_probs) + left * (without - weight)
             change[rows] = np.expm1(-np.exp(context_log_probs[context]) * gain)
-            own_log_probs[rows] = context_log_probs[context] + log_probs
+            joint_log_probs[rows] = context_log_probs[context] + log_probs
         changes.append(change)
-        context_log_probs = own_log_probs
+        context_log_probs = joint_log_probs
     return changes
 
 
@@ -218,12 +210,9 @@ def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> 
     """Which n-grams stay: changes above the threshold, and contexts and suffixes of longer n-grams that stay."""
     kept = [change >= threshold for change in changes]
     for n in range(len(orders) - 1, 0, -1):
-        order = orders[n]
-        for rows in _parts(len(order.context)):
-            is_kept = kept[n][rows]
-            kept[n - 1][order.context[rows][is_kept]] = True
-            suffixes = order.suffix[rows][is_kept]
-            kept[n - 1][suffixes[suffixes >= 0]] = True
+        kept[n - 1][orders[n].context[kept[n]]] = True
+        suffixes = orders[n].suffix[kept[n]]
+        kept[n - 1][suffixes[suffixes >= 0]] = True
     return kept
 
 
@@ -243,29 +232,24 @@ def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -
     return float(np.int64(low).view(np.float64))
 
 
-def _rest(arpa: Arpa, model: _Model, kept: list[np.ndarray], scratch: Scratch) -> Arpa:
+def _rest(arpa: Arpa, model: _Model, kept: list[np.ndarray]) -> Arpa:
     """The LM of the kept n-grams, with new back-off weights."""
     blocks: list[NGramBlock] = []
     backoffs: list[np.ndarray] = []  # log10, of all n-grams
     for n, block in enumerate(arpa.orders):
-        is_kept, weights = kept[n], scratch.zeros(len(kept[n]))
+        is_kept, weights = kept[n], np.zeros(len(kept[n]))
         if n + 1 < len(arpa.orders):
-            above, masses = model.orders[n + 1], _Masses.of(len(is_kept), scratch)
+            above, masses = model.orders[n + 1], _Masses.of(len(is_kept))
             has_arcs = np.zeros(len(is_kept), bool)
             for part in _parts(len(above.context)):
                 rows = part.start + np.flatnonzero(kept[n + 1][part])
                 masses.add(above.context[rows], above.log_probs(rows), model.backed_off(n + 1, rows, backoffs, kept))
                 has_arcs[above.context[rows]] = True
             masses.finish()
-            for part in _parts(len(is_kept)):
-                left, left_below = (mass[part] for mass in masses)
-                weights[part] = np.where(has_arcs[part], np.log(left) - np.log(left_below), 0.0) / math.log(10)
+            weights = np.where(has_arcs, np.log(masses.left) - np.log(masses.left_below), 0.0) / math.log(10)
         backoffs.append(weights)
-        rest = (
-            NGramBlock(n + 1, *(column[part][is_kept[part]] for column in (block.symbols, block.log10_probs, weights)))
-            for part in _parts(len(is_kept))
-        )
-        blocks.append(join_blocks(n + 1, rest, scratch))
+        columns = (block.symbols, block.log10_probs, weights)
+        blocks.append(NGramBlock(n + 1, *(column[is_kept] for column in columns)))
     while len(blocks) > 1 and not len(blocks[-1].symbols):
         blocks.pop()
     return replace(arpa, orders=tuple(blocks))

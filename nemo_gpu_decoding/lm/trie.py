@@ -28,7 +28,7 @@ MAX_NGRAMS = (1 << 32) - 1
 STAGED = np.dtype([("context", np.uint32), ("label", np.uint32), ("cost", np.float32), ("backoff_cost", np.float32)])
 
 
-Zeros = Callable[[int, Any], np.ndarray]  # length and type: `Scratch.zeros`
+Zeros = Callable[[int, Any], np.ndarray]  # length and type: `np.zeros`
 
 
 class NGramTrie:

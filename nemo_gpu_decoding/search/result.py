@@ -105,7 +105,7 @@ class Work(NamedTuple):
     """Counters of paged_biglm over all frames of an utterance.
 
     They do not depend on the chunks, except for `query_hits`. `look_ups` and `groups` do not depend on the order of
-    work either. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged` or `mapped`).
+    work either. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
     They depend on the size of the GPU's cache of arcs, on earlier decoding, and on the order of the threads.
     """
 

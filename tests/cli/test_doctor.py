@@ -1,7 +1,6 @@
 """`doctor` on this machine, and on machines that it only pretends to be on."""
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import torch
 from nemo_gpu_decoding.cli import environment
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cuda.launch import use_runtime
-from tests.cuda.fakes import FakeDriver
 
 
 def facts():
@@ -127,18 +125,6 @@ def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
     (row,) = [row for row in rows if row.strategy == "flexctc_beam"]
     assert row.path == path
     assert row.why == (reason or "tensors on the GPU are decoded there")
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("value", "found"), [(1, "yes"), (0, "no")])
-def test_whether_a_gpu_reads_pageable_memory(monkeypatch, value, found):
-    driver = FakeDriver()
-    driver.attributes[driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS] = value
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
-    with use_runtime(FakeRuntime(None)):
-        (fact,) = [fact for fact in environment.torch_facts() if fact.name.endswith("pageable memory access")]
-    assert fact.found == found
-    assert ("placement mapped" in fact.advice) == (found == "no")
 
 
 @pytest.mark.usefixtures("gpu")

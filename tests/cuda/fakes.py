@@ -36,7 +36,6 @@ class FakeDriver:
 
     CUfunction_attribute = FunctionAttribute
     CUdevice_attribute = SimpleNamespace(
-        CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS=88,
         CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM=91,
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97,
     )

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda.host_memory import reads_pageable_memory
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cuda_kernels
@@ -122,11 +121,9 @@ def check(graph, lms, log_probs, requests=None, **options):
 
 
 @needs_kaldifst
-@pytest.mark.parametrize("placement", ["device", "paged", "mapped"])
+@pytest.mark.parametrize("placement", ["device", "paged"])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_topologies_and_placements(device, topology, placement):
-    if placement == "mapped" and not reads_pageable_memory(device):
-        pytest.skip("kernels read pinned memory only")
     for seed, max_active in enumerate(sized((10_000, 700, 50), (50,))):
         check(
             graph_of(seed, topology), both.pair(seed, nested=seed == 1), inputs_on(device, seed=seed),

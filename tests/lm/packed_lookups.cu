@@ -5,10 +5,8 @@ struct LookupsArgs {
   const LmState* states;
   const uint64* labels;
   const uint64* arcs;
-  const float* codebook;
   int label_bits;
   int target_bits;
-  int cost_bits;
   const int64* asked_states;
   const int64* asked_labels;
   float* costs;
@@ -16,8 +14,8 @@ struct LookupsArgs {
   int count;
 };
 extern "C" __global__ void lookups(const LookupsArgs args) {
-  auto [states, labels, arcs, codebook, label_bits, target_bits, cost_bits, asked_states, asked_labels, costs, targets, count] = args;
-  const PackedLM lm = {states, labels, arcs, codebook, label_bits, target_bits, cost_bits};
+  auto [states, labels, arcs, label_bits, target_bits, asked_states, asked_labels, costs, targets, count] = args;
+  const PackedLM lm = {states, labels, arcs, label_bits, target_bits};
   for (int i = blockIdx.x * threads() + thread(); i < count; i += gridDim.x * threads()) {
     LMStep step = lookup(lm, asked_states[i], asked_labels[i]);
     costs[i] = step.cost;

@@ -6,12 +6,10 @@ struct PagedLookupsArgs {
   const uint64* lm_labels;
   const uint64* lm_arcs;
   const uint64* lm_host_arcs;
-  const float* lm_codebook;
   CachedArc* lm_cache;
   uint32 lm_cache_slots;
   int lm_label_bits;
   int lm_target_bits;
-  int lm_cost_bits;
   const int64* asked_states;
   const int64* asked_labels;
   float* costs;
@@ -20,10 +18,9 @@ struct PagedLookupsArgs {
   int count;
 };
 extern "C" __global__ void paged_lookups(const PagedLookupsArgs args) {
-  auto [lm_states, lm_labels, lm_arcs, lm_host_arcs, lm_codebook, lm_cache, lm_cache_slots, lm_label_bits, lm_target_bits, lm_cost_bits, asked_states, asked_labels, costs, targets, counts, count] = args;
+  auto [lm_states, lm_labels, lm_arcs, lm_host_arcs, lm_cache, lm_cache_slots, lm_label_bits, lm_target_bits, asked_states, asked_labels, costs, targets, counts, count] = args;
   const PagedLM lm = {
-    {lm_states, lm_labels, lm_arcs ? lm_arcs : lm_host_arcs, lm_codebook, lm_label_bits, lm_target_bits,
-     lm_cost_bits},
+    {lm_states, lm_labels, lm_arcs ? lm_arcs : lm_host_arcs, lm_label_bits, lm_target_bits},
     lm_cache, lm_cache_slots};
   LookupCounters counters = {};
   for (int i = blockIdx.x * threads() + thread(); i < count; i += gridDim.x * threads()) {

@@ -12,7 +12,7 @@ from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
 from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.packed import COST_BITS
 from nemo_gpu_decoding.lm.placement import SLOT_BYTES
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
@@ -28,10 +28,8 @@ LOOKUPS = Signature(
         "states": Tensor(torch.uint8, ("S + 1", 12)),
         "labels": Tensor(torch.int64, ("L",)),
         "arcs": Tensor(torch.int64, ("A",)),
-        "codebook": Tensor(torch.float32, ("C",)),
         "label_bits": Scalar(np.int32),
         "target_bits": Scalar(np.int32),
-        "cost_bits": Scalar(np.int32),
         "asked_states": Tensor(torch.int64, ("N",)),
         "asked_labels": Tensor(torch.int64, ("N",)),
         "costs": Tensor(torch.float32, ("N",)),
@@ -42,11 +40,10 @@ LOOKUPS = Signature(
 
 
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
-@pytest.mark.parametrize("layout", ["exact", "quantised"])
 @pytest.mark.parametrize("order", [1, 4])
-def test_every_lookup_is_that_of_the_cpu(emulated_runtime, tmp_path, layout, order):
+def test_every_lookup_is_that_of_the_cpu(emulated_runtime, tmp_path, order):
     table = closed_table(seed=order, order=order, keep=0.4)
-    lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table), layout=layout)
+    lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
     asked = [(s, label) for s in range(lm.num_states) for label in range(lm.vocab_size)]
     costs, targets = torch.zeros(len(asked)), torch.zeros(len(asked), dtype=torch.int64)
     states, labels = torch.tensor(asked).T.contiguous()
@@ -58,10 +55,8 @@ def test_every_lookup_is_that_of_the_cpu(emulated_runtime, tmp_path, layout, ord
         states=as_records(arrays.states),
         labels=torch.tensor(arrays.labels.view(np.int64)),
         arcs=torch.tensor(arrays.arcs.view(np.int64)),
-        codebook=torch.tensor(arrays.codebook),
         label_bits=arrays.label_bits,
         target_bits=arrays.target_bits,
-        cost_bits=arrays.cost_bits,
         asked_states=states,
         asked_labels=labels,
         costs=costs,
@@ -80,24 +75,21 @@ checked = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(params=["exact", "quantised"])
-def lm(request, tmp_path):
+@pytest.fixture
+def lm(tmp_path):
     table = closed_table(seed=5, order=4, keep=0.4)
-    return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table), layout=request.param)
+    return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
 
 
-def placed(lm, slots, placement="paged"):
-    return PlacedLM(lm.arrays, placement, slots * SLOT_BYTES)
+def placed(lm, slots):
+    return PlacedLM(lm.arrays, "paged", slots * SLOT_BYTES)
 
 
 @checked
-@pytest.mark.parametrize(("slots", "placement"), [(1, "paged"), (5, "paged"), (HUGE, "paged"), (5, "mapped")])
-def test_every_lookup_is_that_of_the_cpu_paged(emulated_runtime, lm, slots, placement, tmp_path):
+@pytest.mark.parametrize("slots", [1, 5, HUGE])
+def test_every_lookup_is_that_of_the_cpu_paged(emulated_runtime, lm, slots):
     """Four blocks share the cache, which is filled by the first launches and used by all."""
-    if placement == "mapped":
-        save_packed_lm(lm, tmp_path / "lm.packed")
-        lm = load_packed_lm(tmp_path / "lm.packed")
-    copies, table = placed(lm, slots, placement), None
+    copies, table = placed(lm, slots), None
     for seed in range(3):
         table = copies.on(CPU)
         asked = questions(lm, seed)
@@ -120,7 +112,7 @@ def test_an_lm_on_the_device_has_no_cache(emulated_runtime, lm):
 
 def test_lookups_follow_each_other_without_other_threads(emulated_runtime, lm):
     """A cache of one slot serves what was asked for last; the reads are counted in sectors."""
-    bits = lm.arrays.target_bits + lm.arrays.cost_bits
+    bits = lm.arrays.target_bits + COST_BITS
     table = placed(lm, 1).on(CPU)
     for label in range(lm.vocab_size):  # label i of state 0 is arc i
         word = label * bits // 64
@@ -131,7 +123,6 @@ def test_lookups_follow_each_other_without_other_threads(emulated_runtime, lm):
 
 
 @checked
-@pytest.mark.parametrize("lm", ["exact"], indirect=True)  # its arcs have more than 32 bits
 @pytest.mark.parametrize("half", ["low", "high"])
 def test_a_slot_with_halves_of_two_arcs_would_be_noticed(emulated_runtime, lm, tmp_path, half):
     """With one half's number unchecked, answers are wrong: other threads do write in between."""

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.container import encode_words, write_arrays
-from nemo_gpu_decoding.lm.codebook import Codebook
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import MAX_BITS, NO_LABEL, TABLES, bits_for, num_words, read_bits, write_bits
 from nemo_gpu_decoding.lm.packed_file import PACKED_LM, facts_of, load_packed_lm, save_packed_lm
@@ -54,7 +53,7 @@ def test_worked_example_of_the_docstring(pack):
     assert arrays.states["arc_begin"].tolist() == [0, 4, 5, 7]
     assert arrays.states["backoff_to"].tolist()[:3] == [0, 0, 0]
     assert arrays.states["backoff_cost"][1:3] == pytest.approx([0.5 * LN10, 0.25 * LN10])
-    assert (arrays.label_bits, arrays.target_bits, arrays.cost_bits) == (2, 2, 32)
+    assert (arrays.label_bits, arrays.target_bits) == (2, 2)
     assert unpacked(arrays.labels, 2, 7).tolist() == [0, 1, 2, 3, 2, 1, 3]
     arcs = unpacked(arrays.arcs, 34, 7)
     assert (arcs & 3).tolist() == [1, 0, 2, 0, 2, 0, 0]
@@ -100,21 +99,6 @@ def test_scores_are_kenlms(tmp_path, order):
         assert lm.score(words, final=False) == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("cost_bits", [4, 8, 10])
-def test_quantised_words_are_off_by_at_most_max_error(pack, cost_bits):
-    table = closed_table(seed=1, order=4, keep=0.5)
-    exact, quantised = pack(table), pack(table, layout="quantised", cost_bits=cost_bits)
-    assert (exact.layout, quantised.layout) == ("exact", "quantised")
-    assert exact.max_error == 0 < quantised.max_error < 3 * LN10 / (1 << cost_bits)
-    worst = 0.0
-    for state in range(exact.num_states):
-        for label in range(exact.vocab_size):
-            (cost, target), (rough, same) = exact.advance(state, label), quantised.advance(state, label)
-            assert target == same
-            worst = max(worst, abs(cost - rough))
-    assert 0 < worst <= quantised.max_error + 1e-5  # back-offs are added in float32
-
-
 def test_states_and_lms_without_start_or_unknown(pack):
     # Extended n-grams, <s>, and n-grams with a back-off weight, which an unpruned look would pay.
     table = dict(EXAMPLE)
@@ -154,9 +138,8 @@ def _changed(array, place, value):
     return array
 
 
-@pytest.mark.parametrize("layout", ["exact", "quantised"])
-def test_contents_that_lead_nowhere_are_refused(pack, tmp_path, layout):
-    lm, path = pack(closed_table(seed=1, order=3, keep=0.6), layout=layout), tmp_path / "lm.packed"
+def test_contents_that_lead_nowhere_are_refused(pack, tmp_path):
+    lm, path = pack(closed_table(seed=1, order=3, keep=0.6)), tmp_path / "lm.packed"
     states, arcs, bits = lm.arrays.states, lm.arrays.arcs, lm.arrays.target_bits
     begins, last = states["arc_begin"], lm.num_states
     wrong = {
@@ -172,7 +155,6 @@ def test_contents_that_lead_nowhere_are_refused(pack, tmp_path, layout):
         "label beyond the end": {"labels": np.full_like(lm.arrays.labels, 2**64 - 1)},
         "label_bits": {"label_bits": 70},
         "target_bits": {"target_bits": 0},
-        "cost_bits": {"cost_bits": 20},
     }
     if (1 << bits) == lm.num_states:
         del wrong["target beyond the end"]
@@ -188,19 +170,34 @@ def test_contents_that_lead_nowhere_are_refused(pack, tmp_path, layout):
     assert load_packed_lm(path).num_states == lm.num_states
 
 
+def _with_facts(path, lm, facts):
+    tables = {name: getattr(lm.arrays, name) for name in TABLES}
+    write_arrays(path, PACKED_LM, facts, {"words": encode_words(lm.words), **tables})
+
+
 @pytest.mark.parametrize("fact", ["label_bits", "start_state", "counts"])
 def test_a_fact_that_is_missing_is_named_with_the_file(pack, tmp_path, fact):
     lm, path = pack(EXAMPLE), tmp_path / "lm.packed"
-    tables = {name: getattr(lm.arrays, name) for name in TABLES}
-    facts = {name: value for name, value in facts_of(lm).items() if name != fact}
-    write_arrays(path, PACKED_LM, facts, {"words": encode_words(lm.words), **tables})
+    _with_facts(path, lm, {name: value for name, value in facts_of(lm).items() if name != fact})
     with pytest.raises(ValueError, match=re.escape(f"{path} is damaged: '{fact}' is missing; pack it anew")):
         load_packed_lm(path)
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_load_packed_lm_refuses_rounded_costs_of_earlier_releases(pack, tmp_path, verify):
+    lm, path = pack(EXAMPLE), tmp_path / "lm.packed"
+    earlier = {**facts_of(lm), "max_error": 0.0}
+    _with_facts(path, lm, {**earlier, "cost_bits": 10})
+    message = f"{path} has costs of 10 bits, expected 32: pack it anew"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        load_packed_lm(path, verify=verify)
+    _with_facts(path, lm, {**earlier, "cost_bits": 32})
+    assert load_packed_lm(path).score(["a", "b"]) == lm.score(["a", "b"])
+
+
 def test_bytes_of_each_part(pack):
     lm = pack(EXAMPLE)
-    assert lm.nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8, "codebook": 4}
+    assert lm.nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8}
 
 
 # -- Arrays of small integers -------------------------------------------------------------------------
@@ -225,49 +222,3 @@ def test_what_is_packed_can_be_read(bits, length):
     words = packed(values, bits)
     assert len(words) == num_words(length, bits)
     assert (unpacked(words, bits, length) == values).all()
-
-
-# -- Codebooks: no cost is off by more than they say, flags are exact ---------------------------------
-def decoded(codebook, costs):
-    return codebook.values[codebook.encode(costs)]
-
-
-@pytest.mark.parametrize("bits", [4, 8, 10, 16])
-@pytest.mark.parametrize("seed", range(3))
-def test_no_cost_is_off_by_more_than_max_error_nor_half_a_bin(bits, seed):
-    draw = np.random.default_rng(seed)
-    costs = draw.gamma(2.0, 3.0, 5000).astype(np.float32)
-    codebook = Codebook.of(costs, bits)
-    errors = np.abs(decoded(codebook, costs).astype(np.float64) - costs)
-    assert len(codebook.values) == 1 << bits
-    assert errors.max() == pytest.approx(codebook.max_error, rel=1e-4)
-    half_a_bin = (float(costs.max()) - float(costs.min())) / (1 << bits) / 2
-    assert codebook.max_error <= half_a_bin + 1e-6  # float32
-    assert codebook.max_error > half_a_bin / 2 or bits == 16  # of 2^16 bins most hold one cost
-
-
-def test_flags_are_exact_and_many_large_costs_are_none():
-    usual = np.linspace(0, 10, 1000, dtype=np.float32)
-    flags = np.array([99 * np.log(10), np.inf], np.float32)
-    codebook = Codebook.of(np.concatenate([usual, flags]), 8)
-    assert decoded(codebook, flags).tolist() == flags.tolist()
-    assert codebook.max_error < 10 / 254 / 2 + 1e-6
-    costs = np.linspace(0, 1000, 500, dtype=np.float32)
-    codebook = Codebook.of(np.append(costs, np.float32(np.inf)), 8)
-    assert np.abs(decoded(codebook, costs) - costs).max() <= codebook.max_error <= 1000 / 255 / 2 + 1e-3
-    assert decoded(codebook, np.array([np.inf], np.float32)).tolist() == [np.inf]
-
-
-@pytest.mark.parametrize("costs", [[], [2.5], [2.5, 2.5], [np.inf]])
-def test_few_costs_are_exact(costs):
-    costs = np.array(costs, np.float32)
-    codebook = Codebook.of(costs, 4)
-    assert decoded(codebook, costs).tolist() == costs.tolist()
-    assert codebook.max_error == 0
-    assert len(codebook.values) == 16
-
-
-@pytest.mark.parametrize("bits", [3, 17])
-def test_bits_out_of_range(bits):
-    with pytest.raises(ValueError, match=f"cost_bits is {bits}, expected 4 .. 16"):
-        Codebook.of(np.zeros(1, np.float32), bits)

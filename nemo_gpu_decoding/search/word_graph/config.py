@@ -87,12 +87,10 @@ class PagedBigLMConfig(WFSTConfig):
     # look up both LMs. auto: always if that condition holds and the large LM has at most 10 million n-grams.
     difference: str = "auto"
     # Location of the large LM for a GPU; results are the same. device: the GPU's memory. paged: the arcs (two thirds
-    # of the LM) are in pinned host memory, and kernels read them through a cache. mapped: as paged, but arcs stay in
-    # the memory-mapped file, for LMs larger than host memory; the GPU needs pageable memory access, see `doctor`.
-    # auto: device if a tenth of the GPU's memory and 2 GB stay free, else paged if the arcs fit into host memory, else
-    # mapped. On a CPU the search reads the memory map with every placement.
+    # of the LM) are in pinned host memory, and kernels read them through a cache. auto: device if a tenth of the GPU's
+    # memory and 2 GB stay free, else paged. On a CPU the search reads the memory map with every placement.
     placement: str = "auto"
-    # Size of the cache for paged and mapped in each GPU's memory, MB (10^6 bytes), >= 1; 62,500 arcs per MB. A CPU
+    # Size of the cache for paged in each GPU's memory, MB (10^6 bytes), >= 1; 62,500 arcs per MB. A CPU
     # does not use it, because the operating system caches the file.
     cache_mb: int = 512
 

@@ -57,7 +57,7 @@ def test_back_pointers_are_compacted_in_long_streams():
         (PagedBigLMConfig, {"composition": "static"}, "composition is 'static', expected one of lazy, let"),
         (PagedBigLMConfig, {"group_size": -1}, "group_size is -1"),
         (PagedBigLMConfig, {"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
-        (PagedBigLMConfig, {"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged, mapped"),
+        (PagedBigLMConfig, {"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),
         (PagedBigLMConfig, {"cache_mb": 0}, "cache_mb is 0"),
     ],
 )

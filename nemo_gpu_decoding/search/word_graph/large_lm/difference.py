@@ -20,7 +20,7 @@ import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.lm.packed import (
-    EXACT_BITS,
+    COST_BITS,
     NO_LABEL,
     ROOT,
     PackedLM,
@@ -57,7 +57,7 @@ def difference_of(large: PackedLM, small: PackedLM) -> PackedLM | None:
     states = large.arrays.states.copy()
     if not _subtract_backoffs(large.arrays, small.arrays, back, small_states, states):
         return None
-    bits = large.arrays.target_bits + EXACT_BITS
+    bits = large.arrays.target_bits + COST_BITS
     arcs = np.zeros(num_words(large.num_arcs, bits), np.uint64)
     counts = np.diff(states["arc_begin"].astype(np.int64)).astype(np.int64)
     sources = np.repeat(np.arange(large.num_states), counts)
@@ -66,7 +66,7 @@ def difference_of(large: PackedLM, small: PackedLM) -> PackedLM | None:
         of_chunk = small_states[sources[first : first + len(values)]]
         _subtract_arcs(large.arrays, small.arrays, labels, of_chunk, first, values)
         write_bits(arcs, bits, first, values)
-    arrays = large.arrays._replace(states=states, arcs=arcs, cost_bits=EXACT_BITS)
+    arrays = large.arrays._replace(states=states, arcs=arcs)
     return replace(large, arrays=arrays, name=f"{large.name} minus {small.name}")
 
 

@@ -20,13 +20,13 @@ inline void open_lms(const Args& args, float weight, LmPair& lms) {
   const int64* large_arcs = args.large_arcs ? args.large_arcs : args.large_host_arcs;
   const int64* small_arcs = args.small_arcs ? args.small_arcs : args.small_host_arcs;
   lms.large = PagedLM{
-    {args.large_states, (const uint64*)args.large_labels, (const uint64*)large_arcs, args.large_codebook,
-     args.large_label_bits, args.large_target_bits, args.large_cost_bits},
+    {args.large_states, (const uint64*)args.large_labels, (const uint64*)large_arcs, args.large_label_bits,
+     args.large_target_bits},
     (CachedArc*)args.large_cache, args.large_cache_slots,
   };
   lms.small = PagedLM{
-    {args.small_states, (const uint64*)args.small_labels, (const uint64*)small_arcs, args.small_codebook,
-     args.small_label_bits, args.small_target_bits, args.small_cost_bits},
+    {args.small_states, (const uint64*)args.small_labels, (const uint64*)small_arcs, args.small_label_bits,
+     args.small_target_bits},
     (CachedArc*)args.small_cache, args.small_cache_slots,
   };
   lms.is_difference = args.is_difference;
