@@ -1,6 +1,6 @@
-"""Local copies of the audio of a partition: from any URL, and from tar files of NeMo, Lhotse Shar and WebDataset.
+"""Local copies of the audio of a partition: from any URL, and from tar files of NeMo and WebDataset.
 
-Archives are read once, sequentially, with the libraries of their formats. If a part cannot be read, its utterances get
+Archives are read once, sequentially. If a part cannot be read, its utterances get
 an error each, and the others are decoded.
 """
 
@@ -19,7 +19,7 @@ from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_characters, check_row, split_row
 
-NEMO_TAR, LHOTSE_SHAR, WEBDATASET = "nemo_tar", "lhotse_shar", "webdataset"  # `archive` of a row
+NEMO_TAR, WEBDATASET = "nemo_tar", "webdataset"  # `archive` of a row
 _SHOWN = 300  # maximum number of characters of an error
 _SUB = re.compile(r"-sub\d+(\.\w+)?$")  # in NeMo's names of further parts of a member
 
@@ -98,28 +98,6 @@ def _nemo_tar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
     return [Audio(row, file) for row, file in zip(rows, files, strict=True)]
 
 
-def _lhotse_shar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Cuts of a Lhotse Shar: a manifest of cuts, and a tar file of their recordings in the same order."""
-    import soundfile
-    from lhotse.shar.readers.lazy import LazySharIterator
-
-    url = rows[0]["audio"]
-    found: dict[str, Path | str] = {}
-    fault = f"{url} has no such recording"
-    try:
-        with local_copy(rows[0]["cuts"]) as cuts, local_copy(url) as recordings:
-            for cut in LazySharIterator({"cuts": [str(cuts)], "recording": [str(recordings)]}):
-                path = folder / f"{len(found)}.wav"
-                try:
-                    soundfile.write(path, cut.load_audio().T, cut.sampling_rate, subtype="FLOAT")
-                    found[cut.id] = path
-                except Exception as error:
-                    found[cut.id] = one_line(error)
-    except Exception as error:
-        fault = f"{url}: {one_line(error)}"
-    return [Audio(row, found.get(row["member"], fault)) for row in rows]
-
-
 def _webdataset(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
     """Samples of a WebDataset tar: KEY.wav (or .flac ...), and KEY.txt or KEY.json with the fields of a manifest."""
     from webdataset.tariterators import group_by_keys, tar_file_expander
@@ -157,4 +135,4 @@ def _sample(sample: dict[str, Any], path: Path, number: int) -> Audio:
     return Audio({**split_row(more), **row}, file)
 
 
-_READERS = {NEMO_TAR: _nemo_tar, LHOTSE_SHAR: _lhotse_shar, WEBDATASET: _webdataset}
+_READERS = {NEMO_TAR: _nemo_tar, WEBDATASET: _webdataset}

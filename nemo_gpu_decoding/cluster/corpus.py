@@ -20,9 +20,8 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.audio import AudioPart, audio_seconds
-from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
-from nemo_gpu_decoding.fusion.written import KEYS
-from nemo_gpu_decoding.manifest import check_characters, check_row, find_audio, own_fields, parse_json, split_row
+from nemo_gpu_decoding.cluster.audio import NEMO_TAR, WEBDATASET, local_copy
+from nemo_gpu_decoding.manifest import check_characters, find_audio, parse_row, split_row
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
@@ -172,9 +171,9 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
         url = _absolute(name)
         for number, line in _lines(url):
             where = f"manifest={name}, line {number}"
-            row = _parsed(line, url, where)
-            row |= _location(row, url, shard, tars, where)
-            row["line"] = number
+            row = parse_row(line, where)
+            check_characters(row, where)
+            row = {**split_row(row), **_location(row, url, shard, tars, where), "line": number}
             if row.get("duration") is None:
                 row["duration"] = 0.0 if "archive" in row else _seconds(row["audio"], row["part"][0])
             yield shard, row
@@ -189,47 +188,14 @@ def _lines(url: str) -> Iterator[tuple[int, bytes]]:
         yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
-def _parsed(line: bytes, url: str, where: str) -> dict[str, Any]:
-    """A row of a NeMo manifest; a cut of Lhotse is converted to one."""
-    row = parse_json(line, where)
-    is_cut = isinstance(row, dict) and str(row.get("type", "")).endswith("Cut")
-    if is_cut:
-        row = _row_of_cut(row, url, where)
-    check_row(row, where)
-    check_characters(row, where)
-    return row if is_cut else split_row(row)
-
-
-def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]:
-    from lhotse.serialization import deserialize_item
-
-    try:
-        cut = deserialize_item(content)
-    except Exception as error:  # Lhotse raises many types
-        raise ValueError(f"{where}: Lhotse cannot read this cut: {type(error).__name__}: {error}") from error
-    row = {"audio_filepath": cut.id, "duration": cut.duration, "archive": LHOTSE_SHAR, "cuts": url}
-    texts = [each.text for each in cut.supervisions if each.text is not None]
-    custom = getattr(cut, "custom", None) or {}
-    plain = {key: value for key, value in custom.items() if isinstance(value, (str, int, float, list))}
-    return {
-        **row,
-        "text": " ".join(texts) if texts else None,
-        **{name: custom.get(name) for name in KEYS},
-        "fields": own_fields(plain),
-    }
-
-
 def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
     """The location of a row's audio: its path or URL, which may be relative to the manifest, or that of its tar."""
     name = str(row["audio_filepath"])
-    archive = row.get("archive", NEMO_TAR)
     if tars:
         index = row.get("shard_id", shard)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tars):
             raise ValueError(f"{where}: shard_id is {index!r}, expected 0 .. {len(tars) - 1}, a file of tarred_audio")
-        return {"audio": tars[index], "archive": archive, "member": name}
-    if archive == LHOTSE_SHAR:
-        return {"audio": _recordings(url), "member": name}
+        return {"audio": tars[index], "archive": NEMO_TAR, "member": name}
     is_absolute = "://" in name or name.startswith("/") or Path(name).is_absolute()
     return {"audio": name if is_absolute else f"{url.rsplit('/', 1)[0]}/{name}"}
 
@@ -237,18 +203,6 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
 def _absolute(url: str) -> str:
     """The absolute path, for workers in other folders; a URL is unchanged."""
     return url if "://" in url else str(Path(url).absolute())
-
-
-def _recordings(cuts: str) -> str:
-    """The tar file of a Shar's manifest of cuts: recording.000000.tar for cuts.000000.jsonl.gz."""
-    folder, slash, name = cuts.rpartition("/")
-    found = re.fullmatch(r"cuts(.*)\.jsonl(\.\w+)?", name)
-    if found is None:
-        raise ValueError(
-            f"manifest={cuts} holds cuts of Lhotse, but its name is not cuts.NUMBER.jsonl.gz; give the tar files of "
-            "their recordings as tarred_audio"
-        )
-    return f"{folder}{slash}recording{found[1]}.tar"
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:

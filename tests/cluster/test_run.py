@@ -310,59 +310,6 @@ def test_errors_and_slow_batches_name_the_part(tmp_path):
     assert [label for _, label in totals.slowest] == labels[:1]
 
 
-@pytest.mark.parametrize("prefix", ["", "memory://shar/"])
-def test_lhotse_shar(prefix, tmp_path, corpus):
-    lhotse = pytest.importorskip("lhotse")
-    corpus(6)
-    cuts = []
-    for n in range(6):
-        recording = lhotse.Recording.from_file(tmp_path / "audio" / f"corpus_{n:03d}.wav")
-        cut = recording.to_cut().with_id(f"sp0.9-{n}")
-        cut.supervisions = [lhotse.SupervisionSegment(f"{n}", recording.id, 0, cut.duration, text=f"text {n}")]
-        cut.custom = {"phrases": ["Gdansk"]} if n == 3 else {}
-        cuts.append(cut)
-    cuts[1] = cuts[1].truncate(offset=0.5, duration=1).with_id("sp0.9-1")
-    shar = tmp_path / "shar"
-    shar.mkdir()
-    lhotse.CutSet.from_cuts(cuts).to_shar(shar, fields={"recording": "flac"}, shard_size=4)
-    manifest, out = f"{shar}/cuts.*.jsonl.gz", "out"
-    fs = fsspec.filesystem("memory")
-    try:
-        if prefix:
-            fs.put(f"{shar}/", "/shar/", recursive=True)
-            manifest, out = f"{prefix}cuts.*.jsonl.gz", f"{prefix}out"
-        run = Run(tmp_path, manifest, out=out, partition_seconds=1)
-        totals = run.go()
-        assert [(each.rows, each.errors, each.audio) for each in totals] == [(4, 0, 6.0), (2, 0, 5.0)]
-        assert [row["audio_filepath"] for row in run.rows()] == [f"sp0.9-{n}" for n in range(6)]
-        assert [row["text"] for row in run.rows()] == [f"text {n}" for n in range(6)]
-        assert run.rows()[3]["pred_text"] == "3 Gdansk"
-        assert [partition.seconds for partition in run.plan.partitions] == [6, 5]
-    finally:
-        if fs.exists("/shar"):
-            fs.rm("/shar", recursive=True)
-
-
-def test_a_damaged_shar_costs_what_comes_after_the_damage(tmp_path, corpus):
-    lhotse = pytest.importorskip("lhotse")
-    corpus(6)
-    files = sorted((tmp_path / "audio").iterdir())
-    cuts = lhotse.CutSet.from_cuts(lhotse.Recording.from_file(file).to_cut().with_id(file.stem) for file in files)
-    (tmp_path / "shar").mkdir()
-    cuts.to_shar(tmp_path / "shar", fields={"recording": "wav"}, shard_size=6)
-    tar = tmp_path / "shar" / "recording.000000.tar"
-    tar.write_bytes(tar.read_bytes()[:30000])
-    run = Run(tmp_path, f"{tmp_path}/shar/cuts.000000.jsonl.gz")
-    (totals,) = run.go()
-    assert 1 <= totals.errors <= 5
-    assert [row["audio_filepath"] for row in run.rows()] == expected(("corpus", 6))
-    assert all(str(tar) in row["error"] for row in run.rows() if "error" in row)
-    other = tmp_path / "shar" / "train.jsonl.gz"
-    (tmp_path / "shar" / "cuts.000000.jsonl.gz").rename(other)
-    with pytest.raises(ValueError, match=r"its name is not cuts.NUMBER.jsonl.gz; give the tar files .* tarred_audio"):
-        Run(tmp_path, str(other), out="other")
-
-
 def test_webdataset_needs_no_manifest(tmp_path, corpus):
     corpus(6)
     for n in range(6):
