@@ -142,7 +142,7 @@ def lacking(monkeypatch):
     ("missing", "wanted", "message"),
     [
         (["soundfile"], ["nemo"], "soundfile is not installed: pip install 'nemo-gpu-decoding[nemo]'"),
-        (["nemo", "soundfile", "webdataset"], ["nemo"], "nemo is not installed: pip install 'nemo-gpu-decoding[nemo]'"),
+        (["nemo", "soundfile", "hydra"], ["nemo"], "nemo is not installed: pip install 'nemo-gpu-decoding[nemo]'"),
         (["soxr"], ["nemo", "serve"], "soxr is not installed: pip install 'nemo-gpu-decoding[serve]'"),
         (
             ["nemo", "matplotlib"],

@@ -138,8 +138,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     # file share one, with times in the file. The option implies timestamps.
     subtitles: list[str] | None = None
     # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. The field
-    # shard_id of a row gives the number of its tar; without it the k-th manifest belongs to the k-th tar. Without
-    # manifest: tars of a WebDataset with KEY.wav (or .flac ...) and KEY.txt or KEY.json (the fields of a manifest).
+    # shard_id of a row gives the number of its tar; without it the k-th manifest belongs to the k-th tar.
     tarred_audio: Any = None
 
     def __post_init__(self) -> None:

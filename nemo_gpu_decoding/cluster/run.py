@@ -97,7 +97,7 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
 class Progress:
     """A progress bar: hours of audio, speed relative to real time, errors, remaining time.
 
-    The hours of a WebDataset are unknown; there the bar counts partitions.
+    If the hours of a partition are unknown, the bar counts partitions.
     """
 
     def __init__(self, plan: Plan, done: Sequence[Totals]) -> None:
