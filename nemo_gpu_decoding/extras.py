@@ -10,7 +10,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "nemo": ("nemo", "soundfile", "hydra", "fsspec", "sentencepiece", "transformers"),
     "wfst": ("kaldifst", "sentencepiece"),
     "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "soxr", "python_multipart"),
-    "cluster": ("ray", "pyarrow"),
+    "cluster": ("ray",),
     "plot": ("matplotlib",),
     "hf": ("huggingface_hub", "transformers"),
     "onnx": ("onnxruntime", "onnx"),

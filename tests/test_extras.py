@@ -155,7 +155,7 @@ def lacking(monkeypatch):
             ["sentencepiece"],
             "sentencepiece is not installed: pip install 'nemo-gpu-decoding[wfst]'",
         ),
-        (["pyarrow"], ["pyarrow"], "pyarrow is not installed: pip install 'nemo-gpu-decoding[cluster]'"),
+        (["ray"], ["cluster"], "ray is not installed: pip install 'nemo-gpu-decoding[cluster]'"),
     ],
 )
 def test_the_message_names_what_is_missing_and_the_extra(missing, wanted, message, lacking):

@@ -20,9 +20,8 @@ from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector, part_of
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, row_of
+from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.container import written_whole
-from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
@@ -107,8 +106,6 @@ class TranscribeOptions(decoding.DecodingOptions):
     ray: str | None = None
     # GPUs per worker; with 0.5 two workers share one. null: one if the cluster has GPUs.
     gpus_per_worker: float | None = None
-    # Format of the files in the folder `out`: jsonl or parquet. null: parquet if the folder's name ends with .parquet.
-    out_format: str | None = None
     # Seconds of audio per partition, > 0. If a worker dies, its partition is decoded again.
     partition_seconds: float = 600.0
     # For partitions, in place of batch_size: seconds of audio per batch, padding included, > 0.
@@ -152,8 +149,6 @@ class TranscribeOptions(decoding.DecodingOptions):
                 check_number(name, getattr(self, name), above_zero=above_zero)
         if self.max_errors is not None and self.max_errors < 0:
             raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
-        if self.out_format is not None:
-            check_choice("out_format", self.out_format, FORMATS)
         self.cutting  # noqa: B018  checks its values
         for each in self.subtitles or ():
             check_choice("subtitles", each, subtitles.FORMATS)
@@ -186,11 +181,6 @@ class TranscribeOptions(decoding.DecodingOptions):
         """Whether `out` is a folder."""
         return self.out is not None and (self.out.endswith("/") or Path(self.out).expanduser().is_dir())
 
-    @property
-    def format_of_parts(self) -> str:
-        """The format of the files in the folder `out`."""
-        return self.out_format or ("parquet" if str(self.out).rstrip("/").endswith(".parquet") else "jsonl")
-
 
 def fewest_and_most(name: str, value: Any) -> tuple[int, int]:
     """The numbers of processes that an option allows, N or [FEWEST,MOST]; a ValueError for anything else."""
@@ -202,7 +192,7 @@ def fewest_and_most(name: str, value: Any) -> tuple[int, int]:
 
 
 PARTITION_OPTIONS = (
-    *("workers", "decoders", "ray", "gpus_per_worker", "out_format"),
+    *("workers", "decoders", "ray", "gpus_per_worker"),
     *("partition_seconds", "batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
 )
 OPTIONS = TranscribeOptions
@@ -275,8 +265,6 @@ def run_partitions(options: TranscribeOptions) -> int:
     out = str(options.out).rstrip("/")
     if "://" not in out:
         out = str(Path(out).expanduser().absolute())
-    if options.format_of_parts == "parquet":
-        require("pyarrow")
     decoding.check_weights(build_decoding(options), options, has_own_phrases=options.manifest is not None)
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
@@ -286,7 +274,6 @@ def run_partitions(options: TranscribeOptions) -> int:
         tuple(plan.shards),
         batch_size=options.batch_size,
         batch_seconds=options.batch_seconds,
-        out_format=options.format_of_parts,
         cutting=options.cutting,
         load_decoder=partial(load, replace(options, device="cpu")),
     )
@@ -295,7 +282,7 @@ def run_partitions(options: TranscribeOptions) -> int:
         job, plan, workers_of(options), max_errors=options.max_errors, retry_errors=options.retry_errors
     )
     print(summary(found, plan.shards))
-    count, files = sum(each.rows for each in found), f"{out}/part-*.{job.out_format}"
+    count, files = sum(each.rows for each in found), f"{out}/part-*.jsonl"
     print(f"{count} utterances in {files}; {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return 0
 
@@ -309,7 +296,7 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
         if given[name] is not None:
             given[name] = content_of(str(given[name]))
     given["lms"] = {name: content_of(str(file)) for name, file in options.lms.items()}
-    return {**given, "out_format": options.format_of_parts, "version": __version__}
+    return {**given, "version": __version__}
 
 
 def workers_of(options: TranscribeOptions) -> Workers:

@@ -16,7 +16,7 @@ from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder
-from nemo_gpu_decoding.cluster.transcripts import Totals, file_of, row_of
+from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.fusion.written import KEYS
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
@@ -47,7 +47,6 @@ class Job:
         shards: names of the manifests.
         batch_size: utterances per batch of the encoder.
         batch_seconds: seconds of audio per batch, padding included, in place of `batch_size`; None: no limit.
-        out_format: format of the files of transcripts, "jsonl" or "parquet".
         cutting: where long recordings are cut.
         load_decoder: loads the model of workers that only decode; None: `load`.
     """
@@ -57,7 +56,6 @@ class Job:
     shards: tuple[str, ...]
     batch_size: int = 8
     batch_seconds: float | None = None
-    out_format: str = "jsonl"
     cutting: Cutting = field(default_factory=Cutting)
     load_decoder: Callable[[], Loaded] | None = None
 
@@ -149,10 +147,9 @@ class Transcriber:
         for item, transcript in whole(pair for batch in batches for pair in self._timed(batch, totals)):
             row = row_of(item.utterance, transcript, totals)
             written[item.position] = {**row, "manifest": shard, "line": item.row["line"]}
-        rows = [written[position] for position in sorted(written)]
+        rows = "".join(json.dumps(written[n], ensure_ascii=False) + "\n" for n in sorted(written))
         totals.work = round(time.perf_counter() - started, 3)
-        name = self.folder.partition_file(partition, self.job.out_format)
-        self.folder.write(name, file_of(rows, self.job.out_format))
+        self.folder.write(self.folder.partition_file(partition), rows.encode())
         self.folder.write_json(self.folder.marker_file(partition), vars(totals))
         return totals
 

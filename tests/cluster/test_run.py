@@ -53,23 +53,13 @@ class Run:
     """A folder, and what it takes to go on with it."""
 
     def __init__(
-        self,
-        tmp_path,
-        manifest,
-        *,
-        audio=None,
-        tars=None,
-        partition_seconds=10,
-        load=None,
-        out="out",
-        out_format="jsonl",
-        **options,
+        self, tmp_path, manifest, *, audio=None, tars=None, partition_seconds=10, load=None, out="out", **options
     ):
         self.out = out if "://" in out else str(tmp_path / out)
         (tmp_path / "pids").mkdir(exist_ok=True)
         self.plan = open_run(Folder(self.out), find_corpus(audio, manifest, tars), partition_seconds, options)
         load = load or functools.partial(fake.load, str(tmp_path / "pids"))
-        self.job = Job(self.out, load, tuple(self.plan.shards), batch_size=4, out_format=out_format)
+        self.job = Job(self.out, load, tuple(self.plan.shards), batch_size=4)
 
     def go(self, workers=Workers(), **options):  # noqa: B008  (a NamedTuple)
         return transcribe_corpus(self.job, self.plan, workers, **options)
@@ -170,17 +160,15 @@ def test_bad_audio_costs_its_own_row(tmp_path, corpus):
     assert sum(each.errors for each in run.go(retry_errors=True)) == 4
 
 
-@pytest.mark.parametrize("out_format", ["jsonl", "parquet"])
-def test_a_file_name_that_is_not_utf_8_costs_its_own_row(out_format, tmp_path, corpus):
+def test_a_file_name_that_is_not_utf_8_costs_its_own_row(tmp_path, corpus):
     corpus(3)
     name = os.fsdecode(b"corpus_\xe9.wav")
     (tmp_path / "audio" / "corpus_001.wav").rename(tmp_path / "audio" / name)
-    run = Run(tmp_path, None, audio=str(tmp_path / "audio"), out_format=out_format)
+    run = Run(tmp_path, None, audio=str(tmp_path / "audio"))
     assert [(each.rows, each.errors) for each in run.go()] == [(3, 1)]
-    if out_format == "jsonl":
-        (row,) = (row for row in run.rows() if "error" in row)
-        assert row["audio_filepath"] == f"{tmp_path}/audio/corpus_\\xe9.wav"
-        assert "is not UTF-8; rename the file" in row["error"]
+    (row,) = (row for row in run.rows() if "error" in row)
+    assert row["audio_filepath"] == f"{tmp_path}/audio/corpus_\\xe9.wav"
+    assert "is not UTF-8; rename the file" in row["error"]
 
 
 @pytest.mark.parametrize("audio", ["audio", "audio/*.wav", ["audio/c*_00[0-3].wav", "audio/c*_00[4-7].wav"]])
@@ -326,25 +314,6 @@ def test_a_damaged_tar_costs_only_the_members_after_the_damage(tmp_path, corpus)
     assert all(str(tar) in row["error"] for row in rows[-totals.errors :])
     with pytest.raises(ValueError, match=r"audio\.tar needs the manifest of the tar files, manifest is null"):
         Run(tmp_path, None, audio=str(tmp_path / "audio"), tars=str(tar), out="other")
-
-
-def test_parquet(tmp_path, corpus):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    manifest = corpus(8)
-    (tmp_path / "audio" / "corpus_001.wav").unlink()
-    lines = Run(tmp_path, manifest, partition_seconds=3)
-    lines.go()
-    run = Run(tmp_path, manifest, partition_seconds=3, out="table", out_format="parquet")
-    run.go()
-    parts = sorted((tmp_path / "table").glob("part-*.parquet"))
-    assert len(parts) == len(lines.plan.partitions) == len(list((tmp_path / "table").glob("part-*.done")))
-    assert len({str(parquet.read_schema(part)) for part in parts}) == 1
-    rows = [row for part in parts for row in parquet.read_table(part).to_pylist()]
-    assert [{name: value for name, value in row.items() if value is not None} for row in rows] == lines.rows()
-    before = [part.stat().st_mtime_ns for part in parts]
-    (tmp_path / "table" / "part-00001.done").unlink()
-    Run(tmp_path, manifest, partition_seconds=3, out="table", out_format="parquet").go()
-    assert [part.stat().st_mtime_ns == when for part, when in zip(parts, before, strict=True)].count(False) == 1
 
 
 @pytest.mark.parametrize(
