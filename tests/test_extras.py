@@ -192,7 +192,6 @@ PRESETS = shlex.quote(str(ROOT / "assets" / "self"))
         (f"transcribe model=m audio=a.wav preset={PRESETS}/demo.yaml", ["nemo"]),
         ("transcribe model=m audio=a.wav out=o/ workers=2", ["nemo", "cluster"]),
         ("transcribe model=m audio=a.wav out=o/ ray=auto", ["nemo", "cluster"]),
-        ("transcribe model=m audio=a.wav out=o/ decoders=1", ["nemo", "cluster"]),
         ("transcribe model=m audio=a.wav out=o/", ["nemo"]),
         ("tune model=m manifest=dev.json", ["nemo"]),
         ("tune model=m manifest=dev.json plot=a.png", ["nemo", "plot"]),

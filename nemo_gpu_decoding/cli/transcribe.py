@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -52,7 +52,7 @@ FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "gr
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {
     *("audio", "manifest", "tarred_audio", "out", "partition_seconds"),
-    *("device", "verbose", "workers", "decoders", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
+    *("device", "verbose", "workers", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
 }
 
 
@@ -98,9 +98,6 @@ class TranscribeOptions(decoding.DecodingOptions):
     # Processes that decode partitions into the folder `out`; each loads the model. [2,64]: Ray chooses the number.
     # More than one process needs Ray: pip install 'nemo-gpu-decoding[cluster]'.
     workers: Any = 1
-    # Processes that run the search on CPU cores, while the workers run the encoder on GPUs. [8,64]: Ray chooses the
-    # number. null: workers do both.
-    decoders: Any = None
     # Where the workers run: local (this machine), auto (the Ray cluster of this machine), or an address, such as
     # ray://head:10001. null: local if there are several workers. A single worker runs in this process without Ray.
     ray: str | None = None
@@ -152,9 +149,7 @@ class TranscribeOptions(decoding.DecodingOptions):
         self.cutting  # noqa: B018  checks its values
         for each in self.subtitles or ():
             check_choice("subtitles", each, subtitles.FORMATS)
-        fewest_and_most("workers", self.workers)
-        if self.decoders is not None:
-            fewest_and_most("decoders", self.decoders)
+        fewest_and_most(self.workers)
         self._check_partitioned()
 
     def _check_partitioned(self) -> None:
@@ -182,18 +177,18 @@ class TranscribeOptions(decoding.DecodingOptions):
         return self.out is not None and (self.out.endswith("/") or Path(self.out).expanduser().is_dir())
 
 
-def fewest_and_most(name: str, value: Any) -> tuple[int, int]:
-    """The numbers of processes that an option allows, N or [FEWEST,MOST]; a ValueError for anything else."""
-    ends = value if isinstance(value, list) else [value] * 2
+def fewest_and_most(workers: Any) -> tuple[int, int]:
+    """The numbers of processes that `workers` allows, N or [FEWEST,MOST]; a ValueError for anything else."""
+    ends = workers if isinstance(workers, list) else [workers] * 2
     whole = all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
     if len(ends) != 2 or not whole or not 1 <= ends[0] <= ends[1]:
-        raise ValueError(f"{name} is {value!r}, expected an integer >= 1, or [FEWEST,MOST]")
+        raise ValueError(f"workers is {workers!r}, expected an integer >= 1, or [FEWEST,MOST]")
     return ends[0], ends[1]
 
 
 PARTITION_OPTIONS = (
-    *("workers", "decoders", "ray", "gpus_per_worker"),
-    *("partition_seconds", "batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
+    *("workers", "ray", "gpus_per_worker", "partition_seconds"),
+    *( "batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
 )
 OPTIONS = TranscribeOptions
 
@@ -275,7 +270,6 @@ def run_partitions(options: TranscribeOptions) -> int:
         batch_size=options.batch_size,
         batch_seconds=options.batch_seconds,
         cutting=options.cutting,
-        load_decoder=partial(load, replace(options, device="cpu")),
     )
     started = time.perf_counter()
     found = transcribe_corpus(
@@ -303,10 +297,9 @@ def workers_of(options: TranscribeOptions) -> Workers:
     """The number and place of the workers."""
     from nemo_gpu_decoding.cluster.run import Workers
 
-    least, most = fewest_and_most("workers", options.workers)
-    decoders = None if options.decoders is None else fewest_and_most("decoders", options.decoders)
-    address = options.ray or ("local" if most > 1 or decoders is not None else None)
-    return Workers(address, least, most, options.gpus_per_worker, options.verbose, decoders)
+    least, most = fewest_and_most(options.workers)
+    address = options.ray or ("local" if most > 1 else None)
+    return Workers(address, least, most, options.gpus_per_worker, options.verbose)
 
 
 def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:

@@ -428,8 +428,6 @@ def test_locks_and_grammars_of_a_manifest_are_those_of_its_utterances(model, out
         (["manifest=[a.json,b.json]"], "needs a folder as out"),
         (["tarred_audio=a.tar", "audio=x.wav", "out=x/"], "tarred_audio=a.tar needs the manifest of the tar files"),
         (["tarred_audio=a.tar", "manifest=a.json", "out=x/"], "tarred_audio=a.tar is no file here"),
-        (["decoders=2"], "decoders=2 is for partitions, out is None"),
-        (["decoders=[0,2]", "out=x/"], "decoders is [0, 2], expected an integer >= 1, or [FEWEST,MOST]"),
         (["manifest=a.json", "audio=x.wav", "out=x/"], "give either audio"),
     ],
 )
