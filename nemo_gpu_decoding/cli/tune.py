@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,7 +60,7 @@ class TuneOptions(decoding.ModelOptions):
     # RNN-T and TDT 0 and 1.
     beam_beta: list[float] | None = None
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score the LM lowers the scores of tokens
-    # only, so that a large weight deletes words; a table shows this effect.
+    # only, so that a large weight deletes words.
     blank_lm_score_mode: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
     # For RNN-T and TDT with an LM or phrases: whether labels are pruned after fusion (late) or before it (early),
     # such as [late,early]. null: as in the preset.
@@ -200,8 +199,6 @@ def run(options: TuneOptions) -> int:
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
     trials = search_points(options, strategy, searches, dev, phrases)
     print(report(dev, trials, phrases, options.show))
-    if head.name == "rnnt" and options.lm:
-        print(f"\n{lm_weight_table(trials)}\n")
     best = trials[0].point
     print(f"best: {best}")
     print(f"tried: {tried_values([trial.point for trial in trials])}")
@@ -326,22 +323,6 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
     hidden = len(trials) - show
     note = [f"({hidden} more combinations; show={len(trials)} lists them all)"] if hidden > 0 else []
     return "\n".join([format_table(header, rows), *note])
-
-
-def lm_weight_table(trials: Sequence[Trial]) -> str:
-    """A table of deletions over LM weights, for each way of scoring blanks.
-
-    The other options are those of the best trial for which all LM weights were tried. Deletions that grow with the
-    weight are caused by the LM.
-    """
-    others = [trial.point._replace(lm_weight=None, blank_lm_score_mode=None) for trial in trials]
-    counts = Counter(others)
-    shown = max(others, key=counts.__getitem__)  # the first one, hence the best, that all LM weights were tried with
-    alike = [trial for trial, other in zip(trials, others, strict=True) if other == shown]
-    alike.sort(key=lambda trial: (trial.point.blank_lm_score_mode or "", trial.point.lm_weight or 0.0))
-    header = ["blank_lm_score_mode", "lm_weight", "WER %", "sub", "del", "ins"]
-    rows = [[t.point.blank_lm_score_mode, t.point.lm_weight, *score_cells(Score(t.score.errors, None))] for t in alike]
-    return format_table(header, rows)
 
 
 def score_cells(score: Score) -> list[Any]:
