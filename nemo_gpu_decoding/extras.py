@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 # extra -> its modules that are imported, the best-known one first
 MODULES: dict[str, tuple[str, ...]] = {
-    "nemo": ("nemo", "soundfile", "hydra", "fsspec", "sentencepiece", "transformers"),
+    "nemo": ("nemo", "soundfile", "hydra", "fsspec", "sentencepiece"),
     "wfst": ("kaldifst", "sentencepiece"),
     "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "soxr", "python_multipart"),
     "cluster": ("ray",),

@@ -83,8 +83,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     out: str | None = None
     # Hypotheses per utterance in `out`, >= 1; for beam searches at most beam_size.
     n_best: int = 1
-    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM (a file of pack-lm, or ARPA), or the
-    # name or folder of a causal LM of Hugging Face.
+    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weight of the second-pass LM, >= 0.
     rescore_weight: float = 0.5
@@ -188,7 +187,7 @@ def fewest_and_most(workers: Any) -> tuple[int, int]:
 
 PARTITION_OPTIONS = (
     *("workers", "ray", "gpus_per_worker", "partition_seconds"),
-    *( "batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
+    *("batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
 )
 OPTIONS = TranscribeOptions
 

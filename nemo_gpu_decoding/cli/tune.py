@@ -98,8 +98,7 @@ class TuneOptions(decoding.ModelOptions):
     # Hypotheses per utterance, >= 1 and at most beam_size. With more than 1 a column shows the oracle WER, the lowest
     # WER of the hypotheses (of the whole lattice with wfst.decoding_mode lattice in the preset).
     n_best: int = 1
-    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM (a file of pack-lm, or ARPA), or the
-    # name or folder of a causal LM of Hugging Face.
+    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weights of the second-pass LM to try, >= 0.
     rescore_weight: list[float] = field(default_factory=lambda: [0.2, 0.5, 1.0])
