@@ -36,7 +36,6 @@ RUNS = {
     "no Ray, 1 process": Workers(),
     "Ray, 1 worker": Workers("local", 1, 1, gpus=0),
     "Ray, 2 workers": Workers("local", 2, 2, gpus=0),
-    "Ray, 1 encoder and 1 decoder": Workers("local", 1, 1, gpus=0, decoders=(1, 1)),
 }
 SAMPLES = 800  # of each file, 50 ms: short, so that reading takes little time
 WARM_UP = 0.2  # share of the partitions that finish first and are not counted, because workers start one by one
@@ -129,7 +128,6 @@ def timed(options: BenchOptions, out: Path, plan: Plan, workers: Workers) -> Tim
     markers = finished(out)
     first = int(WARM_UP * len(markers))
     counted = [totals[int(name[len("part-") : -len(".done")])] for _, name in markers[first + 1 :]]
-    processes = workers.most + (workers.decoders or (0, 0))[1]
-    taken = processes * (markers[-1][0] - markers[first][0])
+    taken = workers.most * (markers[-1][0] - markers[first][0])
     rows = sum(each.rows for each in counted)
     return Timing(markers[0][0] - begun, taken / rows, sum(each.work for each in counted) / rows)

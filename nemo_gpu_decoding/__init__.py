@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.presets import load_preset, preset_names
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-    from nemo_gpu_decoding.search.rescoring import CausalLM, rescored
+    from nemo_gpu_decoding.search.rescoring import rescored
     from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
     from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
     from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
@@ -68,7 +68,7 @@ _NAMES = {  # module -> its public names
     "presets": "load_preset preset_names",
     "search.flexctc_beam.config": "FlexCTCConfig",
     "search.flexctc_beam.decoder": "FlexCTCBeam",
-    "search.rescoring": "CausalLM rescored",
+    "search.rescoring": "rescored",
     "search.result": "NBest Path ScoreParts",
     "search.transducer.aes": "AESPlusPlus",
     "search.transducer.alsd": "ALSDPlusPlus",

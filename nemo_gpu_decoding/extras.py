@@ -7,10 +7,10 @@ from importlib.util import find_spec
 
 # extra -> its modules that are imported, the best-known one first
 MODULES: dict[str, tuple[str, ...]] = {
-    "nemo": ("nemo", "soundfile", "hydra", "lhotse", "webdataset", "fsspec", "sentencepiece", "transformers"),
+    "nemo": ("nemo", "soundfile", "hydra", "fsspec", "sentencepiece"),
     "wfst": ("kaldifst", "sentencepiece"),
     "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "soxr", "python_multipart"),
-    "cluster": ("ray", "pyarrow"),
+    "cluster": ("ray",),
     "plot": ("matplotlib",),
     "hf": ("huggingface_hub", "transformers"),
     "onnx": ("onnxruntime", "onnx"),

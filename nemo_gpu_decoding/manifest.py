@@ -127,21 +127,10 @@ def read_manifest(manifest: Path) -> list[Utterance]:
 
 def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
     """One line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
-    row = parse_json(line, where)
-    check_row(row, where)
-    return row
-
-
-def parse_json(line: str | bytes, where: str) -> Any:
-    """Parse a line of JSON; an invalid line raises a ValueError that begins with `where`."""
     try:
-        return json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for numbers with too many digits and text that is not UTF-8
         raise ValueError(f"{where}: not JSON: {error}") from error
-
-
-def check_row(row: Any, where: str) -> None:
-    """Raise a ValueError, which begins with `where`, unless this is a row of a NeMo manifest."""
     if not isinstance(row, dict) or not isinstance(row.get("audio_filepath"), str):
         raise ValueError(f"{where}: has no audio_filepath")
     if not isinstance(row.get("text"), (str, type(None))):
@@ -153,6 +142,7 @@ def check_row(row: Any, where: str) -> None:
         written_request(row)
     except FieldError as error:
         raise ValueError(f"{where}: {error}") from None
+    return row
 
 
 def part_in(row: Mapping[str, Any]) -> tuple[float, float | None]:

@@ -61,7 +61,7 @@ PAGES = [read_page(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs"
 MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
 # what a page may import though an environment for tests lacks it
 OPTIONAL_PEERS = ("torchaudio", "flashlight", "pyctcdecode", "kenlm")
-DOWNLOADS = "# needs a download\n"  # first line of a block that is compiled here, not run
+DOWNLOADS = "# needs a download\n"  # first line of a block or cell that is compiled here, not run
 DEMO = {
     (row["model"], row["decoder"]): row
     for row in json.loads((ROOT / "docs" / "results" / "demo.json").read_text(encoding="utf-8"))
@@ -600,6 +600,10 @@ def test_tutorial_runs(path, request):
     pytest.importorskip("nemo.collections.asr")
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.source.startswith(DOWNLOADS):
+            compile(cell.source, path.name, "exec")
+            cell.source = ""
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # nothing of the one before
     nbclient.NotebookClient(notebook, km=request.getfixturevalue("kernel"), timeout=600).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

@@ -21,9 +21,9 @@ import torch
 from benchmarks.options import BenchOptions
 from benchmarks.ours import LARGE, word_graph
 from benchmarks.peers.base import Hypothesis, Output, Peer, Ready, Setting
+from benchmarks.peers.tlg import composed_graph
 from benchmarks.tasks import Task
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.tlg import composed_graph
 
 # Note of a row if Riva's decoder is not available: the figure of its authors' abstract.
 PUBLISHED = (

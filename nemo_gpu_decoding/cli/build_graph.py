@@ -33,7 +33,6 @@ EXAMPLES = (
     "lm=word.arpa.gz tokenizer=tokenizer.model out=word.graph segmentations=4 oov=oov.txt",
     "lm=word.arpa tokenizer=vocab.txt lexicon=lexicon.txt out=word.graph",
     "lm=word.arpa model=model.nemo out=open.graph open_vocabulary=true json=true",
-    "lm=word.arpa model=model.nemo out=TLG.fst topology=compact",
 )
 
 
@@ -44,11 +43,8 @@ class BuildGraphOptions:
     # Word n-gram LM: ARPA, plain or gzipped. `build-lm` or KenLM's lmplz estimates one from text.
     lm: str = MISSING
     # Output file: the graph L o G. It does not contain the CTC topology; the search applies compact, normal or
-    # minimal. A name that ends in .fst: T o L o G for other decoders, an OpenFst file with symbols of tokens and
-    # words. Input label n is column n - 1 of the log-probs; the blank is the last column.
+    # minimal.
     out: str = MISSING
-    # With out=*.fst: the CTC topology T, compact (default), normal or minimal.
-    topology: str | None = None
     # The model whose tokens spell the words: a .nemo file, or the name of a pretrained model that NeMo can fetch.
     model: str | None = None
     # The language of the LM, for models with one tokenizer per language.
@@ -81,10 +77,6 @@ class BuildGraphOptions:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.tokenizer is None):
             raise ValueError("give either model=... or tokenizer=FILE: their tokens spell the words")
-        if self.topology is not None and not self.is_tlg:
-            raise ValueError(f"topology is {self.topology!r}, which needs out=*.fst: the search applies a topology")
-        if self.topology not in (None, "compact", "normal", "minimal"):
-            raise ValueError(f"topology is {self.topology!r}, expected compact, normal or minimal")
         if self.source_lang is not None and self.model is None:
             raise ValueError(f"source_lang is {self.source_lang!r}, which needs model=...")
         if self.segmentations < 1:
@@ -99,11 +91,6 @@ class BuildGraphOptions:
             check_number(name, getattr(self, name))
         if not self.open_vocabulary and costs != (WORD_COST, PIECE_COST):
             raise ValueError("unknown_word_cost and unknown_piece_cost need open_vocabulary=true")
-
-    @property
-    def is_tlg(self) -> bool:
-        """Whether the output is T o L o G, an OpenFst file."""
-        return str(self.out).endswith(".fst")
 
 
 OPTIONS = BuildGraphOptions
@@ -120,6 +107,7 @@ def run(options: BuildGraphOptions) -> int:
     from nemo_gpu_decoding.fusion.phrases import read_phrases, spelled_phrases
     from nemo_gpu_decoding.graph.build import listed_words, spell_words
     from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, beginning_tokens
+    from nemo_gpu_decoding.graph.store import save_graph
     from nemo_gpu_decoding.graph.word_boosting import words_of
 
     began = time.perf_counter()
@@ -138,12 +126,12 @@ def run(options: BuildGraphOptions) -> int:
         lexicon = replace(lexicon, beginning_tokens=beginning_tokens(vocabulary))
     costs = OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
     graph = build(lm, lexicon, added, costs.of(vocabulary) if options.open_vocabulary else None)
-    facts = save(graph, options, vocabulary.pieces, out)
+    save_graph(graph, out)
     if oov:
         left_out = (word for word in listed if word not in graph.word_ids)
         write_text(oov, "".join(f"{word}\n" for word in left_out))
     seconds = round(time.perf_counter() - began, 1)
-    facts |= {"bytes": out.stat().st_size, "seconds": seconds}
+    facts = {**graph.report, "bytes": out.stat().st_size, "seconds": seconds}
     print(json.dumps(facts, ensure_ascii=False, indent=2) if options.json else report(facts))
     print(f"written to {out}; use it with  transcribe strategy=cuda_wfst lm={out}", file=sys.stderr)
     return 0
@@ -206,21 +194,6 @@ def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabula
         return build_graph(lm, lexicon, open_vocabulary=unknown, added_words=added, cache=False, progress=progress)
 
 
-def save(graph: WordGraph, options: BuildGraphOptions, pieces: Sequence[str], out: Path) -> dict[str, Any]:
-    """Write the graph, or T o L o G; returns the report of what was written."""
-    from nemo_gpu_decoding.graph.store import save_graph
-    from nemo_gpu_decoding.graph.tlg import save_tlg
-    from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY
-
-    if not options.is_tlg:
-        save_graph(graph, out)
-        return {**graph.report, "topology": None}
-    topology = options.topology or DEFAULT_TOPOLOGY
-    fst = save_tlg(graph, topology, pieces, out)
-    sizes = {"states": fst.num_states, "arcs": fst.num_arcs, "epsilon arcs": int((fst.arcs["input"] == 0).sum())}
-    return {**graph.report, **sizes, "topology": topology}
-
-
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
     """A progress bar over the steps of building. Yields a function that the caller calls when a step begins."""
@@ -244,7 +217,6 @@ def report(facts: Mapping[str, Any]) -> str:
     oov = facts["LM words without spelling"]
     orders = " + ".join(map(str, facts["n-grams by order"]))
     examples = ", ".join(facts["examples of them"][:5])
-    topology, search_applies = facts["topology"], "the CTC topology is not composed: the search runs it"
     rows = [
         ("n-grams", f"{facts['n-grams']} = {orders}", ""),
         ("words", facts["words"], "and any others" * facts["open vocabulary"]),
@@ -254,7 +226,7 @@ def report(facts: Mapping[str, Any]) -> str:
         ("n-grams that end in one", facts["n-grams that end in such a word"], facts["why"]),
         ("contexts", facts["LM contexts"], f"{facts['LM contexts kept']} of them needed"),
         ("states", facts["states"], ""),
-        ("arcs", facts["arcs"], f"the CTC topology {topology} is composed" if topology else search_applies),
+        ("arcs", facts["arcs"], "the CTC topology is not composed: the search runs it"),
         ("epsilon arcs", facts["epsilon arcs"], ""),
         ("size in MB", f"{facts['bytes'] / 1e6:.1f}", ""),
         ("seconds", facts["seconds"], ""),

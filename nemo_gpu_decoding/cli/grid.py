@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.model import Head
     from nemo_gpu_decoding.search.decoder import Decoder
 
-# options that are weights: values between two tried values are possible
+# options that are weights
 WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight", "beam_beta", "rescore_weight")
 TREE = ("segmentations", "refund", "overlapping", "ac_threshold")  # options of the boosting tree
 
@@ -69,43 +69,8 @@ def tried_values(points: Sequence[Point]) -> str:
     >>> tried_values([Point(beam_size=8, lm_weight=0.5), Point(beam_size=32, lm_weight=0.5)])
     'beam_size=8,32 lm_weight=0.5'
     """
-    values = {name: sorted({getattr(point, name) for point in points} - {None}) for name in varied(points)}
-    return " ".join(f"{name}={','.join(map(str, own))}" for name, own in values.items())
-
-
-def finer(points: Sequence[Point], best: Point) -> dict[str, tuple[float, ...]]:
-    """Finer values around the best, for each weight of which several were tried: half way to both neighbours.
-
-    If the best value is the smallest or the largest one, the values continue one step beyond it.
-
-    >>> finer([Point(lm_weight=w) for w in (0.2, 0.6, 1.0)], Point(lm_weight=0.6))
-    {'lm_weight': (0.4, 0.6, 0.8)}
-    """
-    found = {}
-    for name in WEIGHTS:
-        tried = sorted({getattr(point, name) for point in points} - {None})
-        if len(tried) < 2:
-            continue
-        middle = getattr(best, name)
-        at = tried.index(middle)
-        below = (tried[at - 1] + middle) / 2 if at > 0 else 2 * middle - tried[1]
-        above = (middle + tried[at + 1]) / 2 if at + 1 < len(tried) else 2 * middle - tried[at - 1]
-        if name != "beam_beta":  # the only one that may be below 0
-            below = max(below, 0.0)
-        rounded = {float(f"{value:.3g}") for value in (below, above)}
-        found[name] = tuple(sorted(rounded | {middle}))
-    return found
-
-
-def at_edge(points: Sequence[Point], best: Point) -> list[str]:
-    """The weights whose best value is the smallest or largest tried one, and may be exceeded."""
-    found = []
-    for name in WEIGHTS:
-        tried = {getattr(point, name) for point in points} - {None}
-        value = getattr(best, name)
-        if len(tried) > 1 and (value == max(tried) or (value == min(tried) and (value > 0 or name == "beam_beta"))):
-            found.append(name)
-    return found
+    tried = {name: sorted({getattr(point, name) for point in points} - {None}) for name in varied(points)}
+    return " ".join(f"{name}={','.join(map(str, values))}" for name, values in tried.items())
 
 
 class Searches:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -20,9 +20,8 @@ from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector, part_of
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, row_of
+from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.container import written_whole
-from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
@@ -53,7 +52,7 @@ FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "gr
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {
     *("audio", "manifest", "tarred_audio", "out", "partition_seconds"),
-    *("device", "verbose", "workers", "decoders", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
+    *("device", "verbose", "workers", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
 }
 
 
@@ -69,8 +68,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     # `out`, and the total at the end. A list `phrases` in a line replaces the option phrases for that utterance, and
     # `lm` is the name of its LM in lms (none: no LM). allowed_scripts, allowed_tokens, allowed_price, grammar (a list
     # of sentences, or a text in JSGF) and grammar_price in a line replace those of the decoding. With a folder as
-    # `out`, manifest may also be a list, a pattern, compressed files and URLs, such as s3://corpus/*.jsonl.gz. It may
-    # name the cuts of a Lhotse Shar: cuts.*.jsonl.gz, in the folder of recording.*.tar.
+    # `out`, manifest may also be a list, a pattern, compressed files and URLs, such as s3://corpus/*.jsonl.gz.
     manifest: Any = None
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.
@@ -85,8 +83,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     out: str | None = None
     # Hypotheses per utterance in `out`, >= 1; for beam searches at most beam_size.
     n_best: int = 1
-    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM (a file of pack-lm, or ARPA), or the
-    # name or folder of a causal LM of Hugging Face.
+    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weight of the second-pass LM, >= 0.
     rescore_weight: float = 0.5
@@ -100,16 +97,11 @@ class TranscribeOptions(decoding.DecodingOptions):
     # Processes that decode partitions into the folder `out`; each loads the model. [2,64]: Ray chooses the number.
     # More than one process needs Ray: pip install 'nemo-gpu-decoding[cluster]'.
     workers: Any = 1
-    # Processes that run the search on CPU cores, while the workers run the encoder on GPUs. [8,64]: Ray chooses the
-    # number. null: workers do both.
-    decoders: Any = None
     # Where the workers run: local (this machine), auto (the Ray cluster of this machine), or an address, such as
     # ray://head:10001. null: local if there are several workers. A single worker runs in this process without Ray.
     ray: str | None = None
     # GPUs per worker; with 0.5 two workers share one. null: one if the cluster has GPUs.
     gpus_per_worker: float | None = None
-    # Format of the files in the folder `out`: jsonl or parquet. null: parquet if the folder's name ends with .parquet.
-    out_format: str | None = None
     # Seconds of audio per partition, > 0. If a worker dies, its partition is decoded again.
     partition_seconds: float = 600.0
     # For partitions, in place of batch_size: seconds of audio per batch, padding included, > 0.
@@ -139,8 +131,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     # file share one, with times in the file. The option implies timestamps.
     subtitles: list[str] | None = None
     # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. The field
-    # shard_id of a row gives the number of its tar; without it the k-th manifest belongs to the k-th tar. Without
-    # manifest: tars of a WebDataset with KEY.wav (or .flac ...) and KEY.txt or KEY.json (the fields of a manifest).
+    # shard_id of a row gives the number of its tar; without it the k-th manifest belongs to the k-th tar.
     tarred_audio: Any = None
 
     def __post_init__(self) -> None:
@@ -154,14 +145,10 @@ class TranscribeOptions(decoding.DecodingOptions):
                 check_number(name, getattr(self, name), above_zero=above_zero)
         if self.max_errors is not None and self.max_errors < 0:
             raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
-        if self.out_format is not None:
-            check_choice("out_format", self.out_format, FORMATS)
         self.cutting  # noqa: B018  checks its values
         for each in self.subtitles or ():
             check_choice("subtitles", each, subtitles.FORMATS)
-        fewest_and_most("workers", self.workers)
-        if self.decoders is not None:
-            fewest_and_most("decoders", self.decoders)
+        fewest_and_most(self.workers)
         self._check_partitioned()
 
     def _check_partitioned(self) -> None:
@@ -188,24 +175,19 @@ class TranscribeOptions(decoding.DecodingOptions):
         """Whether `out` is a folder."""
         return self.out is not None and (self.out.endswith("/") or Path(self.out).expanduser().is_dir())
 
-    @property
-    def format_of_parts(self) -> str:
-        """The format of the files in the folder `out`."""
-        return self.out_format or ("parquet" if str(self.out).rstrip("/").endswith(".parquet") else "jsonl")
 
-
-def fewest_and_most(name: str, value: Any) -> tuple[int, int]:
-    """The numbers of processes that an option allows, N or [FEWEST,MOST]; a ValueError for anything else."""
-    ends = value if isinstance(value, list) else [value] * 2
+def fewest_and_most(workers: Any) -> tuple[int, int]:
+    """The numbers of processes that `workers` allows, N or [FEWEST,MOST]; a ValueError for anything else."""
+    ends = workers if isinstance(workers, list) else [workers] * 2
     whole = all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
     if len(ends) != 2 or not whole or not 1 <= ends[0] <= ends[1]:
-        raise ValueError(f"{name} is {value!r}, expected an integer >= 1, or [FEWEST,MOST]")
+        raise ValueError(f"workers is {workers!r}, expected an integer >= 1, or [FEWEST,MOST]")
     return ends[0], ends[1]
 
 
 PARTITION_OPTIONS = (
-    *("workers", "decoders", "ray", "gpus_per_worker", "out_format"),
-    *("partition_seconds", "batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
+    *("workers", "ray", "gpus_per_worker", "partition_seconds"),
+    *("batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
 )
 OPTIONS = TranscribeOptions
 
@@ -277,8 +259,6 @@ def run_partitions(options: TranscribeOptions) -> int:
     out = str(options.out).rstrip("/")
     if "://" not in out:
         out = str(Path(out).expanduser().absolute())
-    if options.format_of_parts == "parquet":
-        require("pyarrow")
     decoding.check_weights(build_decoding(options), options, has_own_phrases=options.manifest is not None)
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
@@ -288,16 +268,14 @@ def run_partitions(options: TranscribeOptions) -> int:
         tuple(plan.shards),
         batch_size=options.batch_size,
         batch_seconds=options.batch_seconds,
-        out_format=options.format_of_parts,
         cutting=options.cutting,
-        load_decoder=partial(load, replace(options, device="cpu")),
     )
     started = time.perf_counter()
     found = transcribe_corpus(
         job, plan, workers_of(options), max_errors=options.max_errors, retry_errors=options.retry_errors
     )
     print(summary(found, plan.shards))
-    count, files = sum(each.rows for each in found), f"{out}/part-*.{job.out_format}"
+    count, files = sum(each.rows for each in found), f"{out}/part-*.jsonl"
     print(f"{count} utterances in {files}; {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return 0
 
@@ -311,17 +289,16 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
         if given[name] is not None:
             given[name] = content_of(str(given[name]))
     given["lms"] = {name: content_of(str(file)) for name, file in options.lms.items()}
-    return {**given, "out_format": options.format_of_parts, "version": __version__}
+    return {**given, "version": __version__}
 
 
 def workers_of(options: TranscribeOptions) -> Workers:
     """The number and place of the workers."""
     from nemo_gpu_decoding.cluster.run import Workers
 
-    least, most = fewest_and_most("workers", options.workers)
-    decoders = None if options.decoders is None else fewest_and_most("decoders", options.decoders)
-    address = options.ray or ("local" if most > 1 or decoders is not None else None)
-    return Workers(address, least, most, options.gpus_per_worker, options.verbose, decoders)
+    least, most = fewest_and_most(options.workers)
+    address = options.ray or ("local" if most > 1 else None)
+    return Workers(address, least, most, options.gpus_per_worker, options.verbose)
 
 
 def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +16,7 @@ from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cli.dev_set import Score
-from nemo_gpu_decoding.cli.grid import Point, Searches, at_edge, at_point, combinations, finer, tried_values, varied
-from nemo_gpu_decoding.cli.options import show_value
+from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, tried_values, varied
 from nemo_gpu_decoding.cli.stages import later_stages, points_of
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
@@ -63,7 +60,7 @@ class TuneOptions(decoding.ModelOptions):
     # RNN-T and TDT 0 and 1.
     beam_beta: list[float] | None = None
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score the LM lowers the scores of tokens
-    # only, so that a large weight deletes words; a table shows this effect.
+    # only, so that a large weight deletes words.
     blank_lm_score_mode: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
     # For RNN-T and TDT with an LM or phrases: whether labels are pruned after fusion (late) or before it (early),
     # such as [late,early]. null: as in the preset.
@@ -101,8 +98,7 @@ class TuneOptions(decoding.ModelOptions):
     # Hypotheses per utterance, >= 1 and at most beam_size. With more than 1 a column shows the oracle WER, the lowest
     # WER of the hypotheses (of the whole lattice with wfst.decoding_mode lattice in the preset).
     n_best: int = 1
-    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM (a file of pack-lm, or ARPA), or the
-    # name or folder of a causal LM of Hugging Face.
+    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weights of the second-pass LM to try, >= 0.
     rescore_weight: list[float] = field(default_factory=lambda: [0.2, 0.5, 1.0])
@@ -111,8 +107,6 @@ class TuneOptions(decoding.ModelOptions):
     # Output file for a plot of the error rates over the weights (.png, .svg or .pdf). null: the path of `out` with
     # the ending .png, if the extra plot is installed.
     plot: str | None = None
-    # Also decode with finer weights around the best ones. false: the command that does so is printed.
-    refine: bool = False
     # Number of combinations in the table, best first.
     show: int = 20
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
@@ -204,8 +198,6 @@ def run(options: TuneOptions) -> int:
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
     trials = search_points(options, strategy, searches, dev, phrases)
     print(report(dev, trials, phrases, options.show))
-    if head.name == "rnnt" and options.lm:
-        print(f"\n{lm_weight_table(trials)}\n")
     best = trials[0].point
     print(f"best: {best}")
     print(f"tried: {tried_values([trial.point for trial in trials])}")
@@ -221,7 +213,6 @@ def run(options: TuneOptions) -> int:
     if plot is not None and options_of_panels(trials):
         draw(trials, dev.score(dev.greedy_texts, phrases), plot)
         print(f"word error rates over the weights: {plot}")
-    print(next_step(options, [trial.point for trial in trials]))
     return 0
 
 
@@ -242,23 +233,6 @@ def plot_file(options: TuneOptions) -> Path | None:
         print(f"no picture of the error rates without matplotlib: {install_command('plot')}", file=sys.stderr)
         return None
     return Path(options.out).expanduser().with_suffix(".png")
-
-
-def next_step(options: TuneOptions, points: Sequence[Point]) -> str:
-    """The command that tries finer weights around the best point, which is the first."""
-    weights = finer(points, points[0])
-    if not weights:
-        return "one value of each weight was tried: nothing to refine"
-    given = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "refine"}
-    plain = {each.name: each.default_factory() if callable(each.default_factory) else each.default
-             for each in fields(options)}  # fmt: skip
-    given |= {name: [value] for name, value in points[0]._asdict().items() if value is not None}
-    given |= {name: list(values) for name, values in weights.items()}
-    typed = [f"{name}={shown}" for name, value in given.items() if value != plain[name]
-             for shown in [",".join(map(str, value)) if isinstance(value, list) else show_value(value)]]  # fmt: skip
-    edges = [f"{name}={getattr(points[0], name)}" for name in at_edge(points, points[0])]
-    why = f" ({', '.join(edges)} is at the edge of what was tried)" if edges else ""
-    return f"finer weights around it{why}:\n  nemo-gpu-decoding tune {shlex.join(typed)}"
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:
@@ -285,22 +259,13 @@ def search_points(
         points = [point._replace(rescore_weight=weight) for point in points for weight in options.rescore_weight]
     order = partial(ranked, objective=options.objective, false_phrase_cost=options.false_phrase_cost)
     trials = order(try_points(searches, dev, points, phrases, options))
-    stages = later_stages(options, strategy, points, **given, refunds=searches.refunds)
-    if options.refine:
-        stages.append(lambda best: around(best, [trial.point for trial in trials]))
-    for stage in stages:
+    for stage in later_stages(options, strategy, points, **given, refunds=searches.refunds):
         known = {trial.point for trial in trials}
         more = [point for point in stage(trials[0].point) if point not in known]
         trials = order([*trials, *try_points(searches, dev, more, phrases, options)])
     if options.false_phrases_per_hour is None:
         return trials
     return order(trials, most_false=options.false_phrases_per_hour * dev.audio_seconds / 3600)
-
-
-def around(best: Point, points: Sequence[Point]) -> list[Point]:
-    """The best point with finer weights."""
-    values: dict[str, Any] = {**best._asdict(), **finer(points, best)}
-    return combinations(**{n: v if isinstance(v, tuple) else (v,) for n, v in values.items() if v is not None})
 
 
 def try_points(
@@ -357,22 +322,6 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
     hidden = len(trials) - show
     note = [f"({hidden} more combinations; show={len(trials)} lists them all)"] if hidden > 0 else []
     return "\n".join([format_table(header, rows), *note])
-
-
-def lm_weight_table(trials: Sequence[Trial]) -> str:
-    """A table of deletions over LM weights, for each way of scoring blanks.
-
-    The other options are those of the best trial for which all LM weights were tried. Deletions that grow with the
-    weight are caused by the LM.
-    """
-    others = [trial.point._replace(lm_weight=None, blank_lm_score_mode=None) for trial in trials]
-    counts = Counter(others)
-    shown = max(others, key=counts.__getitem__)  # the first one, hence the best, that all LM weights were tried with
-    alike = [trial for trial, other in zip(trials, others, strict=True) if other == shown]
-    alike.sort(key=lambda trial: (trial.point.blank_lm_score_mode or "", trial.point.lm_weight or 0.0))
-    header = ["blank_lm_score_mode", "lm_weight", "WER %", "sub", "del", "ins"]
-    rows = [[t.point.blank_lm_score_mode, t.point.lm_weight, *score_cells(Score(t.score.errors, None))] for t in alike]
-    return format_table(header, rows)
 
 
 def score_cells(score: Score) -> list[Any]:

@@ -76,7 +76,7 @@ def _map(axes: Axes, trials: Sequence[Trial], across: str, up: str) -> None:
     columns, rows = sorted({x for x, _ in cells}), sorted({y for _, y in cells})
     wers = [[_percent(cells[x, y]) if (x, y) in cells else float("nan") for x in columns] for y in rows]
     axes.imshow(wers, origin="lower", aspect="auto", cmap="Blues")
-    shown = [wer for line in wers for wer in line if wer == wer]  # a refined grid has holes
+    shown = [wer for line in wers for wer in line if wer == wer]  # later stages leave holes
     dark = min(shown) + DARK * (max(shown) - min(shown))
     for row, line in enumerate(wers):
         for column, wer in enumerate(line):

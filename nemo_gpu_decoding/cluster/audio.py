@@ -1,13 +1,13 @@
-"""Local copies of the audio of a partition: from any URL, and from tar files of NeMo, Lhotse Shar and WebDataset.
+"""Local copies of the audio of a partition: from any URL, and from the tar files of NeMo.
 
-Archives are read once, sequentially, with the libraries of their formats. If a part cannot be read, its utterances get
-an error each, and the others are decoded.
+Tar files are read once, sequentially. If a part cannot be read, its utterances get an error each, and the others are
+decoded.
 """
 
 from __future__ import annotations
 
-import json
 import re
+import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_characters, check_row, split_row
-
-NEMO_TAR, LHOTSE_SHAR, WEBDATASET = "nemo_tar", "lhotse_shar", "webdataset"  # `archive` of a row
 _SHOWN = 300  # maximum number of characters of an error
 _SUB = re.compile(r"-sub\d+(\.\w+)?$")  # in NeMo's names of further parts of a member
 
@@ -49,26 +46,24 @@ def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
     """The utterances of a partition, in order; temporary copies of their audio are removed afterwards.
 
     Args:
-        rows: rows of `corpus.write_rows`, for single files or for one archive. A WebDataset has one row per archive,
-            which is replaced by the samples in it.
+        rows: rows of `corpus.write_rows`, for single files or for one tar file.
     """
-    archive = rows[0].get("archive") if rows else None
     with ExitStack() as stack:
-        if archive is not None:
+        if rows and "member" in rows[0]:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="nemo-gpu-decoding-")))
-            yield _READERS[archive](rows, folder)
+            yield _members(rows, folder)
             return
-        found: list[Audio] = []
+        utterances: list[Audio] = []
         copies: dict[str, Path] = {}  # one for all parts of a file
         for row in rows:
             url = row["audio"]
             try:
                 if url not in copies:
                     copies[url] = stack.enter_context(local_copy(url))
-                found.append(Audio(row, copies[url]))
+                utterances.append(Audio(row, copies[url]))
             except Exception as error:  # the types depend on the file system of the URL
-                found.append(Audio(row, one_line(error)))
-        yield found
+                utterances.append(Audio(row, one_line(error)))
+        yield utterances
 
 
 def one_line(error: Exception) -> str:
@@ -78,83 +73,21 @@ def one_line(error: Exception) -> str:
     return text[:_SHOWN]
 
 
-def _nemo_tar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
+def _members(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
     """Utterances of a tarred NeMo data set; the manifest names the members of the tar."""
-    from webdataset.tariterators import tar_file_iterator
-
     url, names = rows[0]["audio"], [_SUB.sub(r"\1", row["member"]) for row in rows]
     wanted = {*names, *(row["member"] for row in rows)}
-    found: dict[str, Path] = {}
+    copies: dict[str, Path] = {}  # by the name of the member
     fault = f"{url} has no such member"
     try:
-        with fsspec.open(url, "rb") as stream:
-            for member in tar_file_iterator(stream, skip_meta=None, select_files=wanted.__contains__):
-                path = folder / f"{len(found)}{Path(member['fname']).suffix}"
-                path.write_bytes(member["data"])
-                found[member["fname"]] = path
+        with fsspec.open(url, "rb") as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.name in wanted else None
+                if content is not None:  # a file, and no folder
+                    path = folder / f"{len(copies)}{Path(member.name).suffix}"
+                    path.write_bytes(content.read())
+                    copies[member.name] = path
     except Exception as error:  # members before the damage are read
         fault = f"{url}: {one_line(error)}"
-    files = (found.get(row["member"], found.get(name, fault)) for row, name in zip(rows, names, strict=True))
+    files = (copies.get(row["member"], copies.get(name, fault)) for row, name in zip(rows, names, strict=True))
     return [Audio(row, file) for row, file in zip(rows, files, strict=True)]
-
-
-def _lhotse_shar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Cuts of a Lhotse Shar: a manifest of cuts, and a tar file of their recordings in the same order."""
-    import soundfile
-    from lhotse.shar.readers.lazy import LazySharIterator
-
-    url = rows[0]["audio"]
-    found: dict[str, Path | str] = {}
-    fault = f"{url} has no such recording"
-    try:
-        with local_copy(rows[0]["cuts"]) as cuts, local_copy(url) as recordings:
-            for cut in LazySharIterator({"cuts": [str(cuts)], "recording": [str(recordings)]}):
-                path = folder / f"{len(found)}.wav"
-                try:
-                    soundfile.write(path, cut.load_audio().T, cut.sampling_rate, subtype="FLOAT")
-                    found[cut.id] = path
-                except Exception as error:
-                    found[cut.id] = one_line(error)
-    except Exception as error:
-        fault = f"{url}: {one_line(error)}"
-    return [Audio(row, found.get(row["member"], fault)) for row in rows]
-
-
-def _webdataset(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Samples of a WebDataset tar: KEY.wav (or .flac ...), and KEY.txt or KEY.json with the fields of a manifest."""
-    from webdataset.tariterators import group_by_keys, tar_file_expander
-
-    url = rows[0]["audio"]
-    found: list[Audio] = []
-    try:
-        with fsspec.open(url, "rb") as stream:
-            for sample in group_by_keys(tar_file_expander([{"url": url, "stream": stream}])):
-                found.append(_sample(sample, folder / str(len(found)), len(found) + 1))
-    except Exception as error:  # the number of samples after the damage is unknown
-        row = {"audio_filepath": url, "duration": 0.0, "line": len(found) + 1}
-        found.append(Audio(row, f"{url} cannot be read further: {one_line(error)}"))
-    return found
-
-
-def _sample(sample: dict[str, Any], path: Path, number: int) -> Audio:
-    """The manifest row of a WebDataset sample, and its audio, which is written to `path` with its suffix."""
-    key = sample["__key__"]
-    suffix = next((suffix for suffix in AUDIO_SUFFIXES if suffix[1:] in sample), "")
-    row = {"audio_filepath": f"{key}{suffix}", "duration": 0.0, "line": number}
-    if not suffix:
-        return Audio(row, f"{key} has no {', '.join(AUDIO_SUFFIXES)}")
-    try:
-        more = json.loads(sample["json"]) if "json" in sample else {}
-        if "txt" in sample:
-            more["text"] = sample["txt"].decode("utf-8").strip()
-        more = {**more, "audio_filepath": row["audio_filepath"]}
-        check_row(more, f"{key}.json")
-        check_characters(more, f"{key}.json")
-    except (ValueError, TypeError) as error:
-        return Audio(row, one_line(error))
-    file = path.with_suffix(suffix)
-    file.write_bytes(sample[suffix[1:]])
-    return Audio({**split_row(more), **row}, file)
-
-
-_READERS = {NEMO_TAR: _nemo_tar, LHOTSE_SHAR: _lhotse_shar, WEBDATASET: _webdataset}

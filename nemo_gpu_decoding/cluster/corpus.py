@@ -20,9 +20,8 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.audio import AudioPart, audio_seconds
-from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
-from nemo_gpu_decoding.fusion.written import KEYS
-from nemo_gpu_decoding.manifest import check_characters, check_row, find_audio, own_fields, parse_json, split_row
+from nemo_gpu_decoding.cluster.audio import local_copy
+from nemo_gpu_decoding.manifest import check_characters, find_audio, parse_row, split_row
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
@@ -32,22 +31,22 @@ class Partition(NamedTuple):
     """Consecutive rows of one manifest, the unit of work: if a worker dies, its partition is decoded again."""
 
     number: int  # from 0
-    shard: int  # number of the manifest, or of the tar of a WebDataset
+    shard: int  # number of the manifest
     begin: int  # first byte in the file of rows
     num_bytes: int
-    rows: int  # 1 for a tar of a WebDataset
+    rows: int
     seconds: float  # of audio, by the manifest; 0 if unknown
 
 
 class Shard(NamedTuple):
-    """One manifest, one tar of a WebDataset, or the files of `audio`."""
+    """One manifest, or the files of `audio`."""
 
     name: str  # as given by the user
     digest: str  # of its content
 
 
 class Corpus(NamedTuple):
-    """The input of a run: manifests, tars without manifests (WebDataset), or audio files."""
+    """The input of a run: manifests, or audio files."""
 
     manifests: tuple[str, ...] = ()
     audio: tuple[str, ...] = ()  # files, if there is no manifest
@@ -60,21 +59,21 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
     Args:
         audio: files, folders or patterns.
         manifest: a path or URL, a pattern, or a list of them.
-        tarred_audio: tar files with the audio of the manifests; without manifest, tars of a WebDataset.
+        tarred_audio: tar files with the audio of the manifests.
     """
-    others = manifest is not None or tarred_audio is not None
-    if (audio is None) != others:
+    if (audio is None) == (manifest is None):
         raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
+    if tarred_audio is not None and manifest is None:
+        raise ValueError(f"tarred_audio={tarred_audio} needs the manifest of the tar files, manifest is null")
     if audio is not None:
         return Corpus(audio=tuple(str(path.absolute()) for path in find_audio(audio)))
     tars = _expand("tarred_audio", tarred_audio) if tarred_audio is not None else []
-    manifests = _expand("manifest", manifest) if manifest is not None else []
-    return Corpus(tuple(manifests), (), tuple(tars))
+    return Corpus(tuple(_expand("manifest", manifest)), (), tuple(tars))
 
 
 def _expand(option: str, value: Any) -> list[str]:
     """The files of a path, a URL, a pattern or a list; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
-    found = []
+    urls = []
     for pattern in map(str, value if isinstance(value, (list, tuple)) else [value]):
         for url in _ranges(pattern):
             matches = [url]
@@ -84,12 +83,12 @@ def _expand(option: str, value: Any) -> list[str]:
                 matches = [fs.unstrip_protocol(match) if is_url else match for match in sorted(fs.glob(path))]
                 if not matches:
                     raise ValueError(f"{option}={url} matches no file")
-            found += matches
-    for url in found:
+            urls += matches
+    for url in urls:
         fs, path = url_to_fs(url)
         if not fs.isfile(path):
             raise ValueError(f"{option}={url} is no file here")
-    return found
+    return urls
 
 
 def _ranges(pattern: str) -> list[str]:
@@ -107,8 +106,6 @@ def shards_of(corpus: Corpus) -> list[Shard]:
     """The shards with digests of their content; for `audio`, with a digest of the list of files."""
     if corpus.audio:
         return [Shard("audio", _digest(["\n".join(corpus.audio).encode(errors="surrogateescape")]))]
-    if not corpus.manifests:
-        return [Shard(url, digest_of_ends(url)) for url in corpus.tars]
     shards = []
     for url in corpus.manifests:
         with fsspec.open(url, "rb") as file:
@@ -149,7 +146,7 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
         begin, rows, seconds = position, 0, 0.0
 
     for shard, row in _rows(corpus):
-        tar = row["audio"] if "archive" in row else None
+        tar = row["audio"] if "member" in row else None
         is_full = tar is None and (seconds >= partition_seconds or rows >= MAX_ROWS)
         if before != (shard, tar) or is_full:
             cut()
@@ -172,15 +169,12 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
         url = _absolute(name)
         for number, line in _lines(url):
             where = f"manifest={name}, line {number}"
-            row = _parsed(line, url, where)
-            row |= _location(row, url, shard, tars, where)
-            row["line"] = number
+            row = parse_row(line, where)
+            check_characters(row, where)
+            row = {**split_row(row), **_location(row, url, shard, tars, where), "line": number}
             if row.get("duration") is None:
-                row["duration"] = 0.0 if "archive" in row else _seconds(row["audio"], row["part"][0])
+                row["duration"] = 0.0 if "member" in row else _seconds(row["audio"], row["part"][0])
             yield shard, row
-    for shard, url in enumerate(() if corpus.manifests else tars):  # the workers read the samples in them
-        tar = {"audio_filepath": url, "audio": url, "archive": WEBDATASET}
-        yield shard, {**tar, "line": 1, "duration": 0.0}
 
 
 def _lines(url: str) -> Iterator[tuple[int, bytes]]:
@@ -189,47 +183,14 @@ def _lines(url: str) -> Iterator[tuple[int, bytes]]:
         yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
-def _parsed(line: bytes, url: str, where: str) -> dict[str, Any]:
-    """A row of a NeMo manifest; a cut of Lhotse is converted to one."""
-    row = parse_json(line, where)
-    is_cut = isinstance(row, dict) and str(row.get("type", "")).endswith("Cut")
-    if is_cut:
-        row = _row_of_cut(row, url, where)
-    check_row(row, where)
-    check_characters(row, where)
-    return row if is_cut else split_row(row)
-
-
-def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]:
-    from lhotse.serialization import deserialize_item
-
-    try:
-        cut = deserialize_item(content)
-    except Exception as error:  # Lhotse raises many types
-        raise ValueError(f"{where}: Lhotse cannot read this cut: {type(error).__name__}: {error}") from error
-    row = {"audio_filepath": cut.id, "duration": cut.duration, "archive": LHOTSE_SHAR, "cuts": url}
-    texts = [each.text for each in cut.supervisions if each.text is not None]
-    custom = getattr(cut, "custom", None) or {}
-    plain = {key: value for key, value in custom.items() if isinstance(value, (str, int, float, list))}
-    return {
-        **row,
-        "text": " ".join(texts) if texts else None,
-        **{name: custom.get(name) for name in KEYS},
-        "fields": own_fields(plain),
-    }
-
-
 def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
     """The location of a row's audio: its path or URL, which may be relative to the manifest, or that of its tar."""
     name = str(row["audio_filepath"])
-    archive = row.get("archive", NEMO_TAR)
     if tars:
         index = row.get("shard_id", shard)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tars):
             raise ValueError(f"{where}: shard_id is {index!r}, expected 0 .. {len(tars) - 1}, a file of tarred_audio")
-        return {"audio": tars[index], "archive": archive, "member": name}
-    if archive == LHOTSE_SHAR:
-        return {"audio": _recordings(url), "member": name}
+        return {"audio": tars[index], "member": name}
     is_absolute = "://" in name or name.startswith("/") or Path(name).is_absolute()
     return {"audio": name if is_absolute else f"{url.rsplit('/', 1)[0]}/{name}"}
 
@@ -237,18 +198,6 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
 def _absolute(url: str) -> str:
     """The absolute path, for workers in other folders; a URL is unchanged."""
     return url if "://" in url else str(Path(url).absolute())
-
-
-def _recordings(cuts: str) -> str:
-    """The tar file of a Shar's manifest of cuts: recording.000000.tar for cuts.000000.jsonl.gz."""
-    folder, slash, name = cuts.rpartition("/")
-    found = re.fullmatch(r"cuts(.*)\.jsonl(\.\w+)?", name)
-    if found is None:
-        raise ValueError(
-            f"manifest={cuts} holds cuts of Lhotse, but its name is not cuts.NUMBER.jsonl.gz; give the tar files of "
-            "their recordings as tarred_audio"
-        )
-    return f"{folder}{slash}recording{found[1]}.tar"
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:

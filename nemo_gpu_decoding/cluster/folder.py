@@ -3,7 +3,7 @@
     run.json           the options of the run; a run with other options is rejected
     rows.jsonl         the corpus, see `corpus`
     plan.json          its partitions
-    part-00000.jsonl   transcripts of a partition, in the order of the manifest; or part-00000.parquet
+    part-00000.jsonl   transcripts of a partition, in the order of the manifest
     part-00000.done    marker of a finished partition, with its totals
 
 Files are written atomically, and a marker is written after its partition. A run may therefore be killed at any time.
@@ -39,8 +39,8 @@ class Folder(NamedTuple):
         fs, path = url_to_fs(self.url)
         return DirFileSystem(path, fs)
 
-    def partition_file(self, partition: Partition, out_format: str) -> str:
-        return f"part-{partition.number:05d}.{out_format}"
+    def partition_file(self, partition: Partition) -> str:
+        return f"part-{partition.number:05d}.jsonl"
 
     def marker_file(self, partition: Partition) -> str:
         return f"part-{partition.number:05d}.done"

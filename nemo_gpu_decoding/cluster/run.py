@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import numpy as np
 from tqdm import tqdm
 
 from nemo_gpu_decoding.cluster.corpus import Partition
@@ -35,8 +32,6 @@ class Workers(NamedTuple):
             None: no Ray, one worker in this process.
         most: maximum number of workers; the run starts when `least` of them are ready.
         gpus: GPUs per worker; None: one if the cluster has GPUs.
-        decoders: minimum and maximum number of workers that only search, on CPU cores, while the others encode; None:
-            all workers do both.
     """
 
     address: str | None = None
@@ -44,7 +39,6 @@ class Workers(NamedTuple):
     most: int = 1
     gpus: float | None = None
     verbose: bool = False
-    decoders: tuple[int, int] | None = None
 
 
 def transcribe_corpus(
@@ -97,7 +91,7 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
 class Progress:
     """A progress bar: hours of audio, speed relative to real time, errors, remaining time.
 
-    The hours of a WebDataset are unknown; there the bar counts partitions.
+    If the hours of a partition are unknown, the bar counts partitions.
     """
 
     def __init__(self, plan: Plan, done: Sequence[Totals]) -> None:
@@ -131,40 +125,24 @@ class Progress:
 class RayWorker:
     """A transcriber as an actor of Ray Data: it reads a batch with one partition and returns its totals.
 
-    With `stage` encode it returns the pickled encoder outputs of the partition, which actors with `stage` decode read.
     Errors that end the run are returned as `fault`, because Ray retries after exceptions; the driver prints them.
     """
 
-    def __init__(self, job: Job, run: str, stage: str | None = None) -> None:
-        self.run, self.job, self.stage, self.fault = run, job, stage, ""
+    def __init__(self, job: Job, run: str) -> None:
+        self.run, self.job, self.fault = run, job, ""
         try:
-            self.transcriber = Transcriber(job, stage)
+            self.transcriber = Transcriber(job)
         except (ValueError, OSError, ImportError) as error:
             self.fault = str(error)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         partition = Partition(*(batch[name][0].item() for name in Partition._fields))
-        fault = str(batch["fault"][0]) if "fault" in batch else ""
-        fault = fault or self.fault or self._refuse_poisoned(partition)
-        found = {"fault": [fault], **{name: batch[name] for name in Partition._fields}}
-        if self.stage == "encode":
-            started = time.perf_counter()
-            encoded = [] if fault else [each.on_cpu() for each in self.transcriber.encode(partition)]
-            content = pickle.dumps((encoded, time.perf_counter() - started), protocol=pickle.HIGHEST_PROTOCOL)
-            found["encoded"] = np.frombuffer(content, np.uint8)[None]
-        elif fault:
-            found["totals"] = [""]
-        else:
-            found["totals"] = [json.dumps(vars(self._decoded(partition, batch)))]
-        if not fault:
-            self.transcriber.folder.fs.rm_file(self._tries(partition))
-        return found
-
-    def _decoded(self, partition: Partition, batch: dict[str, Any]) -> Totals:
-        if self.stage is None:
-            return self.transcriber.transcribe(partition)
-        encoded, work = pickle.loads(batch["encoded"][0].tobytes())
-        return self.transcriber.decode(partition, encoded, work)
+        fault = self.fault or self._refuse_poisoned(partition)
+        if fault:
+            return {"fault": [fault], "totals": [""]}
+        totals = self.transcriber.transcribe(partition)
+        self.transcriber.folder.fs.rm_file(self._tries(partition))
+        return {"fault": [""], "totals": [json.dumps(vars(totals))]}
 
     def _refuse_poisoned(self, partition: Partition) -> str:
         """Count this attempt; returns an error if earlier attempts killed `MAX_DEATHS` workers, else ""."""
@@ -182,7 +160,7 @@ class RayWorker:
         return ""
 
     def _tries(self, partition: Partition) -> str:
-        return f"part-{partition.number:05d}.{self.stage or 'transcribe'}.tries"
+        return f"part-{partition.number:05d}.transcribe.tries"
 
 
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
@@ -193,17 +171,11 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
         gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
     try:
         dataset = ray.data.from_items([each._asdict() for each in todo], override_num_blocks=len(todo))
-        run = uuid4().hex
-        pools: list[tuple[str | None, int, int]] = [(None, workers.least, workers.most)]
-        if workers.decoders is not None:
-            pools = [("encode", workers.least, workers.most), ("decode", *workers.decoders)]
-        for stage, least, most in pools:
-            # Ray Data restarts dead actors by default, and their partitions are decoded again
-            dataset = dataset.map_batches(
-                RayWorker, fn_constructor_args=(job, run, stage), batch_size=1, num_cpus=1,
-                num_gpus=0 if stage == "decode" else gpus,
-                compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
-            )  # fmt: skip
+        # Ray Data restarts dead actors by default, and their partitions are decoded again
+        dataset = dataset.map_batches(
+            RayWorker, fn_constructor_args=(job, uuid4().hex), batch_size=1, num_cpus=1, num_gpus=gpus,
+            compute=ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most),
+        )  # fmt: skip
         for row in dataset.iter_rows():
             if row["fault"]:
                 raise ValueError(row["fault"])
@@ -226,8 +198,7 @@ def _connected(workers: Workers) -> Any:
     if not ray.is_initialized():
         where: dict[str, Any] = {"address": workers.address}
         if workers.address == "local":
-            processes = workers.most + (workers.decoders or (0, 0))[1]
-            where |= {"num_cpus": max(processes, os.cpu_count() or 1), "include_dashboard": workers.verbose}
+            where |= {"num_cpus": max(workers.most, os.cpu_count() or 1), "include_dashboard": workers.verbose}
         try:
             ray.init(**where, log_to_driver=workers.verbose, logging_level=level)
         except ConnectionError as error:

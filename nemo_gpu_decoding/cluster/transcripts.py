@@ -1,23 +1,18 @@
-"""Rows of transcripts, one per utterance, with their totals, and files of them: JSON lines or Parquet."""
+"""Rows of transcripts, one per utterance, with their totals."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
+from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
 from nemo_gpu_decoding.search.result import places_as_json
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.recognizer import Word
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
-
-FORMATS = ("jsonl", "parquet")
 
 
 @dataclass
@@ -126,45 +121,3 @@ def oracle_of(reference: str, transcript: Transcript) -> str | None:
     if transcript.lattice is None and not transcript.n_best:
         return None
     return oracle_text(reference, [text for text, _ in transcript.n_best], transcript.lattice)
-
-
-def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
-    """The content of a file of rows.
-
-    All Parquet files have the same schema; missing values are null. The user's own fields of the manifest are in one
-    column, `fields`, as JSON.
-    """
-    if out_format == "jsonl":
-        return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    text, number = pa.string(), pa.float64()
-    n_best = pa.struct([("text", text), ("score", number)])
-    word = pa.struct([("word", text), ("start", number), ("end", number), ("confidence", number)])
-    option = pa.struct([("word", text), ("confidence", number)])
-    options = pa.list_(option)
-    place = pa.struct([("word_index", pa.int64()), ("start", number), ("end", number), ("alternatives", options)])
-    segment = pa.struct(
-        [("start", number), ("end", number), ("text", text), ("score", number), ("n_best", pa.list_(n_best))]
-    )
-    columns = {
-        **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number, "outside_share": number},
-        "in_grammar": pa.bool_(),
-        **{"n_best": pa.list_(n_best), "words": pa.list_(word), "segments": pa.list_(segment)},
-        "word_alternatives": pa.list_(place),
-        "found_phrases": pa.list_(pa.struct([("phrase", text), ("probability", number)])),
-        **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
-        "fields": text,
-    }
-    sink = BytesIO()
-    table = pa.Table.from_pylist([_with_fields(row) for row in rows], pa.schema(columns))
-    parquet.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
-
-
-def _with_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose fields without a column are moved to `fields`, as JSON."""
-    known = {key: value for key, value in row.items() if key in RESULT_KEYS}
-    others = {key: value for key, value in row.items() if key not in known}
-    return {**known, "fields": json.dumps(others, ensure_ascii=False)} if others else known

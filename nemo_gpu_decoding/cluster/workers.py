@@ -16,7 +16,7 @@ from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder
-from nemo_gpu_decoding.cluster.transcripts import Totals, file_of, row_of
+from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.fusion.written import KEYS
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
@@ -47,9 +47,7 @@ class Job:
         shards: names of the manifests.
         batch_size: utterances per batch of the encoder.
         batch_seconds: seconds of audio per batch, padding included, in place of `batch_size`; None: no limit.
-        out_format: format of the files of transcripts, "jsonl" or "parquet".
         cutting: where long recordings are cut.
-        load_decoder: loads the model of workers that only decode; None: `load`.
     """
 
     out: str
@@ -57,9 +55,7 @@ class Job:
     shards: tuple[str, ...]
     batch_size: int = 8
     batch_seconds: float | None = None
-    out_format: str = "jsonl"
     cutting: Cutting = field(default_factory=Cutting)
-    load_decoder: Callable[[], Loaded] | None = None
 
 
 class Part(NamedTuple):
@@ -89,29 +85,18 @@ class Batch(NamedTuple):
     work: float = 0.0  # seconds of the forward pass
     logged: Sequence[Transcript | str] = ()  # from the log of an interrupted run, without outputs
 
-    def on_cpu(self) -> Batch:
-        """A copy with outputs in CPU memory."""
-        if isinstance(self.outputs, str):
-            return self
-        return self._replace(outputs={name: tensor.cpu() for name, tensor in self.outputs.items()})
-
 
 class Transcriber:
-    """Decodes partitions and writes them into the folder of the run; `decode` reads the batches of `encode`.
+    """Decodes partitions and writes them into the folder of the run."""
 
-    Args:
-        stage: the stage that this worker runs, "encode" or "decode"; None: both.
-    """
-
-    def __init__(self, job: Job, stage: str | None = None) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.folder = Folder(job.out)
-        load = job.load_decoder if stage == "decode" and job.load_decoder is not None else job.load
-        self.loaded = load()
+        self.loaded = job.load()
         self.model, self.second = self.loaded
-        self._prepare(stage)
+        self._prepare()
 
-    def _prepare(self, stage: str | None) -> None:
+    def _prepare(self) -> None:
         """Decode a second of silence, so that one worker per machine compiles kernels and builds the graph.
 
         The other workers wait for it and load its files from the cache. Errors of the decoding options occur here.
@@ -119,53 +104,45 @@ class Transcriber:
         cache_folder().mkdir(parents=True, exist_ok=True)
         with one_process_at_a_time(cache_folder() / "workers.lock"):
             for outputs in self.model.encode([np.zeros(16000, np.float32)], batch_size=1):
-                if stage != "encode":
-                    list(self.model.decode(outputs, second=self.second))
+                list(self.model.decode(outputs, second=self.second))
 
     def transcribe(self, partition: Partition) -> Totals:
-        """Encode and decode a partition in batches; write its transcripts and its marker."""
-        return self.decode(partition, self.encode(partition))
+        """Encode and decode a partition in batches; write its rows in their order, and its marker."""
+        started = time.perf_counter()
+        totals = Totals(partition.number, partition.shard)
+        written: dict[int, dict[str, Any]] = {}  # by position in the partition
+        shard = self.job.shards[partition.shard]
+        for item, transcript in whole(
+            pair for batch in self._encoded(partition) for pair in self._timed(batch, totals)
+        ):
+            row = row_of(item.utterance, transcript, totals)
+            written[item.position] = {**row, "manifest": shard, "line": item.row["line"]}
+        rows = "".join(json.dumps(written[n], ensure_ascii=False) + "\n" for n in sorted(written))
+        totals.work = round(time.perf_counter() - started, 3)
+        self.folder.write(self.folder.partition_file(partition), rows.encode())
+        self.folder.write_json(self.folder.marker_file(partition), vars(totals))
+        return totals
 
-    def encode(self, partition: Partition) -> Iterator[Batch]:
+    def _encoded(self, partition: Partition) -> Iterator[Batch]:
         """The batches of a partition, longest utterances first. An unreadable utterance gets an error in its row."""
         lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
-        with local_audio([json.loads(line) for line in lines]) as found:
-            read = [with_checked_request(self.model, _opened(position, audio)) for position, audio in enumerate(found)]
+        with local_audio([json.loads(line) for line in lines]) as files:
+            read = [with_checked_request(self.model, _opened(position, audio)) for position, audio in enumerate(files)]
             yield from (Batch([item], item.utterance.fault) for item in read if item.utterance.fault)
             ready = [item for item in read if not item.utterance.fault]
             for items in batches(ready, self.job.batch_size, self.job.batch_seconds):
                 yield from encoded_cut(self.model, items, self.job.cutting, self.job.batch_size)
 
-    def decode(self, partition: Partition, batches: Iterable[Batch], work: float = 0.0) -> Totals:
-        """Decode the batches of a partition; write its rows in their order, and its marker.
-
-        Args:
-            work: seconds that `batches` have taken so far.
-        """
-        started = time.perf_counter() - work
-        totals = Totals(partition.number, partition.shard)
-        written: dict[int, dict[str, Any]] = {}  # by position in the partition
-        shard = self.job.shards[partition.shard]
-        for item, transcript in whole(pair for batch in batches for pair in self._timed(batch, totals)):
-            row = row_of(item.utterance, transcript, totals)
-            written[item.position] = {**row, "manifest": shard, "line": item.row["line"]}
-        rows = [written[position] for position in sorted(written)]
-        totals.work = round(time.perf_counter() - started, 3)
-        name = self.folder.partition_file(partition, self.job.out_format)
-        self.folder.write(name, file_of(rows, self.job.out_format))
-        self.folder.write_json(self.folder.marker_file(partition), vars(totals))
-        return totals
-
     def _timed(self, batch: Batch, totals: Totals) -> Iterator[tuple[Item, Transcript | str]]:
         """The transcripts or error messages of a batch; its time is added to `totals`."""
         started = time.perf_counter() - batch.work
-        found = self._decoded(batch)
+        transcripts = self._decoded(batch)
         if not isinstance(batch.outputs, str):
             durations = [item.utterance.duration for item in batch.items]
             pace = (time.perf_counter() - started) / max(sum(durations), 1e-9)
             slowest = [*totals.slowest, (round(pace, 4), _label(batch.items[durations.index(max(durations))]))]
             totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
-        yield from zip(batch.items, found, strict=True)
+        yield from zip(batch.items, transcripts, strict=True)
 
     def _decoded(self, batch: Batch) -> list[Transcript | str]:
         """Transcripts or error messages of a batch. If the batch fails, each utterance is decoded alone."""

@@ -61,7 +61,6 @@ class Fst:
     arc_begin: np.ndarray  # [S + 1] int64, the arcs of state s are arcs[arc_begin[s] : arc_begin[s + 1]]
     arcs: np.ndarray  # [A] FST_ARC
     output_symbols: dict[int, str] | None = None
-    input_symbols: dict[int, str] | None = None
 
     @classmethod
     def from_arcs(
@@ -114,7 +113,7 @@ def read_input_symbols(path: str | PathLike[str]) -> dict[int, str]:
 
 
 def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
-    """Write a vector FST, with its symbol tables if it has any."""
+    """Write a vector FST, without symbol tables."""
     counts = np.diff(fst.arc_begin)
     begins = np.arange(fst.num_states, dtype=np.int64) * _VECTOR_STATE_BYTES
     begins += fst.arc_begin[:-1] * FST_ARC.itemsize
@@ -127,24 +126,13 @@ def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
     is_arc[begins[:, None] + np.arange(_VECTOR_STATE_BYTES)] = False
     body[is_arc] = np.ascontiguousarray(fst.arcs).view(np.uint8)
     header = FILE_MARK + _text("vector") + _text("standard")
-    flags = _HAS_INPUT_SYMBOLS * (fst.input_symbols is not None)
-    flags |= _HAS_OUTPUT_SYMBOLS * (fst.output_symbols is not None)
-    header += struct.pack("<iiQqqq", 2, flags, _EXPANDED_AND_MUTABLE, fst.start, fst.num_states, fst.num_arcs)
-    for name, symbols in (("tokens", fst.input_symbols), ("words", fst.output_symbols)):
-        header += b"" if symbols is None else _symbol_table(name, symbols)
+    header += struct.pack("<iiQqqq", 2, 0, _EXPANDED_AND_MUTABLE, fst.start, fst.num_states, fst.num_arcs)
     with written_whole(Path(path)) as temporary:
         temporary.write_bytes(header + body.tobytes())
 
 
 def _text(value: str) -> bytes:
-    encoded = value.encode()
-    return struct.pack("<i", len(encoded)) + encoded
-
-
-def _symbol_table(name: str, symbols: dict[int, str]) -> bytes:
-    entries = (_text(symbol) + struct.pack("<q", label) for label, symbol in symbols.items())
-    head = struct.pack("<i", _SYMBOLS_MAGIC) + _text(name)
-    return head + struct.pack("<qq", max(symbols, default=-1) + 1, len(symbols)) + b"".join(entries)
+    return struct.pack("<i", len(value)) + value.encode()
 
 
 class _Header(NamedTuple):
@@ -165,12 +153,12 @@ class _Reader:
         self.at = 0
 
     def read(self) -> Fst:
-        kind, is_aligned, start, states, inputs, outputs = self.read_header()
+        kind, is_aligned, start, states, _, outputs = self.read_header()
         if kind == "vector":
             finals, begin, arcs = self._take_vector(states)
         else:
             finals, begin, arcs = self._take_const(states, is_aligned)
-        return Fst(start, finals, begin, arcs, outputs, inputs)
+        return Fst(start, finals, begin, arcs, outputs)
 
     def read_header(self) -> _Header:
         if len(self.data) < 4 or self._take("<i")[0] != _FST_MAGIC:

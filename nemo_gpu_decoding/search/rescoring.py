@@ -2,7 +2,6 @@
 
     decoder = FlexCTCBeam(..., FlexCTCConfig(n_best=50), fusion)
     nbests = decoder.decode(log_probs, lengths)
-    scorer = CausalLM("gpt2")
     best = rescored(nbests, scorer, lambda path: vocabulary.text(path.tokens), weight=0.4)[0].best
 
 The score of a path becomes acoustic + lm_share * lm + boosting + insertion + weight * log P(text) +
@@ -17,10 +16,8 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
-from nemo_gpu_decoding.checks import FieldError, check_int, check_number
-from nemo_gpu_decoding.extras import require
+from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
@@ -44,7 +41,7 @@ def rescored(
 
     Args:
         nbests: n-best lists of any decoder.
-        scorer: log-probabilities of texts, such as a `CausalLM`.
+        scorer: log-probabilities of texts, natural log; called once with all distinct texts.
         text_of: the text of a path for the scorer; for paths of word graphs `lambda path: path.text`.
         weight: factor of the scorer's log-probability, >= 0.
         lm_share: factor of the first LM's part of the score, >= 0; 0 drops that LM.
@@ -114,23 +111,15 @@ class Rescoring(NamedTuple):
 
 
 def load_scorer(name: str) -> TextScorer:
-    """An n-gram LM over words (a file of `pack-lm`, or ARPA), or a causal LM (name or folder) of Hugging Face.
-
-    The scorer caches the scores of texts.
+    """Load an n-gram LM over words: a file of `pack-lm`, or ARPA. The scorer caches the scores of texts.
 
     Raises:
-        ValueError: the file is damaged, or is not an LM; there is no such file, and no such model.
-        ImportError: transformers is not installed.
+        ValueError: there is no such file; it is damaged, or is not an LM.
     """
     path = FilePath(name).expanduser()
-    if path.is_file():
-        scorer: TextScorer = NgramLM(load_packed_lm(path) if is_packed_lm(path) else pack_arpa_in_memory(path))
-    else:
-        try:
-            scorer = CausalLM(name)
-        except (OSError, ValueError) as error:  # transformers' errors take several lines
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"rescore={name} is no file here, and transformers cannot load it: {reason}") from error
+    if not path.is_file():
+        raise ValueError(f"rescore={name} is no file here, expected a word n-gram LM: a file of pack-lm, or ARPA")
+    scorer = NgramLM(load_packed_lm(path) if is_packed_lm(path) else pack_arpa_in_memory(path))
     known: dict[str, float] = {}
 
     def scores(texts: Sequence[str]) -> list[float]:
@@ -154,64 +143,3 @@ class NgramLM:
     def __call__(self, texts: Sequence[str]) -> list[float]:
         """[n] log P of each text, natural log."""
         return [-self.lm.score(text.split(), final=self.lm.sentence_end >= 0) for text in texts]
-
-
-class CausalLM:
-    """log P(text) by a causal LM of Hugging Face transformers, end of the text included.
-
-    Args:
-        model: a model, or the name or folder of one (`AutoModelForCausalLM`).
-        tokenizer: its tokenizer; None: loaded by the name of the model.
-        batch_size: texts per forward pass, >= 1.
-        device: device of the model; None: unchanged.
-
-    Raises:
-        ImportError: transformers is not installed.
-        ValueError: a model object was given without a tokenizer; or the tokenizer has neither a BOS nor an EOS token
-            to begin texts with.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any = None, *, batch_size: int = 64, device: str | None = None) -> None:
-        check_int("batch_size", batch_size, 1, 1 << 20)
-        if isinstance(model, str):
-            require("transformers")
-            from transformers import AutoModelForCausalLM, AutoTokenizer
-
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
-            model = AutoModelForCausalLM.from_pretrained(model)
-        if tokenizer is None:
-            raise FieldError("tokenizer", None, "the tokenizer of the model")
-        self.model = model.eval() if device is None else model.to(device).eval()
-        self.tokenizer, self.batch_size = tokenizer, batch_size
-        self._end = tokenizer.eos_token_id
-        begin = tokenizer.bos_token_id
-        self._begin = self._end if begin is None else begin
-        if self._begin is None:
-            raise FieldError("tokenizer", type(tokenizer).__name__, "one with a BOS or an EOS token")
-
-    @torch.inference_mode()
-    def __call__(self, texts: Sequence[str]) -> list[float]:
-        """[n] log P of each text, natural log; texts of similar length form a batch."""
-        rows = [self._tokens(text) for text in texts]
-        by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        scores = [0.0] * len(rows)
-        for first in range(0, len(rows), self.batch_size):
-            batch = by_length[first : first + self.batch_size]
-            for i, score in zip(batch, self._batch([rows[i] for i in batch]), strict=True):
-                scores[i] = score
-        return scores
-
-    def _tokens(self, text: str) -> list[int]:
-        ids = list(self.tokenizer.encode(text, add_special_tokens=False))
-        return [self._begin, *ids, *([] if self._end is None else [self._end])]
-
-    def _batch(self, rows: list[list[int]]) -> list[float]:
-        device = next(self.model.parameters()).device
-        longest = max(map(len, rows))
-        padded = torch.tensor([row + [self._begin] * (longest - len(row)) for row in rows], device=device)
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        mask = torch.arange(longest, device=device) < lengths[:, None]
-        logits = self.model(input_ids=padded, attention_mask=mask.long()).logits
-        log_probs = logits[:, :-1].float().log_softmax(-1)
-        found = log_probs.gather(-1, padded[:, 1:, None])[..., 0].double()
-        return (found * mask[:, 1:]).sum(1).tolist()

@@ -21,9 +21,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import CTC_MODEL, sentencepiece_processor
 from tests.graph.toy import LEXICON, PIECES, toy_arpa, toy_lexicon
 from tests.oracles.ngram import closed_table, missing_suffixes, write_arpa
-from tests.random_models import random_log_probs
 from tests.search.transducer.lstm import lstm_networks
-from tests.search.word_graph.models import make
 
 
 @pytest.fixture
@@ -54,33 +52,6 @@ def test_the_graph_is_that_of_the_library(here, capsys):
     assert facts["arcs"] == graph.num_arcs
     assert facts["n-grams"] == sum(facts["n-grams by order"])
     assert facts["bytes"] == (here / "out.graph").stat().st_size
-
-
-@pytest.mark.parametrize("topology", [None, "normal"])
-def test_other_decoders_read_the_composed_graph(here, capsys, topology):
-    kaldifst = pytest.importorskip("kaldifst")
-    _, graph = build(capsys)
-    arguments = ["lm=lm.arpa", "tokenizer=pieces.txt", "out=TLG.fst"]
-    assert main(["build-graph", *arguments, *([f"topology={topology}"] if topology else [])]) == 0
-    assert f"the CTC topology {topology or 'compact'} is composed" in capsys.readouterr().out
-    tlg = kaldifst.StdVectorFst.read("TLG.fst")
-    inputs = ["<eps>", *PIECES, "<blk>"]
-    assert [tlg.input_symbols.find(label) for label in range(len(inputs))] == inputs
-    assert [tlg.output_symbols.find(label) for label in range(len(graph.words))] == list(graph.words)
-    frames = random_log_probs(3, 9, len(inputs) - 1, seed=1)
-    for row, nbest in zip(frames, make(graph, topology=topology or "compact").decode(frames, [9] * 3), strict=True):
-        acoustics = kaldifst.StdVectorFst()
-        states = [acoustics.add_state() for _ in range(len(row) + 1)]
-        acoustics.start = states[0]
-        acoustics.set_final(states[-1], 0)
-        for state, log_probs in zip(states, row.tolist(), strict=False):
-            for column, value in enumerate(log_probs):
-                acoustics.add_arc(state, kaldifst.StdArc(column + 1, column + 1, -value, state + 1))
-        kaldifst.arcsort(tlg, sort_type="ilabel")
-        best = kaldifst.shortest_path(kaldifst.compose(acoustics, tlg))
-        _, _, words, weight = kaldifst.get_linear_symbol_sequence(best)
-        assert list(words) == [word.label for word in nbest.best.words]
-        assert weight.value == pytest.approx(-nbest.best.score, abs=1e-4)
 
 
 def test_words_that_cannot_be_spelled_are_counted_listed_and_shown(here, capsys):
@@ -186,8 +157,6 @@ TOKENS = ["lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]
         (["lm=lm.arpa", "tokenizer=pieces.txt", "out=no/x"], "out=no/x: there is no folder no"),
         (["lm=lm.arpa", "tokenizer=pieces.txt", "out=."], "out=. is a folder"),
         ([*TOKENS, "source_lang=de"], "source_lang is 'de', which needs model=..."),
-        ([*TOKENS, "topology=compact"], "topology is 'compact', which needs out=*.fst"),
-        (["lm=lm.arpa", "tokenizer=pieces.txt", "out=x.fst", "topology=graph"], "expected compact, normal or minimal"),
         ([*TOKENS, "segmentations=0"], "segmentations is 0, expected an integer >= 1"),
         ([*TOKENS, "lexicon=lexicon.txt", "segmentations=2"], "expected 1: the lexicon lists all"),
         ([*TOKENS, "unknown_word_cost=1"], "need open_vocabulary=true"),

@@ -1,4 +1,4 @@
-"""Rescoring of n-best lists, and log-probabilities of texts by a causal LM."""
+"""Rescoring of n-best lists."""
 
 from dataclasses import astuple
 
@@ -7,7 +7,7 @@ import torch
 
 from nemo_gpu_decoding import FlexCTCBeam, FlexCTCConfig
 from nemo_gpu_decoding.lm.pack import pack_arpa
-from nemo_gpu_decoding.search.rescoring import CausalLM, Rescoring, load_scorer, rescored
+from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer, rescored
 from tests.oracles.ngram import sentence_cost
 from tests.search.word_graph.models import random_lm
 
@@ -31,9 +31,8 @@ def counting_scorer(texts):
     return [2.0 * text.count("b") - len(text) / 10 for text in texts]
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
-    pytest.importorskip("transformers")
-    with pytest.raises(ValueError, match=rf"rescore={tmp_path} is no file here, and transformers cannot load it: .+"):
+def test_load_scorer_names_a_missing_file(tmp_path):
+    with pytest.raises(ValueError, match=rf"rescore={tmp_path} is no file here, expected a word n-gram LM"):
         load_scorer(str(tmp_path))
 
 
@@ -87,44 +86,3 @@ def test_an_ngram_lm_gives_the_log_probabilities_of_texts(tmp_path):
     assert load_scorer(str(lm.path))(texts) == pytest.approx(expected, abs=1e-4)
     pack_arpa(lm.path, tmp_path / "lm.packed")
     assert load_scorer(str(tmp_path / "lm.packed"))(texts) == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.fixture(scope="module")
-def causal_lm(tmp_path_factory):
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("tiny_gpt2")
-    trained = tokenizers.ByteLevelBPETokenizer()
-    trained.train_from_iterator(["the cat sat on the mat"] * 3, 300, special_tokens=["<|endoftext|>"])
-    trained.save(str(folder / "tokenizer.json"))
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|endoftext|>"
-    )
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=2, n_head=2)
-    return transformers.GPT2LMHeadModel(config).eval(), tokenizer
-
-
-def test_a_causal_lm_gives_the_log_probabilities_of_texts(causal_lm):
-    model, tokenizer = causal_lm
-    texts = ["the cat", "", "the mat sat on the cat", "a", "on the mat"]
-    scores = CausalLM(model, tokenizer, batch_size=2)(texts)
-    for text, score in zip(texts, scores, strict=True):
-        ids = [tokenizer.eos_token_id, *tokenizer.encode(text), tokenizer.eos_token_id]
-        with torch.inference_mode():
-            log_probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        expected = sum(float(log_probs[n, token]) for n, token in enumerate(ids[1:]))
-        assert score == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(ValueError, match="tokenizer is None, expected the tokenizer of the model"):
-        CausalLM(causal_lm[0])
-
-
-def test_a_causal_lm_from_a_folder_rescores(causal_lm, tmp_path, nbests):
-    model, tokenizer = causal_lm
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    loaded = rescored(nbests, CausalLM(str(tmp_path)), text_of, weight=0.5)
-    given = rescored(nbests, CausalLM(model, tokenizer), text_of, weight=0.5)
-    assert [text_of(path) for nbest in loaded for path in nbest] == [
-        text_of(path) for nbest in given for path in nbest
-    ]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.peers.tlg import as_transducer, composed_graph, topology_fst
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.tlg import as_transducer, composed_graph, topology_fst
 from tests.graph.toy import PIECES
 from tests.graph.toy import topology_fst as kaldifst_topology
 from tests.random_models import random_log_probs

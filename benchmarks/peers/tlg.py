@@ -1,40 +1,18 @@
-"""T o L o G: a graph composed with its CTC topology, for decoders without topologies."""
+"""T o L o G: the graph of a strategy composed with its CTC topology, for peers that apply no topology."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.extras import require
-from nemo_gpu_decoding.graph.csr import EPSILON_WORD, WordGraph, arc_sources
-from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
+from nemo_gpu_decoding.graph.csr import WordGraph, arc_sources
+from nemo_gpu_decoding.graph.openfst import Fst, write_fst
 from nemo_gpu_decoding.graph.topology import COMPACT, MINIMAL, NORMAL, topology_number
 
 ROUNDING = 1e-5  # relative; costs are float32
-BLANK = "<blk>"  # as NeMo and k2 name it
-
-
-def save_tlg(graph: WordGraph, topology: str, pieces: Sequence[str], path: str | PathLike[str]) -> Fst:
-    """Write T o L o G as an OpenFst file with its symbol tables; returns what was written.
-
-    Args:
-        topology: compact, normal or minimal.
-        pieces: [V] text of each token of the model. Input label n is column n - 1; the blank is column V.
-    """
-    with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
-        composed = os.path.join(folder, "tlg.fst")
-        composed_graph(graph, topology, len(pieces)).write(composed)
-        fst = read_fst(composed)
-    inputs = dict(enumerate((EPSILON_WORD, *pieces, BLANK)))
-    fst = replace(fst, input_symbols=inputs, output_symbols=dict(enumerate(graph.words)))
-    write_fst(fst, path)
-    return fst
 
 
 def composed_graph(graph: WordGraph, topology: str, vocab_size: int) -> Any:
@@ -42,7 +20,6 @@ def composed_graph(graph: WordGraph, topology: str, vocab_size: int) -> Any:
 
     Input labels are column + 1, output labels those of `graph.words`. The blank is column V.
     """
-    require("kaldifst")
     import kaldifst
 
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
