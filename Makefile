@@ -31,11 +31,13 @@ BENCH_OUT := build/bench.json
 # an environment is updated when one of these files changes
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
 
+GOLDENS = $(BIN)/python scripts/goldens.py
+
 run_tests = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(1) \
   || { echo "tests failed: repeat one with  make pytest PYTEST_ARGS='-k name -x'"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all compiler lint packages lowest kernels machine-code kernels-nvrtc fix pytest coverage bench test-nemo27 test-nemo-scripts docs clean
+.PHONY: help setup demo test test-all compiler lint packages lowest kernels machine-code kernels-nvrtc fix pytest coverage goldens bench test-nemo27 test-nemo-scripts docs clean
 
 help:  ## show this list
 	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
@@ -112,6 +114,14 @@ pytest: $(STAMP)  ## all tests; PYTEST_ARGS="-k name -x" narrows them
 
 coverage: $(STAMP)  ## all tests with line coverage; a sixth slower
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ALL_TESTS) --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+goldens: $(STAMP)  ## results of this tree and of a commit, to the bit: BASE=HEAD~1; MESSAGES=1: also of the tests' errors
+	@test -n "$(BASE)" || { echo "goldens compares with a commit: make goldens BASE=HEAD~1"; exit 1; }
+	@rm -rf build/goldens/tree && git worktree add --quiet --force --detach build/goldens/tree "$(BASE)"
+	@$(GOLDENS) record build/goldens/base --tree=build/goldens/tree
+	@$(GOLDENS) record build/goldens/now
+	@$(if $(MESSAGES),$(GOLDENS) messages build/goldens/base --tree=build/goldens/tree $(ALL_TESTS) -q; \
+	  $(GOLDENS) messages build/goldens/now $(ALL_TESTS) -q;) $(GOLDENS) compare build/goldens/base build/goldens/now
 
 bench: $(STAMP)  ## beside NeMo, flashlight, pyctcdecode, in 3 minutes; BENCH_ARGS="key=value ..."
 	@mkdir -p $(dir $(BENCH_OUT))

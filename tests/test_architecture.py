@@ -229,7 +229,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 44727
 PACKAGE_FILES = 255
-TESTS_LINES = 42488
+TESTS_LINES = 42555
 DOCS_WORDS = 45779
 
 
