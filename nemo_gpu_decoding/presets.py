@@ -120,10 +120,8 @@ def _path_keys(config: Any) -> list[str]:
     keys = list(PATH_KEYS)
     if isinstance(OmegaConf.select(config, "beam.grammar", throw_on_resolution_failure=False), str):
         keys.append("beam.grammar")  # a file, not a list of sentences
-    for key in ("beam.lm_pool", "wfst.lm_pool"):
-        pool = OmegaConf.select(config, key, throw_on_resolution_failure=False)
-        keys += [f"{key}[{name!s}]" for name in pool] if isinstance(pool, DictConfig) else []
-    return keys
+    pool = OmegaConf.select(config, "beam.lm_pool", throw_on_resolution_failure=False)
+    return keys + [f"beam.lm_pool[{name!s}]" for name in pool] if isinstance(pool, DictConfig) else keys
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -46,7 +46,7 @@ WORD_GRAPH_KEYS = {
     "boosting_weight": "boosting_tree_alpha",
     "ac_threshold": "boosting_tree.ac_threshold",
 }
-LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight", "lms": "lm_pool"}
+LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
 FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
 PHRASE_KEYS = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of `boosting_tree`
@@ -108,9 +108,9 @@ class ModelOptions:
 class DecodingOptions(ModelOptions):
     """Options of the commands that decode with one setting. null keeps the value of the preset, or of NeMo."""
 
-    # For flexctc_beam, alsd_pp and aes_pp: token-level LMs by name, lms.NAME=FILE; for paged_biglm large LMs. The
-    # field `lm` in a line of the manifest, or in the first message of a stream, names its LM; the option lm (large_lm)
-    # is the LM of the others. The weight is lm_weight, or decoding.beam.lm_pool_alpha.NAME (decoding.wfst. ...).
+    # For flexctc_beam, alsd_pp and aes_pp: token-level LMs by name, lms.NAME=FILE. The field `lm` in a line of the
+    # manifest, or in the first message of a stream, names its LM; the option lm is the LM of the others. The weight is
+    # lm_weight, or decoding.beam.lm_pool_alpha.NAME.
     lms: dict[str, Any] = field(default_factory=dict)
     # Hypotheses kept per frame, 1 .. 4096. A larger beam is slower, and seldom better beyond 16.
     beam_size: int | None = None

@@ -37,7 +37,6 @@ class Rules(NamedTuple):
 
     allowed: AllowedTokens | None = None
     grammar: Grammar | None = None
-    lm: str | None = None  # the name of its LM, as in `Request`
 
 
 class FusionLabels(NamedTuple):
@@ -48,7 +47,6 @@ class FusionLabels(NamedTuple):
     unit: str = "tokens"  # for messages, as `hint`
     hint: str = " (vocab_size)"
     lm_in_graph: bool = False  # the graph holds an LM that `Fusion.lm_weight` scales
-    large_lms: bool = False  # beside the LM of the graph, `Fusion.lm_pool` has `PackedLM`s; the decoder checks them
     max_states: int = 1 << 31  # of an automaton
     blank_id: int = 1 << 31  # column of the blank; a token above it has its column minus 1 as label
     unlocked: str = ""  # why tokens cannot be forbidden; "": they can
@@ -82,14 +80,14 @@ class BatchFusion:
         checked = _checked_requests(requests, fusion, n, labels)
         distinct = {id(request): request for request in checked}  # without requests all utterances are alike
         nothing = _nothing(labels.size)
-        joined_lm, starts = (None, {}) if labels.large_lms else fusion.token_lms
+        joined_lm, starts = fusion.token_lms
         lm = joined_lm or nothing
         priced: dict[tuple[int, int, float], tuple[BackoffAutomaton | None, float]] = {}
 
         def settled(request: Request) -> tuple[int, float, BackoffAutomaton, float, Rules]:
             tree = request.boosting or fusion.boosting
             weight = _weight(tree, fusion.boosting_weight, request.boosting_weight)
-            rules = Rules(request.allowed or fusion.allowed, request.grammar or fusion.grammar, request.lm)
+            rules = Rules(request.allowed or fusion.allowed, request.grammar or fusion.grammar)
             if rules.grammar is not None:
                 tree, weight = rules.grammar.automaton, PRICE_WEIGHT
             if rules.allowed is not None or labels.beam_beta:
@@ -155,15 +153,14 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     for name, lm in (("lm", fusion.lm), ("source_lm", fusion.source_lm)):
         if lm is not None and labels.lm_in_graph:
             raise ValueError(f"fusion.{name} is {lm.name}, expected None: the LM of a word graph is in the graph")
-    if fusion.lm_pool and labels.lm_in_graph and not labels.large_lms:
+    if fusion.lm_pool and labels.lm_in_graph:
         names = ", ".join(fusion.lm_pool)
         raise ValueError(f"fusion.lm_pool has {names}, expected no LMs: the LM of a word graph is in the graph")
-    if not labels.large_lms:
-        _check_automaton("fusion.lm", fusion.lm, labels)
-        _check_automaton("fusion.source_lm", fusion.source_lm, labels)
-        for name, lm in fusion.lm_pool.items():
-            _check_automaton(f"fusion.lm_pool[{name}]", lm, labels)
-        _check_automaton("fusion.lm", fusion.token_lms[0], labels)
+    _check_automaton("fusion.lm", fusion.lm, labels)
+    _check_automaton("fusion.source_lm", fusion.source_lm, labels)
+    for name, lm in fusion.lm_pool.items():
+        _check_automaton(f"fusion.lm_pool[{name}]", lm, labels)
+    _check_automaton("fusion.lm", fusion.token_lms[0], labels)
     _check_automaton("fusion.boosting", fusion.boosting, labels)
     _check_rules("fusion", fusion, labels)
 
@@ -222,7 +219,7 @@ def _checked_requests(
 
 
 def _check_lm_name(i: int, name: str | None, fusion: Fusion, labels: FusionLabels) -> None:
-    if name is not None and labels.lm_in_graph and not labels.large_lms:
+    if name is not None and labels.lm_in_graph:
         raise FieldError(f"requests[{i}].lm", name, "None: the LM of a word graph is in the graph")
     try:
         fusion.check_lm_name(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
 
 from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError, check_number, checked_options, did_you_mean
@@ -41,8 +40,8 @@ class Fusion:
     source_lm_weight: float | None = None  # of natural logs, >= 0; 0 switches the source LM off
     allowed: AllowedTokens | None = None  # None: all tokens may be written; not for word graphs
     grammar: Grammar | None = None  # of all utterances, instead of phrases; not for word graphs
-    # LMs for `Request.lm`, by name; for `PagedBigLM` `PackedLM`s
-    lm_pool: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    # LMs over tokens for `Request.lm`, by name; not for word graphs
+    lm_pool: Mapping[str, BackoffAutomaton] = field(default_factory=dict, hash=False)
     lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # by name, > 0; others: lm_weight
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Path, Place
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
-from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_large_lms, load_small_lm
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_small_lm
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath, minimum_bayes_risk
 
 
@@ -127,9 +127,6 @@ class PagedInfer(WordGraphInfer):
 
     def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:
         large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
-        own = self.options.fusion
-        pool = {"lm_pool": load_large_lms(own.lm_pool), "lm_pool_weights": own.lm_pool_weights}
-        others["fusion"] = replace(others["fusion"], **pool)
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, **others)
 
 

@@ -46,9 +46,6 @@ MORE: dict[str, Any] = BUILD_KEYS | {
 LARGE_LM: dict[str, Any] = {
     "large_lm_path": None,  # packed, or an ARPA file, which is packed in memory at each load
     "small_lm_path": None,  # likewise; None: arpa_lm_path. For a ready-made graph: the LM that it was built from
-    # large LMs that requests name, in place of large_lm_path: name -> file; and weights in place of lm_weight
-    "lm_pool": None,
-    "lm_pool_alpha": None,
 }
 RENAMED = {"beam": "beam_width"}
 RIVA = "riva_decoding_cfg.online_opts"
@@ -134,8 +131,6 @@ def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
             "wfst.large_lm_path is not set, expected the large LM of paged_biglm: a file of "
             "`nemo-gpu-decoding pack-lm`, or an ARPA file"
         )
-    pool, pool_weights = wfst.lm_pool()
-    options["fusion"] = replace(options["fusion"], lm_pool=pool, lm_pool_weights=pool_weights)
     return PagedOptions(**options, large=large, small=_small_lm(wfst))
 
 

@@ -96,8 +96,9 @@ def test_named_lms(strategy, files, tmp_path):
     assert load_preset(str(tmp_path / "pool.yaml")) == config
     with pytest.raises(ValueError, match=r"lms.a=nowhere is no file here"):
         decoding_config(strategy, None, {"lms": {"a": "nowhere"}})
-    with pytest.raises(ValueError, match=r"lms=.* has no effect with strategy cuda_wfst"):
-        decoding_config("cuda_wfst", None, {"lms": paths})
+    for other in ("cuda_wfst", "paged_biglm"):
+        with pytest.raises(ValueError, match=rf"lms=.* has no effect with strategy {other}"):
+            decoding_config(other, None, {"lms": paths})
     assert "lm_pool" not in decoding_config(strategy, None, {"lms": {}}).beam
 
 

@@ -1161,10 +1161,13 @@ def test_boosting_weight_zero_means_no_boosting(subject, decoder, inputs, expect
 
 
 @of(WordGraph)
-def test_lms_of_requests_are_refused(subject, decoder):
-    reason = "none: the decoder has no lm_pool" if decoder.takes_large_lms else "None: .* is in the graph"
-    with pytest.raises(ValueError, match=rf"requests\[0\].lm is 'news', expected {reason}"):
-        decoder.open(1, [Request(lm="news")])
+@pytest.mark.parametrize("name", ["news", "none"])
+def test_lms_of_requests_are_refused(decoder, name):
+    with pytest.raises(ValueError, match=rf"requests\[0\].lm is '{name}', expected None: .* is in the graph"):
+        decoder.open(1, [Request(lm=name)])
+    pool = Fusion(lm_pool={"news": random_lm(VOCAB, seed=0)})
+    with pytest.raises(ValueError, match=r"fusion\.lm_pool has news, expected no LMs: .* is in the graph"):
+        decoder.with_options(decoder.config, pool)
 
 
 @of(WordGraph)

@@ -15,7 +15,7 @@ import numpy as np
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding import BoostingConfig, Request, WFSTConfig, utterance_requests
+from nemo_gpu_decoding import BoostingConfig, WFSTConfig, utterance_requests
 from nemo_gpu_decoding.fusion.boosting import Phrase
 from nemo_gpu_decoding.graph import load
 from nemo_gpu_decoding.graph.build import build_graph
@@ -413,23 +413,6 @@ def test_n_best_lists_are_those_of_the_large_lms_graph(ctc_model, paged_cfg, sta
         assert texts(found) == texts(others)
         scores = [hypothesis.score for hypothesis in found]
         assert scores == pytest.approx([hypothesis.score for hypothesis in others], abs=2e-3)
-
-
-def test_requests_name_large_lms(ctc_model, paged_cfg, small_word_lm, word_lm, emissions):
-    """Each of these has the results of a model with that LM alone."""
-    log_probs, lengths = emissions
-    expected = {
-        "small": texts(decoded(ctc_model, paged_cfg(large_lm_path=str(small_word_lm)), emissions)),
-        "large": texts(decoded(ctc_model, paged_cfg(lm_weight=0.4), emissions)),
-        None: texts(decoded(ctc_model, paged_cfg(), emissions)),
-    }
-    pool = {"small": str(small_word_lm), "large": str(word_lm)}
-    ctc_model.change_decoding_strategy(paged_cfg(lm_pool=pool, lm_pool_alpha={"large": 0.4}), verbose=False)
-    decoder = ctc_model.decoding.decoding.decoder()
-    assert [lm.name for lm in decoder.fusion.lm_pool.values()] == list(pool.values())
-    names = [("small", "large", None)[i % 3] for i in range(len(log_probs))]
-    found = decoder.decode(log_probs, lengths.tolist(), [Request(lm=name) for name in names])
-    assert [nbest.best.text for nbest in found] == [expected[name][i] for i, name in enumerate(names)]
 
 
 @pytest.mark.parametrize(("composition", "is_open"), [("lazy", True), ("lazy", False), ("let", False)])

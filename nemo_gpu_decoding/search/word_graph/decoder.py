@@ -16,7 +16,7 @@ from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
-from nemo_gpu_decoding.fusion.fusion import NO_LM, Fusion
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import GRAPH, topology_number
 from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS, num_opened_labels, with_new_words
@@ -36,8 +36,8 @@ from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.cuda_kernels import LargeLMKernels
 from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import LetEngine
-from nemo_gpu_decoding.search.word_graph.large_lm.pair import LmPairs
-from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import labels_of_unknown, shared_lm_pair, with_more_words
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.result import (
@@ -86,7 +86,6 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     """
 
     strategy = "cuda_wfst"
-    takes_large_lms = False  # of `Fusion.lm_pool`
 
     def __init__(
         self,
@@ -110,7 +109,6 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             unit="words",
             hint=": build it with build_word_boosting for this graph",
             lm_in_graph=True,
-            large_lms=self.takes_large_lms,
             max_states=records.MAX_BOOST_STATES,
             unlocked="a word graph writes its own words only; build it from the words that may be written",
         )
@@ -366,8 +364,7 @@ class PagedBigLM(CudaWFST):
         large: the large LM, from `load_packed_lm` or `pack_arpa_in_memory`.
         small: the LM of the graph, from the same functions.
         config: see `PagedBigLMConfig`.
-        fusion: boosting from `build_word_boosting`; weights of the boosting and of both LMs; large LMs that requests
-            name (`lm_pool`), in place of `large`. With such LMs the search runs on CPUs.
+        fusion: boosting from `build_word_boosting`; weights of the boosting and of both LMs.
         pieces: as in `CudaWFST`.
 
     Example:
@@ -381,7 +378,6 @@ class PagedBigLM(CudaWFST):
     """
 
     strategy = "paged_biglm"
-    takes_large_lms = True
     config: PagedBigLMConfig
 
     def __init__(
@@ -398,8 +394,8 @@ class PagedBigLM(CudaWFST):
         config = config or PagedBigLMConfig()
         super().__init__(graph, vocab_size, blank_id, config, fusion, pieces)
         self._large, self._small = large, small
-        self._lms = LmPairs(graph, {None: large, **self.fusion.lm_pool}, small, config.difference)
-        self._kernels = LargeLMKernels(self._lms.of(None), config, large.name)
+        self._lms = shared_lm_pair(graph, large, small, config.difference)
+        self._kernels = LargeLMKernels(self._lms, config, large.name)
 
     def _arguments(self, config: Any, fusion: Fusion) -> tuple[Any, ...]:
         arguments = super()._arguments(config, fusion)
@@ -416,22 +412,24 @@ class PagedBigLM(CudaWFST):
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         if self.config.composition == "let":
             return "composition is 'let', expected 'lazy': 'let' has no CUDA kernels"
-        if self.fusion.lm_pool:
-            return f"lm_pool has {', '.join(self.fusion.lm_pool)}, expected no LMs: the CUDA kernels read one large LM"
         return super()._why_not_cuda(streams, device)
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)
         weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)
-        name = fusion.rules[i].lm
-        lms = self._lms.of(None if name == NO_LM else name, models.graph)
+        lms = self._lms if models.graph is self.graph else self._opened_lms
         return replace(models, lm_scorer=LmScorer(lms, weight, self.config.group_size or 1 << 30))
 
     def _opened(self) -> WordGraph:
         graph = super()._opened()
         if graph is not self.graph:
-            self._lms.check_unknown(graph)
+            labels_of_unknown(graph, self._large, self._small)  # raises an error if an LM has no <unk>
         return graph
+
+    @cached_property
+    def _opened_lms(self) -> LmPair:
+        """The LMs for the words of `opened_graph`."""
+        return with_more_words(self._lms, self.opened_graph, self._large, self._small)
 
 
 def _check_epsilons(graph: WordGraph) -> None:

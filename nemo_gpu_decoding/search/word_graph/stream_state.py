@@ -74,12 +74,11 @@ ModelsOf = Callable[[BatchFusion, int], StreamModels]  # the models of utterance
 
 
 def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]) -> list[StreamModels]:
-    """The models of some utterances; utterances with equal weights, trees and large LMs share them."""
+    """The models of some utterances; utterances with equal weights and trees share them."""
     columns = (fusion.lm_weights, fusion.boosting_weights, fusion.tree_of)
-    names = [fusion.rules[row].lm for row in rows]
-    options = list(zip(*(values[rows].tolist() for values in columns), names, strict=True))
-    known = {option: models_of(fusion, row) for option, row in dict(zip(options, rows, strict=True)).items()}
-    return [known[option] for option in options]
+    options = list(zip(*(values[rows].tolist() for values in columns), strict=True))
+    models = {option: models_of(fusion, row) for option, row in dict(zip(options, rows, strict=True)).items()}
+    return [models[option] for option in options]
 
 
 @dataclass(frozen=True, eq=False)

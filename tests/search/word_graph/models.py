@@ -192,8 +192,7 @@ def make_paged(
 
 def without_bounds(decoder: PagedBigLM) -> PagedBigLM:
     """The decoder, which now drops no dominated LM context."""
-    pairs = decoder._lms._pairs
-    pairs[None] = pairs[None]._replace(bounds=pairs[None].bounds[:0])
+    decoder._lms = decoder._lms._replace(bounds=decoder._lms.bounds[:0])
     return decoder
 
 

@@ -65,6 +65,6 @@ def test_dropping_dominated_contexts_changes_no_result(composition, topology):
 
 
 def test_two_automata_have_no_bounds():
-    assert len(make_paged(random_lm(1), random_lm(20, keep=0.8))._lms.of(None).bounds) == 0
-    assert len(make_paged(*nested_pair(0), difference="never")._lms.of(None).bounds) == 0
-    assert np.isfinite(make_paged(*nested_pair(0))._lms.of(None).bounds["over"]).all()
+    assert len(make_paged(random_lm(1), random_lm(20, keep=0.8))._lms.bounds) == 0
+    assert len(make_paged(*nested_pair(0), difference="never")._lms.bounds) == 0
+    assert np.isfinite(make_paged(*nested_pair(0))._lms.bounds["over"]).all()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,39 +28,6 @@ AUTO_NGRAMS = 10_000_000  # with difference "auto", a larger LM gets no differen
 # Pairs by graph, large LM, small LM and option. An entry goes when its graph or one of its LMs is deleted.
 _ready: WeakKeyDictionary[WordGraph, WeakKeyDictionary] = WeakKeyDictionary()
 _lock = threading.Lock()
-
-
-class LmPairs:
-    """The large LMs of a decoder by name, None for the one that utterances have by default, paired with the small LM.
-
-    Raises:
-        ValueError: as `make_lm_pair`; a large LM is no `PackedLM`.
-    """
-
-    def __init__(self, graph: WordGraph, large: Mapping[Any, Any], small: PackedLM, difference: str) -> None:
-        for name, lm in large.items():
-            if not isinstance(lm, PackedLM):
-                raise ValueError(f"fusion.lm_pool[{name}] is a {type(lm).__name__}, expected a PackedLM")
-        self._graph, self._large, self._small = graph, dict(large), small
-        self._pairs = {name: shared_lm_pair(graph, lm, small, difference) for name, lm in self._large.items()}
-        self._opened: dict[str | None, LmPair] = {}
-
-    def of(self, name: str | None, graph: WordGraph | None = None) -> LmPair:
-        """The pair of a large LM, for the words of the decoder's graph or of `with_new_words` of it."""
-        if graph is None or graph is self._graph:
-            return self._pairs[name]
-        if name not in self._opened:
-            self._opened[name] = with_more_words(self._pairs[name], graph, self._large[name], self._small)
-        return self._opened[name]
-
-    def check_unknown(self, graph: WordGraph) -> None:
-        """Check that all LMs have <unk>, for words that the graph lacks.
-
-        Raises:
-            ValueError: an LM has none.
-        """
-        for lm in self._large.values():
-            labels_of_unknown(graph, lm, self._small)
 
 
 def shared_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference: str) -> LmPair:
@@ -180,12 +145,6 @@ def load_large_lm(path: Path) -> PackedLM:
         ValueError: the file is damaged or contains no LM.
     """
     return cached(("large LM", file_key(path)), partial(_load_large, path))
-
-
-def load_large_lms(paths: Mapping[str, Path]) -> dict[str, PackedLM]:
-    """Load named large LMs. They are one entry of the cache, which may have fewer places."""
-    key = ("large LMs", tuple(paths), *map(file_key, paths.values()))
-    return cached(key, lambda: {name: _load_large(path) for name, path in paths.items()})
 
 
 def load_small_lm(path: Path, graph: WordGraph) -> PackedLM:
