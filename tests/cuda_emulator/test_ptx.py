@@ -22,9 +22,9 @@ from tests.contract.checks import (  # noqa: F401 (a part of the battery, that r
     networks,
     pytest_generate_tests,
     subject,
-    test_batch_does_not_matter,
     test_partial_follows_the_stream,
-    test_requests_change_only_their_utterance,
+    test_request_changes_only_its_utterance,
+    test_results_do_not_depend_on_the_batch,
     variant,
 )
 from tests.contract.subjects import AES, CudaWFSTSubject, FlexCTC, PagedBigLMSubject, Transducer

@@ -45,7 +45,7 @@ def test_letter_case_may_not_matter():
 @pytest.mark.parametrize(
     "text", ["ann anna phi four mini phi four", "b c d b c c d", "phi phi four minister ann", "去北京"]
 )
-def test_what_is_committed_stays(text):
+def test_committed_tokens_stay(text):
     aliases, shown = Aliases(TABLE), ""
     for n in range(len(text) + 1):
         committed = aliases.committed(text[:n])

@@ -103,7 +103,7 @@ def test_rows_that_begin_at_any_address(device, dtype, skip):
     assert_equal(shifted, [frames, 4], fusion=random_fusion(columns - 1), n_best=3)
 
 
-def test_ties_are_broken_alike(device):
+def test_ties_are_broken_alike_in_every_batch(device):
     flat = torch.full((2, T, V + 1), -float(np.log(V + 1)), device=device)
     coarse = torch.round(log_probs_on(device, 4, seed=6))
     for merge in MERGES:

@@ -51,7 +51,7 @@ def test_topologies_and_types(device, topology, dtype):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_ties_are_broken_alike(device, topology):
+def test_ties_are_broken_alike_in_every_batch(device, topology):
     log_probs = torch.round(log_probs_on(device, seed=3))
     both.assert_equal(
         graph_of(3, topology, coarse=True), log_probs, lengths_for(), beam=5.0, max_active=300,

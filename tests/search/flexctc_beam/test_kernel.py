@@ -64,7 +64,7 @@ def test_types_and_alignments_of_rows(dtype, vocab_size):
     assert_equal(log_probs[1:], [9], fusion=random_fusion(vocab_size), n_best=3)
 
 
-def test_ties_are_broken_alike():
+def test_ties_are_broken_alike_in_every_batch():
     flat = torch.full((1, 6, V + 1), -float(np.log(V + 1)))
     coarse = torch.round(random_log_probs(2, T, V + 1, seed=6))
     for merge in MERGES:

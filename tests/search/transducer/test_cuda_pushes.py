@@ -11,13 +11,7 @@ from nemo_gpu_decoding.search.transducer.cuda_graphs import LOOP
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.search.pushes import operators
-from tests.search.transducer.table_networks import (
-    STRATEGIES,
-    TableNetworks,
-    assert_same,
-    random_frames,
-    random_fusion,
-)
+from tests.search.transducer.table_networks import STRATEGIES, TableNetworks, assert_same, random_frames, random_fusion
 from tests.search.transducer.test_cuda_prediction import ENCODER, V, lstm_networks, relu_networks, stateless_networks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]

@@ -102,7 +102,7 @@ def test_log_probs_that_are_not_stored(strategy, monkeypatch):
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V))
 
 
-def test_ties_are_broken_alike(strategy):
+def test_ties_are_broken_alike_in_every_batch(strategy):
     networks = TableNetworks(V, (0, 1), seed=1, sharpness=0.0, blank_bias=0.0)
     for pruning in ("late", "early"):
         compare(strategy, networks, beam_size=8, pruning_mode=pruning)
