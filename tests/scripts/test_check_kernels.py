@@ -234,17 +234,6 @@ def test_counts_of_the_page_are_those_of_the_kernels(count_kernels, request):
         assert numbers == pytest.approx(written, rel=0.05), "count_kernels.py --write"
 
 
-@pytest.mark.slow
-@pytest.mark.nemo
-def test_page_has_the_share_of_new_texts(count_kernels):
-    pytest.importorskip("nemo.collections.asr")
-    page = " ".join(count_kernels.PAGE.read_text(encoding="utf-8").split())
-    share = r"to (\d+) % \(RNN-T\) and \d+ % \(TDT\) of all hypotheses with alsd_pp, and to (\d+) % and"
-    alsd, aes = re.search(share, page).groups()
-    found = [float(share.split()[0]) for *_, share in count_kernels.new_texts(["rnnt"])]
-    assert found == pytest.approx([float(alsd), float(aes)], abs=2)
-
-
 def test_estimated_time_is_that_of_the_slowest_block_and_the_bus(count_kernels):
     """264 blocks of two for each of 128 utterances: one per multiprocessor at once, so that they take two turns."""
     slowest, everything = Counts(1980, 0, 0, 0, 0, 0), Counts(0, 0, 0, 0, 3000, 1000)
