@@ -133,7 +133,7 @@ def test_alignments(device, merge):
 
 @pytest.mark.parametrize("lengths_on_device", [False, True])
 @pytest.mark.parametrize("merge", MERGES)
-def test_streams(device, merge, lengths_on_device):
+def test_results_of_streams_equal_those_of_the_cpu(device, merge, lengths_on_device):
     """Chunks of random sizes; partial results on the way are equal too."""
     batch, rng = sized(24, 3), np.random.default_rng(0)
     log_probs, totals = log_probs_on(device, batch, seed=2), np.array(lengths_for(batch, seed=2))
@@ -157,7 +157,7 @@ def test_streams(device, merge, lengths_on_device):
 
 
 @pytest.mark.parametrize("seed", range(sized(150, 6)))
-def test_anything(device, seed):
+def test_random_shapes_and_options_equal_the_cpu(device, seed):
     """Random sizes and options."""
     rng = np.random.default_rng(seed)
     vocab_size = int(rng.integers(1, sized(1500, 40)))
