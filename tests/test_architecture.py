@@ -57,7 +57,7 @@ def floor(module: str) -> int:
     return next(number for number, rooms in enumerate(ORDER) if room in rooms)
 
 
-def test_every_room_has_its_floor():
+def test_every_folder_has_a_layer():
     assert all(floor(module) >= 0 for module in MODULES)
 
 
@@ -137,7 +137,7 @@ def test_only_the_plugin_imports_nemo_and_only_cluster_imports_ray():
         assert module.startswith(f"{ROOT}.cluster") or "ray" not in names, module
 
 
-def test_what_is_beside_the_package_imports_it_and_not_the_other_way_round():
+def test_package_does_not_import_benchmarks_and_tools():
     for module, path in MODULES.items():
         assert not packages_of(path) & {"benchmarks", "tools", "tests", "scripts"}, module
     for path in (*REPOSITORY.glob("benchmarks/**/*.py"), *REPOSITORY.glob("tools/**/*.py")):
@@ -160,7 +160,7 @@ def imported_names(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_there_and_explained(name):
+def test_every_public_name_exists_and_has_a_docstring(name):
     assert inspect.getdoc(getattr(nemo_gpu_decoding, name))
     assert name in dir(nemo_gpu_decoding)
 

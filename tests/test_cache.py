@@ -74,7 +74,7 @@ def test_file_key_changes_with_the_file(tmp_path):
 
 
 # ------------------------------------------------------------------------ shared by processes of a machine
-def test_processes_wait_for_each_other_and_not_for_the_dead(tmp_path):
+def test_lock_waits_for_other_processes_and_not_for_dead_ones(tmp_path):
     code = """
 import sys, time
 from pathlib import Path

@@ -9,7 +9,7 @@ from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, fit_map, me
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_map_finds_the_probability(seed):
+def test_fitted_map_recovers_the_probabilities(seed):
     """Words whose probability of being right is a logistic function of the logit of their confidence."""
     rng = np.random.default_rng(seed)
 
@@ -56,7 +56,7 @@ def test_no_probability_is_zero_or_one(right):
         assert abs(probability - right) == pytest.approx(1 / 62, abs=1e-3)
 
 
-def test_a_confidence_that_falls_with_the_truth_says_nothing():
+def test_decreasing_confidence_gives_a_constant_map():
     fitted = fit_map([0.2] * 30 + [0.8] * 30, [True] * 30 + [False] * 30)
     assert fitted.slope == 0
     assert calibrated([0.1, 0.9], fitted) == pytest.approx([0.5, 0.5])
@@ -79,7 +79,7 @@ def test_equal_confidences_have_one_probability():
         fit_map([0.5] * 19, [True] * 19)
 
 
-def test_words_that_are_right():
+def test_right_words_are_those_of_the_alignment():
     assert right_words("a b c", ["a", "x", "b", "c"]) == [True, False, True, True]
     assert right_words("a b", ["a"]) == [True]
     assert right_words("", ["a"]) == [False]

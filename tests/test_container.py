@@ -65,7 +65,7 @@ def change(path, place, value=None):
     path.write_bytes(data)
 
 
-def test_packed_lms_come_back(tmp_path):
+def test_packed_lms_are_read_as_written(tmp_path):
     lm, path = Packed.make(tmp_path), tmp_path / "lm.packed"
     assert save_packed_lm(lm, path) == path.stat().st_size
     loaded = load_packed_lm(path)
@@ -76,7 +76,7 @@ def test_packed_lms_come_back(tmp_path):
     assert loaded.score(["x", "y"]) == lm.score(["x", "y"])
 
 
-def test_graphs_come_back(tmp_path):
+def test_graphs_are_read_as_written(tmp_path):
     graph, path = Graph.make(tmp_path), tmp_path / "toy.graph"
     save_graph(graph, path)
     loaded = load_graph(path)
@@ -238,7 +238,7 @@ def test_other_errors_stay_as_they_are(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_device_is_written_to_and_stays(tmp_path):
+def test_device_file_is_written_and_not_replaced(tmp_path):
     (tmp_path / "link").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as caught:
         write_text(tmp_path / "link", "text")

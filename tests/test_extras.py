@@ -80,7 +80,7 @@ def test_the_lists_of_pyproject_are_read():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_a_file_imports_is_declared(path):
+def test_imports_of_a_file_are_declared(path):
     """With the file: dependencies, or the extra that the file is for. In functions: extras as well."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     with_file, in_functions = third_party(path)
@@ -90,7 +90,7 @@ def test_what_a_file_imports_is_declared(path):
     assert distributions(in_functions - BROUGHT_BY_OTHERS) <= declared("dependencies") | optional
 
 
-def test_what_the_demo_imports_is_declared():
+def test_imports_of_the_demo_are_declared():
     with_file, in_functions = third_party(ROOT / "scripts" / "demo.py")
     assert distributions(with_file) <= declared("dependencies")
     assert distributions(in_functions) <= declared("dependencies") | declared("demo")
@@ -166,7 +166,7 @@ def test_the_message_names_what_is_missing_and_the_extra(missing, wanted, messag
     assert error.value.name == missing[0]
 
 
-def test_modules_that_are_installed_or_not_needed_are_no_matter(lacking, monkeypatch):
+def test_installed_modules_are_not_required_again(lacking, monkeypatch):
     lacking("matplotlib")
     monkeypatch.setitem(sys.modules, "kaldifst", ast)  # imported already
     require("kaldifst")
@@ -210,13 +210,13 @@ PRESETS = shlex.quote(str(ROOT / "assets" / "self"))
         ("doctor", []),
     ],
 )
-def test_what_a_command_needs(command, expected):
+def test_packages_of_a_command_follow_its_options(command, expected):
     name, *arguments = shlex.split(command)
     assert needed(name, parse_options(load_command(name).OPTIONS, arguments)) == expected
 
 
 @pytest.mark.parametrize(("command", "extra"), [(c, name) for c, names in NEEDS.items() for name in names])
-def test_a_command_stops_before_it_works(command, extra, lacking, monkeypatch, capsys):
+def test_missing_package_stops_a_command_before_its_work(command, extra, lacking, monkeypatch, capsys):
     """Each need of each command, whatever makes it one."""
     monkeypatch.setitem(NEEDS, command, {extra: lambda options: True})
     monkeypatch.setattr(load_command(command), "run", lambda options: pytest.fail("it has started"))

@@ -11,7 +11,7 @@ def test_readers_name_a_damaged_file(name, tmp_path):
     assert not faults, faults[0]
 
 
-def test_a_reader_without_care_is_noticed(tmp_path, monkeypatch):
+def test_fuzzing_notices_a_careless_reader(tmp_path, monkeypatch):
     careless = READERS["phrases"]._replace(read=lambda path: path.read_text(encoding="utf-8"))
     monkeypatch.setitem(READERS, "phrases", careless)
     assert any("UnicodeDecodeError" in fault.what for fault in fuzz("phrases", 60, 1, tmp_path))

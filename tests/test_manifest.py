@@ -36,7 +36,7 @@ def write_manifest(folder, *rows):
     return manifest
 
 
-def test_folders_files_patterns_and_lists(folder):
+def test_folders_files_patterns_and_lists_are_found(folder):
     assert names(find_utterances(str(folder), None)) == ["a.flac", "b.wav", "c.wav"]
     assert names(find_utterances(str(folder / "b.wav"), None)) == ["b.wav"]
     assert names(find_utterances(f"{folder}/*.wav", None)) == ["b.wav"]
@@ -53,7 +53,7 @@ def test_exactly_one_source_is_wanted(audio, manifest):
         find_utterances(audio, manifest)
 
 
-def test_what_is_not_found_is_named(folder):
+def test_missing_audio_is_named(folder):
     with pytest.raises(
         ValueError, match=r"audio=.*/\*\.ogg: no such file or folder, and no file matches it as a pattern"
     ):
@@ -63,7 +63,7 @@ def test_what_is_not_found_is_named(folder):
         find_utterances(str(folder / "empty"), None)
 
 
-def test_what_is_no_audio_is_named_with_the_command_that_converts_it(folder):
+def test_file_that_is_no_audio_is_named_with_a_command_to_convert_it(folder):
     with pytest.raises(
         ValueError, match=r"notes\.txt cannot be read as audio.*; convert it: ffmpeg -i .*notes\.txt -ac 1"
     ):
@@ -112,7 +112,7 @@ def test_rows_of_parts_of_a_file(folder):
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
-def test_nothing_but_the_part_is_read(suffix, folder, monkeypatch):
+def test_only_the_part_of_a_file_is_read(suffix, folder, monkeypatch):
     rng = np.random.default_rng(0)
     soundfile.write(folder / f"two.{suffix}", rng.uniform(-0.5, 0.5, (40000, 2)), 8000)
     expected, _ = soundfile.read(folder / f"two.{suffix}", dtype="float32", start=8800, stop=20800)
@@ -157,7 +157,7 @@ def test_rows_name_the_boosted_phrases(folder):
 
 
 @pytest.mark.parametrize(("selector", "expected"), [(None, 0.375), ("average", 0.375), (0, 0.5), (1, 0.25)])
-def test_one_channel_of_several(selector, expected, tmp_path):
+def test_selected_channel_is_read(selector, expected, tmp_path):
     stereo, mono = tmp_path / "stereo.wav", tmp_path / "mono.wav"
     soundfile.write(stereo, np.full((2_100_000, 2), (0.5, 0.25)), 8000)
     write_mono(stereo, mono, selector)

@@ -52,7 +52,7 @@ def test_scores_without_anything_said_or_found():
 
 
 # ---------------------------------------------------------------------------------------- tables
-def test_tables():
+def test_tables_align_numbers_and_text():
     assert format_table(["decoder", "WER"], [["greedy", 14.4], ["beam", ""], ["beam", "7.0"]]) == (
         "decoder   WER\n-------  ----\ngreedy   14.4\nbeam\nbeam      7.0"
     )

@@ -98,7 +98,7 @@ def test_text_of_bytes_word_pieces_and_characters():
         (CHAR, "char", [0, 0, 1, 0, 0, 0, 2, 4, 0], [("a", 2, 3), ("b'", 6, 8)]),
     ],
 )
-def test_words(pieces, kind, ids, spans):
+def test_words_have_tokens_and_times(pieces, kind, ids, spans):
     assert Vocabulary(pieces, kind).words(ids) == [WordSpan(*span) for span in spans]
 
 
@@ -279,7 +279,7 @@ def test_tokenizers_of_characters_that_drop_what_they_do_not_know():
         (None, "a", 0, "limit is 0"),
     ],
 )
-def test_what_cannot_be_spelled_is_named(encode, text, limit, message):
+def test_text_that_cannot_be_spelled_is_named(encode, text, limit, message):
     vocabulary = Vocabulary(BPE, "bpe", encode=encode)
     with pytest.raises(ValueError, match=message):
         vocabulary.tokenize(text) if limit else vocabulary.segmentations(text, limit=limit)

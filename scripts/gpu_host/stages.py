@@ -97,7 +97,7 @@ STAGES = (
         45,
         _pytest(
             "-x", "tests/gpu/test_contract.py", "tests/gpu/test_transducer_gpu.py",
-            "-k", "test_batch_does_not_matter and not float16 or test_the_loop_is_what_is_taken",
+            "-k", "test_results_do_not_depend_on_the_batch and not float16 or test_loop_is_the_default_mode",
         ),
         (TESTS,),
     ),

@@ -76,6 +76,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             continue
         if any(metafunc.function.__name__ in names for names in kind.exempt.values()):
             continue
+        if kind.only is not None and metafunc.function.__name__ not in kind.only:
+            continue
         for backend in backends:
             subject = kind(backend)
             variants = subject.emulated_variants if backend == "cuda" else None
@@ -132,7 +134,7 @@ def expected(subject, variant, decoder, inputs):
     return _EXPECTED[key]
 
 
-def test_has_the_verbs_of_all_decoders(decoder):
+def test_decoder_has_all_verbs(decoder):
     assert isinstance(decoder, Decoder)
     verbs = [name for name in vars(Decoder) if not name.startswith("_") and callable(vars(Decoder)[name])]
     assert verbs == ["decode", "open", "push", "partial", "close", "reopen", "with_options"]
@@ -141,26 +143,26 @@ def test_has_the_verbs_of_all_decoders(decoder):
 # ------------------------------------------------------------------ invariances
 
 
-def test_batch_does_not_matter(subject, decoder, inputs, expected):
+def test_results_do_not_depend_on_the_batch(subject, decoder, inputs, expected):
     for b, length in enumerate(LENGTHS):
         alone = decoder.decode(inputs[b : b + 1, :length], [length])
         assert facts(alone[0]) == expected[b]
 
 
-def test_padding_is_never_read(subject, decoder, inputs, expected):
+def test_padding_is_not_read(subject, decoder, inputs, expected):
     for poison in (float("nan"), float("inf"), 0.0, -1e30):
         found = decoder.decode(subject.poisoned(inputs, poison), LENGTHS)
         assert all_facts(found) == expected
 
 
-def test_order_does_not_matter(subject, decoder, inputs, expected):
+def test_results_do_not_depend_on_the_order(subject, decoder, inputs, expected):
     order = [4, 2, 0, 5, 3, 1]
     shuffled = decoder.decode(inputs[order], [LENGTHS[i] for i in order])
     assert all_facts(shuffled) == [expected[i] for i in order]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_chunks_do_not_matter(subject, decoder, inputs, expected, seed):
+def test_results_do_not_depend_on_chunks(subject, decoder, inputs, expected, seed):
     rng = np.random.default_rng(seed)
     streams = decoder.open(BATCH)
     for chunk, sizes in subject.random_chunks(inputs, rng):
@@ -170,14 +172,14 @@ def test_chunks_do_not_matter(subject, decoder, inputs, expected, seed):
     assert all_facts(decoder.close(streams)) == expected
 
 
-def test_threads_do_not_matter(subject, variant, inputs, expected, monkeypatch):
+def test_results_do_not_depend_on_threads(subject, variant, inputs, expected, monkeypatch):
     subject.threads_for_little_work(monkeypatch)
     for threads in (1, 2, 5):
         found = subject.fused(variant, threads=threads).decode(inputs, LENGTHS)
         assert all_facts(found) == expected
 
 
-def test_callers_may_share_a_decoder(subject, decoder, inputs, expected):
+def test_callers_can_share_a_decoder(subject, decoder, inputs, expected):
     seen, errors = [], []
 
     def work():
@@ -196,11 +198,11 @@ def test_callers_may_share_a_decoder(subject, decoder, inputs, expected):
     assert seen == [expected] * 4 * subject.calls_per_thread
 
 
-def test_two_runs_agree(subject, decoder, inputs, expected):
+def test_results_of_two_runs_are_equal(subject, decoder, inputs, expected):
     assert [all_facts(decoder.decode(inputs, LENGTHS)) for _ in range(2)] == [expected] * 2
 
 
-def test_ties_are_broken_alike(subject, variant):
+def test_ties_are_broken_alike_in_every_batch(subject, variant):
     decoder, flat = subject.without_preference(variant)
     alone = decoder.decode(flat[:1], [6])[0]
     assert len(alone.best)
@@ -256,7 +258,7 @@ def test_partial_follows_the_stream(subject, decoder, inputs, expected):
     assert all_facts(decoder.close(streams)) == expected
 
 
-def test_what_is_committed_stays(subject, decoder, inputs, expected):
+def test_committed_tokens_stay(subject, decoder, inputs, expected):
     """A prefix of the tokens of all live hypotheses, now and in all that follows; it never gets shorter."""
     streams, before = decoder.open(BATCH), [[] for _ in range(BATCH)]
     has_lattice = getattr(decoder.config, "keeps_links", False)  # whose alternatives are not alive
@@ -279,7 +281,7 @@ def test_what_is_committed_stays(subject, decoder, inputs, expected):
         assert all(path.tokens[: len(known)].tolist() == known for path in alive)
 
 
-def test_partial_results_of_long_streams_trace_back_what_is_not_committed(subject, variant, monkeypatch):
+def test_partial_results_do_not_depend_on_commits(subject, variant, monkeypatch):
     """The same to the bit as if nothing were ever committed, from the first chunk to the end."""
     frames = 150
     inputs = 2 * subject.random_inputs(2, frames, seed=8).to(subject.device)
@@ -318,7 +320,7 @@ def test_partial_results_of_long_streams_trace_back_what_is_not_committed(subjec
         assert (tail < whole).any()
 
 
-def test_partial_may_be_asked_about_some_streams(subject, decoder, inputs):
+def test_partial_of_some_streams_equals_that_of_all(subject, decoder, inputs):
     streams = decoder.open(BATCH)
     decoder.push(streams, inputs[:, :12], np.minimum(LENGTHS, 12).tolist())
     every, rows = all_facts(decoder.partial(streams)), [4, 0, 2]
@@ -330,7 +332,7 @@ def test_partial_may_be_asked_about_some_streams(subject, decoder, inputs):
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_partial_knows_its_limits(subject, decoder, over):
+def test_partial_refuses_a_wrong_n_best(subject, decoder, over):
     most = subject.most_partial
     wrong, valid = most + 1 if over else 0, "1" if most == 1 else rf"1 \.\. {most}"
     with pytest.raises(ValueError, match=rf"n_best is {wrong}, expected {valid}"):
@@ -341,7 +343,7 @@ def test_partial_knows_its_limits(subject, decoder, over):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_utterance_does_not_know_its_stream(subject, decoder, seed):
+def test_results_do_not_depend_on_other_streams(subject, decoder, seed):
     """Utterances begin and end at any time, in any stream, with or without requests of their own."""
     rng, waiting, found = np.random.default_rng(seed), list(range(8)), {}
     inputs = subject.random_inputs(8, FRAMES, seed=5).to(subject.device)
@@ -370,7 +372,7 @@ def test_an_utterance_does_not_know_its_stream(subject, decoder, seed):
     assert [found[b] for b in range(8)] == all_facts(decoder.decode(inputs, lengths, requests))
 
 
-def test_streams_that_are_used_again_take_no_more_memory(subject, decoder, inputs):
+def test_reopened_streams_take_no_more_memory(subject, decoder, inputs):
     sizes = []
     streams = decoder.open(3)
     for turn in range(6):
@@ -396,7 +398,7 @@ def bytes_of(thing: Any, seen: set[int] | None = None) -> int:
     return bytes_of(vars(thing), seen) if hasattr(thing, "__dict__") else 0
 
 
-def test_a_bad_frame_costs_no_other_stream_anything(subject, decoder, inputs, expected):
+def test_bad_frame_does_not_change_other_streams(subject, decoder, inputs, expected):
     streams = decoder.open(BATCH)
     decoder.push(streams, inputs[:, :5], np.minimum(LENGTHS, 5).tolist())
     bad, rest = inputs[:, 5:].clone(), [max(0, length - 5) for length in LENGTHS]
@@ -430,7 +432,7 @@ def test_wrong_rows_are_named(subject, decoder, inputs):
 # ------------------------------------------------------------------ per-utterance requests
 
 
-def test_requests_change_only_their_utterance(subject, decoder, inputs, expected):
+def test_request_changes_only_its_utterance(subject, decoder, inputs, expected):
     request = subject.request()
     mixed = all_facts(decoder.decode(inputs, LENGTHS, [request, None, request, None, None, request]))
     own = all_facts(decoder.decode(inputs, LENGTHS, [request] * BATCH))
@@ -438,7 +440,7 @@ def test_requests_change_only_their_utterance(subject, decoder, inputs, expected
     assert own[0] != expected[0]
 
 
-def test_requests_are_kept_by_streams(subject, decoder, inputs):
+def test_streams_keep_their_requests(subject, decoder, inputs):
     requests = [subject.request(), None, Request(), None, subject.request(), None]
     streams = decoder.open(BATCH, requests)
     for chunk, sizes in subject.random_chunks(inputs, np.random.default_rng(7)):
@@ -447,7 +449,7 @@ def test_requests_are_kept_by_streams(subject, decoder, inputs):
     assert all_facts(decoder.close(streams)) == all_facts(whole)
 
 
-def test_aliases_belong_to_their_utterance_and_change_texts_only(subject, decoder, inputs):
+def test_aliases_change_only_texts_of_their_utterance(subject, decoder, inputs):
     request = subject.request()
     plain = decoder.decode(inputs, LENGTHS, [request] * BATCH)
 
@@ -475,14 +477,14 @@ def test_aliases_belong_to_their_utterance_and_change_texts_only(subject, decode
 
 
 @pytest.mark.parametrize("frames", [0, 5])
-def test_empty_utterances(subject, variant, frames):
+def test_utterance_without_frames_is_empty(subject, variant, frames):
     empty = subject.random_inputs(2, frames, seed=0).to(subject.device)
     for nbest in subject.bare(variant).decode(empty, [0, 0]):
         assert (len(nbest), len(nbest.best), nbest.num_frames) == (1, 0, 0)
         assert subject.score_of_nothing in (None, nbest.best.score)
 
 
-def test_empty_batch(subject, decoder):
+def test_batch_without_utterances_is_empty(subject, decoder):
     assert decoder.decode(torch.zeros(0, 5, subject.width, device=subject.device), []) == []
 
 
@@ -494,21 +496,21 @@ def test_chunks_without_frames_change_nothing(subject, decoder, inputs, expected
     assert all_facts(decoder.close(streams)) == expected
 
 
-def test_all_blank(subject, variant):
+def test_blanks_alone_give_no_token(subject, variant):
     decoder, blanks = subject.blank_only(variant)
     best = decoder.decode(blanks, [20])[0].best
     assert (len(best), subject.text(best)) == (0, ())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_float_types(subject, decoder, inputs, dtype):
+def test_results_do_not_depend_on_the_float_type(subject, decoder, inputs, dtype):
     rounded = inputs.to(dtype)
     expected = decoder.decode(rounded.float(), LENGTHS)
     assert all_facts(decoder.decode(rounded, LENGTHS)) == all_facts(expected)
 
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 2)])
-def test_strided_input(subject, decoder, inputs, expected, dims):
+def test_results_do_not_depend_on_strides(subject, decoder, inputs, expected, dims):
     strided = inputs.transpose(*dims).contiguous().transpose(*dims)
     assert all_facts(decoder.decode(strided, LENGTHS)) == expected
 
@@ -527,7 +529,7 @@ class ElsewhereArray:
 
 
 @pytest.mark.parametrize("form", [torch.Tensor.numpy, ElsewhereArray])
-def test_arrays_of_other_libraries_are_tensors(subject, decoder, inputs, expected, form):
+def test_arrays_of_other_libraries_give_the_same_results(subject, decoder, inputs, expected, form):
     whole = inputs.cpu()
     assert all_facts(decoder.decode(form(whole), np.array(LENGTHS))) == expected
     alone = decoder.decode(form(whole[4, : LENGTHS[4]]))  # [T, ...]
@@ -538,11 +540,11 @@ def test_arrays_of_other_libraries_are_tensors(subject, decoder, inputs, expecte
     assert all_facts(decoder.decode(tuple(padded), LENGTHS)) == expected
 
 
-def test_without_lengths_all_frames_count(subject, decoder, inputs):
+def test_missing_lengths_mean_all_frames(subject, decoder, inputs):
     assert all_facts(decoder.decode(inputs)) == all_facts(decoder.decode(inputs, [FRAMES] * BATCH))
 
 
-def test_streams_take_arrays_of_one_or_of_several(subject, decoder, inputs, expected):
+def test_push_takes_one_array_or_a_list(subject, decoder, inputs, expected):
     whole = inputs.cpu().numpy()
     streams = decoder.open(1)
     for first in range(0, LENGTHS[1], 4):
@@ -554,7 +556,7 @@ def test_streams_take_arrays_of_one_or_of_several(subject, decoder, inputs, expe
     assert all_facts(decoder.close(streams, rows=[2, 0, 1])) == [expected[4], expected[1], expected[5]]
 
 
-def test_numpy_arrays_of_any_layout(subject, decoder, inputs, expected):
+def test_results_do_not_depend_on_the_layout_of_arrays(subject, decoder, inputs, expected):
     whole = inputs.cpu().numpy()
     fixed = whole.copy()
     fixed.flags.writeable = False
@@ -562,7 +564,7 @@ def test_numpy_arrays_of_any_layout(subject, decoder, inputs, expected):
         assert all_facts(decoder.decode(array, LENGTHS)) == expected
 
 
-def test_arrays_share_their_memory(subject, decoder, inputs, monkeypatch):
+def test_contiguous_arrays_are_not_copied(subject, decoder, inputs, monkeypatch):
     """A contiguous array is handed to the search as it is."""
     seen = []
     monkeypatch.setattr(decoder, "_check_inputs", lambda inputs, batch: seen.append(inputs.data_ptr()))
@@ -575,7 +577,7 @@ def test_arrays_share_their_memory(subject, decoder, inputs, monkeypatch):
 
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda decoder: pickle.loads(pickle.dumps(decoder))])
-def test_decoders_can_be_copied(subject, decoder, inputs, expected, used, copied):
+def test_copies_of_a_decoder_give_the_same_results(subject, decoder, inputs, expected, used, copied):
     if used:
         decoder.decode(inputs, LENGTHS)
     assert all_facts(copied(decoder).decode(inputs, LENGTHS)) == expected
@@ -593,7 +595,7 @@ def test_forbidden_values_are_named(subject, decoder, inputs, where):
             decoder.decode(inputs, LENGTHS)
 
 
-def test_a_refused_chunk_leaves_the_streams_alone(subject, decoder, inputs, expected):
+def test_refused_chunk_does_not_change_the_streams(subject, decoder, inputs, expected):
     streams = decoder.open(BATCH)
     decoder.push(streams, inputs[:, :5], np.minimum(LENGTHS, 5).tolist())
     bad, rest = inputs[:, 5:].clone(), [max(0, length - 5) for length in LENGTHS]
@@ -666,7 +668,7 @@ def test_boosting_weights_need_phrases(subject, variant, inputs):
         subject.bare(variant).decode(inputs[:1], [3], [Request(boosting_weight=0.5)])
 
 
-def test_closed_streams_stay_closed(subject, decoder, inputs):
+def test_closed_streams_are_refused(subject, decoder, inputs):
     streams = decoder.open(1)
     decoder.close(streams)
     for verb in (decoder.close, decoder.partial, lambda s: decoder.push(s, inputs[:1], [3])):
@@ -674,7 +676,7 @@ def test_closed_streams_stay_closed(subject, decoder, inputs):
             verb(streams)
 
 
-def test_streams_know_their_number(subject, decoder, inputs):
+def test_wrong_number_of_streams_is_named(subject, decoder, inputs):
     with pytest.raises(ValueError, match=f"{subject.argument} has 6 rows, expected 2"):
         decoder.push(decoder.open(2), inputs, LENGTHS)
     for n in (-1, "3", 2.0, True, 10**12):
@@ -720,14 +722,14 @@ def test_weights_are_numbers_that_sums_can_hold(subject, weight):
 
 
 @of(LogProbs)
-def test_impossible_labels_are_fine(subject, decoder, inputs):
+def test_impossible_labels_are_not_found(subject, decoder, inputs):
     inputs[:, :, 2] = -float("inf")
     found = decoder.decode(inputs, LENGTHS)
     assert all(2 not in path.tokens for nbest in found for path in nbest)
 
 
 @of(LogProbs)
-def test_a_frame_without_any_label_is_named(subject, decoder, inputs):
+def test_frame_without_any_label_is_named(subject, decoder, inputs):
     inputs[1, 6] = -float("inf")
     with pytest.raises(ValueError, match=f"{subject.at(1, 6)} leaves no label possible"):
         decoder.decode(inputs, LENGTHS)
@@ -771,7 +773,7 @@ def test_rows_that_are_not_normalised_are_warned_of_once(subject, variant, input
 
 @of(LogProbs)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_log_probs_of_any_precision_are_fine(subject, variant, dtype, caplog):
+def test_rounded_log_probs_are_not_warned_of(subject, variant, dtype, caplog):
     torch.manual_seed(0)
     for sharpness in (0.0, 1.0, 30.0):
         rows = torch.log_softmax((sharpness * torch.randn(2, 9, subject.width)).to(dtype), -1)
@@ -791,7 +793,7 @@ def with_threshold(request: Request, results: list[NBest]) -> tuple[Request, flo
 
 
 @of((TokenFusion, WordGraph))
-def test_phrases_that_are_not_heard_are_withdrawn(subject, decoder, inputs):
+def test_phrases_below_the_threshold_of_a_request_are_withdrawn(subject, decoder, inputs):
     request = subject.phrases()
     all_paid = decoder.decode(inputs, LENGTHS, [request] * BATCH)
     limited, limit = with_threshold(request, all_paid)
@@ -813,7 +815,7 @@ def test_phrases_that_are_not_heard_are_withdrawn(subject, decoder, inputs):
 
 
 @of((TokenFusion, WordGraph))
-def test_phrases_of_streams_are_withdrawn_until_they_are_committed(subject, decoder, inputs):
+def test_phrases_of_streams_are_withdrawn_until_committed(subject, decoder, inputs):
     request = subject.phrases()
     limited, _ = with_threshold(request, decoder.decode(inputs, LENGTHS, [request] * BATCH))
     expected = decoder.decode(inputs, LENGTHS, [limited] * BATCH)
@@ -839,7 +841,7 @@ def test_phrases_of_streams_are_withdrawn_until_they_are_committed(subject, deco
 
 @of(TokenFusion)
 @pytest.mark.parametrize("requested", [False, True])
-def test_parts_are_what_the_automata_say(subject, decoder, inputs, requested):
+def test_parts_of_scores_are_those_of_the_automata(subject, decoder, inputs, requested):
     says, request = subject.requested_fusion() if requested else subject.fusion(), subject.request()
     for nbest in decoder.decode(inputs, LENGTHS, [request] * BATCH if requested else None):
         for path in nbest:
@@ -862,14 +864,14 @@ def test_ties_go_to_the_smaller_label(subject, variant):
 
 
 @of(TokenFusion)
-def test_requests_are_as_good_as_a_decoder_made_so(subject, variant, decoder, inputs):
+def test_request_equals_a_decoder_with_its_fusion(subject, variant, decoder, inputs):
     other = subject.with_fusion(variant, subject.requested_fusion())
     requested = decoder.decode(inputs, LENGTHS, [subject.request()] * BATCH)
     assert all_facts(requested) == all_facts(other.decode(inputs, LENGTHS))
 
 
 @of(TokenFusion)
-def test_25_lms_in_a_batch_give_what_each_gives_alone(subject, variant):
+def test_25_lms_in_a_batch_give_the_results_of_each_alone(subject, variant):
     names, base = [f"lm{i}" for i in range(25)], subject.fusion()
     lms = [random_lm(VOCAB, seed=i, order=2 + i % 3) for i in range(25)]
     weights = {name: 0.1 * (i + 1) for i, name in enumerate(names) if i % 2}
@@ -889,7 +891,7 @@ def test_25_lms_in_a_batch_give_what_each_gives_alone(subject, variant):
 
 
 @of(TokenFusion)
-def test_requests_without_an_lm_and_with_another_weight(subject, variant, inputs):
+def test_lm_and_weight_of_a_request_replace_those_of_the_decoder(subject, variant, inputs):
     base = subject.fusion()
     pooled = dataclasses.replace(base, lm_pool={"a": random_lm(VOCAB, seed=20)}, lm_pool_weights={"a": 0.9})
     requests = [Request(lm="none"), None, Request(lm="a", lm_weight=0.3), Request(lm_weight=0.0), None, None]
@@ -913,7 +915,7 @@ def test_unknown_lms_are_named(subject, variant, inputs):
 
 
 @of(TokenFusion)
-def test_grammars_of_requests_are_those_of_decoders_made_so(subject, variant, inputs):
+def test_grammar_of_a_request_equals_that_of_a_decoder(subject, variant, inputs):
     own = dataclasses.replace(subject.fusion(), boosting=None)
     decoder, letters = subject.with_fusion(variant, own), Vocabulary(tuple(map(chr, range(97, 97 + VOCAB))), "char")
     units = ("a", "b", "cd", "ef", "h", "gh", "i", "j", "k")
@@ -989,7 +991,7 @@ def test_tokens_last_as_long_as_their_frames(subject, decoder, inputs):
 
 
 @of(FlexCTC)
-def test_the_end_finds_no_new_text(subject, decoder, inputs):
+def test_close_finds_no_new_text(subject, decoder, inputs):
     """It changes scores by final weights, and so the order."""
     streams = decoder.open(BATCH)
     decoder.push(streams, inputs, LENGTHS)
@@ -1010,7 +1012,7 @@ def test_beam_of_one_is_greedy(subject, inputs):
 
 
 @of(FlexCTC)
-def test_beam_wider_than_everything(subject, variant):
+def test_beam_wider_than_all_texts_finds_all(subject, variant):
     log_probs = random_log_probs(1, 2, 3, seed=5).to(subject.device)
     options = {"beam_size": 64, "n_best": 64, "beam_threshold": float("inf")}
     nbest = subject.make(2, 2, merge=variant, **options).decode(log_probs, [2])[0]
@@ -1082,7 +1084,7 @@ def test_blanks_of_duration_zero_move_on(subject, inputs):
 
 
 @of(Transducer)
-def test_a_beam_wider_than_all_texts(subject):
+def test_beam_wider_than_all_transducer_texts_finds_them(subject):
     networks = TableNetworks(2, max_length=2, seed=5)
     nbest = subject.make(networks, beam_size=64, n_best=64).decode(random_frames(1, 2, seed=1), [2])[0]
     texts = {subject.text(path) for path in nbest}
@@ -1140,7 +1142,7 @@ def test_words_hold_all_tokens_in_their_order(subject, decoder, inputs):
 
 
 @of(WordGraph)
-def test_boosting_is_what_the_automaton_says(subject, decoder, inputs):
+def test_boosting_part_is_that_of_the_automaton(subject, decoder, inputs):
     request = subject.request()
     for nbest in decoder.decode(inputs, LENGTHS, [request] * BATCH):
         for path in nbest:

@@ -62,6 +62,8 @@ class Subject:
 
     # why checks do not apply -> their names
     exempt: ClassVar[dict[str, tuple[str, ...]]] = {}
+    # the names of the only checks that run; None: all
+    only: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(self, backend: str = "cpu", device: str = "cpu") -> None:
         self.backend, self.device = backend, device
@@ -167,6 +169,7 @@ class LogProbs(Subject):
 class TokenFusion(Subject):
     """Decoders with an LM and phrases over tokens."""
 
+    usual: str  # the variant with which further automata are checked
     lm_scores_the_end = True
 
     def with_fusion(self, variant: str, fusion: Fusion, **options: Any) -> Any:

@@ -42,6 +42,7 @@ class FlexCTC(LogProbs, TokenFusion):
     """The variants are the modes of `merge`."""
 
     variants = ("max", "sum", "prefix")
+    usual = "max"
     most_partial, n_best = 8, 4
     insertion = 0.3
 
@@ -66,6 +67,7 @@ class Transducer(TokenFusion):
     decoder, config = ALSDPlusPlus, ALSDConfig
     variants = tuple(KINDS)
     emulated_variants = ("tdt",)  # tests of the kernels have both
+    usual = "tdt"
     argument, axes = "encoder_output", "[B, T, D]"
     width = WIDTH
     forbidden = (float("nan"), float("inf"), -float("inf"))
@@ -75,6 +77,8 @@ class Transducer(TokenFusion):
     insertion = 0.3
 
     def make(self, networks, fusion=None, **options):
+        if fusion and fusion.allowed:
+            options = {"pruning_mode": "late", **options}
         return self.decoder(networks, self.config(backend=self.backend, **options), fusion)
 
     def with_fusion(self, variant, fusion, **options):
@@ -131,46 +135,7 @@ class AES(Transducer):
     decoder, config = AESPlusPlus, AESConfig
 
 
-class FlexCTCDensityRatio(DensityRatio, FlexCTC):
-    variants = ("max",)
-
-
-class TransducerDensityRatio(DensityRatio, Transducer):
-    variants = ("tdt",)
-
-
-class FlexCTCPool(LMPool, FlexCTC):
-    variants = ("max",)
-
-
-class TransducerPool(LMPool, Transducer):
-    variants = ("tdt",)
-
-
-class FlexCTCLocked(Locked, FlexCTC):
-    variants = ("max",)
-
-
-class TransducerLocked(Locked, Transducer):
-    variants = ("tdt",)
-
-    def make(self, networks, fusion=None, **options):
-        return super().make(networks, fusion, pruning_mode="late", **options)
-
-
 class AESLSTM(TransducerLSTM, AES):
-    pass
-
-
-class AESDensityRatio(TransducerDensityRatio, AES):
-    pass
-
-
-class AESPool(TransducerPool, AES):
-    pass
-
-
-class AESLocked(TransducerLocked, AES):
     pass
 
 
@@ -305,33 +270,51 @@ class LetNewWords(PagedClosed):
     composition = "let"
 
 
+BOTH = ("cpu", "cuda")
+TOKENS = {"flexctc_beam": FlexCTC, "alsd_pp": Transducer, "aes_pp": AES}
+# Each is one automaton: one strategy passes all checks with it, the others those of `FUSION_CHECKS`.
+FEATURES = {
+    "allowed tokens": (Locked, "flexctc_beam"),
+    "density ratio": (DensityRatio, "alsd_pp"),
+    "lm pool": (LMPool, "aes_pp"),
+}
+FUSION_CHECKS = (
+    "test_results_do_not_depend_on_chunks",
+    "test_request_changes_only_its_utterance",
+    "test_parts_of_scores_are_those_of_the_automata",
+    "test_request_equals_a_decoder_with_its_fusion",
+)
+
+
+def with_feature(strategy: str, feature: str) -> type[Subject]:
+    """A search over tokens with one more automaton."""
+    (kind, whole), base = FEATURES[feature], TOKENS[strategy]
+    only = None if strategy == whole else FUSION_CHECKS
+    return type(f"{base.__name__}{kind.__name__}", (kind, base), {"variants": (base.usual,), "only": only})
+
+
 # name, class, backends
 TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
-    ("flexctc_beam", FlexCTC, ("cpu", "cuda")),
-    ("flexctc_beam density ratio", FlexCTCDensityRatio, ("cpu", "cuda")),
-    ("flexctc_beam lm pool", FlexCTCPool, ("cpu", "cuda")),
-    ("flexctc_beam allowed tokens", FlexCTCLocked, ("cpu", "cuda")),
-    ("alsd_pp", Transducer, ("cpu", "cuda")),
-    ("alsd_pp density ratio", TransducerDensityRatio, ("cpu", "cuda")),
-    ("alsd_pp allowed tokens", TransducerLocked, ("cpu", "cuda")),
-    ("alsd_pp lm pool", TransducerPool, ("cpu", "cuda")),
+    *((name, kind, BOTH) for name, kind in TOKENS.items()),
+    *((f"{name} {feature}", with_feature(name, feature), BOTH) for name in TOKENS for feature in FEATURES),
     ("alsd_pp lstm", TransducerLSTM, ("cpu",)),
-    ("aes_pp", AES, ("cpu", "cuda")),
     ("aes_pp lstm", AESLSTM, ("cpu",)),
-    ("aes_pp density ratio", AESDensityRatio, ("cpu", "cuda")),
-    ("aes_pp lm pool", AESPool, ("cpu", "cuda")),
-    ("aes_pp allowed tokens", AESLocked, ("cpu", "cuda")),
-    ("cuda_wfst", CudaWFSTSubject, ("cpu", "cuda")),
-    ("cuda_wfst lattices", Lattices, ("cpu", "cuda")),
-    ("paged_biglm", PagedBigLMSubject, ("cpu", "cuda")),
+    ("cuda_wfst", CudaWFSTSubject, BOTH),
+    ("cuda_wfst lattices", Lattices, BOTH),
+    ("paged_biglm", PagedBigLMSubject, BOTH),
     ("paged_biglm let", Let, ("cpu",)),
     ("paged_biglm let lattices", LetLattices, ("cpu",)),
-    ("cuda_wfst new words", NewWords, ("cpu", "cuda")),
-    ("paged_biglm new words", PagedClosed, ("cpu", "cuda")),
+    ("cuda_wfst new words", NewWords, BOTH),
+    ("paged_biglm new words", PagedClosed, BOTH),
     ("paged_biglm open vocabulary", PagedNewWords, ("cpu",)),
     ("paged_biglm let new words", LetNewWords, ("cpu",)),
-    ("paged_biglm difference", DifferenceAutomaton, ("cpu", "cuda")),
+    ("paged_biglm difference", DifferenceAutomaton, BOTH),
 ]
+
+
+def fused(strategy: str) -> list[str]:
+    """The rows of a search over tokens: plain, and with each feature."""
+    return [strategy, *(f"{strategy} {feature}" for feature in FEATURES)]
 
 
 def rows(backend: str, *names: str) -> list[tuple[str, type[Subject], tuple[str, ...]]]:

@@ -64,7 +64,7 @@ def output_of(program, library):
     return sorted(line for line in run.stdout.splitlines())
 
 
-def test_a_launch_arrives_as_it_was_meant(library):
+def test_launch_arrives_in_the_driver_with_sizes_and_arguments(library):
     lines = output_of(
         "assert runtime().why_not(device) is None, runtime().why_not(device)\n"
         "assert runtime().shared_bytes(device) == 101376\n"
@@ -83,7 +83,7 @@ def test_a_launch_arrives_as_it_was_meant(library):
     assert lines.count("capture mode 2") == lines.count("capture mode 0") == 2
 
 
-def test_failures_are_told_in_the_drivers_words(library):
+def test_failure_has_the_name_that_the_driver_gives(library):
     output_of(
         "module = runtime().load('a/kernel.cu', device)\n"
         "try:\n"
@@ -96,7 +96,7 @@ def test_failures_are_told_in_the_drivers_words(library):
     )
 
 
-def test_a_signature_with_the_wrong_types_never_gets_to_the_gpu(library):
+def test_signature_with_wrong_sizes_is_not_launched(library):
     lines = output_of(
         "more = {'a': Scalar(np.float64), 'b': Scalar(np.float64)}\n"
         "wrong = Signature('axpy', AXPY.parameters | more)\n"
@@ -114,7 +114,7 @@ def test_a_signature_with_the_wrong_types_never_gets_to_the_gpu(library):
 
 
 @pytest.mark.skipif(importlib.metadata.version("cuda-bindings") < "13", reason="CUDA 12 has edges without data")
-def test_a_while_node_arrives_as_it_was_meant(library):
+def test_while_node_arrives_in_the_driver(library):
     """Handles, sizes and the graph of the body pass through cuda-python's own structures."""
     lines = output_of(
         "from contextlib import nullcontext\n"

@@ -55,14 +55,14 @@ def entries(folder: Path) -> list[Path]:
     return sorted((folder.parent / "cache" / "cubin").iterdir())
 
 
-def test_the_second_time_comes_from_the_cache(package, compiled):
+def test_second_compilation_comes_from_the_cache(package, compiled):
     assert kernel_code("kernel.cu", Architecture(90)) == kernel_code("kernel.cu", Architecture(90)) == b"code 1"
     assert len(compiled) == 1
     (entry,) = entries(package)
     assert entry.name.startswith("kernel-sm_90-")
 
 
-def test_everything_that_matters_makes_another_entry(package, compiled, monkeypatch):
+def test_source_header_macro_and_version_make_another_entry(package, compiled, monkeypatch):
     kernel_code("kernel.cu", Architecture(90))
     kernel_code("kernel.cu", Architecture(80))
     kernel_code("kernel.cu", Architecture(90), {"WIDTH": 4})
@@ -77,7 +77,7 @@ def test_everything_that_matters_makes_another_entry(package, compiled, monkeypa
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:33] + b"?" + b[34:], lambda _: b""])
-def test_a_damaged_entry_is_replaced(damage, package, compiled, caplog):
+def test_damaged_cache_entry_is_replaced(damage, package, compiled, caplog):
     kernel_code("kernel.cu", Architecture(90))
     (entry,) = entries(package)
     entry.write_bytes(damage(entry.read_bytes()))
@@ -88,20 +88,19 @@ def test_a_damaged_entry_is_replaced(damage, package, compiled, caplog):
     assert entries(package) == [entry]
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_the_work(package, compiled, caplog):
-    (package.parent / "cache").write_text("a file where the folder should be")
-    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
-        assert kernel_code("kernel.cu", Architecture(90)) == b"code 1"
-    assert "can't keep a compiled kernel" in caplog.text
-
-
-def test_a_full_disk_leaves_no_litter(package, compiled, monkeypatch):
+def test_cache_that_cannot_be_written_does_not_stop_the_work(package, compiled, caplog, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.replace", full)
-    assert kernel_code("kernel.cu", Architecture(90)) == b"code 1"
+    caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        assert kernel_code("kernel.cu", Architecture(90)) == b"code 1"
     assert entries(package) == []
+    (package.parent / "cache" / "cubin").rmdir()
+    (package.parent / "cache" / "cubin").write_text("a file where the folder should be")
+    assert kernel_code("kernel.cu", Architecture(90)) == b"code 2"
+    assert caplog.text.count("can't keep a compiled kernel") == 2
 
 
 def test_options_forbid_contraction_and_carry_macros():
@@ -122,13 +121,13 @@ def test_options_forbid_contraction_and_carry_macros():
         ((13, 0), Architecture(100, ptx=True)),
     ],
 )
-def test_new_gpus_get_the_code_of_their_older_siblings_or_ptx(capability, expected, monkeypatch):
+def test_new_gpu_gets_the_code_of_an_older_one_or_ptx(capability, expected, monkeypatch):
     monkeypatch.setattr(nvrtc, "architectures", lambda: (75, 80, 86, 90, 100))
     assert architecture(capability) == expected
 
 
 @needs_nvrtc
-def test_real_ptx_cubins_and_macros(package):
+def test_nvrtc_compiles_ptx_cubins_and_macros(package):
     code = kernel_code("kernel.cu", Architecture(90, ptx=True))
     assert b".target sm_90" in code
     assert b".entry axpy" in code
@@ -144,7 +143,7 @@ def test_real_ptx_cubins_and_macros(package):
 
 
 @needs_nvrtc
-def test_an_error_names_file_and_line(package):
+def test_compile_error_names_file_and_line(package):
     (package / "kernel.cu").write_text(KERNEL.replace("+ a", "+ b"))
     with pytest.raises(CompileError, match=r'kernel.cu\(5\): error: identifier "b" is undefined'):
         kernel_code("kernel.cu", Architecture(90))
@@ -156,13 +155,13 @@ def test_an_error_names_file_and_line(package):
 
 
 @needs_nvrtc
-def test_an_unknown_option_is_an_error_and_not_ignored(package):
+def test_unknown_compiler_option_is_an_error(package):
     with pytest.raises(CompileError, match="does not compile with"):
         nvrtc.compile_program("k.cu", "", {}, ["--gpu-architecture=sm_90", "--no-such-option"])
 
 
 @needs_nvrtc
-def test_threads_may_compile_at_once(package):
+def test_threads_compile_at_once_into_one_entry(package):
     with ThreadPoolExecutor(4) as pool:
         codes = list(pool.map(lambda _: kernel_code("kernel.cu", Architecture(90)), range(4)))
     assert len(set(codes)) == 1
@@ -171,7 +170,7 @@ def test_threads_may_compile_at_once(package):
 
 @pytest.mark.slow
 @needs_nvrtc
-def test_processes_may_compile_at_once(tmp_path):
+def test_processes_compile_at_once_into_one_entry(tmp_path):
     command = [
         sys.executable,
         "-c",
@@ -194,7 +193,7 @@ def test_warnings_of_the_compiler_are_logged(package, compiled, caplog):
 
 
 # --------------------------------------------------------------------- Kernel files and their headers
-def test_headers_are_followed_and_read_once(tmp_path):
+def test_headers_of_headers_are_read_once(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kernel.cu").write_text('#include "b.cuh"\n  #  include "a/c.cuh"\nint x;\n')
     (tmp_path / "b.cuh").write_text('#pragma once\n#include "a/c.cuh"\n')
@@ -205,7 +204,7 @@ def test_headers_are_followed_and_read_once(tmp_path):
     assert set(source.headers) == {"b.cuh", "a/c.cuh"}
 
 
-def test_a_missing_header_names_the_file_that_wants_it(tmp_path):
+def test_missing_header_names_the_file_that_includes_it(tmp_path):
     (tmp_path / "kernel.cu").write_text('#include "b.cuh"\n')
     (tmp_path / "b.cuh").write_text('#include "gone.cuh"\n')
     with pytest.raises(FileNotFoundError, match=r"gone.cuh \(included by b.cuh\)"):
@@ -214,7 +213,7 @@ def test_a_missing_header_names_the_file_that_wants_it(tmp_path):
         read_source("other.cu", tmp_path)
 
 
-def test_the_packages_kernels_are_found_with_all_their_headers():
+def test_kernels_of_the_package_have_their_headers():
     names = kernel_files()
     assert "search/flexctc_beam/kernel.cu" in names
     assert all("cuda/common.cuh" in read_source(name).headers for name in names)

@@ -45,34 +45,20 @@ def launch(module, *, grid=3, block=64, shared_bytes=0, signature=AXPY, **change
     module.launch(signature, grid=grid, block=block, shared_bytes=shared_bytes, **given)
 
 
-def test_a_launch_has_the_right_sizes_stream_context_and_arguments(module, fake):
+def test_launch_has_sizes_context_arguments_and_the_current_stream(module, fake, gpus):
     launch(module, shared_bytes=1000)
-    (seen,) = fake.launches
+    gpus.streams[1] = 77
+    launch(module)
+    seen, other = fake.launches
     assert (seen.grid, seen.block, seen.shared) == ((3, 1, 1), (64, 1, 1), 1000)
-    assert seen.stream == 0x5EED
+    assert (seen.stream, other.stream) == (0x5EED, 77)
     assert seen.context == "context of device 1"
     assert seen.arguments == [struct.pack("<Qfi", X.data_ptr(), 0.1, -2)]
     assert seen.extra == 0
 
 
-def test_the_stream_is_the_one_current_at_the_launch(module, fake, gpus):
-    launch(module)
-    gpus.streams[1] = 77
-    launch(module)
-    assert [seen.stream for seen in fake.launches] == [0x5EED, 77]
-
-
-def test_contexts_and_capture_modes_are_put_back(module, fake):
-    launch(module)
-    fake.failing["cuLaunchKernel"] = Status.CUDA_ERROR_INVALID_VALUE
-    with pytest.raises(DriverError):
-        launch(module)
-    assert fake.contexts == []
-    assert fake.capture_mode == "global"
-
-
 @pytest.mark.parametrize("first", [launch, lambda module: module.find(AXPY)], ids=["launched", "found"])
-def test_a_later_launch_makes_no_call_that_a_capture_forbids(module, fake, first):
+def test_later_launch_makes_no_call_that_a_capture_forbids(module, fake, first):
     first(module)
     fake.calls.clear()
     launch(module)
@@ -85,7 +71,7 @@ MANY = Signature(
 
 
 @pytest.mark.parametrize("fresh", [0, 5])
-def test_a_later_launch_takes_few_steps(module, fake, fresh):
+def test_later_launch_makes_few_calls_of_functions(module, fake, fresh):
     """Of 15 tensors, some of them new, and 5 numbers: 18 microseconds on a busy core, of which calls are the most.
 
     Calls of Python and C functions are counted, since times depend on the machine.
@@ -105,32 +91,36 @@ def test_a_later_launch_takes_few_steps(module, fake, fresh):
     assert calls["c_call"] <= 80 + 5 * fresh  # 99
 
 
-def test_a_kernel_may_use_all_shared_memory_less_its_own(module, fake):
+def test_kernel_may_use_all_shared_memory_less_its_static_part(module, fake):
     launch(module, shared_bytes=232448 - 48)
     opt_in = fake.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert [call[1:] for call in fake.named("cuFuncSetAttribute")] == [(opt_in, 232448 - 48)]
-    with pytest.raises(ValueError, match=r"axpy: shared_bytes is 232401, expected 0 \.\. 232400"):
-        launch(module, shared_bytes=232448 - 47)
-    assert len(fake.launches) == 1
 
 
-@pytest.mark.parametrize("block", [0, 33, 544, -32])
-def test_odd_blocks_are_refused(block, module, fake):
-    with pytest.raises(ValueError, match=f"block is {block}, expected a multiple of 32 up to 512"):
-        launch(module, block=block)
+@pytest.mark.parametrize(
+    ("given", "sizes", "message"),
+    [
+        *(
+            ({"block": block}, (16,), f"block is {block}, expected a multiple of 32 up to 512")
+            for block in (0, 33, 544)
+        ),
+        ({"grid": 0}, (16,), "grid is 0, expected at least 1"),
+        ({"x": X.double()}, (16,), "kernel axpy, argument x: has dtype"),
+        ({"shared_bytes": 232401}, (16,), r"axpy: shared_bytes is 232401, expected 0 \.\. 232400"),
+        *(
+            ({}, sizes, r"axpy has parameters of .* but its signature says \[16\]")
+            for sizes in ((), (8,), (24,), (16, 4))
+        ),
+    ],
+)
+def test_launch_that_does_not_fit_is_refused_before_the_driver_is_asked(module, fake, given, sizes, message):
+    fake.parameter_sizes = sizes
+    with pytest.raises(ValueError, match=message):
+        launch(module, **given)
     assert not fake.launches
 
 
-def test_odd_grids_and_bad_arguments_are_refused_before_the_driver_is_asked(module, fake):
-    fake.calls.clear()
-    with pytest.raises(ValueError, match="kernel axpy, argument x: has dtype"):
-        launch(module, x=X.double())
-    assert not fake.calls
-    with pytest.raises(ValueError, match="grid is 0, expected at least 1"):
-        launch(module, grid=0)
-
-
-def test_a_failing_launch_names_kernel_sizes_and_status(module, fake):
+def test_failing_launch_names_kernel_sizes_and_status_and_restores_the_context(module, fake):
     fake.failing["cuLaunchKernel"] = Status.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
     with pytest.raises(DriverError) as caught:
         launch(module, shared_bytes=64)
@@ -138,23 +128,12 @@ def test_a_failing_launch_names_kernel_sizes_and_status(module, fake):
         "kernel axpy can't start on cuda:1 with 3 blocks of 64 threads and 64 bytes of shared memory: "
         "cuLaunchKernel fails with CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (what it means)"
     )
-
-
-def test_a_kernel_that_is_not_there(module):
-    other = Signature("gone", AXPY.parameters)
     with pytest.raises(DriverError, match=r"kernel gone is not in a/kernel\.cu: .*NOT_FOUND"):
-        launch(module, signature=other)
+        launch(module, signature=Signature("gone", AXPY.parameters))
+    assert (fake.contexts, fake.capture_mode) == ([], "global")
 
 
-@pytest.mark.parametrize("sizes", [(), (8,), (24,), (16, 4), (8, 4, 4)])
-def test_a_signature_that_is_not_the_kernels(sizes, module, fake):
-    fake.parameter_sizes = sizes
-    with pytest.raises(ValueError, match=r"axpy has parameters of .* but its signature says \[16\]"):
-        launch(module)
-    assert not fake.launches
-
-
-def test_drivers_that_know_no_parameter_sizes_still_launch(module, fake):
+def test_driver_without_parameter_sizes_still_launches(module, fake):
     def missing(*_):
         raise RuntimeError('Function "cuFuncGetParamInfo" not found')
 
@@ -182,7 +161,7 @@ def test_two_threads_load_a_module_once(gpus, compiled, fake):
     assert len(compiled) == 1
 
 
-def test_a_thread_that_compiles_keeps_no_other_waiting(gpus, fake, monkeypatch):
+def test_compilation_in_one_thread_does_not_block_others(gpus, fake, monkeypatch):
     started, finished = threading.Event(), threading.Event()
 
     def compile_slowly(source, arch, defines=None):
@@ -211,29 +190,25 @@ def test_a_thread_that_compiles_keeps_no_other_waiting(gpus, fake, monkeypatch):
     assert is_done
 
 
-def test_an_image_that_the_driver_refuses(gpus, compiled, fake):
-    fake.failing["cuModuleLoadData"] = Status.CUDA_ERROR_INVALID_IMAGE
-    with pytest.raises(DriverError, match="cuModuleLoadData fails with CUDA_ERROR_INVALID_IMAGE"):
-        CudaRuntime(fake).load("a/kernel.cu", SECOND)
-    assert fake.contexts == []
-
-
-def test_ptx_in_place_of_machine_code_that_the_driver_refuses(gpus, compiled, fake, caplog):
+def test_ptx_replaces_machine_code_that_the_driver_refuses(gpus, compiled, fake, caplog):
     def load(image):
         is_ptx = image == b"PTX"
         return (Status.CUDA_SUCCESS, "module") if is_ptx else (Status.CUDA_ERROR_INVALID_IMAGE, None)
 
+    fake.failing["cuModuleLoadData"] = Status.CUDA_ERROR_INVALID_IMAGE
+    with pytest.raises(DriverError, match="cuModuleLoadData fails with CUDA_ERROR_INVALID_IMAGE"):
+        CudaRuntime(fake).load("a/kernel.cu", SECOND)
+    assert fake.contexts == []
+    compiled.clear()
+    fake.failing.clear()
     fake.do_cuModuleLoadData = load
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
         CudaRuntime(fake).load("a/kernel.cu", SECOND).find(AXPY)
     assert [arch for _, arch, _ in compiled] == [(90, False), (90, True)]
     assert "the driver compiles it from PTX" in caplog.text
-
-
-def test_ptx_for_a_gpu_that_is_newer_than_the_compiler(gpus, compiled, fake):
-    gpus.capability = (13, 0)
+    gpus.capability = (13, 0)  # newer than the compiler
     CudaRuntime(fake).load("a/kernel.cu", SECOND)
-    assert compiled == [("a/kernel.cu", (120, True), {})]
+    assert compiled[2:] == [("a/kernel.cu", (120, True), {})]
 
 
 def test_devices_and_their_shared_memory(fake, gpus):
@@ -256,77 +231,56 @@ def reason(fake, device=FIRST):
     return CudaRuntime(fake).why_not(device)
 
 
-@pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize(
-    ("device", "expected"),
-    [
-        ("cuda:0", None),
-        ("cuda", None),
-        ("cpu", "kernels run on CUDA devices, not on 'cpu'"),
-        ("cuda:2", "there is no cuda:2, torch finds 2 GPU(s)"),
-    ],
-)
-def test_devices_that_are_there(fake, device, expected):
-    assert reason(fake, torch.device(device)) == expected
-
-
 def failing(error):
-    def fail():
+    def fail(*_):
         raise error
 
     return fail
 
 
-@pytest.mark.usefixtures("gpus")
+NO_NVRTC = RuntimeError("Failure finding libnvrtc.so\nsearched in many places")
+
+
 @pytest.mark.parametrize(
-    ("module", "name", "value", "expected"),
+    ("device", "changes", "version", "expected"),
     [
-        (torch.version, "cuda", None, f"torch {re.escape(torch.__version__)} is built without CUDA"),
-        (torch.cuda, "is_available", lambda: False, "torch finds no GPU.*"),
-        (nvrtc, "version", failing(RuntimeError("Failure finding libnvrtc.so\nsearched in many places")),
+        ("cuda:0", {}, 13000, None),
+        ("cuda", {}, 13010, None),
+        ("cuda:0", {}, 14000, None),
+        ("cpu", {}, 13000, "kernels run on CUDA devices, not on 'cpu'"),
+        ("cuda:2", {}, 13000, r"there is no cuda:2, torch finds 2 GPU\(s\)"),
+        ("cuda:0", {(torch.version, "cuda"): None}, None,
+         f"torch {re.escape(torch.__version__)} is built without CUDA"),
+        ("cuda:0", {(torch.cuda, "is_available"): lambda: False}, None, "torch finds no GPU.*"),
+        ("cuda:0", {(nvrtc, "version"): failing(NO_NVRTC)}, 13000,
          r"NVRTC can't be loaded \(RuntimeError: Failure finding libnvrtc.so\): pip install .*"),
-        (torch.cuda, "device_count", failing(OSError("something\nelse")), "CUDA does not answer: OSError: something"),
+        ("cuda:0", {(torch.cuda, "device_count"): failing(OSError("some\nthing"))}, 13000,
+         "CUDA does not answer: OSError: some"),
+        ("cuda:0", {(torch.cuda, "get_device_capability"): lambda _: (7, 0)}, 13000,
+         r"cuda:0 is too old: compute capability 7\.0, needed is 7\.5 or newer"),
+        ("cuda:0", {(torch.cuda, "get_device_capability"): lambda _: (13, 0)}, 13000, None),  # from PTX
+        ("cuda:0", {(torch.cuda, "get_device_capability"): lambda _: (7, 5), (nvrtc, "architectures"): lambda: (80,)},
+         13000, r"NVRTC 13\.1 can't compile for compute capability 7\.5"),
+        ("cuda:0", {}, 12080, r"the driver is for CUDA 12\.8 and can't run what NVRTC 13\.1 compiles: take a newer "
+         r"driver, or pip install 'nemo-gpu-decoding\[cuda12\]'"),
+        ("cuda:0", {}, Status.CUDA_ERROR_INVALID_VALUE, "the NVIDIA driver fails with .*"),
     ],
 )  # fmt: skip
-def test_what_torch_and_the_compiler_say(fake, monkeypatch, module, name, value, expected):
-    monkeypatch.setattr(module, name, value)
-    shown = reason(fake)
-    assert re.fullmatch(expected, shown)
-    if module is not nvrtc and name != "device_count":
-        assert not fake.calls  # no library of the driver is touched
-
-
-@pytest.mark.parametrize(
-    ("capability", "known", "expected"),
-    [
-        ((7, 0), (75, 80, 90), "cuda:0 is too old: compute capability 7.0, needed is 7.5 or newer"),
-        ((13, 0), (75, 80, 90), None),  # the driver compiles from PTX
-        ((7, 5), (80, 90), "NVRTC 13.1 can't compile for compute capability 7.5"),
-    ],
-)
-def test_gpus_that_are_too_old_or_that_the_compiler_does_not_know(
-    gpus, fake, monkeypatch, capability, known, expected
-):
-    monkeypatch.setattr(nvrtc, "architectures", lambda: known)
-    gpus.capability = capability
-    assert reason(fake) == expected
+def test_reason_why_kernels_cannot_run_is_one_line(gpus, fake, monkeypatch, device, changes, version, expected):
+    """`version` None: no library of the driver is touched."""
+    for (module, name), value in changes.items():
+        monkeypatch.setattr(module, name, value)
+    if isinstance(version, Status):
+        fake.failing["cuDriverGetVersion"] = version
+    else:
+        fake.version = version
+    shown = reason(fake, torch.device(device))
+    assert shown is expected or re.fullmatch(expected, shown)
+    assert version is not None or not fake.calls
 
 
 @pytest.mark.usefixtures("gpus")
-def test_drivers_of_another_generation_and_drivers_that_fail(fake):
-    for fake.version in (13000, 13010, 14000):
-        assert reason(fake) is None
-    fake.version = 12080
-    assert reason(fake) == (
-        "the driver is for CUDA 12.8 and can't run what NVRTC 13.1 compiles: take a newer driver, or "
-        "pip install 'nemo-gpu-decoding[cuda12]'"
-    )
-    fake.failing["cuDriverGetVersion"] = Status.CUDA_ERROR_INVALID_VALUE
-    assert reason(fake).startswith("the NVIDIA driver fails with")
-
-
-@pytest.mark.usefixtures("gpus")
-def test_no_cuda_python_or_an_old_one(fake, monkeypatch):
+def test_missing_or_old_cuda_python_is_named(fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     assert reason(fake) == "cuda-python is not installed: pip install 'nemo-gpu-decoding[cuda13]'"
     module = ModuleType("cuda.bindings")
@@ -338,7 +292,7 @@ def test_no_cuda_python_or_an_old_one(fake, monkeypatch):
 
 
 @pytest.mark.usefixtures("gpus")
-def test_the_answer_is_found_once_per_device(fake, monkeypatch):
+def test_reason_is_found_once_per_device(fake, monkeypatch):
     cuda = CudaRuntime(fake)
     assert cuda.why_not(FIRST) is None
     monkeypatch.setattr(availability, "_torch_problem", lambda _: "asked again")

@@ -55,7 +55,7 @@ def cudart(monkeypatch):
     return state
 
 
-def test_tables_of_no_bytes_and_of_too_many(cudart):
+def test_table_of_no_bytes_is_not_pinned_and_too_many_are_refused(cudart):
     table = HostTable(0).pin(GPU)
     assert table.bytes.shape == (0,)
     assert not cudart.pinned
@@ -65,14 +65,14 @@ def test_tables_of_no_bytes_and_of_too_many(cudart):
         HostTable(1 << 61)
 
 
-def test_a_table_is_pinned_in_its_exact_size_for_all_devices(cudart):
+def test_table_is_pinned_once_in_its_size_for_all_devices(cudart):
     table = filled_table().pin(GPU)
     assert table.pin(GPU) is table
     assert cudart.pinned == {table.bytes.data_ptr(): 10240}
     assert cudart.flags == [1 | 2]
 
 
-def test_a_table_stays_pinned_as_long_as_a_tensor_of_it_lives(cudart):
+def test_table_stays_pinned_as_long_as_a_tensor_of_it_lives(cudart):
     table = filled_table().pin(GPU)
     numbers = table.bytes.view(torch.int32)[5:]
     del table
@@ -84,7 +84,7 @@ def test_a_table_stays_pinned_as_long_as_a_tensor_of_it_lives(cudart):
     assert not cudart.pinned
 
 
-def test_memory_that_cuda_will_not_pin(cudart):
+def test_refused_pinning_is_an_error(cudart):
     cudart.status = 2
     with pytest.raises(RuntimeError, match=r"cudaHostRegister can't pin 0.00 GiB of host memory: 2"):
         filled_table().pin(GPU)
@@ -94,7 +94,7 @@ def test_memory_that_cuda_will_not_pin(cudart):
     assert not cudart.pinned
 
 
-def test_memory_that_a_device_does_not_know_by_the_hosts_address(cudart):
+def test_device_that_cannot_use_host_addresses_is_refused(cudart):
     """On Windows, for example: a kernel would read from an address that means nothing there."""
     with pytest.raises(PinningError, match="kernels on cuda:0 can't read host memory at the host's address"):
         filled_table().pin(torch.device("cuda", 0))
@@ -118,7 +118,7 @@ def mapping_of(table):
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no Linux with huge pages")
-def test_what_the_system_is_told_about_the_memory(cudart):
+def test_memory_is_private_with_huge_pages_and_not_copied_by_forks(cudart):
     """Private, as shared memory hardly ever gets huge pages; no fork copies it while it is pinned."""
     table = HostTable(5 << 20)
     permissions, flags = mapping_of(table)
@@ -153,7 +153,7 @@ def group(root, folder, limit, usage, files=0, version=2):
     write(root, f"sys/fs/cgroup/{folder}/memory.stat", text)
 
 
-def test_free_memory_is_what_the_system_and_control_groups_leave(machine):
+def test_free_memory_is_the_least_of_system_and_control_groups(machine):
     assert free_host_bytes(machine) == 1 << 20
     write(machine, "proc/self/cgroup", "0::/job\n")
     group(machine, "job", 1000, 900, files=50)
@@ -172,7 +172,7 @@ def test_free_memory_is_what_the_system_and_control_groups_leave(machine):
     assert free_host_bytes(machine) == 0
 
 
-def test_systems_that_tell_nothing_and_this_one(tmp_path):
+def test_free_memory_is_none_where_the_system_does_not_say(tmp_path):
     assert free_host_bytes(tmp_path) is None
     assert free_host_bytes() is None or free_host_bytes() > 0
     assert lock_limit() is None or lock_limit() >= 0

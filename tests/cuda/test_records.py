@@ -61,7 +61,7 @@ def module_of(source: str) -> str:
     return name
 
 
-def test_the_header_of_this_module():
+def test_header_has_structs_arguments_and_constants():
     text = header_of(__name__)
     assert "struct Point {\n  short x;\n  double y;\n  uint8 tags[3];\n};" in text
     assert "struct Options {\n  int width;\n  float scale;\n  bool exact;\n};" in text
@@ -83,7 +83,7 @@ def test_the_header_of_this_module():
         ('[("a", np.int64), ("b", np.int32)]', "BAD takes 12 bytes, expected 16"),
     ],
 )
-def test_fields_that_lie_elsewhere_in_cpp_are_refused(fields, message):
+def test_record_with_another_layout_in_cpp_is_refused(fields, message):
     name = module_of(f"import numpy as np\n\nBAD = np.dtype({fields})\n")
     with pytest.raises(ValueError, match=message):
         header_of(name)
@@ -98,7 +98,7 @@ def printed_modules() -> list[str]:
     return sorted(found)
 
 
-def test_nothing_is_mirrored_by_hand():
+def test_no_struct_of_cuda_repeats_a_record_by_hand():
     """What a record says is said once: C++ has neither its fields nor its size a second time."""
     printed = {
         struct
@@ -130,7 +130,7 @@ ONLY_CUDA = {
 }  # fmt: skip
 
 
-def test_counterparts_have_one_name():
+def test_cuda_file_has_the_stem_of_its_counterpart():
     """A CUDA file has the stem of its counterpart on the CPU."""
     without: dict[str, set[str]] = {}
     for path in [*PACKAGE.rglob("*.cuh"), *PACKAGE.rglob("*.cu")]:
@@ -140,7 +140,7 @@ def test_counterparts_have_one_name():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_a_compiler_puts_every_field_where_numpy_does(tmp_path):
+def test_compiler_puts_every_field_where_numpy_does(tmp_path):
     modules = [__name__, *printed_modules()]
     assert len(modules) > 2
     for number, name in enumerate(modules):
@@ -165,7 +165,7 @@ def test_a_compiler_puts_every_field_where_numpy_does(tmp_path):
         EmulatedRuntime(cache=tmp_path).load(str(source), torch.device("cpu"))
 
 
-def test_a_struct_is_packed_as_its_declaration_says():
+def test_arguments_are_packed_as_the_struct_says():
     values = [np.uint64(1), np.uint64(2), np.array([(3, 0.5, True)], OPTIONS).tobytes(), np.int32(4)]
     slots, addresses = MOVE.packed(values)
     fields = [("points", "u8"), ("inputs", "u8"), ("options", OPTIONS), ("count", "i4")]
@@ -210,7 +210,7 @@ def refusal(**changes):
     return str(caught.value)
 
 
-def test_arguments_come_in_the_kernels_order_as_numpy_scalars():
+def test_arguments_come_in_the_order_of_the_kernel():
     given = arguments()
     values = checked_arguments(SEARCH, CPU, dict(reversed(given.items())))
     assert [type(value) for value in values] == [int] * 4 + [np.int32, np.float32]
@@ -218,31 +218,26 @@ def test_arguments_come_in_the_kernels_order_as_numpy_scalars():
     assert values[4:] == [8, np.float32(0.1)]
 
 
-def test_what_was_launched_before_is_checked_again_where_it_differs():
-    checked_arguments(SEARCH, CPU, arguments())
-    checked_arguments(SEARCH, CPU, arguments())
-    assert "argument lengths: has shape (4,)" in refusal(lengths=torch.zeros(4, dtype=torch.int64))
-    assert "argument log_probs: is not contiguous" in refusal(log_probs=torch.zeros(3, 7, 5).transpose(1, 2))
-    bytes_ = torch.zeros(64 * 4, dtype=torch.uint8)
-    start = 1 + -bytes_.data_ptr() % 16
-    odd = bytes_[start : start + 4 * ARC.itemsize].view(4, ARC.itemsize)
-    assert "argument arcs: starts at address" in refusal(arcs=odd)  # of the same form
-    assert "argument beam" in refusal(beam=2**31)
-    with pytest.raises(ValueError, match="expected cuda:0"):
-        checked_arguments(SEARCH, torch.device("cuda", 0), arguments())
-
-
-def test_tensors_of_the_launch_before_are_checked_where_they_have_changed():
+def test_changed_arguments_of_a_later_launch_are_checked_again():
     same = arguments()
     addresses = checked_arguments(SEARCH, CPU, same)[:4]
     assert checked_arguments(SEARCH, CPU, same)[:4] == addresses
-    assert "argument lengths: has shape (4,)" in refusal(**{**same, "lengths": torch.zeros(4, dtype=torch.int64)})
+    bytes_ = torch.zeros(64 * 4, dtype=torch.uint8)
+    start = 1 + -bytes_.data_ptr() % 16
+    odd = bytes_[start : start + 4 * ARC.itemsize].view(4, ARC.itemsize)  # of the same form
+    for change, message in (
+        ({"lengths": torch.zeros(4, dtype=torch.int64)}, "argument lengths: has shape (4,)"),
+        ({"log_probs": torch.zeros(3, 7, 5).transpose(1, 2)}, "argument log_probs: is not contiguous"),
+        ({"arcs": odd}, "argument arcs: starts at address"),
+        ({"beam": 2**31}, "argument beam"),
+        ({"lengths": None}, "argument lengths: is a NoneType"),
+    ):
+        assert message in refusal(**{**same, **change})
     assert checked_arguments(SEARCH, CPU, {**same, "arcs": None})[:4] == [*addresses[:2], 0, addresses[3]]
-    assert "argument lengths: is a NoneType" in refusal(**{**same, "lengths": None})
-    same["log_probs"].resize_(4, 5, 70)  # another place in memory
-    assert "argument lengths: has shape (3,), expected [B = 4 as in log_probs]" in refusal(**same)
     with pytest.raises(ValueError, match="expected cuda:0"):
         checked_arguments(SEARCH, torch.device("cuda", 0), same)
+    same["log_probs"].resize_(4, 5, 70)  # another place in memory
+    assert "argument lengths: has shape (3,), expected [B = 4 as in log_probs]" in refusal(**same)
 
 
 def test_launches_keep_no_tensor_alive_and_signatures_few_forms():
@@ -256,9 +251,7 @@ def test_launches_keep_no_tensor_alive_and_signatures_few_forms():
     assert len(signature.checked_forms) <= MOST_FORMS
 
 
-def test_none_and_arguments_that_are_missing_or_unknown():
-    assert checked_arguments(SEARCH, CPU, arguments(arcs=None))[2] == 0
-    assert "argument lengths: is a NoneType" in refusal(lengths=None)
+def test_missing_and_unknown_arguments_are_named():
     given = arguments(bean=3)
     del given["beam"]
     with pytest.raises(ValueError, match=r"missing arguments \['beam'\], unknown arguments \['bean'\]"):
@@ -281,7 +274,7 @@ def test_none_and_arguments_that_are_missing_or_unknown():
         ({"arcs": torch.zeros(65, dtype=torch.uint8)[1:]}, "expected a multiple of 8"),
     ],
 )
-def test_tensors_and_records_that_do_not_fit(change, message):
+def test_tensor_that_does_not_fit_is_refused(change, message):
     assert message in refusal(**change)
 
 
@@ -311,7 +304,7 @@ def test_records_keep_every_byte_and_may_come_as_flat_bytes():
         (np.float64, np.float32(0.5), 0.5),
     ],
 )
-def test_numbers_are_converted(dtype, value, seen):
+def test_numbers_are_converted_to_the_type_of_the_parameter(dtype, value, seen):
     signature = Signature("k", {"x": Scalar(dtype)})
     (number,) = checked_arguments(signature, CPU, {"x": value})
     assert type(number) is dtype
@@ -333,13 +326,13 @@ def test_numbers_are_converted(dtype, value, seen):
         (np.int32, torch.tensor(1), "is a Tensor, expected a number"),
     ],
 )
-def test_numbers_that_do_not_fit(dtype, value, message):
+def test_number_that_does_not_fit_is_refused(dtype, value, message):
     with pytest.raises(ValueError, match="kernel k, argument x") as caught:
         checked_arguments(Signature("k", {"x": Scalar(dtype)}), CPU, {"x": value})
     assert message in str(caught.value)
 
 
-def test_a_pinned_parameter_takes_pinned_host_memory_alone():
+def test_pinned_parameter_takes_pinned_host_memory_alone():
     signature = Signature("k", {"table": Tensor(torch.uint8, ("N",), pinned=True)})
     table = torch.zeros(8, dtype=torch.uint8)
     assert int(checked_arguments(signature, CPU, {"table": table})[0]) == table.data_ptr()
@@ -349,7 +342,7 @@ def test_a_pinned_parameter_takes_pinned_host_memory_alone():
         checked_arguments(signature, CPU, {"table": table.to("meta")})
 
 
-def test_what_no_signature_may_be_made_of():
+def test_signature_with_reserved_names_or_types_is_refused():
     with pytest.raises(ValueError, match="may not be called block, grid"):
         Signature("k", {"grid": Scalar(np.int32), "block": Scalar(np.int32)})
     with pytest.raises(ValueError, match="a Scalar is of type complex64, expected"):
@@ -357,7 +350,7 @@ def test_what_no_signature_may_be_made_of():
 
 
 # ---------------------------------------------------------------------------- Which runtime is in use
-def test_the_runtime_is_cudas_and_comes_back_after_an_exception():
+def test_runtime_comes_back_after_an_exception():
     assert isinstance(runtime(), CudaRuntime)
     assert runtime() is runtime()
     before = runtime()
@@ -371,7 +364,7 @@ def seen_by_another_thread():
         return pool.submit(runtime).result()
 
 
-def test_a_replacement_serves_all_threads_until_its_block_ends():
+def test_replaced_runtime_serves_all_threads_until_its_block_ends():
     outer, inner, before = CudaRuntime(), CudaRuntime(), runtime()
     with use_runtime(outer):
         with use_runtime(inner):

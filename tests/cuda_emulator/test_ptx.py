@@ -22,9 +22,9 @@ from tests.contract.checks import (  # noqa: F401 (a part of the battery, that r
     networks,
     pytest_generate_tests,
     subject,
-    test_batch_does_not_matter,
     test_partial_follows_the_stream,
-    test_requests_change_only_their_utterance,
+    test_request_changes_only_its_utterance,
+    test_results_do_not_depend_on_the_batch,
     variant,
 )
 from tests.contract.subjects import AES, CudaWFSTSubject, FlexCTC, PagedBigLMSubject, Transducer
@@ -65,14 +65,14 @@ CHECKED = pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirec
 
 @CHECKED
 @pytest.mark.parametrize("merge", ["max", "prefix"])
-def test_flexctc_beam(emulated_runtime, merge):
+def test_results_of_nvrtcs_code_equal_the_cpu_flexctc_beam(emulated_runtime, merge):
     log_probs = random_log_probs(2, 8, 31, seed=1, sharpness=1.0)
     ctc.assert_equal(log_probs, [8, 5], fusion=ctc.random_fusion(30), merge=merge, beam_size=5, n_best=5)
 
 
 @CHECKED
 @pytest.mark.parametrize("strategy", list(tables.STRATEGIES))
-def test_transducers(emulated_runtime, strategy):
+def test_results_of_nvrtcs_code_equal_the_cpu_transducers(emulated_runtime, strategy):
     make, config = tables.STRATEGIES[strategy]
     for pruning, durations in itertools.product(("late", "early"), ((), (0, 1, 2))):
         own = tables.TableNetworks(20, durations, seed=1, sharpness=1.0, blank_bias=0.0)
@@ -82,7 +82,7 @@ def test_transducers(emulated_runtime, strategy):
 
 
 @CHECKED
-def test_word_graphs_and_lattices(emulated_runtime):
+def test_results_of_nvrtcs_code_equal_the_cpu_word_graphs(emulated_runtime):
     graph = random_graph(1, columns=20, states=20)
     log_probs = random_log_probs(2, 5, 20, seed=1, sharpness=0.7)
     options = {"vocab_size": 19, "blank_id": 19, "max_active": 30, "beam": 6.0, "topology": "normal"}
@@ -91,7 +91,7 @@ def test_word_graphs_and_lattices(emulated_runtime):
 
 
 @CHECKED
-def test_composition_with_a_large_lm(emulated_runtime):
+def test_results_of_nvrtcs_code_equal_the_cpu_large_lm(emulated_runtime):
     graph, lms = word_graph.random_case(1)
     log_probs = random_log_probs(2, 5, word_graph.RANDOM_COLUMNS, seed=1, sharpness=0.7)
     word_graph.assert_equal_paged(graph, lms, log_probs, [5, 3], topology="normal", beam=8.0, chunk=3)
@@ -166,7 +166,7 @@ def test_the_checker_looks_at_ptx_too(emulated_runtime, kernels_cu, body):
         run_cuda(emulated_runtime, kernels_cu, body)
 
 
-def test_a_clean_kernel(emulated_runtime, kernels_cu):
+def test_clean_kernel_passes_the_checker(emulated_runtime, kernels_cu):
     found = run_cuda(emulated_runtime, kernels_cu, CLEAN)
     assert found.tolist() == [4.0 * (i // 2) + 1 for i in range(64)]
 
@@ -236,6 +236,6 @@ def test_parameters_end_where_they_end(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["mul.hi.u32 %r1, %r8, 3;", "bar.sync 1;", "tex.1d.v4.f32.s32 {%f1}, [a, {%r1}];"])
-def test_what_is_not_known_is_refused(line):
+def test_unknown_instruction_is_refused(line):
     with pytest.raises(UnknownPTXError, match=line.split()[0]):
         translate(module_of(line))

@@ -82,7 +82,7 @@ def test_saved_ngram_lm_scores_are_nemos_to_the_bit(tmp_path):
     assert_equal_walks(ours, nemo, final=True)
 
 
-def test_fault_pruned_suffix_is_a_bare_key_error_in_nemo(tmp_path):
+def test_nemo_fails_on_a_pruned_suffix_and_we_do_not(tmp_path):
     table = {(s,): (-1.0, -0.5) for s in ("<s>", "</s>", "d", "e", "f")}
     table |= {("d", "e"): (-0.5, -0.5), ("d", "e", "f"): (-0.25, 0.0)}  # "e f" is pruned
     path = tmp_path / "pruned.arpa"
@@ -170,7 +170,7 @@ def hard_speech_with(phrases: list[str], weight: float, **options) -> tuple[Word
 
 
 @pytest.mark.parametrize("length", [2, 3])
-def test_phrases_that_end_as_others_begin_put_fewer_words_in_where_no_token_is_paid_for_twice(length):
+def test_phrases_insert_fewer_words_where_tokens_are_paid_once(length):
     """All pairs (or triples) of frequent words: every word more completes another phrase."""
     common = [word for word, _ in Counter(itertools.chain(*speech_text())).most_common(12 if length == 2 else 6)]
     phrases = [" ".join(words) for words in itertools.product(common, repeat=length)]
@@ -183,7 +183,7 @@ def test_phrases_that_end_as_others_begin_put_fewer_words_in_where_no_token_is_p
     assert once.insertions < every.insertions / 2
 
 
-def test_phrases_that_cover_a_script_piece_by_piece_need_all_of_their_bonuses():
+def test_phrases_that_cover_a_text_need_all_their_bonuses():
     """All pairs of words that follow each other in what was said: every right word completes another phrase."""
     texts = [text.split() for text in json.loads(read_speech("emissions")[1]["texts"])]
     phrases = list(dict.fromkeys(" ".join(pair) for words in texts for pair in itertools.pairwise(words)))

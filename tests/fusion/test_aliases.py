@@ -38,14 +38,14 @@ def test_aliases_are_replaced_between_word_boundaries(text, written):
     assert Aliases(TABLE).written(text) == written
 
 
-def test_letter_case_may_not_matter():
+def test_aliases_match_any_letter_case_if_asked():
     assert Aliases({"Ann lee": "ANN"}, ignore_case=True).written("aNN Lee ann") == "ANN ann"
 
 
 @pytest.mark.parametrize(
     "text", ["ann anna phi four mini phi four", "b c d b c c d", "phi phi four minister ann", "去北京"]
 )
-def test_what_is_committed_stays(text):
+def test_committed_tokens_stay(text):
     aliases, shown = Aliases(TABLE), ""
     for n in range(len(text) + 1):
         committed = aliases.committed(text[:n])
@@ -57,7 +57,7 @@ def test_what_is_committed_stays(text):
     assert Aliases(TABLE).committed("we saw phi four at b") == "we saw Phi-4 at"
 
 
-def test_words_are_joined_or_divided():
+def test_aliases_join_and_divide_words():
     words = ["so", "ann,", "phi", "four", "mini", "phi", "four", "or", "ann-ann", "b", "c"]
     found = Aliases({**TABLE, "b c": "Bee Cee"}).words(words)
     assert [tuple(word) for word in found] == [
@@ -71,7 +71,7 @@ def test_words_are_joined_or_divided():
 
 
 # ------------------------------------------------------------------------------------ lists of phrases
-def test_phrase_files(tmp_path):
+def test_aliases_of_phrase_files_are_read(tmp_path):
     path = tmp_path / "phrases.txt"
     path.write_text("new york\t\tnew yorck\tnu  york\nphi-4\t2.5\tphi four\nann\t3\n")
     york, phi, ann = read_phrases(path)
@@ -88,24 +88,24 @@ def test_phrase_files(tmp_path):
         ([Phrase("ann", aliases=("Bob",)), Phrase("bob")], True, "alias 'Bob' of 'ann' is a phrase itself"),
     ],
 )
-def test_an_alias_has_one_phrase(phrases, ignore_case, message):
+def test_alias_of_two_phrases_is_refused(phrases, ignore_case, message):
     with pytest.raises(ValueError, match=message):
         aliases_of(phrases, "list", ignore_case)
 
 
-def test_an_alias_may_be_the_phrase_in_another_letter_case():
+def test_alias_may_be_its_phrase_in_another_letter_case():
     phrases = [Phrase("NVIDIA", aliases=("nvidia",)), Phrase("ann"), Phrase("ann", lang="es", aliases=("anna",))]
     aliases = aliases_of(phrases, "list", True)
     assert aliases.written("Nvidia anna") == "NVIDIA ann"
 
 
 @pytest.mark.parametrize("aliases", ["ab", [""], [3]])
-def test_aliases_that_are_no_list_of_texts(aliases):
+def test_aliases_that_are_no_list_of_texts_are_refused(aliases):
     with pytest.raises(ValueError, match="aliases of phrase 'x'"):
         Phrase("x", aliases=aliases)
 
 
-def test_an_alias_is_a_phrase_of_the_same_weight():
+def test_alias_has_the_weight_of_its_phrase():
     tree = build_boosting_tree([Phrase("ab", 3.0, aliases=("ba", "ac"))], VOCABULARY)
     plain = build_boosting_tree([Phrase(text, 3.0) for text in ("ab", "ba", "ac")], VOCABULARY)
     assert tree.fingerprint == plain.fingerprint
@@ -114,7 +114,7 @@ def test_an_alias_is_a_phrase_of_the_same_weight():
 
 
 @pytest.mark.parametrize("refund", ["full", "nemo"])
-def test_a_phrase_that_cannot_be_spelled_is_a_written_form(refund):
+def test_phrase_with_aliases_need_not_be_spelled(refund):
     config = BoostingConfig(key_phrase_items_list=[{"phrase": "A-2", "aliases": ["ab"]}], refund=refund)
     tree = build_boosting_tree(["ab"], VOCABULARY, BoostingConfig(refund=refund))
     own = load_boosting_tree(config, VOCABULARY)

@@ -29,7 +29,7 @@ V = 6
         ([], set()),
     ],
 )
-def test_tokens_of_scripts(scripts, expected):
+def test_scripts_allow_their_tokens(scripts, expected):
     found = allowed_tokens(VOCABULARY, scripts=scripts)
     assert {piece for piece, own in zip(PIECES, found.is_allowed, strict=True) if own} == expected | SHARED
 
@@ -50,7 +50,7 @@ def test_tokens_and_texts_are_added():
         ({"price": math.nan}, "price is nan"),
     ],
 )
-def test_what_is_unknown_is_named(given, message):
+def test_unknown_script_or_token_is_named(given, message):
     with pytest.raises(FieldError, match=message):
         allowed_tokens(VOCABULARY, **given)
 
@@ -78,20 +78,20 @@ def test_a_path_costs_the_prices_of_its_tokens(price, weight):
         assert state["upper_bound"] >= max(weights)
 
 
-def test_without_effect_nothing_changes():
+def test_lock_that_allows_all_changes_nothing():
     tree = random_boosting(V, seed=3)
     for allowed in (AllowedTokens((True,) * V), AllowedTokens((True, False) * 3, 0.0)):
         assert with_costs(tree, 0.5, allowed.costs) == (tree, 0.5)
         assert with_costs(None, 0.5, allowed.costs) == (None, 0.5)
 
 
-def test_the_weight_of_prices_alone_is_lost_in_the_sum_of_weights():
+def test_weight_of_prices_vanishes_in_the_sum_of_weights():
     for lm_weight in (0.0, 1e-6, 0.3):
         one = np.float32(1.0) + (np.float32(lm_weight) + np.float32(PRICE_WEIGHT))
         assert one == np.float32(1.0) + np.float32(lm_weight)
 
 
-def test_share_of_tokens_outside():
+def test_outside_share_counts_tokens_that_are_not_allowed():
     allowed = AllowedTokens((True, False, False))
     texts = [np.array(text, np.int32) for text in ([], [0, 1, 2, 0], [], [1], [1, 1, 0])]
     assert [allowed.outside_share(text, 3) for text in texts] == [0.0, 0.5, 0.0, 1.0, 1.0 - 1 / 3]
@@ -108,7 +108,7 @@ def test_equal_requests_share_a_tree():
     assert [rules.allowed for rules in batch.rules] == [None, allowed, allowed]
 
 
-def test_a_lock_for_other_tokens_or_another_search_is_named():
+def test_lock_of_another_vocabulary_or_search_is_named():
     fusion = Fusion(allowed=AllowedTokens((True, False)))
     with pytest.raises(ValueError, match=r"fusion.allowed is for 2 tokens, expected 3 \(vocab_size\)"):
         check_fusion(fusion, FusionLabels(3))

@@ -30,7 +30,7 @@ def make(**changes):
     return BackoffAutomaton.from_columns(Columns(**columns), size, start, "example")
 
 
-def test_the_example_of_the_module_and_nothing():
+def test_example_of_the_module_and_empty_automaton():
     example = make()
     assert example.score([A, B]) == (-0.25 - 1.0) + -0.75 - 4.0
     assert example.score([B, A], final=False) == (-0.25 - 2.0) + (-0.125 - 1.0)
@@ -64,7 +64,7 @@ def test_compiled_look_up_equals_the_readable_one():
         ({"final_weights": [np.inf, 0, 0, 0]}, r"final_weights holds NaN or \+inf"),
     ],
 )
-def test_contradictions_are_refused(changes, message):
+def test_contradictory_columns_are_refused(changes, message):
     with pytest.raises(ValueError, match=f"example: .*{message}"):
         make(**changes)
 
@@ -85,7 +85,7 @@ def bounds_by_trying(automaton, state):
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("make", [random_lm, random_boosting])
-def test_no_label_gets_more(make, seed):
+def test_bound_of_a_state_is_never_exceeded(make, seed):
     automaton = make(6, seed=seed)
     for state, row in enumerate(automaton.arrays.states):
         upper, backoff = bounds_by_trying(automaton, state)
@@ -96,7 +96,7 @@ def test_no_label_gets_more(make, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_likely_successor_does_not_loosen_the_bound_of_the_others(seed):
+def test_likely_successor_does_not_loosen_the_bound_of_other_labels(seed):
     """Where a state's labels are labels of what it backs off to, as in n-gram LMs, bounds are exact."""
     lm = random_lm(6, seed=seed, order=2, branching=2)
     for state, row in enumerate(lm.arrays.states):
@@ -105,7 +105,7 @@ def test_the_likely_successor_does_not_loosen_the_bound_of_the_others(seed):
         assert row["backoff_bound"] == pytest.approx(backoff, abs=1e-4)
 
 
-def test_states_without_arcs_and_labels_without_probability():
+def test_bounds_of_states_without_arcs_and_impossible_labels():
     assert empty_automaton(3).arrays.states["upper_bound"][0] >= 0
     columns = Columns(
         arc_begin=[0, 2], arc_end=[2, 2], backoff_to=[0, 0], backoff_weights=[0.0, -np.inf], final_weights=[0.0, 0.0],
@@ -116,7 +116,7 @@ def test_states_without_arcs_and_labels_without_probability():
     assert lm.arrays.states["backoff_bound"].tolist() == [-np.inf, -np.inf]
 
 
-def test_each_of_several_streams_that_begin_anew_gets_its_own_tree():
+def test_reopened_streams_get_the_trees_of_their_requests():
     trees = [random_boosting(4, seed=seed) for seed in range(4)]
     labels = FusionLabels(4)
 

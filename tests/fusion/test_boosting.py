@@ -45,7 +45,7 @@ def spelled(*pieces):
     ],
     ids=str,
 )
-def test_the_bonus_of_a_phrase(options, bonus):
+def test_bonus_of_a_phrase_follows_nemos_formula(options, bonus):
     tree = build_boosting_tree(["abc de"], VOCABULARY, BoostingConfig(**options))
     assert score(tree, "abc de") == pytest.approx(bonus)
     assert score(tree, "abc d") == pytest.approx(0)
@@ -109,7 +109,7 @@ def test_phrases_are_found_in_longer_words_as_in_nemo(options):
     assert tree.score(spelled("▁ab", "e")) == pytest.approx(phrase_bonus(1))
 
 
-def test_where_phrases_earn_nothing_in_longer_words():
+def test_whole_words_earn_nothing_in_longer_words():
     tree = build_boosting_tree(["ab"], VOCABULARY)
     assert tree.score(spelled("▁ab", "e")) == pytest.approx(0)
     for end in ([], ["▁"], ["▁abc"], ["<unk>"], ["'", "c"]):
@@ -137,7 +137,7 @@ def test_phrases_in_characters_begin_and_end_with_words():
     assert earns("東京東") == pytest.approx(1.0)
 
 
-def test_where_words_begin_and_go_on_without_a_space():
+def test_words_of_characters_and_word_pieces_are_bounded():
     vocabulary = Vocabulary.from_pieces("abc", kind="char")
     tree = build_boosting_tree(["ab"], vocabulary)
     assert tree.score([2, 0, 1]) == pytest.approx(phrase_bonus(2))
@@ -187,7 +187,7 @@ def test_blank_and_duplicate_phrases_are_skipped_with_one_warning(caplog):
     assert score(tree, "de") == pytest.approx(2 * phrase_bonus(3))  # the largest weight counts
 
 
-def test_phrase_file(tmp_path, caplog):
+def test_phrase_file_has_weights_and_duplicates_are_warned_of(tmp_path, caplog):
     path = tmp_path / "phrases.txt"
     path.write_text("\ufeffabc\r\n\nab  de\t2.5\nabc\n", encoding="utf-8")
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
@@ -217,7 +217,7 @@ def test_the_shipped_phrase_file_is_clean(caplog):
         (b"\xff\xfe", "line 1: byte 0xff at 1, expected UTF-8 text"),
     ],
 )
-def test_bad_phrase_files(tmp_path, content, message):
+def test_bad_phrase_files_are_named(tmp_path, content, message):
     path = tmp_path / "phrases.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
@@ -365,13 +365,13 @@ def test_phrases_that_cannot_be_spelled_are_named():
         ([{"phrase": "abc", "aliases": 5}], {}, "aliases of phrase 'abc' is 5, expected a list of texts"),
     ],
 )
-def test_what_is_no_list_of_phrases(phrases, config, message):
+def test_wrong_types_of_phrase_lists_are_named(phrases, config, message):
     with pytest.raises(ValueError, match=message):
         build_boosting_tree(phrases, VOCABULARY, BoostingConfig(**config))
 
 
 @pytest.mark.parametrize("key", ["model_path", "key_phrases_file"])
-def test_missing_files(tmp_path, key):
+def test_missing_files_are_named(tmp_path, key):
     with pytest.raises(FileNotFoundError):
         load_boosting_tree(BoostingConfig(**{key: str(tmp_path / "none.nemo")}), VOCABULARY)
 
@@ -384,7 +384,7 @@ def test_missing_files(tmp_path, key):
         ({"model_path": "m", "key_phrases_file": "f"}, "model_path and key_phrases_file"),
     ],
 )
-def test_one_source_of_phrases(options, message):
+def test_two_sources_of_phrases_are_refused(options, message):
     config = BoostingConfig(**options)
     assert config.is_empty == (not options)
     with pytest.raises(ValueError, match=message):
@@ -416,13 +416,13 @@ def test_one_source_of_phrases(options, message):
         ({"key_phrase_items_list": [{"text": "abc"}]}, "or the keys phrase, lang, weight and aliases"),
     ],
 )
-def test_options_that_mean_nothing(options, message):
+def test_options_without_effect_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         BoostingConfig(**options)
 
 
 @pytest.mark.parametrize("weight", [-float("inf"), float("nan"), float("inf")])
-def test_bad_weights(weight):
+def test_bad_weights_are_named(weight):
     with pytest.raises(ValueError, match="weight of phrase 'abc'"):
         Phrase("abc", weight)
 
@@ -444,7 +444,7 @@ def test_letters_digits_and_accents_continue_a_word(kind, continuations, others)
     assert word_continuations(vocabulary).tolist() == [True] * len(continuations) + [False] * len(others)
 
 
-def test_phrases_to_be_avoided():
+def test_negative_weights_avoid_phrases():
     tree = build_boosting_tree([Phrase("abc", weight=-2.0), "de"], VOCABULARY)
     assert score(tree, "abc") == pytest.approx(-2 * score(build_boosting_tree(["abc"], VOCABULARY), "abc"))
     assert score(tree, "ab") == 0

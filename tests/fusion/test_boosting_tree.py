@@ -33,7 +33,7 @@ def test_whole_words_are_found_in_their_order(vocabulary):
     phrases=st.sets(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=12),
     text=st.text("abc", min_size=1, max_size=12),
 )
-def test_the_phrases_are_those_of_a_comparison_at_each_unit(phrases, text):
+def test_found_phrases_equal_a_comparison_at_every_token(phrases, text):
     """Phrases that begin others, and phrases with a long end of their own."""
     letters = Vocabulary(("a", "b", "c"), "char")
     tree = build_boosting_tree(sorted(phrases), letters, BoostingConfig(whole_words=False))
@@ -53,7 +53,7 @@ def test_parts_of_words_count_without_whole_words_and_penalties_do_not():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
-def test_a_copy_of_a_tree_that_was_used_finds_the_same(copied):
+def test_copied_tree_finds_the_same_phrases(copied):
     tree = build_boosting_tree(["abc", "abc de", "abc de cab"], VOCABULARY)
     tokens = VOCABULARY.tokenize("abc de abc")
     expected = list(tree.occurrences(tokens))
@@ -61,7 +61,7 @@ def test_a_copy_of_a_tree_that_was_used_finds_the_same(copied):
     assert list(copied(tree).occurrences(tokens)) == expected
 
 
-def test_the_tree_of_some_phrases_is_the_one_built_from_them():
+def test_subtree_equals_a_tree_built_from_its_phrases():
     phrases = ["abc", "abc de", Phrase("de", 2.0), Phrase("cab", -1.0)]
     tree = build_boosting_tree(phrases, VOCABULARY, BoostingConfig(ac_threshold=0.1))
     keys = dict(zip(tree.table.texts, tree.table.keys, strict=True))
@@ -73,11 +73,11 @@ def test_the_tree_of_some_phrases_is_the_one_built_from_them():
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, "high"])
-def test_thresholds_are_probabilities(value):
+def test_threshold_outside_of_0_to_1_is_refused(value):
     with pytest.raises(ValueError, match=r"ac_threshold is .*, expected"):
         BoostingConfig(ac_threshold=value)
 
 
-def test_a_tree_that_nemo_made_names_no_phrases():
+def test_tree_of_a_nemo_file_names_no_phrases():
     with pytest.raises(ValueError, match=r"ac_threshold is 0\.1 with model_path, which names no phrases, expected 0"):
         BoostingConfig(model_path="tree.nemo", ac_threshold=0.1)

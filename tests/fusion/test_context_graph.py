@@ -87,7 +87,7 @@ def test_no_token_is_paid_for_twice(weights, text, continuations, outside):
     assert tree.score(text, final=False) >= expected
 
 
-def test_of_phrases_that_earn_the_same_the_first_is_paid():
+def test_first_of_equal_phrases_is_paid():
     """What begins inside of the second one can then be paid as well."""
     tree = build_apart({(A, B): 1, (B, C): 1, (C, D): 1, (A, B, C, A): 1})
     assert tree.score((A, B, C, D)) == 4
@@ -105,7 +105,7 @@ def test_overlapping_phrases_earn_more_and_lists_without_overlaps_the_same(weigh
 
 @settings(max_examples=50, deadline=None)
 @given(PHRASES, TEXTS)
-def test_advances_never_leave_a_text_below_what_it_has_earned(weights, text):
+def test_advances_never_fall_below_the_earned_bonus(weights, text):
     """While an utterance runs, help for an unfinished phrase comes on top."""
     assert build(weights).score(text, final=False) >= earned(text, bonuses(weights)) - 1e-4
 
@@ -169,12 +169,12 @@ def test_concatenated_trees_score_as_they_do_alone(lists, text):
         ),
     ],
 )  # fmt: skip
-def test_faults_of_nemo(phrases, text, final, nemo, ours):
+def test_faults_of_nemos_tree_are_not_ours(phrases, text, final, nemo, ours):
     assert build(phrases, "nemo").score(text, final=final) == pytest.approx(nemo)
     assert build(phrases).score(text) == pytest.approx(ours)
 
 
-def test_fault_raised_shared_token_leaves_its_descendants_behind():
+def test_nemo_leaves_descendants_of_a_raised_token_behind():
     """The second phrase raises the shared A from 0.1 to 10; A B's sum in NeMo still has the old A, so
     failing there leaves most of the 10."""
     weights, text = {(A, B, C): 0.1, (A, D): 10.0}, [A, B, A]
@@ -183,7 +183,7 @@ def test_fault_raised_shared_token_leaves_its_descendants_behind():
     assert build(weights).score(text) == pytest.approx(0)
 
 
-def test_a_penalty_is_paid_when_the_phrase_is_complete_and_not_before():
+def test_penalty_is_paid_only_for_a_complete_phrase():
     tree, penalty = build({(A, B): -1.0}), -phrase_bonus(2)
     assert tree.score([A], final=False) == 0
     assert tree.score([A, C]) == 0
@@ -191,7 +191,7 @@ def test_a_penalty_is_paid_when_the_phrase_is_complete_and_not_before():
     assert tree.score([A, B, A, B]) == pytest.approx(2 * penalty)
 
 
-def test_the_example_of_the_module():
+def test_example_of_the_module():
     ones = [ScoredSequence(tokens, np.ones(len(tokens)), 1.0) for tokens in ([A, B], [B, C], [A, B, C, D])]
     x = 4
 
@@ -287,7 +287,7 @@ def test_links_lead_to_the_longest_proper_suffix(sequences):
         assert links[node] == spelled[longest]
 
 
-def test_the_example_of_the_trie_and_adding_twice():
+def test_sequence_added_twice_has_one_node():
     trie, spelled = grow([[0, 1], [1, 0]])
     assert spelled == {(): 0, (0,): 1, (1,): 2, (0, 1): 3, (1, 0): 4}
     assert trie.suffix_links().tolist() == [0, 0, 0, 2, 1]
@@ -360,7 +360,7 @@ def test_copies_of_the_root_are_shared_and_list_the_fewer_labels(refunding):
     assert len(result.arc_labels) == copies * min(len(refunding), V - len(refunding))
 
 
-def test_without_refunds_nothing_changes():
+def test_refunding_labels_change_nothing_without_refunds():
     columns = random_columns(5, seed=0)
     assert with_refunds(columns, ROOT, np.zeros(5), np.ones(V, bool)) is columns
     assert with_refunds(columns, ROOT, np.ones(5), np.zeros(V, bool)) is columns

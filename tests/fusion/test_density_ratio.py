@@ -34,7 +34,7 @@ def assert_is_ratio(found, lm, source, ratio, *, sequences=30, length=12, tolera
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.7])
 @pytest.mark.parametrize("orders", [(1, 1), (1, 3), (2, 2), (2, 4), (3, 2), (4, 1), (4, 4)])
-def test_every_weight_is_the_difference(orders, ratio):
+def test_every_weight_is_the_difference_of_both_lms(orders, ratio):
     for seed in range(3):
         lm = random_lm(V, seed=seed, order=orders[0], branching=2)
         source = random_lm(V, seed=seed + 10, order=orders[1], branching=3)
@@ -76,7 +76,7 @@ def single_state(final_weight=0.0, backoff_weight=0.0, weights=(-1.0, -2.0)):
     )  # fmt: skip
 
 
-def test_an_end_that_one_of_the_lms_lacks():
+def test_scores_where_one_lm_has_no_sentence_end():
     never, ends = single_state(NOT_FINAL), single_state(-2.0)
     assert density_ratio(ends, never, 0.5).score([0]) == pytest.approx(-1.0 + 0.5 - 2.0)
     assert density_ratio(never, ends, 0.5).score([0]) == pytest.approx(-1.0 + 0.5 + NOT_FINAL + 1.0)
@@ -105,7 +105,7 @@ def test_lms_over_different_tokens_are_refused():
 # ------------------------------------------------------------------------------------ in a Fusion
 
 
-def test_the_ratio_is_that_of_both_weights():
+def test_ratio_is_that_of_both_weights():
     lm, source = random_lm(V, seed=1), random_lm(V, seed=2)
     fusion = Fusion(lm, 0.5, source_lm=source, source_lm_weight=0.2)
     assert fusion.token_lm.fingerprint == density_ratio(lm, source, 0.4).fingerprint

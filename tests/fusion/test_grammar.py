@@ -33,7 +33,7 @@ def plain(text):
 
 @pytest.mark.parametrize("vocabulary", [BPE, CHARACTERS, PIECES], ids=lambda v: v.kind)
 @pytest.mark.parametrize(("source", "expected"), LANGUAGES)
-def test_all_texts_up_to_five_tokens(source, expected, vocabulary):
+def test_grammar_accepts_its_texts_alone(source, expected, vocabulary):
     grammar = build_grammar(source, vocabulary)
     accepted = 0
     for length in range(6):
@@ -74,12 +74,12 @@ def test_each_token_outside_costs_the_price():
         (["a c"], "grammar: 'c' has the character 'c', which is in no token"),
     ],
 )
-def test_what_cannot_be_read_is_named(source, message):
+def test_unreadable_grammar_is_named(source, message):
     with pytest.raises(ValueError, match=message):
         build_grammar(source, BPE)
 
 
-def test_limits_and_prices():
+def test_too_large_grammars_and_wrong_prices_are_refused():
     with pytest.raises(ValueError, match="more than 3 letters"):
         build_grammar(["a b"], BPE, most_letters=3)
     for price in (0.0, -1.0, math.nan):

@@ -57,7 +57,7 @@ def test_scores_are_those_of_the_definition_with_missing_contexts_and_suffixes(l
     assert_scores_as_defined(load(arpa_text(table)), table, order)
 
 
-def test_contexts_that_are_implied_and_ngrams_that_nothing_can_reach(load):
+def test_implied_contexts_are_added_and_unreachable_ngrams_dropped(load):
     table = {(s,): (-1.0, -0.5) for s in ("<s>", "</s>", *map(str, range(V)))}
     table[("0", "1", "2")] = (-0.25, 0.0)  # neither "0 1" nor "1 2" is listed
     assert_scores_as_defined(load(arpa_text(table)), table, 3)
@@ -67,7 +67,7 @@ def test_contexts_that_are_implied_and_ngrams_that_nothing_can_reach(load):
 
 
 @pytest.mark.parametrize("normalize_unk", [True, False])
-def test_unknown_stands_for_all_tokens_that_are_not_listed(load, normalize_unk):
+def test_unk_scores_all_tokens_that_are_not_listed(load, normalize_unk):
     table = random_table(["0", "2", "5"], 3, 0.5, seed=1)
     table[("<unk>",)] = (-2.0, 0.0)
     lm = load(arpa_text(table), normalize_unk=normalize_unk)
@@ -81,7 +81,7 @@ def test_unknown_stands_for_all_tokens_that_are_not_listed(load, normalize_unk):
 
 
 @pytest.mark.parametrize("normalize_unk", [True, False])
-def test_ngrams_with_unknown_inside(load, normalize_unk):
+def test_ngrams_with_unk_inside_are_scored(load, normalize_unk):
     """NeMo cannot read these; every unlisted token is an <unk> then."""
     table = random_table(["0", "2", "5", "<unk>"], 3, 0.5, seed=2)
     lm = load(arpa_text(table), normalize_unk=normalize_unk)
@@ -108,7 +108,7 @@ def test_without_start_symbol_utterances_begin_in_the_root_without_end_symbol_en
 
 
 # -- how tokens are written --------------------------------------------------------------------------
-def test_the_encodings_give_the_same_lm(load):
+def test_all_encodings_of_tokens_give_the_same_lm(load):
     ids = [str(i) for i in range(V)]
     table = random_table(ids, 3, 0.4, seed=6)
     pieces = ["▁a", "b", "▁c", "1", "</s", "é"]
@@ -126,7 +126,7 @@ def test_the_encodings_give_the_same_lm(load):
     assert load(renamed(pieces), vocabulary=vocabulary, encoding="pieces").fingerprint == expected
 
 
-def test_two_possible_readings_are_not_guessed(load):
+def test_ambiguous_encoding_is_an_error(load):
     text = arpa_text(random_table([str(i) for i in range(V)], 2, 0.4, seed=6))
     digits = Vocabulary(tuple("543210"), "char")
     with pytest.raises(ValueError, match="fit the encodings ids and pieces, expected one; set encoding"):
@@ -154,12 +154,12 @@ def test_word_lm_is_sent_to_cuda_wfst():
         ),
     ],
 )
-def test_bad_arguments(options, message):
+def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         load_ngram_lm(ASSETS / "lm" / "tok3.arpa", options.pop("vocab_size", VOCAB_SIZE), **options)
 
 
-def test_a_missing_file_and_an_ngram_listed_twice(tmp_path, load):
+def test_missing_file_and_repeated_ngram_are_named(tmp_path, load):
     with pytest.raises(FileNotFoundError):
         load_ngram_lm(tmp_path / "none.arpa", V)
     text = arpa_text({(s,): (-1.0, 0.0) for s in ("<s>", "</s>", "0")} | {("0", "0"): (-1.0, 0.0)})
@@ -223,7 +223,7 @@ def test_reads_nemo_files_without_checksums_too(tmp_path):
     assert load_ngram_lm(path, 2).score([1]) == -0.5 - 0.75
 
 
-def test_files_that_are_not_nemos_or_of_another_vocabulary(tmp_path):
+def test_nemo_file_of_another_kind_or_vocabulary_is_refused(tmp_path):
     path = write_nemo(tmp_path / "lm.nemo", CONFIG, bigram_tensors())
     with pytest.raises(ValueError, match="vocab_size 2, expected 3"):
         load_ngram_lm(path, 3)
@@ -239,7 +239,7 @@ def test_files_that_are_not_nemos_or_of_another_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["arcs_weights", "ilabels", "to_states", "backoff_weights", "final_weights"])
-def test_a_changed_bit_of_a_nemo_file_is_noticed(tmp_path, name):
+def test_changed_bit_of_a_nemo_file_is_detected(tmp_path, name):
     """`torch.load` would read other scores without a word."""
     tensors = bigram_tensors()
     path = write_nemo(tmp_path / "lm.nemo", CONFIG, tensors)

@@ -45,7 +45,7 @@ def in_threads(works: list[Callable[[], None]]) -> None:
         list(pool.map(lambda work: (barrier.wait(), work()), works))
 
 
-def test_work_follows_what_its_stream_did_before(gpu, decoder):
+def test_kernels_wait_for_earlier_work_of_their_stream(gpu, decoder):
     """The log-probs are written late, on a stream that doesn't wait for the default stream."""
     (wanted,) = inputs(1, gpu)
     expected = all_facts(decoder.decode(wanted, LENGTHS))
@@ -105,7 +105,7 @@ def test_threads_at_once_on_one_stream(device, decoder):
     in_threads([lambda i=i: decode(i) for i in range(len(batches))])
 
 
-def test_threads_may_meet_at_the_first_use(device):
+def test_threads_decode_at_first_use_at_once(device):
     """Kernels and automata that nobody has loaded yet are loaded once, whoever comes first."""
     fusion = random_fusion(V, seed=77)
     (batch,) = inputs(1, device)
@@ -119,7 +119,7 @@ def test_threads_may_meet_at_the_first_use(device):
     assert all(one == found[0] for one in found)
 
 
-def test_another_gpu(gpu, decoder):
+def test_results_on_another_gpu_are_the_same(gpu, decoder):
     """Tensors on cuda:1 are decoded there while cuda:0 is the current device."""
     if torch.cuda.device_count() < 2:
         pytest.skip("there is only one GPU")
@@ -208,7 +208,7 @@ def host_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_many_batches_of_random_shapes_leave_nothing_behind(gpu, memory_decoder, pool):
+def test_many_batches_of_random_shapes_leak_no_memory(gpu, memory_decoder, pool):
     """10,000 of them; what torch's allocator holds for us stays within a small multiple of one batch."""
     rng = np.random.default_rng(0)
     memory_decoder.decode(pool, [MEMORY_T] * MEMORY_BATCH)
@@ -226,7 +226,7 @@ def test_many_batches_of_random_shapes_leave_nothing_behind(gpu, memory_decoder,
     assert host_bytes() <= host + 32 * MIB
 
 
-def test_a_decoder_that_is_gone_takes_its_automata_along(device):
+def test_deleted_decoder_frees_its_automata(device):
     """On the host nothing can be counted, but the way there is the same."""
     pool = random_log_probs(2, 8, MEMORY_V + 1, seed=0).to(device)
 
@@ -294,7 +294,7 @@ def test_threads_with_streams_of_their_own_share_a_small_cache(gpu, lm, asked, e
     in_threads([work] * 4)
 
 
-def test_memory_is_pinned_while_it_is_used(gpu, lm):
+def test_table_is_pinned_while_it_is_used(gpu, lm):
     before = torch.cuda.memory_allocated(gpu)
     copies = placed(lm, 100)
     table = copies.on(gpu)
@@ -308,7 +308,7 @@ def test_memory_is_pinned_while_it_is_used(gpu, lm):
     assert torch.cuda.memory_allocated(gpu) == before
 
 
-def test_auto_knows_what_is_free(gpu, lm):
+def test_placement_auto_fits_into_free_memory(gpu, lm):
     free = free_memory(gpu)
     assert 0 < free.device_free <= free.device_total
     assert placed(lm, placement="auto").on(gpu).placement == "device"

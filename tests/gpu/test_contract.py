@@ -64,7 +64,7 @@ def on_gpu(kind: type) -> type:
     return type(kind.__name__, (kind,), {"__init__": lambda self, backend: kind.__init__(self, backend, DEVICE)})
 
 
-test_has_the_verbs_of_all_decoders = None  # `InType` is none
+test_decoder_has_all_verbs = None  # `InType` is none
 TABLE = [
     ("flexctc_beam float32", on_gpu(InFloat32), ("cuda",)),
     ("flexctc_beam float16", on_gpu(InFloat16), ("cuda",)),

@@ -103,7 +103,7 @@ def test_rows_that_begin_at_any_address(device, dtype, skip):
     assert_equal(shifted, [frames, 4], fusion=random_fusion(columns - 1), n_best=3)
 
 
-def test_ties_are_broken_alike(device):
+def test_ties_are_broken_alike_in_every_batch(device):
     flat = torch.full((2, T, V + 1), -float(np.log(V + 1)), device=device)
     coarse = torch.round(log_probs_on(device, 4, seed=6))
     for merge in MERGES:
@@ -133,7 +133,7 @@ def test_alignments(device, merge):
 
 @pytest.mark.parametrize("lengths_on_device", [False, True])
 @pytest.mark.parametrize("merge", MERGES)
-def test_streams(device, merge, lengths_on_device):
+def test_results_of_streams_equal_those_of_the_cpu(device, merge, lengths_on_device):
     """Chunks of random sizes; partial results on the way are equal too."""
     batch, rng = sized(24, 3), np.random.default_rng(0)
     log_probs, totals = log_probs_on(device, batch, seed=2), np.array(lengths_for(batch, seed=2))
@@ -157,7 +157,7 @@ def test_streams(device, merge, lengths_on_device):
 
 
 @pytest.mark.parametrize("seed", range(sized(150, 6)))
-def test_anything(device, seed):
+def test_random_shapes_and_options_equal_the_cpu(device, seed):
     """Random sizes and options."""
     rng = np.random.default_rng(seed)
     vocab_size = int(rng.integers(1, sized(1500, 40)))

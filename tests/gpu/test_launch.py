@@ -61,7 +61,7 @@ def test_pageable_memory_is_refused(gpu):
         gather(gpu, pageable)
 
 
-def test_what_the_driver_refuses_is_explained(gpu, table):
+def test_refused_launch_is_explained(gpu, table):
     """More blocks than a grid can have: the kernel, its sizes and the driver's reason are named."""
     message = (
         r"kernel gather can't start on cuda:0 with 2147483648 blocks of 128 threads .*: "
@@ -130,7 +130,7 @@ def test_replays_decode_chunk_by_chunk(gpu, log_probs, merge, dtype):
     assert all_facts(decoder.close(captured.streams)) == all_facts(expected)
 
 
-def test_a_graph_may_hold_more_than_the_decoder(gpu):
+def test_graph_of_the_caller_may_hold_other_work(gpu):
     """From logits to hypotheses in one graph, as a streaming server would have it."""
     logits = 3 * torch.randn(BATCH, T, V + 1, generator=torch.Generator().manual_seed(0)).to(gpu)
     decoder = decoder_of()
@@ -158,7 +158,7 @@ def test_pushes_with_and_without_the_graph_may_alternate(gpu, log_probs):
     assert all_facts(decoder.close(captured.streams)) == all_facts(expected)
 
 
-def test_what_goes_wrong_in_a_replay_is_said_at_the_end(gpu, log_probs):
+def test_fault_in_a_replay_is_reported_at_the_end(gpu, log_probs):
     log_probs[3, 2, 7] = float("nan")
     decoder = decoder_of()
     captured = Captured(decoder, gpu)
@@ -168,7 +168,7 @@ def test_what_goes_wrong_in_a_replay_is_said_at_the_end(gpu, log_probs):
         decoder.close(captured.streams)
 
 
-def test_a_capture_that_is_refused_does_no_harm(gpu, log_probs):
+def test_refused_capture_changes_nothing(gpu, log_probs):
     decoder = decoder_of()
     expected = all_facts(decoder.decode(log_probs, LENGTHS))
     streams = decoder.open(BATCH, capacity=T, device=gpu)

@@ -93,12 +93,12 @@ def test_faults_are_found(gpu, check, kernel, report):
     assert report in said
 
 
-def test_what_the_tool_runs(device):
+def test_cases_of_the_sanitizer_run_every_kernel(device):
     """Two runs agree, and another result is another digest."""
     assert sanitized.everything(device) == sanitized.everything(device)
 
 
-def test_another_result_is_another_digest(device, monkeypatch):
+def test_digest_differs_if_a_result_differs(device, monkeypatch):
     expected = sanitized.everything(device)
     monkeypatch.setattr(sanitized, "LENGTHS", [9, 0, 4])
     assert sanitized.everything(device) != expected

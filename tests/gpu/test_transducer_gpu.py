@@ -89,7 +89,7 @@ def both(strategy, device, durations=(), fusion=None, networks=Model.networks, *
 
 @pytest.mark.parametrize("pruning", ["late", "early"])
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4)], ids=["rnnt", "tdt"])
-def test_same_hypotheses(device, strategy, durations, pruning):
+def test_hypotheses_equal_those_of_the_cpu(device, strategy, durations, pruning):
     found, expected = both(strategy, device, durations, random_fusion(VOCAB), pruning_mode=pruning, alignments=True)
     frames = frames_of()
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_lower_precisions(device, strategy, dtype, autocast):
         assert nbest.best.score == pytest.approx(wanted.best.score, rel=0.02, abs=0.5)
 
 
-def test_each_way_to_launch_steps(gpu, strategy, monkeypatch):
+def test_every_mode_of_graphs_gives_the_same_results(gpu, strategy, monkeypatch):
     frames = frames_of()
     for mode in (LOOP, CHUNKS, PLAIN):
         found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
@@ -132,7 +132,7 @@ def test_each_way_to_launch_steps(gpu, strategy, monkeypatch):
         assert found._graphs.mode == mode
 
 
-def test_the_loop_is_what_is_taken(gpu, strategy):
+def test_loop_is_the_default_mode(gpu, strategy):
     if cuda_graphs.why_no_while_graphs(gpu):
         pytest.skip(cuda_graphs.why_no_while_graphs(gpu))
     found, _ = both(strategy, gpu)
@@ -191,7 +191,7 @@ def test_threads_decode_for_the_first_time_at_once(gpu, strategy):
     assert not any(found._graphs._failures.values())
 
 
-def test_a_graph_survives_those_after_it(gpu, strategy):
+def test_graph_survives_later_captures(gpu, strategy):
     """torch has 32 streams in turn, and cuBLAS a workspace for each: twenty captures would come round to the first."""
     frames, decoders = (frames_of(), [both(strategy, gpu, fusion=random_fusion(VOCAB)) for _ in range(20)])
     for found, expected in decoders:
@@ -209,7 +209,7 @@ def test_graphs_survive_other_sizes(gpu, strategy):
         assert_same(found.decode(frames.to(gpu), lengths), expected.decode(frames, lengths))
 
 
-def test_graphs_notice_training(gpu, strategy):
+def test_changed_weights_reach_graphs(gpu, strategy):
     make, config = strategy
     model = Model().to(gpu)
     decoder = make(model.networks(), config(beam_size=4, backend="cuda"))
@@ -233,7 +233,7 @@ def test_chunks_of_frames(device, strategy):
     assert_same(found.close(streams), expected.decode(frames, LENGTHS))
 
 
-def test_networks_elsewhere_are_named(gpu, strategy):
+def test_networks_on_another_device_are_named(gpu, strategy):
     make, config = strategy
     decoder = make(Model().networks(), config(backend="cuda"))
     with pytest.raises(ValueError, match="the networks are on cpu"):

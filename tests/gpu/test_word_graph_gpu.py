@@ -50,7 +50,7 @@ def test_topologies_and_types(device, topology, dtype):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_ties_are_broken_alike(device, topology):
+def test_ties_are_broken_alike_in_every_batch(device, topology):
     log_probs = torch.round(log_probs_on(device, seed=3))
     both.assert_equal(
         graph_of(3, topology, coarse=True), log_probs, lengths_for(), beam=5.0, max_active=300,
@@ -162,7 +162,7 @@ def test_lattices_paged(device, topology):
 
 
 @needs_kaldifst
-def test_many_histories(device):
+def test_many_lm_histories_in_one_state_equal_the_cpu(device):
     """An LM with so many states that groups are large."""
     order, keep = sized((6, 0.9), (3, 0.9))
     large = LM(lm_table(seed=2, words=both.WORDS, order=order, keep=keep))
@@ -172,7 +172,7 @@ def test_many_histories(device):
 
 
 @needs_kaldifst
-def test_a_tiny_cache_is_shared_by_all_blocks(device, monkeypatch):
+def test_small_cache_shared_by_all_blocks_gives_the_same(device, monkeypatch):
     placed = cuda_kernels.PlacedLM
     monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
     graph, lms = graph_of(5), both.pair(0)

@@ -121,7 +121,7 @@ def test_redundant_backoff_states_are_removed(tmp_path):
     assert does_nothing_else.sum() <= own_end.sum()
 
 
-def test_report_names_what_is_missing(tmp_path):
+def test_report_names_missing_words(tmp_path):
     arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("a", "ab", "zebra"))
     report = build_graph(arpa, toy_lexicon(), cache=False).report
     assert report["LM words without spelling"] == 1
@@ -160,7 +160,7 @@ def test_vocabulary_spells_the_words(tmp_path):
     assert ("bcd",) in costs_of(graph, (1, 3, 4))
 
 
-def test_a_spelling_that_is_a_guess_is_told(tmp_path, caplog):
+def test_guessed_spelling_is_reported(tmp_path, caplog):
     arpa = tmp_path / "lm.arpa"
     arpa.write_text(arpa_text(toy_table(seed=0)))
     merges = Vocabulary.from_pieces(["▁a", "▁b", "▁", "a", "b", "c", "A", "B"])
@@ -190,12 +190,12 @@ def test_open_vocabulary_reads_any_word(tmp_path):
 
 
 class TestBadInput:
-    def test_lm_and_lexicon_without_a_common_word(self, tmp_path):
+    def test_lm_and_lexicon_without_a_common_word_are_refused(self, tmp_path):
         arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("x", "y"))
         with pytest.raises(ValueError, match="have no word in common"):
             build_graph(arpa, toy_lexicon(), cache=False)
 
-    def test_token_beyond_the_vocabulary(self, tmp_path):
+    def test_token_beyond_the_vocabulary_is_named(self, tmp_path):
         arpa = toy_arpa(tmp_path / "lm.arpa", seed=0)
         with pytest.raises(ValueError, match=r"has the token [34], expected 0 \.\. 2 \(vocab_size\)"):
             build_graph(arpa, Lexicon(toy_lexicon().spellings, vocab_size=3), cache=False)
@@ -211,7 +211,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="beginning_tokens is None"):
             build_graph(arpa, toy_lexicon(), open_vocabulary=OpenVocabulary())
 
-    def test_negative_costs_of_unknown_words(self):
+    def test_negative_costs_of_unknown_words_are_refused(self):
         with pytest.raises(ValueError, match=r"piece_cost is -1\.0"):
             OpenVocabulary(piece_cost=-1.0)
 
@@ -219,7 +219,7 @@ class TestBadInput:
         ("text", "message"),
         [("a\n", "line 1: the word 'a' has no pieces"), ("a ▁a\nb ▁q\n", "'b' is spelled with '▁q'")],
     )
-    def test_lexicon_files(self, tmp_path, text, message):
+    def test_lexicon_files_are_read_and_faults_named(self, tmp_path, text, message):
         (tmp_path / "lexicon.txt").write_text(text)
         with pytest.raises(ValueError, match=message):
             Lexicon.from_file(tmp_path / "lexicon.txt", PIECES)
@@ -233,7 +233,7 @@ class TestBadInput:
             ({"a": ((-1,),)}, r"'a' has the token -1, expected 0 \.\. 1"),
         ],
     )
-    def test_lexicons(self, spellings, message):
+    def test_lexicon_without_words_or_spelling_is_refused(self, spellings, message):
         with pytest.raises(ValueError, match=message):
             Lexicon(spellings, vocab_size=2)
 
@@ -243,7 +243,7 @@ WITH_SPACE = Vocabulary(("a", " ", "b"), "char")
 WITHOUT = Vocabulary(("a", "b"), "char")
 
 
-def test_words_begin_with_a_space_where_there_is_one():
+def test_spellings_begin_with_a_space_where_a_piece_is_one():
     lexicon = Lexicon.from_vocabulary(["ab", "b"], WITH_SPACE)
     assert lexicon.spellings == {"ab": ((0, 2), (1, 0, 2)), "b": ((2,), (1, 2))}
     assert Lexicon.from_vocabulary(["ab"], WITHOUT).spellings == {"ab": ((0, 1),)}
@@ -271,7 +271,7 @@ SAME_SPELLING = [(0, 5, 1, 0), (0, 5, 2, 0), (0, 6, 3, 0), (0, 7, 4, 0)]  # sour
         ([(0, 1, 1, 0), (0, 2, 2, 0)], [0], "not functional"),  # it never shows
     ],
 )
-def test_a_hopeless_determinization_ends_with_a_message(grammar, finals, reason):
+def test_graph_that_cannot_be_determinised_is_an_error(grammar, finals, reason):
     def fst(arcs, finals):
         columns = np.array(arcs).T
         costs = np.full(columns[[0, 3]].max() + 1, np.inf)

@@ -32,7 +32,7 @@ def cheapest(fst, labels, backoff):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_backing_off_does_not_evade_a_listed_ngram(tmp_path, seed):
+def test_listed_ngram_cannot_be_avoided_by_backing_off(tmp_path, seed):
     path = tmp_path / "lm.arpa"
     path.write_text(arpa_text(random_table(["a", "b", "c"], 2, 0.6, seed)))
     grammar = read_grammar(path)

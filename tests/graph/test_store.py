@@ -90,7 +90,7 @@ def test_two_processes_that_fill_one_cache_both_have_the_graph(tmp_path, graph):
     assert load_graph(kept).fingerprint == graph.fingerprint
 
 
-def test_a_cache_that_cannot_be_used_costs_the_graph_nothing(tmp_path, graph, caplog, monkeypatch):
+def test_unusable_cache_does_not_stop_the_build(tmp_path, graph, caplog, monkeypatch):
     caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
     arpa, folder = tmp_path / "lm.arpa", tmp_path / "cache"
     folder.write_text("no folder")
@@ -215,7 +215,7 @@ def test_two_words_on_a_chain_get_a_word_sequence_label():
         ("word_sequences", None, "word_sequences holds a label that is no earlier one"),
     ],
 )
-def test_contents_that_lead_nowhere_are_refused_with_the_name_of_the_file(tmp_path, graph, table, changes, message):
+def test_graph_file_with_targets_out_of_range_is_refused(tmp_path, graph, table, changes, message):
     path, changed = tmp_path / "changed.graph", np.array(getattr(graph.arrays, table))
     if changes is None:
         changed = np.full((1, 2), len(graph.words), np.int32)
@@ -229,7 +229,7 @@ def test_contents_that_lead_nowhere_are_refused_with_the_name_of_the_file(tmp_pa
 
 
 @pytest.mark.parametrize("fact", ["start", "unknown", "name"])
-def test_a_fact_that_is_missing_is_named_with_the_file(tmp_path, graph, fact, monkeypatch):
+def test_missing_metadata_of_a_graph_file_is_named(tmp_path, graph, fact, monkeypatch):
     path = tmp_path / "short.graph"
     monkeypatch.setattr(
         "nemo_gpu_decoding.graph.store.write_arrays",

@@ -226,7 +226,7 @@ def test_words_that_the_graph_lacks_are_found_as_if_it_had_them(seed, lm_weight,
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_labels_of_pieces_change_nothing_by_themselves(seed):
+def test_piece_labels_alone_change_no_result(seed):
     graph, log_probs = open_graphs(seed)[0], log_probs_of(seed)
     labelled = with_piece_labels(graph)
     assert with_piece_labels(labelled) is labelled
@@ -242,7 +242,7 @@ def test_labels_of_pieces_change_nothing_by_themselves(seed):
     assert any("<unk>" in [graph.words[w.label] for w in nbest.best.words] for nbest in both[0])
 
 
-def test_the_loop_writes_what_it_reads():
+def test_piece_loop_writes_the_pieces_that_it_reads():
     plain = open_graphs(0)[0]
     graph = with_piece_labels(plain)
     pieces, arrays = graph.pieces, graph.arrays
@@ -256,7 +256,7 @@ def test_the_loop_writes_what_it_reads():
         assert [plain.expanded(n) for n in before["olabel"]] == [graph.expanded(n) for n in after["olabel"]]
 
 
-def test_unknown_words_that_cannot_be_spelled_or_found(tmp_path):
+def test_unknown_words_that_cannot_be_spelled_are_named(tmp_path):
     graph = open_graphs(0)[0]
     labelled, speller = with_piece_labels(graph), Speller(VOCABULARY)
     for phrases, message in (

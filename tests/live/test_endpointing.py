@@ -59,7 +59,7 @@ def test_every_rule_holds_at_its_thresholds_and_not_below(rule, progress):
         assert find_endpoint(replace(progress, utterance_length=20.0 - LESS)) is None
 
 
-def test_silence_ends_nothing_before_five_seconds_nor_before_the_hypothesis_may_end():
+def test_leading_silence_and_open_hypotheses_end_nothing_early():
     assert ends(4.9, 4.9, cost=0.0) is None
     assert ends(4.9, 4.8, cost=0.0) == "rule2"
     assert ends(9.0, 1.9) is None
@@ -110,7 +110,7 @@ def test_silence_is_counted_over_chunks_of_partial_results(decoder):
     assert find_endpoint(progress_of(partial, FRAME, relative_cost=0.0)) == "rule2"
 
 
-def test_a_word_graph_knows_what_it_costs_to_end():
+def test_relative_cost_of_a_word_graph_is_that_of_its_end():
     pytest.importorskip("kaldifst")
     graph = toy_graph(0)
     decoder = CudaWFST(graph, len(PIECES), BLANK, WFSTConfig(beam=1e3, threads=1, backend="cpu"))
@@ -127,7 +127,7 @@ def test_a_word_graph_knows_what_it_costs_to_end():
     assert relative_cost(0.0, math.inf) == math.inf
 
 
-def test_a_stream_that_heard_nothing_goes_on():
+def test_stream_without_frames_has_no_endpoint():
     decoder = FlexCTCBeam(len(PIECES), BLANK)
     (partial,) = decoder.partial(decoder.open(1))
     assert find_endpoint(progress_of(partial, FRAME)) is None

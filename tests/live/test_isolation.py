@@ -143,13 +143,13 @@ def test_later_messages_that_are_wrong(text):
     assert found[-1]["message"] == f'message is {text[:80]!r}, expected audio, or {{"type": "end"}}'
 
 
-def test_what_is_in_range():
+def test_first_messages_at_their_limits_are_accepted():
     wanted = '{"type": "start", "end_silence": 60, "phrases": ["%s"], "boosting_weight": 100}' % ("ä" * 200)
     assert read_start(wanted, Limits()).end_silence == 60
     assert read_start('{"end_silence": -1e300}', Limits()).end_silence == -1e300
 
 
-def test_slots_of_hostile_clients_are_free_again():
+def test_slots_of_hostile_clients_are_freed():
     with running(limits=Limits(max_streams=2, idle_seconds=5.0)) as server:
         for _ in range(3):
             with stream(server) as first, stream(server) as second:
@@ -190,7 +190,7 @@ def test_a_step_that_raises_ends_the_stream_at_fault(error, caplog):
     assert server.batcher.metrics.value("streams_total", outcome="server") == 1
 
 
-def test_the_stream_at_fault_is_found_in_a_batch():
+def test_stream_at_fault_is_found_in_a_batch():
     reader = Fragile()
     with running(reader, tick_seconds=0.2) as server, contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(stream(server)) for _ in range(4)]
@@ -223,7 +223,7 @@ def test_a_stream_that_crashes_between_its_first_chunk_and_the_step_is_dropped()
     assert not reader.streams
 
 
-def test_streams_beyond_a_batch_take_turns():
+def test_streams_beyond_the_batch_size_take_turns():
     """All of them have audio all the time; none waits for the end of another one."""
     reader, heard = NumberReader(), []
     reader.step = lambda chunks: heard.extend(chunk.stream for chunk in chunks) or NumberReader.step(reader, chunks)
@@ -312,7 +312,7 @@ def test_a_fault_in_a_connection_ends_it_alone(name, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("name", ["prepare", "drop"])
-def test_a_fault_of_the_recognizer_beside_its_steps(name, monkeypatch):
+def test_fault_in_prepare_or_drop_ends_its_stream_alone(name, monkeypatch):
     reader = Fragile()
     with running(reader) as server, bystander(server):
         with monkeypatch.context() as patch:
@@ -342,7 +342,7 @@ def test_a_reading_task_that_is_cancelled_ends_its_stream(monkeypatch):
 
 
 # --------------------------------------------------------------------------------- the server's end
-def test_a_dead_batcher_is_seen(caplog):
+def test_dead_batcher_fails_the_health_check(caplog):
     with running() as server:
         with stream(server) as socket:
             assert json.loads(socket.recv(10))["type"] == "ready"
@@ -357,7 +357,7 @@ def test_a_dead_batcher_is_seen(caplog):
     assert "the batcher ended" in caplog.text
 
 
-def test_a_step_that_never_ends_is_seen(monkeypatch):
+def test_stuck_step_fails_the_health_check(monkeypatch):
     monkeypatch.setattr(batcher_module, "STUCK_SECONDS", 0.05)
     with running(NumberReader(seconds=0.5)) as server, stream(server) as socket:
         assert get(server, "healthz")[0] == 200
@@ -398,7 +398,7 @@ def test_a_signal_finishes_open_utterances_and_ends_with_status_0(sent):
             process.kill()
 
 
-def test_what_a_page_shows_and_metrics_without_gauges_of_times():
+def test_page_facts_need_the_token_and_metrics_have_no_created_series():
     with running(token="secret") as server:
         assert get(server, "about")[0] == 401
         text = get(server, "about?token=secret")[1]

@@ -52,7 +52,7 @@ def open_page(playwright, wav: Path, url: str):
 
 
 @needs_chromium
-def test_microphone_file_and_errors(tmp_path):
+def test_page_transcribes_microphone_and_file_and_shows_errors(tmp_path):
     from playwright.sync_api import expect, sync_playwright
 
     from nemo_gpu_decoding.live.options import Limits

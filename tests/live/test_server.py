@@ -188,7 +188,7 @@ def get(server, path, **headers):
 
 
 # ------------------------------------------------------------------------------------- protocol
-def test_utterances_of_a_stream():
+def test_stream_has_finals_of_all_utterances():
     with running() as server:
         found, code = conversation(server, audio(1, 2), audio(3, 0, 4)[:400], audio(3, 0, 4)[400:])
     assert code == 1000
@@ -201,7 +201,7 @@ def test_utterances_of_a_stream():
     assert [message["type"] for message in found] == ["final"]
 
 
-def test_partial_transcripts_come_as_the_audio_does():
+def test_partials_follow_the_audio():
     with running() as server, stream(server) as socket:
         ready = json.loads(socket.recv(10))
         assert ready["type"] == "ready"
@@ -217,7 +217,7 @@ def test_partial_transcripts_come_as_the_audio_does():
         assert finals(messages(socket)[0]) == ["7 7 7"]
 
 
-def test_what_is_committed_and_alternatives():
+def test_messages_have_committed_text_and_alternatives():
     with running() as server:
         found, _ = conversation(server, audio(1, 2, 0, 3, 4)[:-10], first={"n_best": 2})
         plain, _ = conversation(server, audio(1, 2), first={})
@@ -243,7 +243,7 @@ def test_final_messages_name_the_phrases_found():
 
 
 @pytest.mark.parametrize("samples", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK])
-def test_audio_of_any_length(samples):
+def test_audio_of_any_length_is_heard_whole(samples):
     with running() as server:
         found, code = conversation(server, audio(*[5] * 6)[: 2 * samples])
     assert code == 1000
@@ -272,7 +272,7 @@ def test_other_rates_reach_the_model_in_its_own():
     assert text.split()[50] == "1000"
 
 
-def test_half_a_sample_ends_the_stream_behind_what_was_heard():
+def test_odd_number_of_bytes_ends_the_stream_after_its_text():
     with running() as server:
         found, code = conversation(server, audio(1, 2), b"abc")
     assert code == 1008
@@ -292,7 +292,7 @@ def test_streams_share_steps():
     assert not reader.streams
 
 
-def test_clients_that_are_killed_leave_the_others_alone():
+def test_killed_clients_do_not_change_other_streams():
     reader, deaths = NumberReader(seconds=0.002), random.Random(1)
 
     def client(i):
@@ -314,7 +314,7 @@ def test_clients_that_are_killed_leave_the_others_alone():
         wait_for(lambda: not server.batcher.sessions and not reader.streams)
 
 
-def test_a_stream_that_fails_leaves_the_others_alone():
+def test_failing_stream_does_not_change_other_streams():
     with running(tick_seconds=0.05) as server, stream(server) as first, stream(server) as second:
         for value in (1, BAD, 3):
             first.send(audio(value))
@@ -327,7 +327,7 @@ def test_a_stream_that_fails_leaves_the_others_alone():
 
 
 # ---------------------------------------------------------------------------------------- limits
-def test_more_streams_than_there_is_room_for():
+def test_stream_beyond_the_limit_is_refused():
     with running(limits=Limits(max_streams=2)) as server, stream(server) as first, stream(server) as second:
         for socket in (first, second):
             assert json.loads(socket.recv(10))["type"] == "ready"
@@ -338,7 +338,7 @@ def test_more_streams_than_there_is_room_for():
         assert finals(conversation(server, audio(1))[0]) == ["1"]
 
 
-def test_a_stream_has_its_place_while_it_is_prepared():
+def test_stream_counts_while_it_is_prepared():
     reader = NumberReader()
     reader.prepare = lambda wanted: time.sleep(0.2) or NumberReader.prepare(reader, wanted)
     with running(reader, limits=Limits(max_streams=1)) as server, stream(server) as first, stream(server) as second:
@@ -346,7 +346,7 @@ def test_a_stream_has_its_place_while_it_is_prepared():
     assert kinds == ["error", "ready"]
 
 
-def test_messages_that_are_too_long_or_too_early():
+def test_too_long_and_too_early_messages_are_refused():
     with running(limits=Limits(max_message_bytes=1000)) as server, stream(server) as socket:
         with contextlib.suppress(ConnectionClosed):
             socket.send(bytes(2000))
@@ -357,7 +357,7 @@ def test_messages_that_are_too_long_or_too_early():
     assert "expected a JSON object before any audio" in error["message"]
 
 
-def test_a_silent_client_is_let_go():
+def test_idle_client_is_disconnected():
     with running(limits=Limits(idle_seconds=0.1)) as server:
         with stream(server) as socket:
             socket.send(audio(1))
@@ -381,7 +381,7 @@ def test_long_utterances_are_cut():
     assert finals(found) == ["1 2", "3 4 5"]
 
 
-def test_a_client_that_is_too_fast_is_slowed():
+def test_fast_client_is_slowed_to_the_pending_limit():
     limits, reader = Limits(pending_seconds=0.1), NumberReader(seconds=0.02)
     with running(reader, limits=limits, tick_seconds=0.0) as server, stream(server) as socket:
         values = range(1, 101)
@@ -411,7 +411,7 @@ def test_latency_counts_from_the_arrival_of_the_audio():
     assert first - second == pytest.approx(0.05, abs=0.02)
 
 
-def test_a_client_that_does_not_read_is_dropped(caplog):
+def test_client_that_does_not_read_is_disconnected(caplog):
     caplog.set_level("WARNING", "nemo_gpu_decoding")
     limits = Limits(send_seconds=0.2)
     with running(limits=limits) as server:
@@ -424,7 +424,7 @@ def test_a_client_that_does_not_read_is_dropped(caplog):
         assert finals(conversation(server, audio(1))[0]) == ["1"]
 
 
-def test_what_streams_leave_is_collected_without_visiting_the_model():
+def test_garbage_collection_does_not_visit_the_model():
     with running() as server:
         assert finals(conversation(server, audio(1))[0]) == ["1"]
         assert gc.get_freeze_count() > 10_000
@@ -432,7 +432,7 @@ def test_what_streams_leave_is_collected_without_visiting_the_model():
 
 
 # ------------------------------------------------------------------------- who may come in; the rest
-def test_a_token_and_pages_of_other_servers():
+def test_wrong_token_and_foreign_origin_are_refused():
     with running(token="secret") as server:
         for query, headers in (("?token=secret", {}), ("", {"Authorization": "Bearer secret"})):
             with stream(server, query=query, additional_headers=headers) as socket:
@@ -467,12 +467,12 @@ def test_public_addresses_want_a_token(host):
         lambda: Limits(idle_seconds=0.0),
     ],
 )
-def test_options_out_of_range(make):
+def test_options_out_of_range_are_refused(make):
     with pytest.raises(FieldError):
         make()
 
 
-def test_metrics_and_health():
+def test_metrics_count_streams_and_outcomes():
     with running() as server, running() as other:
         conversation(server, audio(1, 0, 2))
         for first in ({"phrases": [""]}, {"beam": 1}, {"lattice": 1}):
@@ -514,7 +514,7 @@ def test_shutdown_finishes_open_utterances():
             assert code == 1012
 
 
-def test_the_command(monkeypatch, capsys):
+def test_command_serves_with_its_options(monkeypatch, capsys):
     build, built, codes = serve.build_server, [], []
     monkeypatch.setattr(serve, "build_recognizer", lambda options: NumberReader())
     monkeypatch.setattr(serve, "build_server", lambda options: built.append(build(options)) or built[0])
@@ -555,7 +555,7 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys)
     assert "starlette is not installed: pip install 'nemo-gpu-decoding[serve]'" in capsys.readouterr().err
 
 
-def test_a_client_that_leaves_behind_its_end_is_noticed():
+def test_client_that_leaves_after_its_end_is_noticed():
     with running(NumberReader(seconds=0.05)) as server:
         with stream(server) as socket:
             socket.send(audio(*range(1, 101)))
@@ -563,7 +563,7 @@ def test_a_client_that_leaves_behind_its_end_is_noticed():
         wait_for(lambda: server.batcher.metrics.value("streams_total", outcome="disconnect") == 1, seconds=2.0)
 
 
-def test_shutdown_does_not_wait_for_ever():
+def test_shutdown_ends_after_its_seconds():
     with running(NumberReader(seconds=0.2), shutdown_seconds=0.1) as server, stream(server) as socket:
         socket.send(audio(*range(1, 100)))
         assert json.loads(socket.recv(10))["type"] == "ready"

@@ -35,7 +35,7 @@ def alone(decoder, log_probs):
     return decoder.decode(log_probs[None], [len(log_probs)])[0]
 
 
-def test_a_step_that_fails_is_not_done_by_half(decoder):
+def test_failed_step_is_rolled_back(decoder):
     slots, log_probs = Slots(decoder, first=2), utterance(1, 9)
     first, second = slots.begin(), slots.begin()
     slots.push({first: log_probs[:3], second: log_probs[:3]})
@@ -55,7 +55,7 @@ def test_a_step_that_fails_is_not_done_by_half(decoder):
     assert same(slots.end([second])[0], alone(decoder, log_probs))
 
 
-def test_a_step_whose_end_fails_is_not_done_by_half(decoder, monkeypatch):
+def test_step_that_fails_at_its_end_is_rolled_back(decoder, monkeypatch):
     slots, log_probs = Slots(decoder, first=2), utterance(1, 9)
     slot, drop = slots.begin(), slots._drop_empty
 
@@ -76,7 +76,7 @@ def test_a_step_whose_end_fails_is_not_done_by_half(decoder, monkeypatch):
     assert same(step()[0], alone(decoder, log_probs))
 
 
-def test_utterances_that_come_and_go_give_what_they_give_alone(decoder):
+def test_results_of_slots_do_not_depend_on_other_utterances(decoder):
     slots, rng = Slots(decoder, first=2), np.random.default_rng(1)
     running, whole, done, most = {}, {}, 0, 0
     for step in range(60):
@@ -106,7 +106,7 @@ def test_utterances_that_come_and_go_give_what_they_give_alone(decoder):
     assert most > 4
 
 
-def test_places_grow_and_empty_groups_are_dropped(decoder):
+def test_capacity_grows_and_shrinks_with_the_utterances(decoder):
     slots = Slots(decoder, first=2)
     first = [slots.begin() for _ in range(2)]
     assert slots.capacity == 2
@@ -118,7 +118,7 @@ def test_places_grow_and_empty_groups_are_dropped(decoder):
     assert [slots.begin().streams is more[2].streams for _ in range(3)] == [True] * 3
 
 
-def test_each_utterance_has_the_lm_that_it_names():
+def test_utterances_have_the_lm_of_their_request():
     pool = {name: random_lm(V, seed=seed) for seed, name in enumerate(("a", "b", "c"))}
     fusion = Fusion(random_lm(V, seed=9), 0.5, lm_pool=pool, lm_pool_weights={"b": 0.8})
     decoder = FlexCTCBeam(V, V, FlexCTCConfig(beam_size=4), fusion)
@@ -139,7 +139,7 @@ def test_each_utterance_has_the_lm_that_it_names():
     assert len({each.best.score for each in expected}) == 5
 
 
-def test_what_cannot_be_read_costs_nobody_else_anything(decoder):
+def test_bad_frame_does_not_change_other_slots(decoder):
     slots = Slots(decoder)
     good, bad = slots.begin(), slots.begin()
     chunk = utterance(1, 5)
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_costs_nobody_else_anything(decoder):
     assert same(slots.end([good])[0], alone(decoder, chunk))
 
 
-def test_there_is_a_place_at_least(decoder):
+def test_zero_slots_are_refused(decoder):
     with pytest.raises(ValueError, match="first is 0, expected a number of utterances, >= 1"):
         Slots(decoder, first=0)
 
@@ -165,7 +165,7 @@ def grows(reports: list[Report]) -> bool:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_thousands_of_utterances_leave_nothing_behind(strategy):
+def test_thousands_of_utterances_leak_no_memory(strategy):
     """`python -m tests.live.soak` sends a hundred thousand through."""
     reports = list(soak(SUBJECTS[strategy]("cpu"), 2000, slots=64, reports=4))
     assert [report.utterances for report in reports] == [500, 1000, 1500, 2000]
@@ -173,7 +173,7 @@ def test_thousands_of_utterances_leave_nothing_behind(strategy):
     assert not grows(reports)
 
 
-def test_what_is_left_behind_is_noticed(monkeypatch):
+def test_soak_notices_a_leak(monkeypatch):
     begin, kept = Slots.begin, []
 
     def leaking(self, request=None):
@@ -185,6 +185,6 @@ def test_what_is_left_behind_is_noticed(monkeypatch):
     assert grows(list(soak(SUBJECTS["flexctc_beam"]("cpu"), 400, slots=8, reports=4)))
 
 
-def test_an_utterance_that_hears_another_is_noticed(monkeypatch):
+def test_soak_notices_utterances_that_change_each_other(monkeypatch):
     monkeypatch.setattr(FlexCTCBeam, "reopen", lambda self, streams, rows, requests: streams.set_open(rows, True))
     assert list(soak(SUBJECTS["flexctc_beam"]("cpu"), 100, slots=8, reports=1))[-1].different > 0

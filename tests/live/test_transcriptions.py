@@ -40,7 +40,7 @@ def transcribe(server, file=None, **fields):
     )
 
 
-def test_formats():
+def test_response_formats_hold_the_text():
     with running() as server:
         assert transcribe(server).text == "1 2 3"
         assert transcribe(server, response_format="text") == "1 2 3\n"
@@ -51,7 +51,7 @@ def test_formats():
         assert server.batcher.metrics.value("streams_total", outcome="end") == 4
 
 
-def test_words_and_segments():
+def test_verbose_json_has_words_and_segments():
     with running() as server:
         found = transcribe(server, response_format="verbose_json", timestamp_granularities=["word", "segment"])
         assert (found.text, found.duration, found.language) == ("1 2 3", 5 * CHUNK / RATE, "")
@@ -89,7 +89,7 @@ def test_options_of_streams_are_extra_fields():
 
 
 @pytest.mark.parametrize("kind", [{"file_format": "FLAC"}, {"channels": 2}, {"rate": 32000}])
-def test_recordings(kind):
+def test_recordings_of_other_formats_are_decoded(kind):
     values = [7] * 40 if "rate" in kind else SPOKEN
     with running() as server:
         text = transcribe(server, recording(*values, **kind)).text
@@ -136,7 +136,7 @@ def test_bad_fields_are_named(fields, field, message):
         assert transcribe(server).text == "1 2 3"
 
 
-def test_faults_are_in_the_response():
+def test_faults_of_the_step_are_in_the_response():
     with running() as server:
         with pytest.raises(openai.BadRequestError, match="not finite"):
             transcribe(server, recording(1, BAD, 2))
@@ -146,7 +146,7 @@ def test_faults_are_in_the_response():
         assert not server.batcher.sessions
 
 
-def test_the_limits_of_streams_hold():
+def test_limits_of_streams_and_uploads_hold():
     with running(NumberReader(seconds=0.05), limits=Limits(max_streams=1)) as server:
         first = threading.Thread(target=transcribe, args=(server, recording(*[1] * 30)))
         first.start()

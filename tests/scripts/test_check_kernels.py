@@ -29,14 +29,14 @@ extern "C" __global__ void good(TYPE* x) {
   x[threadIdx.x] = row[SIZE - 1 - threadIdx.x];
 }
 """
-# 256 numbers per thread and 64 registers to keep them in
+# 96 numbers per thread and 64 registers to keep them in
 SPILLS = """
 extern "C" __global__ void __launch_bounds__(1024) spills(float* x, int n) {
-  float kept[256];
+  float kept[96];
 #pragma unroll
-  for (int i = 0; i < 256; ++i) kept[i] = x[i * n];
+  for (int i = 0; i < 96; ++i) kept[i] = x[i * n];
 #pragma unroll
-  for (int i = 0; i < 256; ++i) x[i * n + 1] = kept[i] * kept[(i * 7 + 3) & 255];
+  for (int i = 0; i < 96; ++i) x[i * n + 1] = kept[i] * kept[(i * 7 + 3) % 96];
 }
 """
 LOG = """ptxas info    : 0 bytes gmem
@@ -62,7 +62,7 @@ def check_kernels(tmp_path, monkeypatch):
     return module
 
 
-def test_the_compilers_report_is_read(check_kernels):
+def test_registers_and_spills_are_read_from_the_report(check_kernels):
     usage = check_kernels.Usage
     assert check_kernels.usages(LOG) == [
         usage("advance", True, registers=78, shared=48, stack=24, spills=20),
@@ -72,7 +72,7 @@ def test_the_compilers_report_is_read(check_kernels):
 
 
 @needs_nvrtc
-def test_every_variant_on_every_architecture(check_kernels, tmp_path, capsys):
+def test_every_variant_is_compiled_for_every_architecture(check_kernels, tmp_path, capsys):
     (tmp_path / "good.cu").write_text(GOOD)
     assert check_kernels.main(["--arch", "80", "90"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -89,54 +89,38 @@ def test_every_variant_on_every_architecture(check_kernels, tmp_path, capsys):
 
 
 @needs_nvrtc
-def test_spills_fail(check_kernels, tmp_path, capsys):
-    (tmp_path / "good.cu").write_text(GOOD)
-    (tmp_path / "spills.cu").write_text(SPILLS)
-    assert check_kernels.main(["--arch", "90"]) == 1
-    assert capsys.readouterr().out.endswith("spills.cu: spills spills on sm_90\n")
-
-
-@needs_nvrtc
-def test_a_kernel_that_does_not_compile_fails_and_the_others_are_shown(check_kernels, tmp_path, capsys):
-    (tmp_path / "bad.cu").write_text("\nint x = y;\n")
-    (tmp_path / "good.cu").write_text(GOOD)
-    assert check_kernels.main(["--arch", "80"]) == 1
+@pytest.mark.parametrize(
+    ("files", "arch", "shown"),
+    [
+        ({"good.cu": GOOD, "spills.cu": SPILLS}, "90", ["spills.cu: spills spills on sm_90\n"]),
+        ({"bad.cu": "\nint x = y;\n", "good.cu": GOOD}, "80",
+         ['bad.cu(2): error: identifier "y" is undefined', "SIZE=32"]),  # the others are shown
+        ({"empty.cu": "// nothing\n"}, "80", ["empty.cu: no kernel in it for sm_80"]),
+        ({}, "999", ["not checked: NVRTC ", " does not know sm_999", "nothing to check"]),
+    ],
+    ids=["spills", "does not compile", "no kernel", "unknown architecture"],
+)  # fmt: skip
+def test_faults_of_kernels_fail(check_kernels, tmp_path, capsys, files, arch, shown):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert check_kernels.main(["--arch", arch]) == 1
     out = capsys.readouterr().out
-    assert 'bad.cu(2): error: identifier "y" is undefined' in out
-    assert "SIZE=32" in out
+    assert all(text in out for text in shown), out
 
 
-@needs_nvrtc
-def test_a_file_without_a_kernel_fails(check_kernels, tmp_path, capsys):
-    (tmp_path / "empty.cu").write_text("// nothing\n")
-    assert check_kernels.main(["--arch", "80"]) == 1
-    assert "empty.cu: no kernel in it for sm_80" in capsys.readouterr().out
-
-
-@needs_nvrtc
-def test_unknown_architectures_are_named_and_nothing_to_check_fails(check_kernels, capsys):
-    assert check_kernels.main(["--arch", "999"]) == 1
-    out = capsys.readouterr().out
-    assert f"not checked: NVRTC {'.'.join(map(str, nvrtc.version()))} does not know sm_999" in out
-    assert "nothing to check" in out
-
-
-def test_another_version_of_the_compiler_fails(check_kernels, capsys):
-    assert check_kernels.main(["--nvrtc", "1.0"]) == 1
-    assert capsys.readouterr().out == f"NVRTC is {'.'.join(map(str, nvrtc.version()))}, expected 1.0\n"
-
-
-def test_a_missing_compiler_fails_with_advice(check_kernels, monkeypatch, capsys):
+def test_wrong_or_missing_compiler_fails_with_advice(check_kernels, monkeypatch, capsys):
     def missing():
         raise RuntimeError("no libnvrtc.so")
 
+    assert check_kernels.main(["--nvrtc", "1.0"]) == 1
+    assert capsys.readouterr().out == f"NVRTC is {'.'.join(map(str, nvrtc.version()))}, expected 1.0\n"
     monkeypatch.setattr(nvrtc, "architectures", missing)
     assert check_kernels.main([]) == 1
     assert "NVRTC can't be loaded: pip install 'nemo-gpu-decoding[cuda" in capsys.readouterr().out
 
 
 @needs_nvrtc
-def test_keeping_compiles_all_variants_for_the_gpu_here(check_kernels, tmp_path, monkeypatch, capsys):
+def test_keep_compiles_all_variants_for_this_gpu(check_kernels, tmp_path, monkeypatch, capsys):
     (tmp_path / "good.cu").write_text(GOOD)
     assert check_kernels.main(["--keep"]) == 1
     assert "torch sees no GPU" in capsys.readouterr().out
@@ -168,7 +152,7 @@ def test_keeping_compiles_all_variants_for_the_gpu_here(check_kernels, tmp_path,
     assert "3 variants" in capsys.readouterr().out
 
 
-def test_printed_headers_are_written(tmp_path, capsys):
+def test_generated_headers_are_written(tmp_path, capsys):
     assert load_script(SCRIPT).main(["--headers", str(tmp_path / "include")]) == 0
     written = {path.relative_to(tmp_path / "include").as_posix() for path in tmp_path.rglob("*.cuh")}
     assert {"fusion/automaton.cuh", "search/flexctc_beam/records.cuh", "graph/csr.cuh"} <= written
@@ -177,56 +161,31 @@ def test_printed_headers_are_written(tmp_path, capsys):
 
 
 # --------------------------------------------------------------------- Which torch `make setup` takes
-@pytest.fixture
-def choose_torch(monkeypatch):
-    """The script, on a Linux machine without torch and without a GPU."""
+NEWEST = "2.15.0, 2.13.0+cpu, 2.13.0, 2.9.1+cpu, 2.10.0+cpu, 2.14.0+cu130, 2.0.0+cpu"
+
+
+@pytest.mark.parametrize(
+    ("system", "gpu", "installed", "versions", "chosen", "advice"),
+    [
+        ("Linux", False, None, NEWEST, "torch==2.13.0+cpu", ""),  # even if CUDA builds are newer
+        ("Linux", False, None, "2.15.0, 2.14.0", None, "make setup TORCH=torch "),
+        ("Linux", False, None, "2.5.1+cpu, 2.15.0", None, "2.5.1+cpu, 2.15.0"),  # too old
+        ("Linux", False, None, None, None, "no torch at all"),
+        ("Darwin", False, None, None, "torch>=2.6", ""),
+        ("Linux", True, None, None, "torch>=2.6", ""),
+        ("Linux", True, "2.7.1+cu126", None, "torch==2.7.1+cu126", ""),
+    ],
+)
+def test_chosen_torch_fits_the_machine(monkeypatch, capsys, system, gpu, installed, versions, chosen, advice):
     module = load_script(SCRIPT.with_name("choose_torch.py"))
-    monkeypatch.setattr(module, "installed_torch", lambda: None)
-    monkeypatch.setattr(module, "has_nvidia_gpu", lambda: False)
-    monkeypatch.setattr(module.platform, "system", lambda: "Linux")
-    return module
-
-
-def pip_answers(module, monkeypatch, stdout):
-    def run(command, **_):
-        return subprocess.CompletedProcess(command, 0, stdout, "")
-
-    monkeypatch.setattr(module.subprocess, "run", run)
-
-
-def test_the_newest_cpu_build_is_taken_even_if_cuda_builds_are_newer(choose_torch, monkeypatch, capsys):
-    versions = "2.15.0, 2.13.0+cpu, 2.13.0, 2.9.1+cpu, 2.10.0+cpu, 2.14.0+cu130, 2.0.0+cpu"
-    pip_answers(choose_torch, monkeypatch, f"torch (2.15.0)\nAvailable versions: {versions}\n")
-    assert choose_torch.main() == 0
-    assert capsys.readouterr().out == "torch==2.13.0+cpu\n"
-
-
-@pytest.mark.parametrize("versions", ["2.15.0, 2.14.0", "2.5.1+cpu, 2.15.0"])
-def test_only_cuda_or_old_cpu_builds_stop_with_advice(choose_torch, versions, monkeypatch, capsys):
-    pip_answers(choose_torch, monkeypatch, f"Available versions: {versions}\n")
-    assert choose_torch.main() == 1
+    listed = f"torch (2.15.0)\nAvailable versions: {versions}\n" if versions else ""
+    monkeypatch.setattr(module, "installed_torch", lambda: installed)
+    monkeypatch.setattr(module, "has_nvidia_gpu", lambda: gpu)
+    monkeypatch.setattr(module.platform, "system", lambda: system)
+    monkeypatch.setattr(module.subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 0, listed, ""))
+    assert module.main() == (0 if chosen else 1)
     out, err = capsys.readouterr()
-    assert out == ""
-    assert "make setup TORCH=torch " in err
-    assert versions in err
-
-
-def test_an_index_that_cannot_be_read_stops_too(choose_torch, monkeypatch, capsys):
-    pip_answers(choose_torch, monkeypatch, "")
-    assert choose_torch.main() == 1
-    assert "no torch at all" in capsys.readouterr().err
-
-
-def test_where_plain_torch_is_right_and_an_installed_one_stays(choose_torch, monkeypatch, capsys):
-    monkeypatch.setattr(choose_torch.platform, "system", lambda: "Darwin")
-    assert choose_torch.main() == 0
-    monkeypatch.setattr(choose_torch.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(choose_torch, "has_nvidia_gpu", lambda: True)
-    assert choose_torch.main() == 0
-    assert capsys.readouterr().out == "torch>=2.6\n" * 2
-    monkeypatch.setattr(choose_torch, "installed_torch", lambda: "2.7.1+cu126")
-    assert choose_torch.main() == 0
-    assert capsys.readouterr().out == "torch==2.7.1+cu126\n"
+    assert (out, advice in err) == (f"{chosen}\n" if chosen else "", True)
 
 
 # --------------------------------------------------------------------- counts of scripts/count_kernels.py
@@ -247,7 +206,7 @@ def today(cell):
     return float(cell.split("→")[-1])
 
 
-def test_the_page_has_every_search_and_kernel(count_kernels):
+def test_page_of_counts_has_every_search_and_kernel(count_kernels):
     rows = page_rows(count_kernels)
     assert set(count_kernels.FIRST_EDITION) == set(count_kernels.CASES)
     assert all(len(found) >= 3 for found in rows.values())
@@ -260,7 +219,7 @@ def test_the_page_has_every_search_and_kernel(count_kernels):
 @pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.skipif(bool(why_no_compiler()), reason=why_no_compiler() or "g++ is there")
-def test_the_pages_counts_are_those_of_today(count_kernels, request):
+def test_counts_of_the_page_are_those_of_the_kernels(count_kernels, request):
     written = re.search(r"<!-- counts: NVRTC ([\d.]+)", count_kernels.PAGE.read_text(encoding="utf-8"))[1]
     if written != ".".join(map(str, nvrtc.version())):
         pytest.skip(f"the page was written with NVRTC {written}")
@@ -275,18 +234,7 @@ def test_the_pages_counts_are_those_of_today(count_kernels, request):
         assert numbers == pytest.approx(written, rel=0.05), "count_kernels.py --write"
 
 
-@pytest.mark.slow
-@pytest.mark.nemo
-def test_the_page_says_how_many_texts_are_new(count_kernels):
-    pytest.importorskip("nemo.collections.asr")
-    page = " ".join(count_kernels.PAGE.read_text(encoding="utf-8").split())
-    share = r"to (\d+) % \(RNN-T\) and \d+ % \(TDT\) of all hypotheses with alsd_pp, and to (\d+) % and"
-    alsd, aes = re.search(share, page).groups()
-    found = [float(share.split()[0]) for *_, share in count_kernels.new_texts(["rnnt"])]
-    assert found == pytest.approx([float(alsd), float(aes)], abs=2)
-
-
-def test_estimates_by_hand(count_kernels):
+def test_estimated_time_is_that_of_the_slowest_block_and_the_bus(count_kernels):
     """264 blocks of two for each of 128 utterances: one per multiprocessor at once, so that they take two turns."""
     slowest, everything = Counts(1980, 0, 0, 0, 0, 0), Counts(0, 0, 0, 0, 3000, 1000)
     launched = Launched("kernel.cu", {}, "kernel", 2, 1024, 0, 99, slowest, everything)

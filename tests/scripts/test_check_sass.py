@@ -37,9 +37,9 @@ expand:
 """
 LOCAL = """
 extern "C" __global__ void __launch_bounds__(256) uses(float* x, int n) {
-  float kept[256];
-  for (int i = 0; i < n; ++i) kept[(i * n) & 255] = x[i];
-  x[n] = kept[n & 255] + kept[(n * 7) & 255];
+  float kept[16];
+  for (int i = 0; i < n; ++i) kept[(i * n) & 15] = x[i];
+  x[n] = kept[n & 15] + kept[(n * 7) & 15];
 }
 """
 GOOD = """
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) good(const float4* x, float4* 
 """
 
 
-def test_what_a_listing_holds_is_counted():
+def test_instructions_of_a_listing_are_counted():
     (kernel,) = check_sass.counted(LISTING)
     assert (kernel.name, kernel.registers) == ("expand", 74)
     assert (kernel.instructions, kernel.doubles, kernel.strong, kernel.local, kernel.generic) == (8, 1, 1, 1, 2)
@@ -64,12 +64,12 @@ def test_what_a_listing_holds_is_counted():
         (128, 512, 90, 1, 4),
     ],
 )
-def test_blocks_and_waves(registers, threads, arch, blocks, waves):
+def test_blocks_and_waves_follow_from_registers(registers, threads, arch, blocks, waves):
     kernel, processor = check_sass.Kernel("expand", registers), check_sass.PROCESSORS[arch]
     assert (kernel.blocks(processor, threads), kernel.waves(processor, threads)) == (blocks, waves)
 
 
-def test_threads_are_those_of_the_launch(monkeypatch):
+def test_threads_of_every_kernel_are_those_of_its_launch(monkeypatch):
     """Of every kernel. `expand` of aes_pp has fewer, so that 512 blocks are one wave of an H100."""
     monkeypatch.setattr(flexctc_engine, "THREADS", 288)
     found = {
@@ -89,7 +89,7 @@ def test_threads_are_those_of_the_launch(monkeypatch):
 
 
 @needs_nvrtc
-def test_local_memory_fails(tmp_path, monkeypatch, capsys):
+def test_kernel_with_local_memory_fails(tmp_path, monkeypatch, capsys):
     (tmp_path / "good.cu").write_text(GOOD)
     monkeypatch.setattr(check_sass, "read_source", lambda name: read_source(name, tmp_path))
     monkeypatch.setattr(check_sass, "variants", lambda name, arch: [{}])
@@ -103,7 +103,7 @@ def test_local_memory_fails(tmp_path, monkeypatch, capsys):
     assert "local.cu : uses on sm_80 has" in capsys.readouterr().out
 
 
-def test_a_missing_disassembler_is_named(monkeypatch, capsys):
+def test_missing_disassembler_is_named(monkeypatch, capsys):
     monkeypatch.setattr(check_sass, "nvdisasm", lambda: None)
     assert check_sass.main([]) == 1
     assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().out

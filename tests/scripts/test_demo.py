@@ -8,8 +8,6 @@ from collections import Counter
 import pytest
 
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
-from nemo_gpu_decoding.cli.options import options_of
-from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import PhraseWords
 from tests.assets import ROOT, load_script
 
@@ -134,24 +132,9 @@ def test_wrong_and_lacking_words_are_red_and_phrases_green():
     ]  # fmt: skip
 
 
-def test_the_transducer_is_compiled_meanwhile_where_nothing_has_been_compiled(monkeypatch, tmp_path):
-    started = []
-    monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(demo.subprocess, "Popen", lambda command, **_: started.append(command))
-    for models in (["ctc"], ["tdt"], ["rnnt", "ctc"]):
-        assert demo.compile_meanwhile(models) is None
-    assert not started
-    demo.compile_meanwhile(["ctc", "rnnt", "tdt"])
-    (command,) = started
-    assert command[2:] == ["models=[tdt]", "utterances=1", "show=0"]
-    (tmp_path / "search.nbi").write_text("")
-    assert demo.compile_meanwhile(["ctc", "tdt"]) is None
-    assert len(started) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.nemo
-def test_a_part_of_the_set_with_another_beam(run, capsys, monkeypatch):
+def test_speech_is_encoded_once_and_searched_a_few_times(run, capsys, monkeypatch):
     pytest.importorskip("nemo.collections.asr")
     steps = count_steps(monkeypatch)
     assert run("models=[tdt]", "utterances=2", "beam_size=2") == 0
@@ -169,27 +152,13 @@ def count_steps(monkeypatch):
     return steps
 
 
-def test_the_demo_is_small_enough_for_minutes():
-    speech = sum(utterance.duration for utterance in read_manifest(ROOT / "assets/self/speech/test.json"))
-    presets = [file for _, files in demo.MODELS.values() for file in files]
-    assert len(demo.MODELS) * speech < 1800  # seconds that are encoded
-    assert 3 * len(presets) * demo.REPEATS * speech < 30_000  # that are searched: a minute and a half at RTFx 333
-
-
-def test_without_the_material_the_demo_says_where_it_comes_from(run, tmp_path, capsys):
-    assert run(f"data={tmp_path}") == 2
-    assert "expected the folder assets/self of the source tree" in capsys.readouterr().err
-
-
-def test_help_explains_every_option(run, capsys):
-    assert run("--help") == 0
-    out = capsys.readouterr().out
-    assert "usage: python scripts/demo.py [key=value ...]" in out
-    for option in options_of(demo.DemoOptions):
-        assert f"  {option.name}=" in out
-        assert option.comment
-
-
-def test_a_wrong_option_is_explained(run, capsys):
-    assert run("models=[cct]") == 2
-    assert "models is ['cct'], expected any of ctc, rnnt, tdt" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("data=nowhere", "expected the folder assets/self of the source tree"),
+        ("models=[cct]", "models is ['cct'], expected any of ctc, rnnt, tdt"),
+    ],
+)
+def test_wrong_option_is_named(run, capsys, argument, message):
+    assert run(argument) == 2
+    assert message in capsys.readouterr().err

@@ -15,7 +15,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("strategy", list(push_time.STRATEGIES))
-def test_work_of_the_host_is_measured(strategy, monkeypatch):
+def test_host_time_has_the_work_of_a_push(strategy, monkeypatch):
     if strategy in ("cuda_wfst", "paged_biglm"):
         pytest.importorskip("kaldifst")
     push = Decoder.push
@@ -31,7 +31,7 @@ def test_work_of_the_host_is_measured(strategy, monkeypatch):
     assert of_step is None or 0 < of_step < 20_000
 
 
-def test_what_is_left_out_is_not_measured():
+def test_time_that_is_left_out_is_not_measured():
     clock = push_time.Clock()
     begin = clock.now()
     with clock.leave_out(), clock.leave_out():

@@ -44,7 +44,7 @@ def test_a_word_that_others_insert_has_a_slot_with_their_times():
     assert [slot[:3] for slot in places_in_seconds(slots, spans[:1], 0.08)] == expected
 
 
-def test_one_path_and_no_words():
+def test_one_path_or_no_words_have_no_alternatives():
     assert word_alternatives([spoken("", 0.0)], VOCABULARY) == ()
     (slot,) = word_alternatives([spoken("", 0.0), spoken("▁c", 0.0)], VOCABULARY)
     assert slot == Place(None, 0, 2, (WordOption("", 0.5), WordOption("c", 0.5)))

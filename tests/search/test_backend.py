@@ -49,7 +49,7 @@ def said(caplog):
     [("auto", GPU, "cuda"), ("cuda", GPU, "cuda"), ("cuda", CPU, "cuda"),
      ("auto", CPU, "cpu"), ("cpu", CPU, "cpu"), ("cpu", GPU, "cpu")],
 )  # fmt: skip
-def test_where_kernels_run(wanted, device, chosen):
+def test_backend_auto_takes_kernels_where_they_run(wanted, device, chosen):
     with use_runtime(FakeRuntime(None)):
         assert streams.choose_backend(wanted, device, nothing) == chosen
 
@@ -61,7 +61,7 @@ def test_where_kernels_run(wanted, device, chosen):
         (None, lambda device: "a beam of 4096 is too large", "a beam of 4096 is too large"),
     ],
 )
-def test_what_stands_against_kernels_is_said_once(said, reason, obstacle, why):
+def test_reason_against_kernels_is_logged_once(said, reason, obstacle, why):
     with use_runtime(FakeRuntime(reason)):
         for _ in range(3):
             assert streams.choose_backend("auto", GPU, obstacle) == "cpu"
@@ -70,7 +70,7 @@ def test_what_stands_against_kernels_is_said_once(said, reason, obstacle, why):
     assert said() == [f"backend cpu for tensors on cuda:0, which are copied to the host: {why}"]
 
 
-def test_the_choice_is_said_once(said):
+def test_chosen_backend_is_logged_once(said):
     with use_runtime(FakeRuntime(None)):
         for _ in range(3):
             streams.choose_backend("auto", GPU, nothing)
@@ -81,7 +81,7 @@ def test_the_choice_is_said_once(said):
     ]
 
 
-def test_cpu_tensors_need_no_runtime(monkeypatch):
+def test_cpu_tensors_load_no_cuda_runtime(monkeypatch):
     monkeypatch.setattr(streams, "runtime", lambda: pytest.fail("asked for CUDA"))
     assert streams.choose_backend("auto", CPU, nothing) == "cpu"
     assert streams.choose_backend("cpu", GPU, nothing) == "cpu"
@@ -122,7 +122,7 @@ def test_zero_threads_are_as_many_as_torch_uses(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_decodes_too():
+def test_forked_child_decodes():
     """As a DataLoader's workers do: the parent's threads do not exist in the child."""
     decoder = FlexCTCBeam(5, 5, FlexCTCConfig(beam_size=4, threads=2))
     log_probs = random_log_probs(4, 10, 6, seed=0)
@@ -170,7 +170,7 @@ def test_bad_options_are_named(kind, options, message):
         kind(**options)
 
 
-def test_what_does_not_fit_the_model_is_named():
+def test_decoder_for_another_model_is_named():
     with pytest.raises(ValueError, match="alignments is True with merge='prefix'"):
         FlexCTCBeam(3, 3, FlexCTCConfig(merge="prefix", alignments=True))
     with pytest.raises(ValueError, match="vocab_size is 0, expected at least 1"):

@@ -97,7 +97,7 @@ def test_transducers_find_the_best_sentence_of_all(strategy, durations, price):
 
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", *STRATEGIES])
-def test_an_utterance_in_which_no_sentence_fits_is_empty(strategy):
+def test_utterance_without_a_fitting_sentence_is_empty(strategy):
     """Silence, and too few frames for any sentence; also with alignments, and in a stream."""
     grammar = build_grammar(["a b b b b"], VOCABULARY)
     if strategy == "flexctc_beam":
@@ -119,7 +119,7 @@ def test_an_utterance_in_which_no_sentence_fits_is_empty(strategy):
         assert math.isfinite(nbest.best.parts.acoustic)
 
 
-def test_a_grammar_with_forbidden_tokens_keeps_to_both():
+def test_grammar_and_lock_hold_together():
     log_probs = random_log_probs(4, 12, V + 1, seed=2)
     allowed = AllowedTokens(tuple(piece != "▁ab" for piece in VOCABULARY.pieces))
     fusion = Fusion(allowed=allowed, grammar=build_grammar(["ab", "a b"], VOCABULARY))

@@ -31,7 +31,7 @@ def emissions(drift, *, utterances=40, tokens=30, seed=0):
 
 
 @pytest.mark.parametrize("beam_size", [1, 8])
-def test_a_lock_ends_the_drift_and_no_other_request_is_changed(beam_size):
+def test_lock_keeps_the_language_of_its_request_alone(beam_size):
     log_probs, references = emissions(0.15)
     allowed = allowed_tokens(VOCABULARY, scripts=["Latin"])
     assert allowed.is_allowed == (True,) * HALF + (False,) * HALF

@@ -36,7 +36,7 @@ def test_load_scorer_names_a_missing_file(tmp_path):
         load_scorer(str(tmp_path))
 
 
-def test_order_is_that_of_the_sums(nbests):
+def test_rescored_order_is_that_of_the_sums(nbests):
     found = rescored(nbests, counting_scorer, text_of, weight=0.7, word_bonus=-0.2)
     for before, after in zip(nbests, found, strict=True):
         expected = {
@@ -66,7 +66,7 @@ def test_the_first_lm_can_be_replaced(nbests):
         ({"weight": 1.0, "scorer": lambda texts: [float("nan")] * len(texts)}, "scorer is nan for the text"),
     ],
 )
-def test_bad_arguments(nbests, options, message):
+def test_bad_arguments_of_rescoring_are_named(nbests, options, message):
     with pytest.raises(ValueError, match=message):
         rescored(nbests, options.pop("scorer", counting_scorer), text_of, **options)
 

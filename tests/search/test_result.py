@@ -22,13 +22,13 @@ def text_of(path):
 @pytest.mark.parametrize(
     ("n", "kept"), [(1, [-1.0]), (2, [-1.0, -3.0]), (3, [-1.0, -3.0, -5.0]), (9, [-1.0, -3.0, -5.0])]
 )
-def test_the_best_spelling_of_each_text_stays_with_its_own_score(n, kept):
+def test_distinct_texts_keep_their_best_score(n, kept):
     found = nbest("j al", "j a l", "a l", "al", "j")
     assert [path.score for path in found.distinct(text_of, n)] == kept
     assert len(found) == 5
 
 
-def test_what_is_known_of_the_utterance_stays():
+def test_distinct_texts_keep_frames_and_notes():
     found = NBest(nbest("al", "a l").paths, num_frames=7, notes=("a table was full",), committed=1)
     distinct = found.distinct(text_of, 2)
     assert (len(distinct), distinct.num_frames, distinct.notes, distinct.committed) == (1, 7, found.notes, 1)

@@ -20,6 +20,6 @@ class Toy(LogProbs, TokenFusion):
 TABLE = [("toy", Toy, ("cpu",))]
 
 
-def test_a_strategy_takes_fewer_than_150_lines():
+def test_strategy_needs_fewer_than_150_lines():
     lines = Path(__file__).with_name("toy.py").read_text().splitlines()
     assert len(lines) < 150

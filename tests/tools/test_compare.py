@@ -17,12 +17,11 @@ from pathlib import Path
 import pytest
 
 from nemo_gpu_decoding.cli.main import main
-from nemo_gpu_decoding.cli.options import options_of
 from nemo_gpu_decoding.metrics import word_errors
 from tests.assets import ASSETS, CTC_MODEL
 from tools.compare.__main__ import main as compare
 from tools.compare.collation import Passage, Reading, Transcript, collate, difference
-from tools.compare.compare import EXAMPLES, CompareOptions, labels_of, page
+from tools.compare.compare import page
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -51,7 +50,7 @@ def shown(passages: list[Passage]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ collation
-def test_what_all_agree_on_stands_once_and_the_rest_is_read_by_each():
+def test_agreed_words_are_merged_and_differences_listed():
     passages = collate(text("call anna brown now"), [text("call ana brown now"), text("call anna now please")])
     assert shown(passages) == [
         "call", "R: anna brown | 0: *ana* brown | 1: anna", "now", "R,0:  | 1: (please)"
@@ -197,7 +196,7 @@ def test_utterances_that_an_output_lacks_are_shown_and_not_counted(outputs, caps
     assert second["passages"][1][1] == [[[-1], [["gdansk", "", 0]]], [[0], [["dansk", "wrong", 0]]]]
 
 
-def test_the_same_audio_twice_and_under_two_names(outputs, capsys):
+def test_same_audio_under_two_names_is_one_utterance(outputs, capsys):
     rewrite(outputs / "greedy.jsonl", lambda n, row: row.update(audio_filepath="zero.flac", text="a"))
     rewrite(outputs / "beam.jsonl", lambda n, row: row.update(audio_filepath=str(outputs / "zero.flac"), text="a"))
     assert compare(["files=greedy.jsonl,beam.jsonl"]) == 0
@@ -226,12 +225,6 @@ def test_one_output_is_set_beside_its_references(outputs, capsys):
     assert "files holds 1 output without references, expected two or more" in capsys.readouterr().err
 
 
-def test_outputs_are_told_apart_by_as_many_folders_as_that_takes():
-    assert labels_of([Path("a/x.jsonl"), Path("b/y.jsonl")]) == ["x", "y"]
-    assert labels_of([Path("runs/a/x.jsonl"), Path("runs/b/x.jsonl")]) == ["a/x", "b/x"]
-    assert labels_of([Path("x.jsonl"), Path("x.jsonl")]) == ["x.jsonl, 1", "x.jsonl, 2"]
-
-
 @pytest.mark.parametrize(
     ("content", "arguments", "problem"),
     [
@@ -249,7 +242,7 @@ def test_outputs_are_told_apart_by_as_many_folders_as_that_takes():
         ("", ["files=[]"], "files is empty, expected outputs of transcribe"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_before_a_page_is_written(content, arguments, problem, outputs, capsys):
+def test_wrong_input_is_named_before_the_page_is_written(content, arguments, problem, outputs, capsys):
     (outputs / "bad.jsonl").write_text(content, errors="surrogateescape")
     assert compare(["greedy.jsonl", *([] if arguments else ["bad.jsonl"]), *arguments]) == 2
     assert problem in capsys.readouterr().err
@@ -258,14 +251,6 @@ def test_what_is_wrong_is_named_before_a_page_is_written(content, arguments, pro
 
 # ------------------------------------------------------------------------------------------------ the page
 HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)> {{rules}} \u2028 \ud800'
-
-
-def test_help_explains_every_option(capsys):
-    assert compare(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"  {option.name}=" in shown and option.comment for option in options_of(CompareOptions))
-    keys = {part.split("=")[0] for example in EXAMPLES for part in example.split() if "=" in part}
-    assert keys <= {option.name for option in options_of(CompareOptions)}
 
 
 def test_texts_cannot_end_the_data(outputs):
@@ -304,7 +289,7 @@ def played_to(tab, seconds: float) -> bool:
 
 
 @needs_chromium
-def test_hundreds_of_utterances_are_ordered_filtered_searched_and_played(outputs, browser):
+def test_page_orders_filters_searches_and_plays(outputs, browser):
     from playwright.sync_api import expect
 
     def many(name):
@@ -356,7 +341,7 @@ def test_hundreds_of_utterances_are_ordered_filtered_searched_and_played(outputs
 
 
 @needs_chromium
-def test_hostile_texts_stay_texts_and_a_phone_in_the_dark_needs_no_scrolling_sideways(outputs, browser):
+def test_hostile_texts_stay_text_and_fit_a_phone(outputs, browser):
     long = "w" * 200
     rewrite(outputs / "greedy.jsonl", lambda n, row: row.update(pred_text=f"{HOSTILE} {long}", text=HOSTILE))
     rewrite(outputs / "beam.jsonl", lambda n, row: row.update(pred_text=HOSTILE, text=HOSTILE))

@@ -1,8 +1,6 @@
 """The checks of tests/contract for this search on the CPU."""
 
 from tests.contract.checks import *
-from tests.contract.subjects import rows
+from tests.contract.subjects import fused, rows
 
-TABLE = rows(
-    "cpu", "flexctc_beam", "flexctc_beam density ratio", "flexctc_beam lm pool", "flexctc_beam allowed tokens"
-)
+TABLE = rows("cpu", *fused("flexctc_beam"))

@@ -3,9 +3,7 @@
 import pytest
 
 from tests.contract.checks import *
-from tests.contract.subjects import rows
+from tests.contract.subjects import fused, rows
 
 pytestmark = pytest.mark.slow
-TABLE = rows(
-    "cuda", "flexctc_beam", "flexctc_beam density ratio", "flexctc_beam lm pool", "flexctc_beam allowed tokens"
-)
+TABLE = rows("cuda", *fused("flexctc_beam"))

@@ -58,7 +58,7 @@ def test_automata_are_uploaded_once_and_not_kept_longer_than_needed(log_probs, m
     assert len(upload._uploaded) == kept
 
 
-def test_automata_are_kept_for_kernels_that_nobody_waits_for(log_probs, monkeypatch):
+def test_automata_outlive_kernels_that_still_run(log_probs, monkeypatch):
     kept = []
     monkeypatch.setattr(cuda_engine, "outlive_kernels", kept.extend)
     decoder = on_cuda(V, V, random_fusion(V, seed=7))
@@ -80,7 +80,7 @@ def test_memory_is_kept_for_the_stream_that_reads_it(monkeypatch):
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_nobody_waits_for_a_device_while_capturing(monkeypatch, capturing):
+def test_no_synchronisation_while_capturing(monkeypatch, capturing):
     waited = []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
@@ -88,7 +88,7 @@ def test_nobody_waits_for_a_device_while_capturing(monkeypatch, capturing):
     assert waited == ([] if capturing else ["cuda:1"])
 
 
-def test_an_uploaded_automaton_is_the_automaton():
+def test_uploaded_automaton_has_the_bytes_of_the_automaton():
     automaton = random_boosting(V, seed=1)
     states, arcs = on_device(automaton, torch.device("cpu"))
     assert states.numpy().tobytes() == automaton.arrays.states.tobytes()
@@ -143,7 +143,7 @@ def test_results_before_anything_was_pushed(decoder):
 
 # ---------------------------------------------------------------------- lengths on the device
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_lengths_may_lie_on_the_device(decoder, log_probs, expected, dtype):
+def test_lengths_on_the_device_give_the_same_results(decoder, log_probs, expected, dtype):
     lengths = torch.tensor(LENGTHS, dtype=dtype)
     assert decoder.open(3, device="cpu").engine.accepts_device_lengths(lengths)
     assert all_facts(decoder.decode(log_probs, lengths)) == expected
@@ -238,7 +238,7 @@ def test_a_captured_push_reads_a_chunk_per_replay(decoder, log_probs, expected, 
     assert all_facts(decoder.close(streams)) == expected
 
 
-def test_a_push_after_the_graph_goes_on(decoder, log_probs, expected, captured):
+def test_push_after_the_graph_continues_its_streams(decoder, log_probs, expected, captured):
     streams, chunk, lengths, graph = captured
     chunk.copy_(log_probs[:, :6])
     lengths.copy_(torch.tensor([6, 0, 6]))
@@ -255,7 +255,7 @@ def test_a_push_after_the_graph_goes_on(decoder, log_probs, expected, captured):
         (lambda chunk, lengths: lengths[2].fill_(7), r"lengths\[2\] was below 0 or beyond T .* frame 6"),
     ],
 )
-def test_what_goes_wrong_in_a_graph_is_said_afterwards(decoder, log_probs, captured, fault, message):
+def test_fault_in_a_graph_is_reported_by_partial_and_close(decoder, log_probs, captured, fault, message):
     streams, chunk, lengths, graph = captured
     chunk.copy_(log_probs[:, :6])
     lengths.copy_(torch.tensor([6, 0, 6]))
@@ -279,7 +279,7 @@ def test_more_frames_than_a_graph_has_room_for(decoder, log_probs, captured):
         decoder.close(streams)
 
 
-def test_a_push_after_the_graph_meets_what_went_wrong_in_it(decoder, log_probs, captured):
+def test_push_after_the_graph_reports_its_fault(decoder, log_probs, captured):
     streams, chunk, lengths, graph = captured
     chunk.fill_(float("nan"))
     lengths.copy_(torch.tensor([0, 0, 1]))
@@ -314,7 +314,7 @@ def test_shared_memory_is_enough_for_any_shape(log_probs, emulated_runtime):
     assert cuda_engine.finish_sizes(128, 200_000)[1] < 48 * 1024
 
 
-def test_streams_of_one_decoder_do_not_touch_each_other(decoder, log_probs, expected):
+def test_streams_of_one_decoder_do_not_change_each_other(decoder, log_probs, expected):
     first, second = decoder.open(3), decoder.open(3, [Request(lm_weight=0.0)] * 3)
     for begin in range(0, T, 8):
         sizes = np.clip(np.array(LENGTHS) - begin, 0, 8).tolist()

@@ -67,7 +67,7 @@ def nemo_n_best(computer, log_probs):
 
 @pytest.mark.parametrize("which", FUSIONS)
 @pytest.mark.parametrize("beam_size", [1, 2, 4, 8, 16, 32])
-def test_same_hypotheses(emissions, fusions, which, beam_size):
+def test_hypotheses_equal_those_of_nemo(emissions, fusions, which, beam_size):
     computer = nemo_computer(fusions, which, beam_size)
     decoder = our_decoder(fusions, which, beam_size)
     for log_probs in emissions:
@@ -81,7 +81,7 @@ def test_same_hypotheses(emissions, fusions, which, beam_size):
 
 @pytest.mark.parametrize("which", ["nothing", "both"])
 @pytest.mark.parametrize("seed", range(5))
-def test_same_hypotheses_on_flat_noise(fusions, which, seed):
+def test_hypotheses_equal_those_of_nemo_on_flat_noise(fusions, which, seed):
     """Nothing is peaked here, so that the bound can prune little and ties in rank are close."""
     log_probs = random_log_probs(1, 12, VOCAB + 1, seed=seed, sharpness=1.0)[0]
     expected = nemo_n_best(nemo_computer(fusions, which, 8, threshold=5.0), log_probs)

@@ -26,7 +26,7 @@ def log_probs():
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("kind", ["none", "lm", "boosting", "both"])
 @pytest.mark.parametrize("sharpness", [0.5, 3.0])
-def test_fusion_and_merging(merge, kind, sharpness):
+def test_every_fusion_and_merge_mode_equals_the_cpu(merge, kind, sharpness):
     for seed in range(3):
         assert_equal(
             random_log_probs(3, T, V + 1, seed=seed, sharpness=sharpness), [T, 11, 18],
@@ -64,7 +64,7 @@ def test_types_and_alignments_of_rows(dtype, vocab_size):
     assert_equal(log_probs[1:], [9], fusion=random_fusion(vocab_size), n_best=3)
 
 
-def test_ties_are_broken_alike():
+def test_ties_are_broken_alike_in_every_batch():
     flat = torch.full((1, 6, V + 1), -float(np.log(V + 1)))
     coarse = torch.round(random_log_probs(2, T, V + 1, seed=6))
     for merge in MERGES:
@@ -79,7 +79,7 @@ def test_impossible_labels(log_probs):
         assert_equal(log_probs, [T] * 3, fusion=random_fusion(V), merge=merge, beam_size=16, n_best=4)
 
 
-def test_an_lm_that_forbids_labels_and_ends():
+def test_lm_that_forbids_labels_and_ends_equals_the_cpu():
     columns = Columns(
         arc_begin=[0, 1], arc_end=[1, 3], backoff_to=[0, 0], backoff_weights=[-np.inf] * 2,
         final_weights=[-np.inf] * 2, arc_labels=[1, 0, 1], arc_weights=[-0.5, -1.0, -2.0], arc_targets=[1, 0, 1],
@@ -164,7 +164,7 @@ def test_rows_that_exceed_shared_memory_are_read_where_they_lie(emulated_runtime
         assert_equal(random_log_probs(2, 3, columns, seed=8, sharpness=3.0), [3, 2], merge=merge, n_best=4)
 
 
-def test_what_has_no_room_is_refused(log_probs):
+def test_too_large_beam_is_refused(log_probs):
     with pytest.raises(ValueError, match=r"backend is 'cuda' for tensors on cpu, .*: a beam of 4096"):
         on_cuda(V, V, beam_size=4096).decode(log_probs, [T] * 3)
     assert cuda_engine.why_not(128, 2**24, 10**9) is None

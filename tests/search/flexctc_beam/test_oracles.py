@@ -139,7 +139,7 @@ ROUNDED_UP = {
 @example(problem=ROUNDED_UP, blank_first=False)
 @settings(max_examples=80, deadline=None)
 @given(problem=narrow_problems, blank_first=st.booleans())
-def test_equal_to_scoring_everything(parts, problem, blank_first):
+def test_results_equal_scoring_every_candidate(parts, problem, blank_first):
     vocab_size, seed = problem["vocab_size"], problem["seed"]
     lm = random_lm(vocab_size, seed=seed, branching=problem["branching"], order=2)
     tree = random_boosting(vocab_size, seed=seed)
@@ -177,7 +177,7 @@ def test_alignments_spell_the_text_and_its_score(merge):
                 assert path.parts.acoustic == pytest.approx(float(picked.sum()), abs=1e-4)
 
 
-def test_frames_behind_a_blank_are_none_of_the_token_before_it():
+def test_frames_after_a_blank_do_not_belong_to_the_token():
     """With merge "prefix" the frames of a path need not be one alignment: 4 4 - 4 can stand for one token."""
     back_pointers = new_back_pointers(1, 5, 1)
     back_pointers.labels[0, :, 0] = [~4, 4, 9, 4, 4]  # the blank is 9
@@ -196,7 +196,7 @@ def test_no_alignments_unless_asked_for():
     assert path.alignment_log_probs is None
 
 
-def test_an_lm_without_an_end_still_gives_a_result_and_says_so():
+def test_lm_without_sentence_end_gives_a_result_with_a_note():
     columns = Columns(
         arc_begin=[0], arc_end=[0], backoff_to=[0], backoff_weights=[-1.0], final_weights=[-np.inf],
         arc_labels=[], arc_weights=[], arc_targets=[],

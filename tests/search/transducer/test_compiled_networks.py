@@ -41,7 +41,7 @@ def multiplied(rows, weight, bias):
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9, 13, 70])
 @pytest.mark.parametrize("outputs", [1, 23, 24, 25, 48, 50, 97])
 @pytest.mark.parametrize("inputs", [1, 2, 65])
-def test_a_product_is_that_of_a_linear_layer(count, outputs, inputs):
+def test_compiled_product_equals_a_linear_layer(count, outputs, inputs):
     torch.manual_seed(0)
     rows, weight, bias = torch.randn(count, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
     assert torch.allclose(multiplied(rows, weight, bias), functional.linear(rows, weight, bias), atol=1e-5)
@@ -140,7 +140,7 @@ def assert_close(found, wanted):
 @pytest.mark.parametrize("durations", [RNNT, TDT], ids=["rnnt", "tdt"])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("fused", [False, True], ids=["alone", "lm_and_phrases"])
-def test_the_hypotheses_are_those_of_torch(strategy, durations, layers, fused, in_torch):
+def test_hypotheses_equal_those_of_torch(strategy, durations, layers, fused, in_torch):
     networks = lstm_networks(VOCAB, durations, layers=layers)
     decoder = decoder_of(strategy, networks, random_fusion(VOCAB) if fused else None)
     frames = random_frames(len(LENGTHS), T, seed=1)
@@ -160,7 +160,7 @@ def test_joints_have_other_activations_and_temperatures(activation, in_torch):
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("durations", [RNNT, TDT], ids=["rnnt", "tdt"])
-def test_groups_threads_and_chunks_change_nothing(strategy, durations, monkeypatch):
+def test_results_do_not_depend_on_groups_threads_and_chunks(strategy, durations, monkeypatch):
     """To the bit. Groups of one utterance and of several, with borders between them; chunks of any size."""
     frames = random_frames(len(LENGTHS), T, seed=3)
     decoder = decoder_of(strategy, lstm_networks(VOCAB, durations), random_fusion(VOCAB))
@@ -239,7 +239,7 @@ class OwnJoint(LSTMNetworks):
 
 
 @pytest.mark.parametrize("kind", ["stateless", "subclass", "activation", "bfloat16", "autocast", "inference"])
-def test_torch_runs_all_other_networks(kind):
+def test_other_networks_are_run_by_torch(kind):
     networks = lstm_networks(VOCAB)
     parts = networks.encoder_projection, networks.prediction_projection, networks.output
     assert CompiledNetworks(networks).current() is not None

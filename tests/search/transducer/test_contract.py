@@ -1,18 +1,6 @@
 """The checks of tests/contract for both searches on the CPU. They share compiled code, and so one process."""
 
 from tests.contract.checks import *
-from tests.contract.subjects import rows
+from tests.contract.subjects import fused, rows
 
-TABLE = rows(
-    "cpu",
-    "alsd_pp",
-    "alsd_pp density ratio",
-    "alsd_pp lm pool",
-    "alsd_pp allowed tokens",
-    "alsd_pp lstm",
-    "aes_pp",
-    "aes_pp lstm",
-    "aes_pp density ratio",
-    "aes_pp lm pool",
-    "aes_pp allowed tokens",
-)
+TABLE = rows("cpu", *fused("alsd_pp"), *fused("aes_pp"), "alsd_pp lstm", "aes_pp lstm")

@@ -124,26 +124,23 @@ def networks_with_weights():
     return SimpleNamespace(joint=torch.nn.Linear(2, 2), others=[torch.zeros(1)])
 
 
-def test_one_replay_does_all_steps(work, captures):
-    runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
-    runner.run(step, work)
-    assert (step.left, step.runs, runner.mode) == (0, 41, LOOP)  # ten rounds of four, after the first step
-    assert [graph.replays for graph in captures[LOOP]] == [1]
-
-
-def test_chunks_are_replayed_until_nobody_goes_on(work, captures, monkeypatch, caplog):
-    monkeypatch.setattr(cuda_graphs, "why_no_while_graphs", lambda device: "the driver is old")
+@pytest.mark.parametrize(
+    ("reason", "mode", "replays"), [(None, LOOP, 1), ("the driver is old", CHUNKS, 3)], ids=[LOOP, CHUNKS]
+)
+def test_replays_do_all_steps(work, captures, monkeypatch, caplog, reason, mode, replays):
+    monkeypatch.setattr(cuda_graphs, "why_no_while_graphs", lambda device: reason)
     runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
     with caplog.at_level(logging.INFO):
         runner.run(step, work)
-    assert (step.left, runner.mode) == (0, CHUNKS)
-    assert [graph.replays for graph in captures[CHUNKS]] == [3]  # one step came before
-    assert "the driver is old" in caplog.text
+    assert (step.left, runner.mode) == (0, mode)
+    assert [graph.replays for graph in captures[mode]] == [replays]
+    assert mode == CHUNKS or step.runs == 41  # ten rounds of four, after the first step
+    assert (reason or "") in caplog.text
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError, ValueError, OSError])
 @pytest.mark.parametrize("broken", [[LOOP], [LOOP, CHUNKS]])
-def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatch, caplog, broken, kind):
+def test_failing_mode_is_reported_once_and_replaced(work, captures, monkeypatch, caplog, broken, kind):
     """cuda-python has a TypeError for a signature that has changed and a ValueError for a bad value."""
     caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
 
@@ -163,7 +160,7 @@ def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatc
     assert "more" not in caplog.text
 
 
-def test_a_mode_is_tried_again_after_a_cause_that_passes(work, captures, monkeypatch, caplog):
+def test_mode_is_tried_again_after_one_failure(work, captures, monkeypatch, caplog):
     """Such as another thread that waits for the device, or a lack of memory."""
     runner, capture, left = GraphRunner(networks_with_weights(), allowed=True), cuda_graphs.capture_while, [1]
 
@@ -183,7 +180,7 @@ def test_a_mode_is_tried_again_after_a_cause_that_passes(work, captures, monkeyp
     assert len(caplog.records) == 1
 
 
-def test_a_mode_that_fails_again_is_given_up(work, captures, monkeypatch):
+def test_mode_that_fails_again_is_given_up(work, captures, monkeypatch):
     tries = []
     monkeypatch.setattr(cuda_graphs, "capture_while", lambda *_: tries.append(1) or 1 / 0)
     runner = GraphRunner(networks_with_weights(), allowed=True)
@@ -193,20 +190,7 @@ def test_a_mode_that_fails_again_is_given_up(work, captures, monkeypatch):
     assert len(tries) == cuda_graphs.MOST_FAILURES
 
 
-def test_kernels_that_the_driver_refuses_in_a_loop_are_not_needed(work, captures, caplog):
-    class Refused(CountingStep):
-        def load(self, *, in_loop):
-            if in_loop:
-                raise RuntimeError("cuModuleLoadData fails with CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
-
-    runner, step = GraphRunner(networks_with_weights(), allowed=True), Refused(work, 40)
-    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
-        runner.run(step, work)
-    assert (step.left, runner.mode) == (0, CHUNKS)
-    assert "UNSUPPORTED_PTX_VERSION" in caplog.text
-
-
-def test_a_step_that_fails_is_not_repeated(work, captures):
+def test_failing_step_is_not_repeated(work, captures):
     """Half a step may have changed the beams, so that another mode would go on from a wrong state."""
 
     class Failing(CountingStep):
@@ -220,7 +204,7 @@ def test_a_step_that_fails_is_not_repeated(work, captures):
     assert step.runs == 1
 
 
-def test_threads_that_fail_at_once_fall_back_by_one_step(work, captures, monkeypatch):
+def test_threads_that_fail_at_once_fall_back_by_one_mode(work, captures, monkeypatch):
     barrier = threading.Barrier(2)
 
     def fail(device, *work):
@@ -261,7 +245,7 @@ def capture_in_two_threads():
     print(runner.mode, [work.left for work in works], runner._failures)
 
 
-def test_threads_may_capture_for_the_first_time_at_once():
+def test_threads_capture_for_the_first_time_at_once():
     program = "from tests.search.transducer import test_cuda_graphs; test_cuda_graphs.capture_in_two_threads()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
     assert done.stdout == "chunks [0, 0] {'loop': 0, 'chunks': 0}\n", done.stderr
@@ -290,7 +274,7 @@ def fail_every_capture():
     print(runner.mode, step.left, old.device, streams, old.underway, old.random)
 
 
-def test_a_process_survives_captures_that_fail():
+def test_captures_that_cannot_be_ended_leave_process_and_torch_as_they_were():
     """It goes on with chunks, then plainly; on the stream that it was on."""
     program = "from tests.search.transducer import test_cuda_graphs; test_cuda_graphs.fail_every_capture()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -304,7 +288,7 @@ def test_a_process_survives_captures_that_fail():
 
 
 @pytest.mark.parametrize("mode", [LOOP, CHUNKS])
-def test_a_graph_that_does_nothing_is_not_waited_for(work, captures, monkeypatch, caplog, mode):
+def test_empty_graph_is_replaced_by_plain_launches(work, captures, monkeypatch, caplog, mode):
     """What is captured on a stream of another device is an empty graph."""
     for name in ("capture_while", "capture_chunk"):
         monkeypatch.setattr(cuda_graphs, name, lambda *_: FakeGraph(lambda: None))
@@ -334,7 +318,7 @@ def arithmetic():
     [({}, {"dtype": torch.float16}), ({"dtype": torch.float16}, {"dtype": torch.bfloat16}), ({}, {"tf32": True})],
     ids=["autocast", "its type", "tf32"],
 )
-def test_a_graph_belongs_to_the_precision_it_was_captured_in(work, captures, arithmetic, first, second):
+def test_graph_belongs_to_the_precision_of_its_capture(work, captures, arithmetic, first, second):
     runner = GraphRunner(networks_with_weights(), allowed=True)
     for _ in range(2):
         for options in (first, second):
@@ -344,7 +328,7 @@ def test_a_graph_belongs_to_the_precision_it_was_captured_in(work, captures, ari
 
 
 @pytest.mark.parametrize("mode", [LOOP, CHUNKS])
-def test_no_graph_reads_weights_that_autocast_has_cast(work, captures, monkeypatch, mode):
+def test_graph_reads_no_weights_from_the_cache_of_autocast(work, captures, monkeypatch, mode):
     """It forgets them when it ends."""
     keeps = []
 
@@ -362,7 +346,7 @@ def test_no_graph_reads_weights_that_autocast_has_cast(work, captures, monkeypat
     assert torch.is_autocast_cache_enabled()
 
 
-def test_a_graph_is_used_again_until_something_changes(work, captures):
+def test_graph_is_reused_until_weights_networks_or_lm_change(work, captures):
     networks = networks_with_weights()
     runner = GraphRunner(networks, allowed=True)
     for _ in range(3):
@@ -385,20 +369,20 @@ def test_a_graph_is_used_again_until_something_changes(work, captures):
     [(SimpleNamespace(), True), (networks_with_weights(), False)],
     ids=["no weights", "forbidden"],
 )
-def test_without_graphs_steps_run_plainly(work, captures, networks, allowed):
+def test_steps_run_plainly_without_weights_or_permission(work, captures, networks, allowed):
     runner, step = GraphRunner(networks, allowed=allowed), CountingStep(work, 9)
     runner.run(step, work)
     assert (step.left, runner.mode) == (0, PLAIN)
     assert step.runs == 2 * cuda_graphs.STEPS_PER_LOOK
 
 
-def test_wrong_values_of_the_option_are_named():
+def test_wrong_value_of_allow_cuda_graphs_is_named():
     with pytest.raises(ValueError, match="allow_cuda_graphs is 1, expected True or False"):
         ALSDConfig(allow_cuda_graphs=1)
 
 
 # ---------------------------------------------------------------------- workspaces
-def test_a_workspace_serves_one_run_at_a_time(monkeypatch):
+def test_workspace_serves_one_run_at_a_time(monkeypatch):
     class Named(RunWorkspace):
         def __init__(self, shape):
             self.shape = shape
@@ -449,7 +433,7 @@ def frames_of(batch, frames, seed):
 @pytest.mark.parametrize("kind", list(NETWORKS))
 @pytest.mark.parametrize("mode", [LOOP, CHUNKS])
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_graphs_find_what_plain_launches_find(played_graphs, strategy, mode, kind):
+def test_results_of_graphs_equal_those_of_plain_launches(played_graphs, strategy, mode, kind):
     networks = make_networks(kind)
     decoder, plain = (decoder_in(m, strategy, networks) for m in (mode, PLAIN))
     for batch, frames in ((2, 9), (2, 5), (2, 14), (1, 6), (2, 9)):
@@ -464,7 +448,7 @@ def test_graphs_find_what_plain_launches_find(played_graphs, strategy, mode, kin
 
 @emulated
 @pytest.mark.parametrize("mode", [LOOP, CHUNKS])
-def test_graphs_stop_where_the_host_is_needed(played_graphs, monkeypatch, mode):
+def test_graphs_stop_where_nodes_are_full_or_frames_end(played_graphs, monkeypatch, mode):
     """Buffers of nodes that are full in the middle of a run; and streams, whose frames run out."""
     monkeypatch.setattr(cuda_workspace, "NODE_CAPACITY", 1)
     networks, frames = make_networks(), frames_of(2, 10, seed=4)
@@ -479,7 +463,7 @@ def test_graphs_stop_where_the_host_is_needed(played_graphs, monkeypatch, mode):
 
 
 @emulated
-def test_a_loop_makes_as_many_rounds_as_there_are_steps(played_graphs):
+def test_loop_makes_as_many_rounds_as_there_are_steps(played_graphs):
     networks, frames = make_networks(durations=()), frames_of(2, 8, seed=3)
     decoder = decoder_in(LOOP, "alsd_pp", networks, max_symbols=1)
     decoder.decode(frames, [8, 3])
@@ -504,8 +488,11 @@ def test_changed_weights_reach_the_graphs(played_graphs):
 
 
 @emulated
-def test_a_driver_that_refuses_the_kernels_of_a_loop(played_graphs, emulated_runtime, monkeypatch):
+def test_kernels_of_a_loop_that_the_driver_refuses_are_replaced_by_chunks(
+    played_graphs, emulated_runtime, monkeypatch, caplog
+):
     """They refer to a function of the driver, unlike the kernels of the other modes."""
+    caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
     load = type(emulated_runtime).load
 
     def refusing(self, source, device, defines=None):
@@ -519,6 +506,7 @@ def test_a_driver_that_refuses_the_kernels_of_a_loop(played_graphs, emulated_run
     found, expected = (each.decode(frames, [9, 4]) for each in (decoder, plain))
     assert all_facts(found) == all_facts(expected)
     assert decoder._graphs.mode == CHUNKS
+    assert "CUDA_ERROR_INVALID_IMAGE" in caplog.text
 
 
 @emulated
@@ -541,7 +529,7 @@ def test_graphs_can_be_switched_off_and_on(played_graphs):
 
 
 @emulated
-def test_no_search_within_a_capture_of_the_caller(monkeypatch):
+def test_decode_within_a_capture_of_the_caller_is_refused(monkeypatch):
     """In the first decode, and in those after it."""
     decoder, frames = decoder_in(PLAIN, "alsd_pp", make_networks()), frames_of(1, 5, seed=1)
     monkeypatch.setattr(cuda_graphs, "is_capturing", lambda device: captures)
@@ -554,7 +542,7 @@ def test_no_search_within_a_capture_of_the_caller(monkeypatch):
 
 
 @emulated
-def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
+def test_step_that_needs_a_value_on_the_host_is_not_captured(played_graphs, caplog):
     class Asking(StatelessNetworks):
         def predict(self, labels, state):
             assert (labels >= 0).all()
@@ -588,7 +576,7 @@ def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
 )
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_the_condition_is_whether_anyone_goes_on(emulated_runtime, strategy, activities, condition):
+def test_condition_of_the_loop_is_whether_an_utterance_is_active(emulated_runtime, strategy, activities, condition):
     """Set by the last block of `merge`; every active utterance has one hypothesis, which stays as it is."""
     n = len(activities)
     work = RunWorkspace(cuda_workspace.WorkspaceShape(CPU, n, 1, 1, 4, n, (torch.float32, 2), ((torch.float32, 2),)))

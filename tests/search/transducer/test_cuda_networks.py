@@ -196,7 +196,7 @@ def test_stateless_steps_are_those_of_the_modules(sizes, norm):
 
 
 @pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
-def test_torch_runs_what_is_not_fused(make):
+def test_torch_prediction_equals_the_modules(make):
     networks = make()
     with torch.inference_mode():
         memory = TextsInMemory(networks)
@@ -314,7 +314,7 @@ def test_searches_find_what_the_cpu_finds(strategy, make, path, durations):
     assert device.device_modes == {"graphs": "plain", "prediction": path}
 
 
-def test_streams_may_be_looked_at_in_the_middle():
+def test_results_in_the_middle_of_a_stream_change_nothing():
     """What the kernels keep besides the states is made of the states; a look changes none of it."""
     device, host = on_both(lstm_networks(2, durations=(0, 1, 2)))
     streams, frames = device.open(2), frames_of()
@@ -345,7 +345,7 @@ def test_joints_of_relu_and_a_linear_layer_are_fused(durations, name, monkeypatc
     assert sum(len(nbest.best.tokens) for nbest in expected) >= 2
 
 
-def test_a_fused_joint_hides_no_nan():
+def test_fused_joint_reports_nan():
     networks = relu_networks(lstm_networks)
     with torch.no_grad():
         networks.prediction_projection.bias[0] = float("nan")
@@ -414,7 +414,7 @@ def inference_weights(networks):
         (lstm_networks, inference_weights, "changes cannot be detected"),
     ],
 )
-def test_what_is_not_fused_says_why(make, change, reason):
+def test_network_that_is_not_fused_has_a_reason(make, change, reason):
     networks = make()
     change(networks)
     assert reason in FusedWeights(networks).why_not(CPU)
@@ -442,7 +442,7 @@ def test_each_precision_has_its_weights():
         assert weights.current() is cast
 
 
-def test_what_torch_runs_is_said_once(caplog):
+def test_torch_prediction_is_logged_once(caplog):
     networks = lstm_networks()
     other_class(networks)
     device, host = on_both(networks, beam_size=3)

@@ -11,13 +11,7 @@ from nemo_gpu_decoding.search.transducer.cuda_graphs import LOOP
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.search.pushes import operators
-from tests.search.transducer.table_networks import (
-    STRATEGIES,
-    TableNetworks,
-    assert_same,
-    random_frames,
-    random_fusion,
-)
+from tests.search.transducer.table_networks import STRATEGIES, TableNetworks, assert_same, random_frames, random_fusion
 from tests.search.transducer.test_cuda_networks import ENCODER, V, lstm_networks, relu_networks, stateless_networks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
@@ -89,7 +83,7 @@ def _launches(work):
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_stream_that_begins_again_begins_with_the_empty_text(kind):
+def test_reopened_stream_begins_with_the_empty_text(kind):
     """What the workspace keeps of the first entry of the prediction cache is that of another text."""
     device, host = decoders(KINDS[kind](durations=(0, 1, 2)))
     streams, expected = device.open(2), host.decode(encoded(2, seed=2))
@@ -102,7 +96,7 @@ def test_a_stream_that_begins_again_begins_with_the_empty_text(kind):
     assert any(len(nbest.best.tokens) > 2 for nbest in found)
 
 
-def test_a_push_that_no_hypothesis_reads_runs_no_step(monkeypatch):
+def test_push_without_active_hypotheses_runs_no_step(monkeypatch):
     """Tokens and blanks take four frames each."""
     device, host = decoders(TableNetworks(V, (4,), seed=1))
     steps, run = [], cuda_engine._Step.run
@@ -162,7 +156,7 @@ def test_a_workspace_of_a_run_that_failed_is_not_used_again(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_padding_may_hold_anything(size):
+def test_padding_is_not_read_by_pushes(size):
     """The sum of all frames is then NaN, and the valid ones are looked at."""
     device, host = decoders(TableNetworks(V, (0, 1, 2), seed=1))
     frames = random_frames(3, T, seed=1)
@@ -172,7 +166,7 @@ def test_padding_may_hold_anything(size):
     assert all_facts(device.close(push_all(device, frames, LENGTHS, size))) == expected
 
 
-def test_frames_whose_sum_overflows():
+def test_frames_whose_sum_overflows_are_accepted():
     """They are finite."""
     device, host = decoders(TableNetworks(V, (0, 1, 2), seed=1))
     frames = random_frames(1, T, seed=1).double()

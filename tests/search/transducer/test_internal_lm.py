@@ -56,7 +56,7 @@ def test_contexts_with_few_bigrams_sum_to_one(monkeypatch):
         np.testing.assert_allclose(found[likely], expected[context][likely], rtol=1e-5)
 
 
-def test_it_is_a_source_lm(tmp_path):
+def test_internal_lm_is_usable_as_a_source_lm(tmp_path):
     networks = lstm_networks(TOKENS)
     write_arpa(internal_lm(networks), tmp_path / "source.arpa")
     lm = load_ngram_lm(tmp_path / "source.arpa", TOKENS)

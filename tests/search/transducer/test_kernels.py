@@ -49,7 +49,7 @@ def compare(strategy, networks, fusion=None, frames=None, requests=None, **optio
 @pytest.mark.parametrize("pruning", ["late", "early"])
 @pytest.mark.parametrize("kind", ["none", "lm", "boosting", "both"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
-def test_fusion_modes(strategy, durations, kind, pruning):
+def test_every_fusion_and_pruning_mode_equals_the_cpu(strategy, durations, kind, pruning):
     for beam_size, mode in ((3, "lm_weighted_full"), (6, "no_score")):
         compare(
             strategy, TableNetworks(V, durations, seed=4), random_fusion(V, kind, beam_size),
@@ -102,7 +102,7 @@ def test_log_probs_that_are_not_stored(strategy, monkeypatch):
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V))
 
 
-def test_ties_are_broken_alike(strategy):
+def test_ties_are_broken_alike_in_every_batch(strategy):
     networks = TableNetworks(V, (0, 1), seed=1, sharpness=0.0, blank_bias=0.0)
     for pruning in ("late", "early"):
         compare(strategy, networks, beam_size=8, pruning_mode=pruning)
@@ -201,7 +201,7 @@ def test_beams_are_equal_after_every_frame(strategy, durations):
                 )
 
 
-def test_what_has_no_room_is_refused(strategy):
+def test_too_large_beam_is_refused(strategy):
     make, config = strategy
     decoder = make(TableNetworks(V), config(beam_size=1024, backend="cuda"))
     with pytest.raises(ValueError, match=r"backend is 'cuda' for tensors on cpu, .*: a beam of 1024"):
@@ -239,7 +239,7 @@ def test_utterances_wait_for_rows_of_the_prediction_network(strategy, monkeypatc
     assert taken[0] > taken[1] > taken[2]
 
 
-def test_an_utterance_that_must_wait_leaves_its_rows_to_others():
+def test_rows_of_a_waiting_utterance_go_to_others():
     """Rows are left for the third utterance, after the second one has found too few."""
     decoder = ALSDPlusPlus(TableNetworks(V), ALSDConfig(beam_size=4))
     params, row = decoder._params, (torch.float32, 2)

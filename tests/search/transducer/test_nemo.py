@@ -79,7 +79,7 @@ def assert_equal(expected, nbest):
 @pytest.mark.parametrize("mode", MODES, ids="-".join)
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("steps", [2, 3])
-def test_same_hypotheses(corrected_class, fusions, beam_size, mode, steps):
+def test_hypotheses_of_aes_equal_those_of_nemo(corrected_class, fusions, beam_size, mode, steps):
     model = nemo_models.random_nemo_model()
     for seed in range(2):
         assert_equal(*both(corrected_class, model, fusions, beam_size, mode, seed, steps=steps))
@@ -87,7 +87,7 @@ def test_same_hypotheses(corrected_class, fusions, beam_size, mode, steps):
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m[1:] != TWICE_MODE], ids="-".join)
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 6, 8])
-def test_same_hypotheses_where_nemo_needs_no_mending(nemo_class, fusions, beam_size, mode):
+def test_hypotheses_equal_those_of_unchanged_nemo(nemo_class, fusions, beam_size, mode):
     """With one expansion per frame the mask is right, and these modes count nothing twice."""
     model = nemo_models.random_nemo_model()
     for seed in range(2):
@@ -95,7 +95,7 @@ def test_same_hypotheses_where_nemo_needs_no_mending(nemo_class, fusions, beam_s
 
 
 @pytest.mark.parametrize("kind", [{"prediction": "stateless"}, {"layers": 2}, {"joint": "hat"}], ids=str)
-def test_other_networks(corrected_class, fusions, kind):
+def test_aes_with_other_networks_equals_nemo(corrected_class, fusions, kind):
     model = nemo_models.random_nemo_model(seed=5, blank_bias=7.0, **kind)
     for seed in range(3):
         assert_equal(*both(corrected_class, model, fusions, 5, ("lm", "late", "lm_weighted_full"), seed))
@@ -104,7 +104,7 @@ def test_other_networks(corrected_class, fusions, kind):
 @pytest.mark.parametrize("mode", MODES, ids="-".join)
 @pytest.mark.parametrize("beam_size", [1, 4, 8])
 @pytest.mark.parametrize("mended", [True, False])
-def test_shipped_checkpoints(nemo_class, corrected_class, fusions, beam_size, mode, mended):
+def test_aes_with_shipped_checkpoints_equals_nemo(nemo_class, corrected_class, fusions, beam_size, mode, mended):
     """All of NeMo with its faults mended; as it is, the best text, although some scores are too good."""
     model, _, outputs = nemo_models.checkpoint("rnnt")  # NeMo has no maes_batch for TDT
     if not mended and mode[1:] == TWICE_MODE:
@@ -132,7 +132,7 @@ def blanks_of_best(computer, encoder_output):
     return int((hyps.transcript_wb[0, 0] == nemo_models.VOCAB).sum())
 
 
-def test_hypotheses_leave_frames_without_a_blank_in_nemo(nemo_class):
+def test_nemo_leaves_frames_without_a_blank(nemo_class):
     """Every frame of an RNN-T alignment ends with a blank; NeMo forgets to ask for some of them."""
     model = nemo_models.random_nemo_model(blank_bias=4.0)
     frames = 25
@@ -147,7 +147,7 @@ def test_hypotheses_leave_frames_without_a_blank_in_nemo(nemo_class):
     assert missing > 0
 
 
-def test_the_joint_counts_twice_in_nemo(nemo_class, fusions):
+def test_nemo_counts_the_joint_twice(nemo_class, fusions):
     """Early pruning with lm_weighted_full: the score holds the joint's log-probs a second time."""
     model = nemo_models.random_nemo_model()
     mode = ("lm", "early", "lm_weighted_full")
@@ -158,7 +158,7 @@ def test_the_joint_counts_twice_in_nemo(nemo_class, fusions):
     assert score == pytest.approx(2.4 * once, abs=1e-4)
 
 
-def test_boosting_beside_an_lm_is_ignored_in_nemo(fusions):
+def test_nemo_ignores_boosting_beside_an_lm(fusions):
     from nemo.collections.asr.parts.submodules.rnnt_beam_decoding import BeamBatchedRNNTInfer
 
     model = nemo_models.random_nemo_model(blank_bias=4.0)
@@ -208,7 +208,7 @@ def assert_equals_nemo(model, fusions, durations, beam_size, mode, seed, frames=
 @pytest.mark.parametrize("mode", nemo_models.FUSION_MODES, ids="-".join)
 @pytest.mark.parametrize("durations", [[], nemo_models.DURATIONS], ids=["rnnt", "tdt"])
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 6, 8])
-def test_same_hypotheses_alsd(fusions, durations, beam_size, mode):
+def test_hypotheses_of_alsd_equal_those_of_nemo(fusions, durations, beam_size, mode):
     model = nemo_models.random_nemo_model(durations=durations)
     for seed in range(2):
         assert_equals_nemo(model, fusions, durations, beam_size, mode, seed)
@@ -216,7 +216,7 @@ def test_same_hypotheses_alsd(fusions, durations, beam_size, mode):
 
 @pytest.mark.parametrize("durations", [[], nemo_models.DURATIONS], ids=["rnnt", "tdt"])
 @pytest.mark.parametrize("kind", [{"prediction": "stateless"}, {"layers": 2}, {"joint": "hat"}], ids=str)
-def test_other_networks_alsd(fusions, durations, kind):
+def test_alsd_with_other_networks_equals_nemo(fusions, durations, kind):
     if durations and "joint" in kind:
         pytest.skip("HAT joints give no durations")
     model = nemo_models.random_nemo_model(durations=durations, seed=3, blank_bias=5.0, **kind)
@@ -263,7 +263,7 @@ def test_lower_precisions(kind, name):
 @pytest.mark.parametrize("mode", nemo_models.FUSION_MODES, ids="-".join)
 @pytest.mark.parametrize("beam_size", [1, 4, 8])
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
-def test_shipped_checkpoints_alsd(fusions, kind, beam_size, mode):
+def test_alsd_with_shipped_checkpoints_equals_nemo(fusions, kind, beam_size, mode):
     model, durations, outputs = nemo_models.checkpoint(kind)
     what, pruning, blank = mode
     computer = nemo_computer(model, durations, beam_size, 10, pruning, blank, fusions.for_nemo(what))
@@ -283,7 +283,7 @@ def alsd_computer_of(model, durations=(), beam_size=4):
     return nemo_computer(model, durations, beam_size, 10, *LATE, {})
 
 
-def test_rows_of_length_zero_emit_tokens_in_nemo():
+def test_nemo_emits_tokens_in_rows_of_length_zero():
     model = nemo_models.random_nemo_model(blank_bias=0.0)
     encoder_output = nemo_models.random_encoder_output(10, seed=0).expand(2, -1, -1)
     hyps = nemo_models.nemo_beams(alsd_computer_of(model), encoder_output, [10, 0])
@@ -294,7 +294,7 @@ def test_rows_of_length_zero_emit_tokens_in_nemo():
     assert (len(ours[1].best), ours[1].best.score) == (0, 0.0)
 
 
-def test_durations_are_taken_for_their_index_in_nemo():
+def test_nemo_takes_durations_for_their_index():
     durations = [0, 2, 4]
     model = nemo_models.random_nemo_model(durations=durations, blank_bias=4.0)
     encoder_output = nemo_models.random_encoder_output(20, seed=1)
@@ -307,7 +307,7 @@ def test_durations_are_taken_for_their_index_in_nemo():
     assert_same(nbest, expected, durations)
 
 
-def test_a_beam_wider_than_the_vocabulary_stops_nemo():
+def test_nemo_fails_with_a_beam_wider_than_the_vocabulary():
     model = nemo_models.random_nemo_model()
     encoder_output = nemo_models.random_encoder_output(3, seed=1)
     with pytest.raises(RuntimeError, match="selected index k out of range"):
@@ -316,7 +316,7 @@ def test_a_beam_wider_than_the_vocabulary_stops_nemo():
     assert len(ALSDPlusPlus(networks_of(*model), config).decode(encoder_output, [3])[0]) == 200
 
 
-def test_stateless_prediction_networks_stop_nemo():
+def test_nemo_fails_with_stateless_prediction_networks():
     from nemo.collections.asr.modules.rnnt import StatelessTransducerDecoder
 
     decoder, joint = nemo_models.random_nemo_model(prediction="stateless")

@@ -174,7 +174,7 @@ def layer():
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_it_is_the_linear_layer(linear, layer, with_bias):
+def test_batch_invariant_layer_equals_a_linear_layer(linear, layer, with_bias):
     rows = torch.randn(5, 64)
     bias = layer.bias if with_bias else None
     with torch.inference_mode():
@@ -191,7 +191,7 @@ def test_a_row_does_not_depend_on_its_neighbours(linear, layer):
             assert torch.equal(linear(rows[:count], layer.weight, layer.bias), together[:count])
 
 
-def test_changed_weights_are_seen(linear):
+def test_changed_weights_reach_the_batch_invariant_layer(linear):
     weight, rows = torch.nn.Parameter(torch.randn(8, 16)), torch.randn(2, 16)
     with torch.no_grad():
         before = linear(rows, weight, None)
@@ -207,7 +207,7 @@ def test_changed_weights_are_seen(linear):
         assert torch.allclose(linear(rows, weight, None), 2.0 * before, atol=1e-5)
 
 
-def test_gradients_flow(linear, layer):
+def test_gradients_flow_through_the_batch_invariant_layer(linear, layer):
     rows = torch.randn(3, 64, requires_grad=True)
     linear(rows, layer.weight, layer.bias).sum().backward()
     assert torch.allclose(rows.grad, layer.weight.sum(0).expand(3, 64), atol=1e-5)
@@ -221,7 +221,7 @@ def test_other_precisions_are_left_to_torch(linear, layer):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_it_can_be_copied_after_use(linear, layer, copied):
+def test_batch_invariant_layer_can_be_copied_after_use(linear, layer, copied):
     rows = torch.randn(3, 64)
     with torch.inference_mode():
         found = linear(rows, layer.weight, None)

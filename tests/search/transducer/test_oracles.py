@@ -43,7 +43,7 @@ def late_only(pruning, fusion):
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("what", ["nothing", "lm", "priced", "forbidden", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
-def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
+def test_beam_wider_than_all_hypotheses_is_exact(durations, what, weighted):
     """Every text with its probability summed over all alignments."""
     networks = TableNetworks(2, durations, seed=7, max_length=3)
     frames = random_frames(1, 3, seed=2)
@@ -73,7 +73,7 @@ def test_every_token_has_the_bonus_and_no_blank(beta, what, blank_mode):
 @pytest.mark.parametrize("pruning", ["late", "early"])
 @pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "forbidden", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
-def test_alsd_is_that_of_plain_python(durations, what, pruning, weighted):
+def test_alsd_equals_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)
     for seed, beam_size, max_symbols in ((0, 1, 10), (1, 3, 2), (2, 5, 1), (3, 8, 4)):
         frames = random_frames(1, 9, seed=seed)
@@ -157,7 +157,7 @@ LIMITS = [(1, 2, 2, 2.3), (3, 1, 0, 2.3), (5, 2, 2, 2.3), (4, 3, 1, 6.0), (6, 2,
 @pytest.mark.parametrize("pruning", ["late", "early"])
 @pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "forbidden", "all"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
-def test_aes_is_that_of_plain_python(durations, what, pruning, weighted):
+def test_aes_equals_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)
     for seed, (beam_size, steps, beta, gamma) in enumerate(LIMITS):
         frames = random_frames(1, 9, seed=seed)
@@ -271,7 +271,7 @@ def without_reuse(monkeypatch):
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 3, 4), (4, 2, 1)], ids=str)
-def test_the_hypotheses_are_the_same(without_reuse, strategy, durations):
+def test_hypotheses_do_not_depend_on_the_prediction_cache(without_reuse, strategy, durations):
     expected, all_rows = without_reuse(strategy, durations)
     found, rows = decoded(strategy, durations)
     assert found == expected
@@ -281,7 +281,7 @@ def test_the_hypotheses_are_the_same(without_reuse, strategy, durations):
         assert rows == all_rows
 
 
-def test_chunks_forget_nothing_that_matters():
+def test_results_of_chunks_equal_those_of_the_whole():
     durations = (0, 1, 2, 3, 4)
     assert decoded("alsd_pp", durations, chunk=4)[0] == decoded("alsd_pp", durations)[0]
 

@@ -102,7 +102,7 @@ def test_word_sequences():
 
 
 @pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
-def test_ties_are_broken_alike(topology):
+def test_ties_are_broken_alike_in_every_batch(topology):
     """Costs of few different values: most tokens have several best ways."""
     for seed in range(3):
         graph = random_graph(seed, columns=12, blank=11 if topology == "graph" else None, coarse=True)

@@ -181,7 +181,7 @@ def test_word_graphs(topology):
 
 @in_small_blocks
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_ties_are_broken_alike(topology):
+def test_ties_are_broken_alike_in_every_batch(topology):
     """Costs of few different values: n best that cost the same come in the same order."""
     log_probs = torch.round(inputs_of(3))
     graph = graph_of(3, topology, coarse=True)
