@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.arpa import read_arpa
     from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm, write_arpa
     from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
-    from nemo_gpu_decoding.lm.packed_file import load_packed_lm
+    from nemo_gpu_decoding.lm.packed import load_packed_lm
     from nemo_gpu_decoding.lm.prune import prune_ngram_lm
     from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
@@ -59,7 +59,7 @@ _NAMES = {  # module -> its public names
     "lm.arpa": "read_arpa",
     "lm.estimate": "estimate_ngram_lm write_arpa",
     "lm.pack": "pack_arpa pack_arpa_in_memory",
-    "lm.packed_file": "load_packed_lm",
+    "lm.packed": "load_packed_lm",
     "lm.prune": "prune_ngram_lm",
     "nemo_plugin.cutting": "Cutting",
     "nemo_plugin.long_audio": "transcribe_long",

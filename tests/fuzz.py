@@ -33,7 +33,7 @@ from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.openfst import Fst, write_fst
 from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.packed import load_packed_lm, save_packed_lm
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig

@@ -21,7 +21,7 @@ from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph,
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.estimate import write_arpa as write_lm
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed_file import PACKED_LM, is_packed_lm, load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.packed import PACKED_LM, is_packed_lm, load_packed_lm, save_packed_lm
 from tests.graph.toy import toy_arpa, toy_lexicon
 from tests.oracles.ngram import closed_table, write_arpa
 

@@ -37,7 +37,6 @@ from nemo_gpu_decoding.fusion.phrases import (
 from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
 
 REFUNDS = ("full", "nemo")
-POTENTIALS = "nemo_potentials"  # the weights of NeMo's development branch
 BPE_MODES = ("default", "bpe_dropout", "var_bpe", "case_insensitive")
 VAR_BPE_SEGMENTATIONS = 8  # of modes in which NeMo boosts every segmentation
 _SHOWN = 3  # phrases at fault listed in messages
@@ -96,7 +95,7 @@ class BoostingConfig:
     # Boost the phrase as written, in lower case, in upper case and with capital initials.
     ignore_case: bool = False
     # full: bonuses of unfinished phrases are taken back exactly; nemo: the weights of NeMo 2.7 and 3.0 to the bit, all
-    # >= 0; nemo_potentials: those of NeMo's development branch.
+    # >= 0.
     refund: str = "full"
     # False: each token counts for one phrase, and a phrase that begins inside a complete phrase and ends
     # after it earns no bonus. True: all phrases count, even where they overlap in the text. Use True for
@@ -127,7 +126,7 @@ class BoostingConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise FieldError(name, value, "at least 1")
-        check_choice("refund", self.refund, (*REFUNDS, POTENTIALS))
+        check_choice("refund", self.refund, REFUNDS)
         check_choice("bpe_mode", self.bpe_mode, BPE_MODES)
         check_number("ac_threshold", self.ac_threshold)
         if self.ac_threshold > 1 or (self.ac_threshold and self.model_path):

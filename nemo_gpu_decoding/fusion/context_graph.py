@@ -56,7 +56,7 @@ no token is a continuation:
 NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014) differs. An utterance that
 ends inside a phrase keeps the advance. Leaving a longer phrase takes back its completed prefix as well. Leaving a
 completed phrase towards a suffix takes back an advance that was never paid. A phrase that shares tokens with another
-may raise a node, but not those below it. "nemo_potentials": the same nodes; arcs are differences of nodes.
+may raise a node, but not those below it.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def build_context_graph(
 
     Args:
         unk_score: weight of a token that neither continues nor begins a phrase.
-        refund: "full", "nemo" or "nemo_potentials", see the module docstring.
+        refund: "full" or "nemo", see the module docstring.
         overlapping: for "full" only, count all occurrences of phrases, even if they overlap.
         uniform_weights: for NeMo's only, Icefall's: a complete phrase has its bonus twice until the match ends.
         is_continuation: for "full" only, [V] bool, whether a label continues the word before it; None: phrases count
@@ -227,7 +227,7 @@ def build_context_graph(
     if refund == "full":
         weights = _full_refund(trie, links, sequences, paths, continuations, overlapping)
     else:
-        weights = _nemo_refund(trie, links, sequences, paths, uniform_weights, refund == "nemo_potentials")
+        weights = _nemo_refund(trie, links, sequences, paths, uniform_weights)
     weights.backoffs[ROOT] = unk_score
     start = ROOT
     if label_before is not None:
@@ -372,12 +372,7 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
 
 
 def _nemo_refund(
-    trie: Trie,
-    links: np.ndarray,
-    sequences: Sequence[ScoredSequence],
-    paths: list[np.ndarray],
-    uniform: bool,
-    main: bool,  # the development branch's
+    trie: Trie, links: np.ndarray, sequences: Sequence[ScoredSequence], paths: list[np.ndarray], uniform: bool
 ) -> _NodeWeights:
     """NeMo's weights, including its errors; they depend on the order of the sequences."""
     token_score: list[float | None] = [None] * len(trie)
@@ -386,12 +381,11 @@ def _nemo_refund(
         total = 0.0
         for node, score in zip(path.tolist(), sequence.scores.tolist(), strict=True):
             shared = token_score[node]
-            own = score if shared is None else max(sequence.context_score, shared)
-            token_score[node] = own
-            total += own
+            token_score[node] = score if shared is None else max(sequence.context_score, shared)
+            total += token_score[node]
             node_score[node] = total  # as in NeMo, nodes below keep their old sums
         is_end[path[-1]] = True
-    arcs = node_score - node_score[trie.parents] if main else np.array([0.0, *token_score[1:]], np.float64)
+    arcs = np.array([0.0, *token_score[1:]], np.float64)
     keeps_bonus = is_end & (trie.depths == 1) if uniform else is_end
     if uniform:
         arcs += np.where(is_end & (trie.depths > 1), node_score, 0.0)

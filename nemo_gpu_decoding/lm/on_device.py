@@ -1,4 +1,11 @@
-"""Packed LMs in the memory of a GPU or in host memory; one copy for all decoders of a process.
+"""Packed LMs for GPUs: all arrays in device memory, or the arcs in host memory; one copy for all decoders.
+
+    device    states, labels and arcs in the GPU's memory
+    paged     arcs in pinned host memory, two thirds of the LM; the rest and a cache of arcs on the GPU
+    auto      device, if that leaves enough for the acoustic model and the search; else paged
+
+An LM that does not fit raises an error before the copy starts. The message has the sizes that are needed
+and free, and a setting that fits.
 
 A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's copy for a kernel launch:
 
@@ -19,7 +26,7 @@ A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's 
       LMStep step = lookup(large, state, label, counters);
       warp_add(counters, (uint64*)args.counts + 3 * blockIdx.x);
 
-`paged.cuh` is the counterpart in kernels; `placement.py` chooses the memory of the arcs.
+`paged.cuh` is the counterpart in kernels.
 """
 
 from __future__ import annotations
@@ -30,19 +37,145 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from nemo_gpu_decoding.checks import FieldError, check_choice
+from nemo_gpu_decoding.cuda.host_memory import free_host_bytes
 from nemo_gpu_decoding.cuda.launch import Scalar, Tensor
 from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
 from nemo_gpu_decoding.cuda.upload import synchronize_unless_capturing
-from nemo_gpu_decoding.lm import placement as placing
 from nemo_gpu_decoding.lm.packed import PackedArrays
-from nemo_gpu_decoding.lm.records import LM_STATE
+from nemo_gpu_decoding.lm.records import CACHED_ARC, LM_STATE
+
+PLACEMENTS = ("auto", "device", "paged")
+ResolvedPlacement = Literal["device", "paged"]
+
+SLOT_BYTES = CACHED_ARC.itemsize  # of the cache
+# `auto` keeps the larger of both free on a GPU, for the activations of an acoustic model and for the
+# search, which takes some 5 to 20 MB per utterance of a batch
+RESERVED_BYTES = 2 * 10**9
+RESERVED_SHARE = 0.1  # of all its memory
+# Largest share of free host memory to pin. Pinned memory is never swapped out; if too little other memory
+# is left, the system kills processes.
+PINNABLE_SHARE = 0.9
+
+
+class Memory(NamedTuple):
+    """Free memory in bytes."""
+
+    device_free: int
+    device_total: int
+    host_free: int | None  # None: unknown
+
+
+class Footprint(NamedTuple):
+    """Size of an LM in bytes."""
+
+    tables: int  # states and labels
+    arcs: int
+    cache: int  # if it is paged
+
+    @property
+    def on_device(self) -> int:
+        """On the GPU with placement device."""
+        return self.tables + self.arcs
+
+    @property
+    def paged(self) -> int:
+        """On the GPU with placement paged."""
+        return self.tables + self.cache
+
+
+def free_memory(device: torch.device) -> Memory:
+    """The free memory that the driver and the system report; an emulated device has the host's memory."""
+    host = free_host_bytes()
+    if device.type != "cuda":
+        free = 1 << 62 if host is None else host
+        return Memory(free, free, host)
+    free, total = torch.cuda.mem_get_info(device)
+    # reserve of torch's allocator, which it frees before it reports that memory is exhausted
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return Memory(free + idle, total, host)
+
+
+def footprint(arrays: PackedArrays, cache_bytes: int) -> Footprint:
+    """The sizes of an LM with a cache of at most `cache_bytes`, and at most one slot per arc."""
+    tables = arrays.states.nbytes + arrays.labels.nbytes
+    cache = cache_slots(arrays, cache_bytes) * SLOT_BYTES
+    return Footprint(tables, arrays.arcs.nbytes, cache)
+
+
+def cache_slots(arrays: PackedArrays, cache_bytes: int) -> int:
+    """How many arcs a cache of `cache_bytes` holds, at least one."""
+    return max(1, min(cache_bytes // SLOT_BYTES, int(arrays.states["arc_begin"][-1])))
+
+
+def resolve_placement(
+    placement: str, need: Footprint, free: Memory, name: str, device: torch.device
+) -> ResolvedPlacement:
+    """The placement of an LM, "auto" resolved.
+
+    Args:
+        placement: one of `PLACEMENTS`.
+        need, free: the size of the LM, and the free memory.
+        name, device: for messages.
+    """
+    if placement == "device":
+        if need.on_device > free.device_free:
+            raise ValueError(shortage("device", need, free, name, device))
+        return "device"
+    reserved = max(RESERVED_BYTES, int(RESERVED_SHARE * free.device_total))
+    if placement == "auto" and need.on_device <= free.device_free - reserved:
+        return "device"
+    if need.paged <= free.device_free and _is_pinnable(need, free):
+        return "paged"
+    raise ValueError(shortage(placement, need, free, name, device))
+
+
+def shortage(
+    placement: str, need: Footprint, free: Memory, name: str, device: torch.device, reason: str | None = None
+) -> str:
+    """The message for too little memory: sizes that are needed and free, and a setting that fits.
+
+    Args:
+        reason: why an allocation failed although the memory seemed to be free.
+    """
+    cache = f"the cache's {_gb(need.cache)} included"
+    paged = f"{_gb(need.paged)} on {device}, {cache}, and {_gb(need.arcs)} of pinned host memory"
+    wanted = {"device": f"{_gb(need.on_device)} on {device}", "paged": paged}
+    wanted["auto"] = f"{wanted['device']}, or, paged, {paged}"
+    host = "an unknown amount" if free.host_free is None else _gb(free.host_free)
+    text = (
+        f"placement is {placement!r}: {name} needs {wanted[placement]}; free are "
+        f"{_gb(free.device_free)} on {device} and {host} of host memory, of which "
+        f"{PINNABLE_SHARE:.0%} may be pinned; {_advice(placement, need, free)}"
+    )
+    return f"{text} ({reason})" if reason else text
+
+
+def _is_pinnable(need: Footprint, free: Memory) -> bool:
+    return free.host_free is None or need.arcs <= PINNABLE_SHARE * free.host_free
+
+
+def _advice(placement: str, need: Footprint, free: Memory) -> str:
+    if placement == "paged" and need.on_device <= free.device_free:
+        return "expected placement 'device'"
+    cache_mb = (free.device_free - need.tables) // 10**6  # for a cache, MB
+    if cache_mb >= 1 and _is_pinnable(need, free):
+        if placement == "device":
+            return f"expected placement 'paged', with cache_mb at most {cache_mb}"
+        if need.paged > free.device_free:
+            return f"expected cache_mb at most {cache_mb}"
+    return "expected a smaller LM (prune-lm makes one), or more free memory"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
 
 SECTOR_BYTES = 32  # smallest read over the bus
 PIECE = 1 << 26  # bytes that are copied at a time
@@ -57,7 +190,7 @@ def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
         "labels": Tensor(_WORD, (f"{name} label words",)),
         "arcs": Tensor(_WORD, (f"{name} arc words",), optional=True),
         "host_arcs": Tensor(_WORD, (f"{name} arc words",), optional=True, pinned=True),
-        "cache": Tensor(_WORD, (f"{name} slots", placing.SLOT_BYTES // 8), optional=True),
+        "cache": Tensor(_WORD, (f"{name} slots", SLOT_BYTES // 8), optional=True),
         "cache_slots": Scalar(np.uint32),
         **{bits: Scalar(np.int32) for bits in ("label_bits", "target_bits")},
     }
@@ -70,7 +203,7 @@ class DeviceLM:
 
     source: PackedArrays  # the arrays that were copied
     device: torch.device
-    placement: placing.ResolvedPlacement
+    placement: ResolvedPlacement
     states: torch.Tensor  # [S + 1, 12] uint8
     labels: torch.Tensor  # packed, int64
     arcs: torch.Tensor | None  # packed, int64; None: in host memory
@@ -102,7 +235,7 @@ class PlacedLM:
 
     Args:
         arrays: of a `PackedLM`, in memory or mapped.
-        placement: auto, device or paged, see `placement.py`.
+        placement: auto, device or paged, see above.
         cache_bytes: largest size of the arc cache of a paged LM on each device, at least 16.
         name: of the LM, for messages.
         measure: returns the free memory of a device.
@@ -117,11 +250,11 @@ class PlacedLM:
         placement: str,
         cache_bytes: int,
         name: str = "the LM",
-        measure: Callable[[torch.device], placing.Memory] = placing.free_memory,
+        measure: Callable[[torch.device], Memory] = free_memory,
     ) -> None:
-        check_choice("placement", placement, placing.PLACEMENTS)
-        if cache_bytes < placing.SLOT_BYTES:
-            raise FieldError("cache_bytes", cache_bytes, f"at least {placing.SLOT_BYTES}")
+        check_choice("placement", placement, PLACEMENTS)
+        if cache_bytes < SLOT_BYTES:
+            raise FieldError("cache_bytes", cache_bytes, f"at least {SLOT_BYTES}")
         self._arrays, self._placement, self._cache_bytes = arrays, placement, cache_bytes
         self._name, self._measure = name, measure
         self._copies: dict[torch.device, DeviceLM] = {}
@@ -144,20 +277,20 @@ class PlacedLM:
         return next((copy for copy in copies if copy is not None), None)
 
     def _new(self, device: torch.device) -> DeviceLM:
-        need, free = placing.footprint(self._arrays, self._cache_bytes), self._measure(device)
+        need, free = footprint(self._arrays, self._cache_bytes), self._measure(device)
         if id(self._arrays.arcs) in _host_tables:
             free = free._replace(host_free=None)  # the pinned copy exists already
-        placement = placing.resolve_placement(self._placement, need, free, self._name, device)
-        slots = placing.cache_slots(self._arrays, self._cache_bytes)
+        placement = resolve_placement(self._placement, need, free, self._name, device)
+        slots = cache_slots(self._arrays, self._cache_bytes)
         try:
             copy = _upload(self._arrays, device, placement, slots, self._name)
         except (torch.OutOfMemoryError, PinningError) as error:  # another process took the memory, or a limit applies
-            raise ValueError(placing.shortage(placement, need, free, self._name, device, str(error))) from error
+            raise ValueError(shortage(placement, need, free, self._name, device, str(error))) from error
         _copies[self._key(device, placement)] = copy
         return copy
 
     def _key(self, device: torch.device, placement: str) -> tuple[Any, ...]:
-        slots = 0 if placement == "device" else placing.cache_slots(self._arrays, self._cache_bytes)
+        slots = 0 if placement == "device" else cache_slots(self._arrays, self._cache_bytes)
         # arrays by identity: a copy keeps its source arrays alive, so their ids stay unique
         return (*map(id, self._arrays[:3]), device, placement, slots)
 
@@ -169,11 +302,11 @@ _host_tables: weakref.WeakValueDictionary[int, HostTable] = weakref.WeakValueDic
 
 
 def _upload(
-    arrays: PackedArrays, device: torch.device, placement: placing.ResolvedPlacement, slots: int, name: str
+    arrays: PackedArrays, device: torch.device, placement: ResolvedPlacement, slots: int, name: str
 ) -> DeviceLM:
     cache = None
     if placement == "paged":
-        cache = torch.zeros((slots, placing.SLOT_BYTES // 8), dtype=_WORD, device=device)
+        cache = torch.zeros((slots, SLOT_BYTES // 8), dtype=_WORD, device=device)
     with copying_bar(sum(array.nbytes for array in arrays[:3]), f"{name} to {device}") as bar:
 
         def uploaded(array: np.ndarray) -> torch.Tensor:

@@ -32,7 +32,6 @@ from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm import packed
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
-from nemo_gpu_decoding.lm.packed_file import DTYPES, PACKED_LM, assemble
 from nemo_gpu_decoding.lm.trie import Zeros, read_trie
 
 _CHUNK = 1 << 20  # n-grams at a time
@@ -86,7 +85,7 @@ def pack_arpa(
     with ArpaReader(source) as reader:
         packing = _Packing(reader, zeros, progress)
     shapes = {name: (length,) for name, length in packing.lengths.items()}
-    num_bytes = write_container(target, PACKED_LM, packing.facts, shapes, packing.fill)
+    num_bytes = write_container(target, packed.PACKED_LM, packing.facts, shapes, packing.fill)
     return PackReport(
         counts=packing.automaton.counts,
         repaired=packing.automaton.repaired,
@@ -105,9 +104,9 @@ def pack_arpa_in_memory(source: str | PathLike[str], *, added_words: Sequence[st
     """
     with ArpaReader(source, added_words) as reader:
         packing = _Packing(reader, np.zeros, progress=False)
-    arrays = {name: np.zeros(length, DTYPES[name]) for name, length in packing.lengths.items()}
+    arrays = {name: np.zeros(length, packed.DTYPES[name]) for name, length in packing.lengths.items()}
     packing.fill(arrays)
-    return assemble(arrays, packing.facts, str(source))
+    return packed.assemble(arrays, packing.facts, str(source))
 
 
 def _mapped_zeros(folder: str | PathLike[str], count: int, dtype: DTypeLike) -> np.ndarray:
@@ -182,7 +181,7 @@ class _Packing:
             return BackoffArcs(trie, start, bar.update)
 
     def _facts(self, words: Sequence[str]) -> dict[str, Any]:
-        """The contents of the header, see `packed_file.facts_of`."""
+        """The contents of the header, see `packed.facts_of`."""
         labels = {word: words.index(word) for word in (_END, *UNKNOWN_WORDS) if word in words}
         return {
             "start_state": self.automaton.start_state,

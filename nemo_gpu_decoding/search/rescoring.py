@@ -19,8 +19,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
+from nemo_gpu_decoding.lm.packed import PackedLM, is_packed_lm, load_packed_lm
 from nemo_gpu_decoding.search.result import NBest, Path
 
 P = TypeVar("P", bound=Path)

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.graph.store import load_graph
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed_file import load_packed_lm
+from nemo_gpu_decoding.lm.packed import load_packed_lm
 from nemo_gpu_decoding.search.transducer.internal_lm import internal_lm
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import CTC_MODEL, sentencepiece_processor

@@ -448,7 +448,7 @@ def test_without_ray_the_command_says_what_to_install(tmp_path, corpus, monkeypa
 
 MAPS_AN_LM = """
 import sys
-from nemo_gpu_decoding.lm.packed_file import load_packed_lm
+from nemo_gpu_decoding.lm.packed import load_packed_lm
 
 lm = load_packed_lm(sys.argv[1])
 print("ready", flush=True)

@@ -250,50 +250,6 @@ def test_phrase_lists_of_all_forms():
     assert load_boosting_tree(config, VOCABULARY) is tree
 
 
-LETTERS = Vocabulary.from_pieces(list("abcdef"), "char")
-SHARED = ["abc", "abd", "a", "abce", "bcf", "ab", "cc"]  # phrases that share tokens
-
-
-@pytest.mark.parametrize(
-    ("options", "recorded"),
-    [
-        (
-            {"uniform_weights": True},
-            {
-                "abc": [1.0, 3.0, 4.0], "abdf": [1.0, 3.0, 4.0, -3.0], "abcef": [1.0, 3.0, 4.0, 5.0, -4.0],
-                "abcff": [1.0, 3.0, 4.0, 3.0, -3.0], "bcfa": [1.0, 1.0, 4.0, -2.0], "cccb": [1.0, 3.0, 2.0, -1.0],
-            },
-        ),
-        (
-            {"score_per_phrase": 6.0},
-            {
-                "abc": [6.0, 4.69315, 5.09861], "abdf": [6.0, 4.69315, 1.09861, 0.0], "abe": [6.0, 4.69315, -2.0],
-                "abcef": [6.0, 4.69315, 5.09861, 4.38629, 0.0], "bcfa": [2.0, 4.69315, 5.09861, 6.0],
-                "cccb": [3.0, 6.69315, 6.69315, -1.0],
-            },
-        ),
-        (
-            {"context_score": 0.5, "depth_scaling": 1.0, "unk_score": -0.25, "score_per_phrase": 3.0},
-            {
-                "abdf": [3.0, 1.69315, 0.09861, -0.25], "abcef": [3.0, 1.69315, 2.09861, 2.13629, -0.25],
-                "afab": [3.0, -0.25, 3.0, 1.69315], "cccb": [1.5, 2.19315, 2.19315, -0.5],
-            },
-        ),
-    ],
-)  # fmt: skip
-def test_potentials_are_those_of_nemos_development_branch(options, recorded):
-    """The weight of each token, recorded from NeMo's tree with differences of nodes as arcs."""
-    tree = build_boosting_tree(SHARED, LETTERS, BoostingConfig(refund="nemo_potentials", **options))
-    for text, weights in recorded.items():
-        state, found = tree.start_state, []
-        for token in ("abcdef".index(letter) for letter in text):
-            weight, state = tree.advance(state, token)
-            found.append(weight)
-        assert found == pytest.approx(weights, abs=1e-5), text
-    nemo3 = build_boosting_tree(SHARED, LETTERS, BoostingConfig(refund="nemo", **options))
-    assert (nemo3.fingerprint == tree.fingerprint) == ("score_per_phrase" not in options)
-
-
 def test_keys_of_nemos_development_branch():
     config = BoostingConfig(key_phrase_items_list=[{"phrase": "abc", "lang": None, "alpha": 2.0}], bpe_mode="var_bpe")
     plain = BoostingConfig(key_phrase_items_list=[Phrase("abc", 2.0)], segmentations=8)
@@ -407,7 +363,7 @@ def test_two_sources_of_phrases_are_refused(options, message):
         ({"overlapping": False, "refund": "nemo"}, "overlapping is False, which has no effect"),
         ({"overlapping": False, "model_path": "tree.nemo"}, "overlapping is False, which has no effect"),
         ({"whole_words": True, "model_path": "tree.nemo"}, "whole_words is True, which has no effect"),
-        ({"refund": "half"}, "refund is 'half', expected one of full, nemo, nemo_potentials"),
+        ({"refund": "half"}, "refund is 'half', expected one of full, nemo"),
         ({"bpe_mode": "half"}, "bpe_mode is 'half', expected one of default, bpe_dropout, var_bpe, case_insensitive"),
         ({"var_bpe_scoring_temp": 1.0}, "var_bpe_scoring_temp is 1.0, which has no effect"),
         ({"final_eos_score": 2.0}, "final_eos_score is 2.0, which has no effect"),

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda.launch import runtime
-from nemo_gpu_decoding.lm.on_device import PlacedLM
+from nemo_gpu_decoding.lm.on_device import SLOT_BYTES, PlacedLM, free_memory
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.placement import SLOT_BYTES, free_memory
 from tests.contract.subject import all_facts
 from tests.gpu import sized
 from tests.lm.paged_lookups import answers, look_up, questions

@@ -10,10 +10,9 @@ from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
 from nemo_gpu_decoding.cuda.sources import read_source
-from nemo_gpu_decoding.lm.on_device import PlacedLM
+from nemo_gpu_decoding.lm.on_device import SLOT_BYTES, PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import COST_BITS
-from nemo_gpu_decoding.lm.placement import SLOT_BYTES
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
 from tests.lm.paged_lookups import SOURCE as PAGED_SOURCE

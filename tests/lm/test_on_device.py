@@ -11,21 +11,22 @@ import torch
 
 from nemo_gpu_decoding.cuda.pinned import PinningError
 from nemo_gpu_decoding.lm import on_device
-from nemo_gpu_decoding.lm.on_device import PlacedLM, copy_bytes, copying_bar
-from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import PackedArrays
-from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
-from nemo_gpu_decoding.lm.placement import (
+from nemo_gpu_decoding.lm.on_device import (
     PINNABLE_SHARE,
     RESERVED_BYTES,
     RESERVED_SHARE,
     Footprint,
     Memory,
+    PlacedLM,
     cache_slots,
+    copy_bytes,
+    copying_bar,
     footprint,
     free_memory,
     resolve_placement,
 )
+from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
+from nemo_gpu_decoding.lm.packed import PackedArrays, load_packed_lm, save_packed_lm
 from nemo_gpu_decoding.lm.records import LM_STATE
 from tests.oracles.ngram import closed_table, write_arpa
 

@@ -16,7 +16,7 @@ from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.lm import arpa as arpa_module
 from nemo_gpu_decoding.lm import pack as pack_module
 from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed_file import load_packed_lm
+from nemo_gpu_decoding.lm.packed import load_packed_lm
 from nemo_gpu_decoding.lm.trie import read_trie
 from tests.assets import ROOT
 from tests.oracles.ngram import closed_table, missing_suffixes, write_arpa

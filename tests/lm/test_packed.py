@@ -11,8 +11,19 @@ import pytest
 
 from nemo_gpu_decoding.container import encode_words, write_arrays
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import MAX_BITS, NO_LABEL, TABLES, bits_for, num_words, read_bits, write_bits
-from nemo_gpu_decoding.lm.packed_file import PACKED_LM, facts_of, load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.packed import (
+    MAX_BITS,
+    NO_LABEL,
+    PACKED_LM,
+    TABLES,
+    bits_for,
+    facts_of,
+    load_packed_lm,
+    num_words,
+    read_bits,
+    save_packed_lm,
+    write_bits,
+)
 from tests.oracles.ngram import arpa_text, closed_table, log10_prob, missing_suffixes, write_arpa
 
 LN10 = math.log(10)

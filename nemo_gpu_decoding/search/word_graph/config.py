@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nemo_gpu_decoding.checks import check_choice, check_int, check_number, checked_options
 from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, topology_number
-from nemo_gpu_decoding.lm.placement import PLACEMENTS
+from nemo_gpu_decoding.lm.on_device import PLACEMENTS
 from nemo_gpu_decoding.search.config import SearchConfig
 
 MAX_ACTIVE_LIMIT = 1 << 22

@@ -328,7 +328,7 @@ def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
     placed = cuda_kernels.PlacedLM
 
     def scarce(arrays, how, cache_bytes, name):
-        from nemo_gpu_decoding.lm.placement import Memory
+        from nemo_gpu_decoding.lm.on_device import Memory
 
         return placed(arrays, how, cache_bytes, name, lambda device: Memory(100, 100, 100))
 

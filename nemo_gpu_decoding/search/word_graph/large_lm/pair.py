@@ -13,8 +13,7 @@ import numpy as np
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedLM
-from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
+from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedLM, is_packed_lm, load_packed_lm
 from nemo_gpu_decoding.search.word_graph.large_lm.difference import difference_of
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CONTEXT_BOUNDS, LmPair, context_bounds, lm_of
 
