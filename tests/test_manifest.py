@@ -202,7 +202,7 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ({"audio_filepath": "b.wav", "offset": 0, "duration": [1]}, r"line 2: duration is \[1\], expected a finite"),
         ({"audio_filepath": "b.wav", "duration": -1}, "line 2: duration is -1, expected a finite number >= 0"),
         ({"audio_filepath": "b.wav", "allowed_price": math.nan}, "line 2: allowed_price is nan, expected a finite"),
-        ({"audio_filepath": "b.wav", "grammar": "commands.jsgf"}, "grammar is 'commands.jsgf', expected a list"),
+        ({"audio_filepath": "b.wav", "grammar": "commands.txt"}, "grammar is 'commands.txt', expected a list"),
         ({"audio_filepath": "b.wav", "grammar": ["a"], "phrases": ["a"]}, "expected none with a grammar"),
         ({"audio_filepath": "b.wav", "phrases": [{"phrase": "a", "weight": "2"}]}, "line 2: weight of phrase 'a'"),
         ({"audio_filepath": "b.wav", "lm": ["law"]}, r"line 2: lm is \['law'\], expected the name of an LM"),

@@ -132,9 +132,9 @@ class DecodingOptions(ModelOptions):
     # them, such as Latin or [Han,Hiragana,Katakana]. Digits and punctuation are always allowed. Other tokens are
     # forbidden, or cost decoding.beam.allowed_price.
     allowed_scripts: Any = None
-    # For flexctc_beam, alsd_pp and aes_pp: a text file with all sentences that an utterance may be, one per line, or a
-    # grammar in JSGF. Tokens outside cost decoding.beam.grammar_price. An utterance in which no sentence fits has an
-    # empty text, and in_grammar is false in its line of the output.
+    # For flexctc_beam, alsd_pp and aes_pp: a text file with all sentences that an utterance may be, one per line.
+    # Tokens outside cost decoding.beam.grammar_price. An utterance in which no sentence fits has an empty text, and
+    # in_grammar is false in its line of the output.
     grammar: str | None = None
     # Any key of NeMo's decoding section, as decoding.KEY=VALUE; overrides all other options.
     decoding: dict[str, Any] = field(default_factory=dict)

@@ -67,8 +67,8 @@ class TranscribeOptions(decoding.DecodingOptions):
     # at the part. Without offset, a line is the whole file. Lines with `text` are scored: word error rate per line in
     # `out`, and the total at the end. A list `phrases` in a line replaces the option phrases for that utterance, and
     # `lm` is the name of its LM in lms (none: no LM). allowed_scripts, allowed_tokens, allowed_price, grammar (a list
-    # of sentences, or a text in JSGF) and grammar_price in a line replace those of the decoding. With a folder as
-    # `out`, manifest may also be a list, a pattern, compressed files and URLs, such as s3://corpus/*.jsonl.gz.
+    # of sentences) and grammar_price in a line replace those of the decoding. With a folder as `out`, manifest may
+    # also be a list, a pattern, compressed files and URLs, such as s3://corpus/*.jsonl.gz.
     manifest: Any = None
     # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
     # warning.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,13 +26,13 @@ import numpy as np
 
 from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError, check_number
-from nemo_gpu_decoding.fusion import jsgf
 from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
+from nemo_gpu_decoding.fusion.written import MOST_SHOWN
 from nemo_gpu_decoding.vocabulary import WORD_START, Vocabulary
 
 MOST_LETTERS = 300_000
-MEMBERS_PER_LETTER = 3  # at most: states of letters in all states of sentences
+JSGF = "#JSGF"  # begins files of the Java Speech Grammar Format
 OUTSIDE, BEGIN = 0, 1
 
 
@@ -52,34 +52,34 @@ class Grammar:
 
 
 def build_grammar(
-    source: str | Sequence[str], vocabulary: Vocabulary, price: float = math.inf, most_letters: int = MOST_LETTERS
+    sentences: Sequence[str], vocabulary: Vocabulary, price: float = math.inf, most_letters: int = MOST_LETTERS
 ) -> Grammar:
-    """The grammar of a list of sentences, or of a text in JSGF. Results are cached.
+    """The grammar of a list of sentences. Results are cached.
 
     Args:
-        source: sentences, or a text that begins with "#JSGF" (see jsgf.py).
+        sentences: all sentences that an utterance may be.
         vocabulary: the model's tokens.
         price: of each token outside of the grammar, natural log, > 0; inf: such tokens are forbidden.
-        most_letters: of the grammar, rules included where they are used; bounds time and memory.
+        most_letters: of all sentences together; bounds time and memory.
 
     Raises:
-        ValueError: the grammar cannot be read, has no sentence, too many letters or states, or a character that is in
-            no token.
+        ValueError: there is no sentence that tokens spell; a sentence is blank, has rules of JSGF, or has a character
+            that is in no token; there are too many letters.
     """
     if price != math.inf:
         check_number("price", price, above_zero=True)
-    if not isinstance(source, str):
-        source = tuple(source)
-    arguments = source, vocabulary, price, most_letters
+    if isinstance(sentences, str):
+        raise FieldError("grammar", sentences[:MOST_SHOWN], "a list of sentences")
+    arguments = tuple(sentences), vocabulary, price, most_letters
     return cached(("grammar", *arguments), partial(_build, *arguments))
 
 
-def _build(source: str | tuple[str, ...], vocabulary: Vocabulary, price: float, most_letters: int) -> Grammar:
+def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_letters: int) -> Grammar:
     tokens = _Tokens(vocabulary)
-    sentences = _Sentences(_Letters(_expansion_of(source), tokens, most_letters))
+    sentences = _Sentences(texts, tokens, most_letters)
     arcs = _live_arcs(sentences, tokens)
     number_of = {state: number for number, state in enumerate(arcs, BEGIN)}
-    rows = [sorted((label, number_of[after]) for label, after in own) for own in arcs.values()]
+    rows = [sorted((label, number_of[after]) for label, after in leaving) for leaving in arcs.values()]
     counts = np.array([0, *map(len, rows)])
     ends = np.cumsum(counts)
     labels, targets = np.array([pair for row in rows for pair in row], np.int64).reshape(-1, 2).T
@@ -97,15 +97,6 @@ def _build(source: str | tuple[str, ...], vocabulary: Vocabulary, price: float, 
         arc_targets=targets,
     )
     return Grammar(BackoffAutomaton.from_columns(columns, len(vocabulary), BEGIN, "grammar"), is_sentence)
-
-
-def _expansion_of(source: str | tuple[str, ...]) -> jsgf.Expansion:
-    if isinstance(source, str):
-        return jsgf.read_jsgf(source)
-    for sentence in source:
-        if not isinstance(sentence, str) or not sentence.strip():
-            raise FieldError("grammar", sentence, "sentences: texts that are not blank")
-    return jsgf.Choice(tuple(jsgf.Sequence(tuple(sentence.split())) for sentence in source))
 
 
 class _Tokens:
@@ -135,103 +126,54 @@ class _Tokens:
         return "".join(c for c in plain if unicodedata.category(c)[0] != "P")
 
 
-class _Letters:
-    """The letters of a grammar as a nondeterministic automaton [Thompson, CACM 11(6), 1968].
-
-    A state has one letter that leads to another state, or free steps to others.
-    """
-
-    def __init__(self, expansion: jsgf.Expansion, tokens: _Tokens, most: int) -> None:
-        self.most = most  # letters
-        self.letters: list[tuple[str, int] | None] = []
-        self.free: list[list[int]] = []
-        self._tokens = tokens
-        # without separator in the tokens, words are not separated
-        self.separator = tokens.separator if tokens.separator in tokens.alphabet else ""
-        self.begin = self._new_state()
-        self.end = self._add(expansion, self.begin)
-
-    def _new_state(self, *before: int) -> int:
-        """A state after free steps from others."""
-        if len(self.letters) == self.most:
-            raise ValueError(f"grammar has more than {self.most} letters, rules included where they are used")
-        self.letters.append(None)
-        self.free.append([])
-        for state in before:
-            self.free[state].append(len(self.letters) - 1)
-        return len(self.letters) - 1
-
-    def _add(self, node: jsgf.Expansion, begin: int) -> int:
-        """Append an expansion; returns the state after it."""
-        if isinstance(node, jsgf.Sequence):
-            for part in node.parts:
-                begin = self._add(part, begin)
-            return begin
-        if isinstance(node, jsgf.Choice):
-            return self._new_state(*[self._add(option, begin) for option in node.options])
-        if isinstance(node, jsgf.Repeat):
-            begin = self._new_state(begin)
-            end = self._add(node.part, begin)
-            self.free[end].append(begin)
-            return end
-        return self._add_word(str(node), begin)
-
-    def _add_word(self, word: str, begin: int) -> int:
-        letters, state = self._tokens.letters_of(word), begin
-        for letter in letters:
-            if letter not in self._tokens.alphabet:
-                raise ValueError(f"grammar: {word!r} has the character {letter!r}, which is in no token of the model")
-        if letters:
-            state = self._new_state(begin)
-        for letter in self.separator + letters if letters else "":
-            before, state = state, self._new_state()
-            self.letters[before] = letter, state
-        return state
-
-
 class _Sentences:
-    """The letters of a grammar as a deterministic automaton, whose states are made when they are reached."""
+    """The letters of all sentences as a tree. A state is a node; `begin` is the root."""
 
-    def __init__(self, letters: _Letters) -> None:
-        self._letters = letters
-        self._numbers: dict[frozenset[int], int] = {}
-        self._members: list[frozenset[int]] = []
-        self._size, self._most = 0, MEMBERS_PER_LETTER * letters.most
-        self._after: dict[int, dict[str, int]] = {}
-        begin = {letters.begin}
-        # the separator before the first word may be missing
-        first = self.after(self._number(begin)).get(letters.separator)
-        self.begin = self._number(begin if first is None else begin | self._members[first])
+    begin = 0
+
+    def __init__(self, sentences: Sequence[str], tokens: _Tokens, most: int) -> None:
+        self.after: list[dict[str, int]] = [{}]  # by state: letter -> the state after it
+        self._whole: set[int] = set()
+        # without separator in the tokens, words are not separated
+        separator = tokens.separator if tokens.separator in tokens.alphabet else ""
+        left = most
+        for sentence in sentences:
+            letters = "".join(separator + word for word in _words_of(sentence, tokens) if word)
+            left -= len(letters)
+            if left < 0:
+                raise ValueError(f"grammar has more than {most} letters")
+            self._whole.add(self._add(letters))
+        if separator in self.after[self.begin]:  # the separator before the first word may be missing
+            self.after[self.begin] |= self.after[self.after[self.begin][separator]]
+
+    def _add(self, letters: str) -> int:
+        """Append a sentence; returns the state at its end."""
+        state = self.begin
+        for letter in letters:
+            if letter not in self.after[state]:
+                self.after[state][letter] = len(self.after)
+                self.after.append({})
+            state = self.after[state][letter]
+        return state
 
     def is_whole(self, state: int) -> bool:
         """Whether a sentence ends in a state."""
-        return self._letters.end in self._members[state]
+        return state in self._whole
 
-    def after(self, state: int) -> dict[str, int]:
-        """Letter -> the state after it."""
-        if state not in self._after:
-            reached: dict[str, set[int]] = {}
-            for edge in map(self._letters.letters.__getitem__, self._members[state]):
-                if edge is not None:
-                    reached.setdefault(edge[0], set()).add(edge[1])
-            self._after[state] = {letter: self._number(states) for letter, states in reached.items()}
-        return self._after[state]
 
-    def _number(self, states: Iterable[int]) -> int:
-        """The number of the state for some states of `_Letters` and those that are free steps away."""
-        members, pending = set(states), list(states)
-        while pending:
-            new = set(self._letters.free[pending.pop()]) - members
-            members |= new
-            pending += new
-        found = frozenset(members)
-        if found not in self._numbers:
-            self._size += len(found)
-            if self._size > self._most:
-                raise ValueError(f"grammar is ambiguous: more than {self._most} states, expected fewer alternatives")
-            self._numbers[found] = len(self._members)
-            self._members.append(found)
-        return self._numbers[found]
+def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
+    """The letters of each word of a sentence."""
+    if not isinstance(sentence, str) or not sentence.strip():
+        raise FieldError("grammar", sentence, "sentences: texts that are not blank")
+    if sentence.lstrip().startswith(JSGF):
+        raise FieldError("grammar", sentence[:MOST_SHOWN], "a list of sentences, without rules of JSGF")
+    words = sentence.split()
+    spelled = [tokens.letters_of(word) for word in words]
+    for word, letters in zip(words, spelled, strict=True):
+        for letter in letters:
+            if letter not in tokens.alphabet:
+                raise ValueError(f"grammar: {word!r} has the character {letter!r}, which is in no token of the model")
+    return spelled
 
 
 def _live_arcs(sentences: _Sentences, tokens: _Tokens) -> dict[int, list[tuple[int, int]]]:
@@ -248,7 +190,7 @@ def _live_arcs(sentences: _Sentences, tokens: _Tokens) -> dict[int, list[tuple[i
         while ways:
             node, at = ways.pop()
             arcs[state] += [(label, at) for label in node.get("", ())]
-            ways += [(node[letter], after) for letter, after in sentences.after(at).items() if letter in node]
+            ways += [(node[letter], after) for letter, after in sentences.after[at].items() if letter in node]
         for _, after in arcs[state]:
             before.setdefault(after, []).append(state)
             pending.append(after)
@@ -261,4 +203,4 @@ def _live_arcs(sentences: _Sentences, tokens: _Tokens) -> dict[int, list[tuple[i
             pending += before.get(state, ())
     if sentences.begin not in live:
         raise ValueError("grammar has no sentence that tokens of the model spell, expected at least one")
-    return {state: [arc for arc in own if arc[1] in live] for state, own in arcs.items() if state in live}
+    return {state: [arc for arc in leaving if arc[1] in live] for state, leaving in arcs.items() if state in live}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from nemo_gpu_decoding.checks import FieldError, check_number
-from nemo_gpu_decoding.fusion.jsgf import HEADER
 from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 
 MOST_SHOWN, MOST_LISTED = 80, 3  # characters and sentences of a value in a message
@@ -18,8 +17,7 @@ MOST_SHOWN, MOST_LISTED = 80, 3  # characters and sentences of a value in a mess
 class WrittenRequest:
     """Phrases, LM, language lock and grammar of one utterance, with the keys of `beam`; None: the decoding config's.
 
-    A grammar is a list of sentences or a text in JSGF, never a file. A price alone replaces the price
-    of the decoding config.
+    A grammar is a list of sentences, never a file. A price alone replaces the price of the decoding config.
 
     Raises:
         FieldError: a value has a wrong type or is out of range, or there are phrases beside a grammar.
@@ -30,7 +28,7 @@ class WrittenRequest:
     allowed_scripts: tuple[str, ...] | None = None
     allowed_tokens: tuple[str, ...] | None = None
     allowed_price: float | None = None
-    grammar: str | tuple[str, ...] | None = None
+    grammar: tuple[str, ...] | None = None
     grammar_price: float | None = None
 
     def __post_init__(self) -> None:
@@ -44,8 +42,7 @@ class WrittenRequest:
             as_phrase(item)
         for name in ("allowed_scripts", "allowed_tokens"):
             self._check_texts(name, "a list of texts that are not blank")
-        if not (isinstance(self.grammar, str) and self.grammar.startswith(HEADER)):
-            self._check_texts("grammar", f"a list of sentences, or a text that begins with {HEADER}")
+        self._check_texts("grammar", "a list of sentences")
         for name in ("allowed_price", "grammar_price"):
             price = getattr(self, name)
             if price == "inf":  # JSON has no other form

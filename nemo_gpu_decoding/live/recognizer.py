@@ -11,7 +11,7 @@ from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.search.slots import Slot
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
-MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar, rules included where they are used
+MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
 
 

@@ -48,7 +48,7 @@ class Start(NamedTuple):
     allowed_scripts: tuple[str, ...] | None = None
     allowed_tokens: tuple[str, ...] | None = None
     allowed_price: float | str | None = None
-    grammar: str | tuple[str, ...] | None = None
+    grammar: tuple[str, ...] | None = None
     grammar_price: float | str | None = None
 
     @property

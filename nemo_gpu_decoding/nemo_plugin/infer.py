@@ -24,9 +24,8 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
-from nemo_gpu_decoding.fusion.jsgf import HEADER
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
-from nemo_gpu_decoding.fusion.written import MOST_LISTED, MOST_SHOWN
+from nemo_gpu_decoding.fusion.written import MOST_LISTED
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.alternatives import word_alternatives
@@ -236,13 +235,13 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
 
 
 def load_grammar(
-    source: Path | str | Sequence[str],
+    source: Path | Sequence[str],
     price: float,
     vocabulary: Vocabulary,
     section: str = "beam.",
     most_letters: int = MOST_LETTERS,
 ) -> Grammar:
-    """The grammar of a config or a request: sentences, a text in JSGF, or a file of either, one sentence per line.
+    """The grammar of a config or a request: sentences, or a file with one sentence per line.
 
     Args:
         section: before the names of keys in messages.
@@ -251,15 +250,13 @@ def load_grammar(
         FieldError: names the wrong key.
     """
     if isinstance(source, Path):
-        lines = read_lines(source)
-        is_jsgf = bool(lines) and lines[0].startswith(HEADER)
-        source = "\n".join(lines) if is_jsgf else [line for line in lines if line.strip()]
+        source = [line for line in read_lines(source) if line.strip()]
     try:
         return build_grammar(source, vocabulary, price, most_letters)
     except FieldError as error:
         raise error.named(f"{section}grammar{'_price' if error.field == 'price' else ''}") from None
     except ValueError as error:
-        shown = source[:MOST_SHOWN] if isinstance(source, str) else [*source][:MOST_LISTED]
+        shown = [*source][:MOST_LISTED]
         raise FieldError(f"{section}grammar", shown, "a grammar of the model's tokens", f"({error})") from None
 
 

@@ -89,7 +89,7 @@ def request_of(
 
     Args:
         boosting_weight: of its phrases; None: the config's `boosting_tree_alpha`.
-        most_letters: of its grammar, rules included where they are used.
+        most_letters: of its grammar.
 
     Raises:
         FieldError: the strategy has no such LM, cannot boost the phrases, or takes no lock or grammar.

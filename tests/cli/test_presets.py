@@ -102,14 +102,14 @@ def test_named_lms(strategy, files, tmp_path):
 
 
 def test_a_grammar_in_a_preset_is_a_file_or_sentences(tmp_path):
-    (tmp_path / "commands.jsgf").touch()
+    (tmp_path / "commands.txt").touch()
     config = decoding_config("alsd_pp", None, {})
-    for grammar in (str(tmp_path / "commands.jsgf"), ["light on", "light off"]):
+    for grammar in (str(tmp_path / "commands.txt"), ["light on", "light off"]):
         config.beam.grammar = grammar
         write_preset(tmp_path / "commands.yaml", config, "")
         assert load_preset(str(tmp_path / "commands.yaml")) == config
         written = (tmp_path / "commands.yaml").read_text()
-        assert ("grammar: commands.jsgf" in written) == isinstance(grammar, str)
+        assert ("grammar: commands.txt" in written) == isinstance(grammar, str)
 
 
 def test_a_word_graph_has_its_own_keys(files):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import pickle
 import re
@@ -915,7 +916,8 @@ def test_unknown_lms_are_named(subject, variant, inputs):
 def test_grammars_of_requests_are_those_of_decoders_made_so(subject, variant, inputs):
     own = dataclasses.replace(subject.fusion(), boosting=None)
     decoder, letters = subject.with_fusion(variant, own), Vocabulary(tuple(map(chr, range(97, 97 + VOCAB))), "char")
-    sentences = "#JSGF V1.0; public <s> = (a | b | c d | e f | [g] h | i | j | k)+;"
+    units = ("a", "b", "cd", "ef", "h", "gh", "i", "j", "k")
+    sentences = ["".join(row) for count in (1, 2, 3) for row in itertools.product(units, repeat=count)]
     hard, soft = (Request(grammar=build_grammar(sentences, letters, price)) for price in (math.inf, 3.0))
     if decoder.why_unlocked:
         for request, name in ((hard, "grammar"), (Request(allowed=AllowedTokens((True,) * VOCAB)), "allowed")):

@@ -272,16 +272,18 @@ def test_wrong_allowed_tokens_are_named(beam, message):
 
 
 def test_a_grammar_and_its_price_arrive(tmp_path):
-    sentences, rules = tmp_path / "s.txt", tmp_path / "s.gram"
+    sentences = tmp_path / "s.txt"
     sentences.write_text("the\n\nthe да\n")
-    rules.write_text("#JSGF V1.0;\npublic <s> = the [да];\n")
     found = [
         load_fusion(any_options("aes_pp", {"grammar": source, "grammar_price": 2}).fusion, 4, PIECES).grammar
-        for source in (["the", "the да"], str(sentences), str(rules))
+        for source in (["the", "the да"], str(sentences))
     ]
     assert len({grammar.automaton.fingerprint for grammar in found}) == 1
     assert [found[0].accepts(tokens, 9) for tokens in ([0], [0, 1], [1])] == [True, True, False]
     assert load_fusion(any_options("aes_pp", {}).fusion, 4, PIECES).grammar is None
+    sentences.write_text("#JSGF V1.0;\npublic <s> = the [да];\n")
+    with pytest.raises(ValueError, match=r"beam\.grammar is '#JSGF V1.0;', expected a list of sentences, without"):
+        load_fusion(any_options("aes_pp", {"grammar": str(sentences)}).fusion, 4, PIECES)
 
 
 @pytest.mark.parametrize(
