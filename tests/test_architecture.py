@@ -76,7 +76,7 @@ CIRCLES = {
     ("search.word_graph.best_path", "search.word_graph.stream_state"): "the type of an argument",
     ("search.word_graph.stream_state", "search.word_graph.committed"): "the type of a field that `committed` fills",
     ("cli.tune_plot", "cli.tune"): "the type of an argument",
-    ("cli.stages", "cli.tune"): "the type of an argument",
+    ("cli.grid", "cli.tune"): "the type of an argument",
 }
 
 
