@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from tqdm import tqdm
 
@@ -20,7 +19,6 @@ from nemo_gpu_decoding.cluster.workers import Job, Transcriber
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.report import format_table
 
-MAX_DEATHS = 3  # workers that may die in a partition; Ray alone retries without limit
 SLOWEST = 5  # number of slowest files in the summary
 
 
@@ -128,8 +126,8 @@ class RayWorker:
     Errors that end the run are returned as `fault`, because Ray retries after exceptions; the driver prints them.
     """
 
-    def __init__(self, job: Job, run: str) -> None:
-        self.run, self.job, self.fault = run, job, ""
+    def __init__(self, job: Job) -> None:
+        self.fault = ""
         try:
             self.transcriber = Transcriber(job)
         except (ValueError, OSError, ImportError) as error:
@@ -137,30 +135,9 @@ class RayWorker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         partition = Partition(*(batch[name][0].item() for name in Partition._fields))
-        fault = self.fault or self._refuse_poisoned(partition)
-        if fault:
-            return {"fault": [fault], "totals": [""]}
-        totals = self.transcriber.transcribe(partition)
-        self.transcriber.folder.fs.rm_file(self._tries(partition))
-        return {"fault": [""], "totals": [json.dumps(vars(totals))]}
-
-    def _refuse_poisoned(self, partition: Partition) -> str:
-        """Count this attempt; returns an error if earlier attempts killed `MAX_DEATHS` workers, else ""."""
-        folder, name = self.transcriber.folder, self._tries(partition)
-        before = folder.read_json(name) if folder.fs.exists(name) else {}
-        deaths = before.get("count", 0) if before.get("run") == self.run else 0
-        if deaths >= MAX_DEATHS:
-            first = json.loads(folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()[0])["line"]
-            return (
-                f"lines {first} .. {first + partition.rows - 1} of {self.job.shards[partition.shard]} have cost "
-                f"{deaths} workers, which died while they were at it; look for an audio file there that takes too "
-                "much memory"
-            )
-        folder.write_json(name, {"run": self.run, "count": deaths + 1})
-        return ""
-
-    def _tries(self, partition: Partition) -> str:
-        return f"part-{partition.number:05d}.transcribe.tries"
+        if self.fault:
+            return {"fault": [self.fault], "totals": [""]}
+        return {"fault": [""], "totals": [json.dumps(vars(self.transcriber.transcribe(partition)))]}
 
 
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
@@ -173,7 +150,7 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
         dataset = ray.data.from_items([each._asdict() for each in todo], override_num_blocks=len(todo))
         # Ray Data restarts dead actors by default, and their partitions are decoded again
         dataset = dataset.map_batches(
-            RayWorker, fn_constructor_args=(job, uuid4().hex), batch_size=1, num_cpus=1, num_gpus=gpus,
+            RayWorker, fn_constructor_args=(job,), batch_size=1, num_cpus=1, num_gpus=gpus,
             compute=ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most),
         )  # fmt: skip
         for row in dataset.iter_rows():
