@@ -25,9 +25,8 @@ from benchmarks.report import Row
 from benchmarks.sources import make_tasks
 from benchmarks.tasks import Task
 from nemo_gpu_decoding.cluster.corpus import find_corpus
-from nemo_gpu_decoding.cluster.folder import Folder, Plan, open_run
+from nemo_gpu_decoding.cluster.output import Folder, Plan, Totals, open_run
 from nemo_gpu_decoding.cluster.run import Workers, transcribe_corpus
-from nemo_gpu_decoding.cluster.transcripts import Totals
 from nemo_gpu_decoding.cluster.workers import Job, Loaded
 from nemo_gpu_decoding.nemo_plugin.model import Outputs
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.cluster import WARM_UP, finished
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, write_rows
-from nemo_gpu_decoding.cluster.folder import Folder, Plan
+from nemo_gpu_decoding.cluster.output import Folder, Plan
 from nemo_gpu_decoding.cluster.run import Workers, transcribe_corpus
 from nemo_gpu_decoding.cluster.workers import Job, Loaded
 from nemo_gpu_decoding.report import format_table

@@ -20,7 +20,6 @@ from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector, part_of
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
@@ -28,6 +27,7 @@ from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.cluster.output import Totals
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.cluster.workers import Loaded
     from nemo_gpu_decoding.live.recognizer import Word
@@ -252,7 +252,7 @@ def load(options: TranscribeOptions) -> Loaded:
 def run_partitions(options: TranscribeOptions) -> int:
     """Transcribe into a folder, or resume the run that began there."""
     from nemo_gpu_decoding.cluster.corpus import find_corpus
-    from nemo_gpu_decoding.cluster.folder import Folder, open_run
+    from nemo_gpu_decoding.cluster.output import Folder, open_run
     from nemo_gpu_decoding.cluster.run import summary, transcribe_corpus
     from nemo_gpu_decoding.cluster.workers import Job
 
@@ -282,7 +282,7 @@ def run_partitions(options: TranscribeOptions) -> int:
 
 def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
     """Options on which transcripts depend; files are represented by digests of their content."""
-    from nemo_gpu_decoding.cluster.folder import content_of
+    from nemo_gpu_decoding.cluster.output import content_of
 
     given = {name: value for name, value in vars(options).items() if name not in NOT_IN_TRANSCRIPTS}
     for name in FILE_OPTIONS:
@@ -326,6 +326,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
     """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
+    from nemo_gpu_decoding.cluster.output import Totals, row_of
     from nemo_gpu_decoding.jit_progress import working_seconds
 
     totals, before = Totals(), working_seconds()

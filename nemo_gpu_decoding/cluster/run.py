@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from nemo_gpu_decoding.cluster.corpus import Partition
-from nemo_gpu_decoding.cluster.folder import Folder, Plan
-from nemo_gpu_decoding.cluster.transcripts import Totals
+from nemo_gpu_decoding.cluster.output import Folder, Plan, Totals
 from nemo_gpu_decoding.cluster.workers import Job, Transcriber
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.report import format_table

@@ -13,10 +13,8 @@ import numpy as np
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, unreadable
 from nemo_gpu_decoding.cache import one_process_at_a_time
-from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
-from nemo_gpu_decoding.cluster.corpus import Partition
-from nemo_gpu_decoding.cluster.folder import Folder
-from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
+from nemo_gpu_decoding.cluster.corpus import Audio, Partition, local_audio, one_line
+from nemo_gpu_decoding.cluster.output import Folder, Totals, row_of
 from nemo_gpu_decoding.fusion.written import KEYS
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened

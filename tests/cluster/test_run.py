@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, find_corpus
-from nemo_gpu_decoding.cluster.folder import Folder, open_run
+from nemo_gpu_decoding.cluster.output import Folder, open_run
 from nemo_gpu_decoding.cluster.run import Workers, summary, transcribe_corpus
 from nemo_gpu_decoding.cluster.workers import Item, Job, batches
 from nemo_gpu_decoding.lm.pack import pack_arpa
