@@ -24,7 +24,7 @@ DISTRIBUTIONS = {
 }  # fmt: skip
 # where extras may be imported with the file: other files import these in functions only
 FILES_OF_EXTRAS = {
-    f"{PACKAGE}.nemo_plugin": "nemo", f"{PACKAGE}.cluster": "nemo", f"{PACKAGE}.live.metrics": "serve",
+    f"{PACKAGE}.nemo_plugin": "nemo", f"{PACKAGE}.cluster": "nemo", f"{PACKAGE}.live.batcher": "serve",
     f"{PACKAGE}.live.server": "serve", f"{PACKAGE}.live.transcriptions": "serve", "hydra_plugins": "nemo",
 }  # fmt: skip
 # imported where other software brings it: NeMo Curator calls `curator`; the peers of benchmarks are optional

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.output import Totals
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.cluster.workers import Loaded
-    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 

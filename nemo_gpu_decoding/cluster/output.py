@@ -31,7 +31,7 @@ from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
 from nemo_gpu_decoding.search.slots import as_json
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 

@@ -38,7 +38,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.live import transcriptions
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
-from nemo_gpu_decoding.live.options import Address
+from nemo_gpu_decoding.live.interface import Address
 from nemo_gpu_decoding.live.session import SHOWN, Session, Start, read_json, read_start
 
 logger = logging.getLogger("nemo_gpu_decoding")

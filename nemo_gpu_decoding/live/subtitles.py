@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.live.interface import Word
 
 FORMATS = ("srt", "vtt", "tsv", "txt")
 MAX_CHARACTERS = 42  # of a line, usual for subtitles

@@ -23,8 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
-from nemo_gpu_decoding.live.options import Limits
-from nemo_gpu_decoding.live.recognizer import Word
+from nemo_gpu_decoding.live.interface import Limits, Word
 from nemo_gpu_decoding.live.session import Session, Start, checked_start, read_json
 from nemo_gpu_decoding.live.subtitles import subtitles
 

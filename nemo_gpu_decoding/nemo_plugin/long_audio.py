@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import AudioSource, MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.cache import file_key
-from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
+from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nemo_gpu_decoding.audio import AudioSource, check_channel_selector, num_channels, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.written import WrittenRequest
-from nemo_gpu_decoding.live.recognizer import Word
+from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device

@@ -15,7 +15,7 @@ from typing import Any
 
 from nemo_gpu_decoding.audio import AudioSource, part_of
 from nemo_gpu_decoding.cache import file_key
-from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
+from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.search.slots import Option, Slot
 

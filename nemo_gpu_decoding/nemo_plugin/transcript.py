@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
+from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.search.slots import Slot
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.live.slots import Slot, Slots
+from nemo_gpu_decoding.live.slots import LiveSlot, Slots
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.streams import Streams
@@ -56,7 +56,7 @@ class StreamState:
     batch: StreamBatch | None = None  # the utterances that began in one batch; None once released, or with `slot`
     row: int = 0  # in `batch`
     history: Tensor | None = None  # [num_frames, ...] input frames, for confidence or alignments
-    slot: Slot | None = None  # for an utterance in `Slots`, instead of batch and row
+    slot: LiveSlot | None = None  # for an utterance in `Slots`, instead of batch and row
     error: ValueError | None = None  # why the last chunk was not read
     nbest: NBest | None = None  # for an utterance in `Slots`: the result if it ended here
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.live.endpointing import read_rules
-from nemo_gpu_decoding.live.recognizer import MAX_N_BEST
+from nemo_gpu_decoding.live.interface import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
 from nemo_gpu_decoding.nemo_plugin.restore import model_config

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
-from nemo_gpu_decoding.live import recognizer as live
+from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.nemo_plugin.transcript import boosted_phrases

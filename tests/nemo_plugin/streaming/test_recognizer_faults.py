@@ -19,7 +19,7 @@ import nemo_gpu_decoding
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.options import Limits
+from nemo_gpu_decoding.live.interface import Limits
 from nemo_gpu_decoding.live.session import Start
 from nemo_gpu_decoding.nemo_plugin.streaming import rollback
 from tests.assets import ASSETS
