@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.cluster.workers import Loaded
     from nemo_gpu_decoding.live.interface import Word
-    from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
-    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+    from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog, Transcript
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
@@ -205,7 +204,7 @@ def run(options: TranscribeOptions) -> int:
     if options.manifest is not None and not isinstance(options.manifest, str):
         raise ValueError(f"manifest={options.manifest} needs a folder as out, one that ends with /")
     from nemo_gpu_decoding.jit_progress import progress, working_seconds
-    from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
+    from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog
 
     utterances = find_utterances(options.audio, options.manifest)
     has_own_phrases = any(each.request is not None and each.request.phrases is not None for each in utterances)

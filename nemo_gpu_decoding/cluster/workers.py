@@ -21,8 +21,7 @@ from nemo_gpu_decoding.manifest import Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.long_audio import joined, planned, segment_files
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
-from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog, Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
 SLOWEST = 3  # number of slowest files in a marker

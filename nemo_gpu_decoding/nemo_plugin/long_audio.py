@@ -26,8 +26,7 @@ from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
-from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
-from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import Segment, SegmentLog, Transcript
 from nemo_gpu_decoding.search.slots import Slot
 
 if TYPE_CHECKING:

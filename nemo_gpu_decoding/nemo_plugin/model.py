@@ -361,7 +361,7 @@ class TransducerHead(Head):
 
     def networks(self) -> TransducerNetworks:
         """Prediction network and joint in the form of the search."""
-        from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+        from nemo_gpu_decoding.nemo_plugin.transducer import networks_of
 
         nemo: Any = self.model.model
         return networks_of(nemo.decoder, nemo.joint, self.decoding.durations or ())

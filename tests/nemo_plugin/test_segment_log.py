@@ -3,8 +3,7 @@
 import pytest
 
 from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
-from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog, Transcript
 from nemo_gpu_decoding.search.slots import Option, Slot
 
 FULL = Transcript(

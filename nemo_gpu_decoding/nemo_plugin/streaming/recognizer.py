@@ -4,7 +4,7 @@
     steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
 
 Offline checkpoints use NeMo's buffered pipelines, which encode each chunk with audio on both sides of it.
-Cache-aware checkpoints use its cache-aware pipelines. `pipelines.py` makes both search.
+Cache-aware checkpoints use its cache-aware pipelines. `hooks.py` makes both search.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class PipelineRecognizer:
     """
 
     def __init__(self, pipeline: Any, strategy: str, model: str) -> None:
-        from nemo_gpu_decoding.nemo_plugin.streaming.rollback import all_or_nothing
         from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript, written_segments
+        from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import all_or_nothing
 
         self.pipeline, self.strategy, self.model = pipeline, strategy, model
         self._transcript, self._all_or_nothing = partial(transcript, pipeline), partial(all_or_nothing, pipeline)
@@ -252,7 +252,7 @@ class PipelineRecognizer:
 
     def _infer(self) -> Any:
         """The search of the model; None for NeMo's strategies."""
-        from nemo_gpu_decoding.nemo_plugin.streaming.stream_step import ctc_search, transducer_search
+        from nemo_gpu_decoding.nemo_plugin.streaming.hooks import ctc_search, transducer_search
 
         model = self.pipeline.asr_model.asr_model
         return ctc_search(model) or transducer_search(model)

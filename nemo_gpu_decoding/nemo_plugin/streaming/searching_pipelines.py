@@ -1,6 +1,6 @@
 """Subclasses of NeMo's CTC pipelines of `nemo.collections.asr.inference` that search.
 
-`pipelines.py` maps NeMo's pipelines to these classes; `searching_transducers.py` has those of transducers.
+`hooks.py` maps NeMo's pipelines to these classes; `searching_transducers.py` has those of transducers.
 """
 
 from __future__ import annotations

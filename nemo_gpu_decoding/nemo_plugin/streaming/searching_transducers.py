@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nemo_gpu_decoding.live.endpointing import StreamProgress
-from nemo_gpu_decoding.nemo_plugin.streaming.continuation import using_slots
 from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import in_slots, show, turns
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import using_slots
 
 
 def buffered_transducer(base: Any) -> type:
