@@ -179,23 +179,25 @@ def words_of(
 ) -> list[Words]:
     """The words of each utterance."""
     head.use(cast(DictConfig, OmegaConf.merge(config, {"compute_timestamps": True})))
-    found = [transcript.words for batch in outputs for transcript in head.model.decode(batch)]
+    words_of_utterances = [transcript.words for batch in outputs for transcript in head.model.decode(batch)]
     words: list[Words] = []
-    for utterance, own in zip(utterances, found, strict=True):
-        right = right_words(str(utterance.text), [word.word for word in own])
-        pairs = [(word.confidence, ok) for word, ok in zip(own, right, strict=True) if word.confidence is not None]
+    for utterance, heard in zip(utterances, words_of_utterances, strict=True):
+        right = right_words(str(utterance.text), [word.word for word in heard])
+        pairs = [(word.confidence, ok) for word, ok in zip(heard, right, strict=True) if word.confidence is not None]
         words.append(([confidence for confidence, _ in pairs], [ok for _, ok in pairs]))
     return words
 
 
 def _held_out(words: Sequence[Words]) -> list[Words]:
     """The words with their confidence mapped, by maps that were fitted on other utterances."""
-    found = []
+    mapped = []
     for fold in range(FOLDS):
-        fitted = fit_map(*joined([own for n, own in enumerate(words) if n % FOLDS != fold]))
-        found += [(calibrated(confidence, fitted), right) for confidence, right in words[fold::FOLDS]]
-    return found
+        fitted = fit_map(*joined([utterance for n, utterance in enumerate(words) if n % FOLDS != fold]))
+        mapped += [(calibrated(confidence, fitted), right) for confidence, right in words[fold::FOLDS]]
+    return mapped
 
 
 def joined(words: Sequence[Words]) -> Words:
-    return [value for own, _ in words for value in own], [value for _, own in words for value in own]
+    """All confidences, and whether their words are right."""
+    pairs = [pair for confidences, rights in words for pair in zip(confidences, rights, strict=True)]
+    return [confidence for confidence, _ in pairs], [is_right for _, is_right in pairs]

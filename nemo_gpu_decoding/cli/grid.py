@@ -319,13 +319,13 @@ def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Po
 
 def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
     """The LM weights next to the best ones, one by one."""
-    found = []
+    neighbours = []
     for name in ("lm_weight", "large_lm_weight"):
         values = sorted({getattr(point, name) for point in points} - {None})
         if values:
             at = values.index(getattr(best, name))
-            found += [best._replace(**{name: value}) for value in values[max(at - 1, 0) : at + 2]]
-    return found
+            neighbours += [best._replace(**{name: value}) for value in values[max(at - 1, 0) : at + 2]]
+    return neighbours
 
 
 def _beam_width(point: Point, most_bonus: float) -> float:

@@ -124,7 +124,7 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
     from nemo_gpu_decoding.fusion.ngram import nemo_symbol
     from nemo_gpu_decoding.lm.estimate import BOS, EOS, UNK
 
-    reserved, found = {UNK, BOS, EOS}, False
+    reserved, has_words = {UNK, BOS, EOS}, False
     for name in files:
         opened = gzip.open if name.endswith(".gz") else open
         is_manifest = name.removesuffix(".gz").endswith(MANIFEST_SUFFIXES)
@@ -142,9 +142,9 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
                 except ValueError as error:
                     raise ValueError(f"text={name}, line {number}: {error}") from error
                 if words:
-                    found = True
+                    has_words = True
                     yield words
-    if not found:
+    if not has_words:
         raise ValueError(f"text={','.join(files)} has no words")
 
 

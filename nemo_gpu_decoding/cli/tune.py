@@ -324,10 +324,10 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
 
 
 def score_cells(score: Score) -> list[Any]:
-    errors, found = score.errors, score.phrases
+    errors, phrases = score.errors, score.phrases
     cells = [f"{100 * errors.wer:.2f}", errors.substitutions, errors.deletions, errors.insertions]
-    if found:
-        cells += [f"{v:.3f}" for v in (found.precision, found.recall, found.fscore)] + [found.false_positives]
+    if phrases:
+        cells += [f"{v:.3f}" for v in (phrases.precision, phrases.recall, phrases.fscore)] + [phrases.false_positives]
     return cells + ([f"{100 * score.oracle.wer:.2f}"] if score.oracle else [])
 
 

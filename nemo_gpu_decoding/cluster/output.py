@@ -91,7 +91,7 @@ class Folder(NamedTuple):
         self.write(name, json.dumps(value, ensure_ascii=False, indent=1).encode())
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """A run: its partitions, and the names of its manifests."""
 
     partitions: list[Partition]
@@ -102,7 +102,7 @@ class Plan(NamedTuple):
         return sum(partition.seconds for partition in self.partitions)
 
 
-def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: Mapping[str, Any]) -> Plan:
+def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: Mapping[str, Any]) -> RunPlan:
     """Begin a run in a folder, or resume the run that began there.
 
     Args:
@@ -129,14 +129,14 @@ def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: 
         folder.write_json("plan.json", partitions)
         folder.write_json("run.json", {"options": given, "shards": shards})
     plan = [Partition(*entry) for entry in folder.read_json("plan.json")]
-    return Plan(plan, [shard.name for shard in shards])
+    return RunPlan(plan, [shard.name for shard in shards])
 
 
 def _check_same(folder: Folder, run: Mapping[str, Any], given: dict[str, Any], shards: list[list[str]]) -> None:
     """Raise a ValueError that names the first option that has changed."""
-    found = json.loads(json.dumps(given))  # in the form in which the file holds it
-    for name in sorted(found.keys() | run["options"].keys()):
-        old, new = run["options"].get(name), found.get(name)
+    now = json.loads(json.dumps(given))  # in the form in which the file holds it
+    for name in sorted(now.keys() | run["options"].keys()):
+        old, new = run["options"].get(name), now.get(name)
         if old != new:
             raise ValueError(
                 f"out={folder.url} holds a run with {name}={_shown(old)}, this one has {name}={_shown(new)}; "

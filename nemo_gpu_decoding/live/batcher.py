@@ -228,17 +228,17 @@ class Metrics:
     def __init__(self, open_streams: Callable[[], int]) -> None:
         disable_created_metrics()  # the default adds a gauge of the creation time to each counter
         self.registry = CollectorRegistry()
-        own: dict[str, Any] = {"namespace": NAMESPACE, "registry": self.registry}
-        Gauge("streams_open", "Streams that are open.", **own).set_function(open_streams)
-        self.streams = Counter("streams", "Streams that ended, by how.", ["outcome"], **own)
-        self.finals = Counter("finals", "Utterances that ended.", **own)
-        self.audio_seconds = Counter("audio_seconds", "Audio decoded, seconds.", **own)
+        settings: dict[str, Any] = {"namespace": NAMESPACE, "registry": self.registry}
+        Gauge("streams_open", "Streams that are open.", **settings).set_function(open_streams)
+        self.streams = Counter("streams", "Streams that ended, by how.", ["outcome"], **settings)
+        self.finals = Counter("finals", "Utterances that ended.", **settings)
+        self.audio_seconds = Counter("audio_seconds", "Audio decoded, seconds.", **settings)
         self.step_seconds = Histogram(
-            "step_seconds", "Time of one step of encoder and decoder.", buckets=SECONDS, **own
+            "step_seconds", "Time of one step of encoder and decoder.", buckets=SECONDS, **settings
         )
-        self.step_streams = Histogram("step_streams", "Streams in one step.", buckets=STREAMS, **own)
+        self.step_streams = Histogram("step_streams", "Streams in one step.", buckets=STREAMS, **settings)
         self.partial_seconds = Histogram(
-            "partial_seconds", "From audio received to its partial transcript.", buckets=SECONDS, **own
+            "partial_seconds", "From audio received to its partial transcript.", buckets=SECONDS, **settings
         )
         self.registry.register(_Process())
 

@@ -343,23 +343,23 @@ class Session:
             self._partial = None
         return out
 
-    def _message(self, kind: str, found: Words) -> dict[str, Any]:
-        message: dict[str, Any] = {"type": kind, "text": found.text}
+    def _message(self, kind: str, transcript: Words) -> dict[str, Any]:
+        message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
-            message["committed"] = found.committed
-        message["words"] = [word._asdict() for word in self._shifted(found.words)]
+            message["committed"] = transcript.committed
+        message["words"] = [word._asdict() for word in self._shifted(transcript.words)]
         message["audio_seconds"] = round(self.audio_seconds, 3)
         if self.start.n_best > 1:
-            message["n_best"] = [alternative._asdict() for alternative in found.n_best]
-        if found.alternatives:
-            message["word_alternatives"] = as_json(self._shifted(found.alternatives))
-        if found.phrases:
-            message["found_phrases"] = [phrase._asdict() for phrase in found.phrases]
-        if found.is_joined:
+            message["n_best"] = [alternative._asdict() for alternative in transcript.n_best]
+        if transcript.alternatives:
+            message["word_alternatives"] = as_json(self._shifted(transcript.alternatives))
+        if transcript.phrases:
+            message["found_phrases"] = [phrase._asdict() for phrase in transcript.phrases]
+        if transcript.is_joined:
             message["is_joined"] = True
         for key in ("outside_share", "in_grammar"):
-            if getattr(found, key) is not None:
-                message[key] = getattr(found, key)
+            if getattr(transcript, key) is not None:
+                message[key] = getattr(transcript, key)
         return message
 
     def _shifted(self, spans: Sequence[Any]) -> list[Any]:

@@ -38,7 +38,7 @@ class LiveSlot:
     row: int
 
 
-class _Step(NamedTuple):
+class _StepEvents(NamedTuple):
     """The events of a `Slots.step`."""
 
     begun: dict[LiveSlot, None]
@@ -61,7 +61,7 @@ class Slots:
             raise FieldError("first", first, "a number of utterances, >= 1")
         self.decoder, self._first = decoder, first
         self._groups: list[Streams] = []
-        self._step: _Step | None = None  # the running step
+        self._step: _StepEvents | None = None  # the running step
         self._read: dict[LiveSlot, ValueError | None] = {}  # errors of chunks in failed steps; None: it was read
 
     @contextlib.contextmanager
@@ -69,7 +69,7 @@ class Slots:
         """A context that is undone if it raises: utterances that began in it are abandoned, and utterances that ended
         in it continue. The next chunk pushed to an utterance must then be the chunk of this block; it is not read
         again."""
-        step, groups, closed = _Step({}, {}, {}), self._groups.copy(), list[LiveSlot]()
+        step, groups, closed = _StepEvents({}, {}, {}), self._groups.copy(), list[LiveSlot]()
         self._step = step
         try:
             yield
@@ -132,16 +132,16 @@ class Slots:
         for streams, slots in self._by_group(slot for slot in chunks if slot not in known):
             frames = [chunks[slot] for slot in slots]
             rows = [slot.row for slot in slots]
-            inputs, lengths = pad_sequence(frames, batch_first=True), [len(own) for own in frames]
+            inputs, lengths = pad_sequence(frames, batch_first=True), [len(chunk) for chunk in frames]
             read: dict[LiveSlot, ValueError | None] = dict.fromkeys(slots)
-            found = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
+            errors_by_row = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
             if self._step is not None:
                 self._step.pushed.update(read)  # before anything can fail, so that chunks are not read twice
             for slot in slots:
-                if slot.row in found:
-                    errors[slot] = found[slot.row]
+                if slot.row in errors_by_row:
+                    errors[slot] = errors_by_row[slot.row]
                     if self._step is not None:
-                        self._step.pushed[slot] = found[slot.row]
+                        self._step.pushed[slot] = errors_by_row[slot.row]
         if self._step is not None:
             self._step.pushed.update(known)
         return errors
@@ -184,6 +184,6 @@ class Slots:
 
     def _asked(self, slots: Sequence[LiveSlot], ask: Any) -> list[NBest]:
         results: dict[LiveSlot, NBest] = {}
-        for streams, own in self._by_group(slots):
-            results |= dict(zip(own, ask(streams, [slot.row for slot in own]), strict=True))
+        for streams, slots_of_group in self._by_group(slots):
+            results |= dict(zip(slots_of_group, ask(streams, [slot.row for slot in slots_of_group]), strict=True))
         return [results[slot] for slot in slots]

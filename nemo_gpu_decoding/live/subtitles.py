@@ -35,7 +35,7 @@ def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: floa
         else:
             shown.append(text)
     header = {"vtt": ["WEBVTT\n"], "tsv": ["start\tend\ttext"]}.get(file_format, [])
-    return "".join(f"{each}\n" for each in [*header, *shown])
+    return "".join(f"{text}\n" for text in [*header, *shown])
 
 
 def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:

@@ -76,10 +76,10 @@ def _with_aliases(base: Any) -> type:
                 text = self.decode_ids_to_str(ids)
             else:
                 text = hypothesis.text = self.decode_tokens_to_str_with_strip_punctuation(ids)
-            found = super()._aggregate_token_confidence(hypothesis)
+            confidences = super()._aggregate_token_confidence(hypothesis)
             hypothesis.text = written
             return [
-                found[first] if end == first + 1 else self._aggregate_confidence(found[first:end])
+                confidences[first] if end == first + 1 else self._aggregate_confidence(confidences[first:end])
                 for first, end, _ in aliases.words(text.split())
             ]
 
@@ -91,9 +91,9 @@ def _calibrated(base: Any) -> type:
 
     class Calibrated(base):
         def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
-            found = super()._aggregate_token_confidence(hypothesis)
-            options = getattr(self.decoding, "options", None)
-            return calibrated(found, options.confidence_map) if options and options.confidence_map else found
+            confidences = super()._aggregate_token_confidence(hypothesis)
+            fitted = getattr(getattr(self.decoding, "options", None), "confidence_map", None)
+            return calibrated(confidences, fitted) if fitted else confidences
 
     return Calibrated
 

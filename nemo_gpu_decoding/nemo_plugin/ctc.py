@@ -97,12 +97,12 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
                 frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
         warn_of_errors(errors)
         rows = enumerate(zip(results, frames, strict=True))
-        found = [self._hypotheses(nbest, of_row, errors.get(b, "")) for b, (nbest, of_row) in rows]
-        for own, find in zip(found, alternatives, strict=True):
-            own[0].find_alternatives = find
+        hypotheses = [self._hypotheses(nbest, of_row, errors.get(b, "")) for b, (nbest, of_row) in rows]
+        for n_best, find in zip(hypotheses, alternatives, strict=True):
+            n_best[0].find_alternatives = find
         if self.return_best_hypothesis:
-            return ([own[0] for own in found],)
-        return ([NBestHypotheses(own) for own in found],)
+            return ([n_best[0] for n_best in hypotheses],)
+        return ([NBestHypotheses(n_best) for n_best in hypotheses],)
 
     def _decode(
         self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None

@@ -122,16 +122,16 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
         A hypothesis that the beam drops may be no sentence of a grammar, so utterances with a grammar have none.
         """
-        found = [self.alternatives(nbest) for nbest in results]
-        if self.options.dropped_alternatives and any(found):
+        alternatives = [self.alternatives(nbest) for nbest in results]
+        if self.options.dropped_alternatives and any(alternatives):
             key = self._variant(), inputs.device
             if key not in self._decoders:
                 self._decoders[key] = wider(self.decoder(), inputs.device)
             detours = find_detours(self._decoders[key], inputs, lengths, requests, results, self.vocabulary())
             for b, nbest in enumerate(results):
-                if found[b] and nbest.in_grammar is None:
-                    found[b] = partial(word_alternatives, nbest.paths, self.vocabulary(), detours=detours[b])
-        return found
+                if alternatives[b] and nbest.in_grammar is None:
+                    alternatives[b] = partial(word_alternatives, nbest.paths, self.vocabulary(), detours=detours[b])
+        return alternatives
 
     def text_of(self, path: SearchPath) -> str:
         """The text of a hypothesis in NeMo's form."""

@@ -51,9 +51,9 @@ class Transcript:
     phrases: tuple[BoostedPhrase, ...] = ()  # boosted ones in the text, in their order
 
 
-def boosted_phrases(found: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
+def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
     """The phrases of a hypothesis for output."""
-    return tuple(BoostedPhrase(phrase.text, float(f"{phrase.probability:.4g}")) for phrase in found)
+    return tuple(BoostedPhrase(phrase.text, float(f"{phrase.probability:.4g}")) for phrase in phrases)
 
 
 _FIELDS = ("text", "score", "words", "n_best", "error", "alternatives", "phrases")  # of segments
@@ -70,7 +70,7 @@ class SegmentLog:
     def __init__(self, file: Path, run: Any) -> None:
         self.file, self._run = file, json.dumps(run, sort_keys=True)
         self._plans: dict[str, dict[str, Any]] = {}
-        self._found: dict[str, list[Transcript | str]] = {}
+        self._transcripts: dict[str, list[Transcript | str]] = {}
         self._count: dict[str, int] = {}  # segments of a recording that are decoded
         if not file.is_file():
             return
@@ -87,8 +87,8 @@ class SegmentLog:
         if "plan" in row:
             self._plans[key] = row["plan"]
         else:
-            own = self._found.setdefault(key, [])
-            own[row["first"] :] = map(_of_json, row["found"])
+            transcripts = self._transcripts.setdefault(key, [])
+            transcripts[row["first"] :] = map(_of_json, row["found"])
 
     def key(self, recording: AudioSource, request: Any = None) -> str:
         """The key of a recording: another one if the file, its part, its request or the run differs."""
@@ -100,25 +100,25 @@ class SegmentLog:
         """The plan that `begin` was given in an interrupted run."""
         return self._plans.get(key)
 
-    def found(self, key: str, segments: int, batch_size: int) -> list[Transcript | str]:
+    def transcripts(self, key: str, segments: int, batch_size: int) -> list[Transcript | str]:
         """Transcripts or error messages of all segments, or of the first batches, from an interrupted run.
 
         Sums of floats depend on the batch, so the batches are those of a run that is not interrupted.
         """
-        found = self._found.get(key, [])
-        if len(found) < segments:
-            found = found[: len(found) // batch_size * batch_size]
-        self._count[key] = len(found)
-        return found
+        transcripts = self._transcripts.get(key, [])
+        if len(transcripts) < segments:
+            transcripts = transcripts[: len(transcripts) // batch_size * batch_size]
+        self._count[key] = len(transcripts)
+        return transcripts
 
     def begin(self, key: str, plan: dict[str, Any]) -> None:
         """Add a recording with its plan."""
         self._write({"recording": key, "plan": plan})
 
-    def add(self, key: str, found: Sequence[Transcript | str]) -> None:
+    def add(self, key: str, transcripts: Sequence[Transcript | str]) -> None:
         """Add the transcripts or error messages of the next segments."""
-        self._write({"recording": key, "first": self._count[key], "found": [_as_json(each) for each in found]})
-        self._count[key] += len(found)
+        self._write({"recording": key, "first": self._count[key], "found": list(map(_as_json, transcripts))})
+        self._count[key] += len(transcripts)
 
     def _write(self, row: dict[str, Any]) -> None:
         with self.file.open("a", encoding="utf-8") as sink:
@@ -129,15 +129,15 @@ class SegmentLog:
         self.file.unlink(missing_ok=True)
 
 
-def _as_json(found: Transcript | str) -> dict[str, Any] | str:
-    return found if isinstance(found, str) else {name: getattr(found, name) for name in _FIELDS}
+def _as_json(transcript: Transcript | str) -> dict[str, Any] | str:
+    return transcript if isinstance(transcript, str) else {name: getattr(transcript, name) for name in _FIELDS}
 
 
 def _of_json(row: dict[str, Any] | str) -> Transcript | str:
     if isinstance(row, str):
         return row
     slots = (
-        Slot(index, start, end, tuple(Option(*each) for each in options))
+        Slot(index, start, end, tuple(Option(*option) for option in options))
         for index, start, end, options in row["alternatives"]
     )
     return Transcript(

@@ -84,24 +84,24 @@ class TransducerInfer(FusedInfer):
         aligned = self.needs_frames
         results = self._continuation.advance(self.decoder(), frames, lengths, states, requests, keep_history=aligned)
         warn_of_errors({b: str(state.error) for b, (_, state) in enumerate(results) if state.error})
-        found = [nbest for nbest, _ in results]
+        nbests = [nbest for nbest, _ in results]
         if any(states):
-            alternatives = [self.alternatives(nbest) for nbest in found]
+            alternatives = [self.alternatives(nbest) for nbest in nbests]
         else:
             counts = [0 if state.error else n for n, (_, state) in zip(lengths.tolist(), results, strict=True)]
-            alternatives = self.all_alternatives(found, frames, counts, requests)
+            alternatives = self.all_alternatives(nbests, frames, counts, requests)
         results = [(nbest.distinct(self.text_of, self.options.n_best), state) for nbest, state in results]
         for nbest, _ in results:
             for note in nbest.notes:
                 logging.warning(note)
         hypotheses = [self._hypotheses(nbest, state) for nbest, state in results]
-        for own, find in zip(hypotheses, alternatives, strict=True):
-            own[0].find_alternatives = find
+        for n_best, find in zip(hypotheses, alternatives, strict=True):
+            n_best[0].find_alternatives = find
         if aligned:
             self._add_steps(results, hypotheses)
         if self.return_best_hypothesis:
-            return ([own[0] for own in hypotheses],)
-        return ([NBestHypotheses(own) for own in hypotheses],)
+            return ([n_best[0] for n_best in hypotheses],)
+        return ([NBestHypotheses(n_best) for n_best in hypotheses],)
 
     def _requests(
         self, partial_hypotheses: Sequence[Any] | None, states: Sequence[StreamState | None]
@@ -113,7 +113,7 @@ class TransducerInfer(FusedInfer):
         phrases = [biasing_request(self, getattr(partial, "biasing_cfg", None)) for partial in begin]
         if not any(phrases):
             return requests
-        return [own or request for own, request in zip(phrases, requests or [None] * len(phrases), strict=True)]
+        return [given or request for given, request in zip(phrases, requests or [None] * len(phrases), strict=True)]
 
     def _variant(self) -> Hashable:
         return self.needs_frames, *(m.is_adapter_available() for m in (self.decoder_model, self.joint))
@@ -159,7 +159,7 @@ class TransducerInfer(FusedInfer):
         """Set confidence and alignments of all hypotheses."""
         paths: list[Any] = [path for nbest, _ in results for path in nbest]
         frames: list[Any] = [state.history for nbest, state in results for _ in nbest]
-        flat = [hypothesis for own in hypotheses for hypothesis in own]
+        flat = [hypothesis for n_best in hypotheses for hypothesis in n_best]
         log_probs = step_log_probs(self.decoder().networks, frames, paths)
         for hypothesis, path, steps in zip(flat, paths, log_probs, strict=True):
             # NeMo needs alignments for the confidence of TDT tokens

@@ -129,8 +129,8 @@ class PagedInfer(WordGraphInfer):
 
     def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:
         large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
-        own = self.options.fusion
-        pool = {"lm_pool": load_large_lms(own.lm_pool), "lm_pool_weights": own.lm_pool_weights}
+        fusion = self.options.fusion
+        pool = {"lm_pool": load_large_lms(fusion.lm_pool), "lm_pool_weights": fusion.lm_pool_weights}
         others["fusion"] = replace(others["fusion"], **pool)
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, **others)
 

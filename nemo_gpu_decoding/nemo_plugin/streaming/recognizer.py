@@ -244,10 +244,10 @@ class PipelineRecognizer:
         def text_of(path: SearchPath) -> str:
             return self._transcript(path.tokens.tolist()).strip()
 
-        found = nbest.distinct(text_of, n)
-        texts = found.texts(text_of)
+        distinct = nbest.distinct(text_of, n)
+        texts = distinct.texts(text_of)
         return tuple(
-            live.Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, found, strict=True)
+            live.Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, distinct, strict=True)
         )
 
     def _infer(self) -> Any:

@@ -191,11 +191,11 @@ def _advance_in(
 ) -> list[tuple[NBest, StreamState]]:
     """Like `Continuation.advance`, for utterances in slots, in one push."""
     request = iter(requests or repeat(None))
-    own = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
+    places = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
     counts = lengths.tolist()
-    errors = slots.push({slot: frames[b, :n] for b, (slot, n) in enumerate(zip(own, counts, strict=True)) if n})
+    errors = slots.push({slot: frames[b, :n] for b, (slot, n) in enumerate(zip(places, counts, strict=True)) if n})
     results = []
-    for b, (slot, nbest) in enumerate(zip(own, slots.final(own), strict=True)):
+    for b, (slot, nbest) in enumerate(zip(places, slots.final(places), strict=True)):
         read = 0 if slot in errors else counts[b]
         history = _history(states[b], frames[b, :read]) if keep_history else None
         state = StreamState(nbest.num_frames, history=history, slot=slot, error=errors.get(slot), nbest=nbest)
@@ -240,9 +240,9 @@ def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], 
     def put_back() -> None:
         for stream in streams:
             held.pop(stream, None)
-        for stream, (own, values) in before.items():
-            held[stream] = own
-            own.__dict__ = values
+        for stream, (holder, values) in before.items():
+            held[stream] = holder
+            holder.__dict__ = values
 
     return put_back
 
@@ -257,7 +257,7 @@ def _copy(value: Any) -> Any:
         return value.copy()
     if isinstance(value, Hypothesis):
         other = copy.copy(value)
-        other.__dict__ = {name: own.copy() if isinstance(own, list) else own for name, own in vars(value).items()}
+        other.__dict__ = {name: item.copy() if isinstance(item, list) else item for name, item in vars(value).items()}
         return other
     return value
 
@@ -272,8 +272,8 @@ def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
     def put_back() -> None:
         put_slots_back()
         bufferer.feature_buffer[rows] = features
-        for own, values in audio:
-            own.__dict__ = values
+        for bufferer_of_stream, values in audio:
+            bufferer_of_stream.__dict__ = values
 
     return put_back
 
