@@ -25,9 +25,8 @@ from benchmarks.report import Row
 from benchmarks.sources import make_tasks
 from benchmarks.tasks import Task
 from nemo_gpu_decoding.cluster.corpus import find_corpus
-from nemo_gpu_decoding.cluster.folder import Folder, Plan, open_run
+from nemo_gpu_decoding.cluster.output import Folder, RunPlan, Totals, open_run
 from nemo_gpu_decoding.cluster.run import Workers, transcribe_corpus
-from nemo_gpu_decoding.cluster.transcripts import Totals
 from nemo_gpu_decoding.cluster.workers import Job, Loaded
 from nemo_gpu_decoding.nemo_plugin.model import Outputs
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
@@ -120,7 +119,7 @@ def finished(out: Path) -> list[tuple[float, str]]:
     return sorted((marker.stat().st_mtime, marker.name) for marker in out.glob("*.done"))
 
 
-def timed(options: BenchOptions, out: Path, plan: Plan, workers: Workers) -> Timing:
+def timed(options: BenchOptions, out: Path, plan: RunPlan, workers: Workers) -> Timing:
     """Transcribe into a new folder; the times of the markers give the time per partition."""
     job = Job(str(out), partial(load, options), tuple(plan.shards), batch_size=8)
     begun = time.time()

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.cluster import WARM_UP, finished
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, write_rows
-from nemo_gpu_decoding.cluster.folder import Folder, Plan
+from nemo_gpu_decoding.cluster.output import Folder, RunPlan
 from nemo_gpu_decoding.cluster.run import Workers, transcribe_corpus
 from nemo_gpu_decoding.cluster.workers import Job, Loaded
 from nemo_gpu_decoding.report import format_table
@@ -104,7 +104,7 @@ def measure_partition(workers: Workers, partitions: int) -> float:
     with tempfile.TemporaryDirectory() as out:
         folder = Folder(out)
         folder.write("rows.jsonl", b"")
-        plan = Plan([Partition(n, 0, 0, 0, 0, 600.0) for n in range(partitions)], ["none"])
+        plan = RunPlan([Partition(n, 0, 0, 0, 0, 600.0) for n in range(partitions)], ["none"])
         transcribe_corpus(Job(out, nothing, ("none",)), plan, workers)
         times = [time for time, _ in finished(Path(out))]
     first = int(WARM_UP * len(times))

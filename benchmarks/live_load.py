@@ -33,7 +33,7 @@ import numpy as np
 
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
-from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer, StreamOptions
+from nemo_gpu_decoding.live.interface import Chunk, Recognizer, StreamOptions
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.report import format_table

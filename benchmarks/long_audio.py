@@ -27,7 +27,7 @@ from nemo_gpu_decoding.metrics import WordErrors, word_errors
 from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 

@@ -51,7 +51,7 @@ def option_table(name: str, strategy: str = "") -> str:
         if section:
             key = section.renamed.get(option.name, option.name)
             hidden = key in section.hidden
-            default = (section.defaults | section.own).get(key, option.default)
+            default = (section.defaults | section.added).get(key, option.default)
             in_nemo = ["-", "-"] if hidden else [f"`{key}`", show_value(default)]
         rows.append([f"`{option.name}`", show_value(option.default), *in_nemo, _cell(comments[option.name])])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -316,7 +316,7 @@ def live_stream(data: Path, utterance: Utterance) -> str:
     import soundfile
 
     from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
-    from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions
+    from nemo_gpu_decoding.live.interface import Chunk, StreamOptions
 
     say("a live stream: the same model in NeMo's streaming pipeline")
     file, (preset, *_) = MODELS["ctc"]

@@ -76,7 +76,7 @@ CIRCLES = {
     ("search.result", "search.word_graph.lattice.lattice"): "the type of a field that word-graph searches fill",
     ("search.word_graph.best_path", "search.word_graph.stream_state"): "the type of an argument",
     ("cli.tune_plot", "cli.tune"): "the type of an argument",
-    ("cli.stages", "cli.tune"): "the type of an argument",
+    ("cli.grid", "cli.tune"): "the type of an argument",
 }
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gpu_decoding.cli.main import COMMANDS, load_command, main
-from nemo_gpu_decoding.cli.needs import NEEDS, needed
+from nemo_gpu_decoding.cli.main import COMMANDS, NEEDS, file_of, load_command, main, needed
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.extras import MODULES, extra_of, install_command, require
 from tests.assets import ROOT
@@ -25,7 +24,7 @@ DISTRIBUTIONS = {
 }  # fmt: skip
 # where extras may be imported with the file: other files import these in functions only
 FILES_OF_EXTRAS = {
-    f"{PACKAGE}.nemo_plugin": "nemo", f"{PACKAGE}.cluster": "nemo", f"{PACKAGE}.live.metrics": "serve",
+    f"{PACKAGE}.nemo_plugin": "nemo", f"{PACKAGE}.cluster": "nemo", f"{PACKAGE}.live.batcher": "serve",
     f"{PACKAGE}.live.server": "serve", f"{PACKAGE}.live.transcriptions": "serve", "hydra_plugins": "nemo",
 }  # fmt: skip
 # imported where other software brings it: NeMo Curator calls `curator`; the peers of benchmarks are optional
@@ -108,7 +107,7 @@ def test_modules_of_an_extra_are_what_it_installs(extra):
 def test_a_command_starts_without_any_extra(command):
     """The files that a command imports before it checks for its extras import none of them."""
     waiting, seen = (
-        [ROOT / PACKAGE / "cli" / "main.py", ROOT / PACKAGE / "cli" / f"{command.replace('-', '_')}.py"],
+        [ROOT / PACKAGE / "cli" / "main.py", ROOT / PACKAGE / "cli" / f"{file_of(command)}.py"],
         set(),
     )
     while waiting:

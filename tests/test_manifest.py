@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.audio import MonoReader, check_channel_selector, num_channels, write_mono
-from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
-from nemo_gpu_decoding.live.recognizer import BoostedPhrase
+from nemo_gpu_decoding.cluster.output import Totals, row_of
+from nemo_gpu_decoding.live.interface import BoostedPhrase
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.text_file import read_lines

@@ -75,7 +75,7 @@ class AliasesOptions(decoding.DecodingOptions):
     def commands(self) -> list[str]:
         if self.command is None:
             return []
-        return [str(each) for each in (self.command if isinstance(self.command, list) else [self.command])]
+        return [str(word) for word in (self.command if isinstance(self.command, list) else [self.command])]
 
 
 OPTIONS = AliasesOptions
@@ -102,14 +102,14 @@ def run(options: AliasesOptions) -> int:
     out = decoding.writable_file("out", options.out)
     with TemporaryDirectory() as folder:
         spoken = list(recordings(options, phrases, Path(folder)))
-        counts = heard_phrases(spoken, transcribed(options, [each.audio for each in spoken]))
-    ordinary = [each.text for each in spoken] if options.manifest else list(options.sentences)
+        counts = heard_phrases(spoken, transcribed(options, [utterance.audio for utterance in spoken]))
+    ordinary = [utterance.text for utterance in spoken] if options.manifest else list(options.sentences)
     ordinary += texts
     chosen = choose(phrases, counts, ordinary, options.most, options.min_count)
     with written_whole(out) as path:
         path.write_text("".join(f"{line_of(phrase)}\n" for phrase in chosen), encoding="utf-8")
-    for phrase, own in zip(phrases, chosen, strict=True):
-        new = own.aliases[len(phrase.aliases) :]
+    for phrase, with_aliases in zip(phrases, chosen, strict=True):
+        new = with_aliases.aliases[len(phrase.aliases) :]
         if new:
             print(f"{phrase.text}: {', '.join(f'{alias} ({counts[phrase.text][alias]})' for alias in new)}")
     return 0
@@ -183,13 +183,13 @@ def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> d
     """How often each phrase is heard as which words."""
     counts: dict[str, Counter[str]] = {}
     wanted: dict[tuple[str, ...], PhraseWords] = {}
-    for each, found in zip(spoken, texts, strict=True):
-        own = wanted.setdefault(each.phrases, PhraseWords.of(each.phrases))
-        names = {tuple(phrase.casefold().split()): phrase for phrase in each.phrases}
-        reference = plain_words(each.text)
-        for start, words in own.found_in(reference):
+    for utterance, n_best in zip(spoken, texts, strict=True):
+        phrase_words = wanted.setdefault(utterance.phrases, PhraseWords.of(utterance.phrases))
+        names = {tuple(phrase.casefold().split()): phrase for phrase in utterance.phrases}
+        reference = plain_words(utterance.text)
+        for start, words in phrase_words.found_in(reference):
             counter = counts.setdefault(names[words], Counter())
-            counter.update({alias for text in found if (alias := heard(reference, text, start, start + len(words)))})
+            counter.update({alias for text in n_best if (alias := heard(reference, text, start, start + len(words)))})
     return counts
 
 
@@ -208,7 +208,7 @@ def heard(reference: Sequence[str], text: str, begin: int, end: int) -> str:
     while last < len(pairs) and not pairs[last][0]:
         last += 1
     sides = [pairs[n] for n in (first - 1, last) if 0 <= n < len(pairs)]
-    if any(said != found for said, found in sides):
+    if any(said != recognised for said, recognised in sides):
         return ""
     return " ".join(word for _, word in pairs[first:last] if word)
 
@@ -222,7 +222,7 @@ def choose(
     phrases: Sequence[Phrase], counts: Mapping[str, Counter[str]], ordinary: Iterable[str], most: int, min_count: int
 ) -> list[Phrase]:
     """The phrases with new aliases: those that are heard for one phrase only, and do not occur in ordinary texts."""
-    owners = Counter(alias for own in counts.values() for alias in own)
+    owners = Counter(alias for counter in counts.values() for alias in counter)
     taken = {" ".join(plain_words(text)) for phrase in phrases for text in (phrase.text, *phrase.aliases)}
     known = PhraseWords.of(owners)
     common = {" ".join(words) for line in ordinary for _, words in known.found_in(plain_words(line))}

@@ -1,4 +1,7 @@
-"""A scored set of utterances whose encoder output is computed once and decoded many times."""
+"""The dev set of `tune`: its encoder output is computed once and decoded many times.
+
+`tune confidence=...` also fits a map of word confidence on it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
+from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, fit_map, measure, right_words
+from nemo_gpu_decoding.cli.decoding import section_of
 from nemo_gpu_decoding.manifest import Utterance, references_of
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, oracle_text, phrase_score, word_errors
+from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.result import NBest, Path
 
     Search = Decoder[Any, Any]
+    from nemo_gpu_decoding.nemo_plugin.model import Outputs
+
 
 BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect on results
 
@@ -128,3 +137,67 @@ def _pad(arrays: Sequence[np.ndarray], dtype: str) -> PaddedBatch:
     for row, array in zip(padded, arrays, strict=True):
         row[: len(array)] = torch.from_numpy(array)
     return PaddedBatch(padded, lengths)
+
+
+FOLDS = 5  # of the utterances; the map of the others is measured on each of them
+Words = tuple[list[float], list[bool]]  # confidences of the words of an utterance, and whether they are right
+
+
+def with_confidence_map(
+    head: Head, config: DictConfig, utterances: Sequence[Utterance], aggregations: Sequence[str], batch_size: int
+) -> tuple[DictConfig, str]:
+    """A decoding section with the map of its word confidence, and a table of the aggregations that were tried.
+
+    Args:
+        aggregations: of token confidence to words; the one with the best normalised cross entropy is taken.
+    """
+    outputs = list(head.model.encode([utterance.audio for utterance in utterances], batch_size))
+    rows: list[list[Any]] = []
+    best: tuple[float, str, ConfidenceMap] | None = None
+    for aggregation in aggregations:
+        words = words_of(head, _with(config, aggregation, None), utterances, outputs)
+        before = measure(*joined(words))
+        after = measure(*joined(_held_out(words)))
+        rows += [[aggregation, *(f"{value:.3f}" for value in (*before, *after))]]
+        if best is None or after.nce > best[0]:
+            best = after.nce, aggregation, fit_map(*joined(words))
+    assert best is not None
+    header = ["aggregation", "ECE", "NCE", "AUC", "mapped: ECE", "NCE", "AUC"]
+    table = format_table(header, rows)
+    return _with(config, *best[1:]), f"word confidence on the dev set, cross-validated:\n{table}"
+
+
+def _with(config: DictConfig, aggregation: str, fitted: ConfidenceMap | None) -> DictConfig:
+    """The section with this confidence."""
+    given: dict[str, Any] = {"confidence_cfg": {"preserve_word_confidence": True, "aggregation": aggregation}}
+    given[section_of(str(config.strategy))] = {"confidence_map": fitted and list(fitted)}
+    return cast(DictConfig, OmegaConf.merge(config, given))
+
+
+def words_of(
+    head: Head, config: DictConfig, utterances: Sequence[Utterance], outputs: Sequence[Outputs]
+) -> list[Words]:
+    """The words of each utterance."""
+    head.use(cast(DictConfig, OmegaConf.merge(config, {"compute_timestamps": True})))
+    words_of_utterances = [transcript.words for batch in outputs for transcript in head.model.decode(batch)]
+    words: list[Words] = []
+    for utterance, heard in zip(utterances, words_of_utterances, strict=True):
+        right = right_words(str(utterance.text), [word.word for word in heard])
+        pairs = [(word.confidence, ok) for word, ok in zip(heard, right, strict=True) if word.confidence is not None]
+        words.append(([confidence for confidence, _ in pairs], [ok for _, ok in pairs]))
+    return words
+
+
+def _held_out(words: Sequence[Words]) -> list[Words]:
+    """The words with their confidence mapped, by maps that were fitted on other utterances."""
+    mapped = []
+    for fold in range(FOLDS):
+        fitted = fit_map(*joined([utterance for n, utterance in enumerate(words) if n % FOLDS != fold]))
+        mapped += [(calibrated(confidence, fitted), right) for confidence, right in words[fold::FOLDS]]
+    return mapped
+
+
+def joined(words: Sequence[Words]) -> Words:
+    """All confidences, and whether their words are right."""
+    pairs = [pair for confidences, rights in words for pair in zip(confidences, rights, strict=True)]
+    return [confidence for confidence, _ in pairs], [is_right for _, is_right in pairs]

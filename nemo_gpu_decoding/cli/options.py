@@ -118,10 +118,10 @@ def options_of(options_class: type) -> tuple[Option, ...]:
 
 def field_comments(options_class: type) -> dict[str, str]:
     """Field name -> the comment lines right above it and behind it; inherited fields included."""
-    found = {}
+    comments = {}
     for base in reversed(options_class.__mro__[:-1]):
-        found.update(_own_comments(base))
-    return found
+        comments.update(_own_comments(base))
+    return comments
 
 
 def _own_comments(options_class: type) -> dict[str, str]:
@@ -129,16 +129,16 @@ def _own_comments(options_class: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(options_class))
     except (OSError, TypeError):
         return {}
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     above: list[str] = []
     for line in source.splitlines():
         if line.startswith("    # "):
             above.append(line[6:].strip())
             continue
         if field := re.match(r" {4}(\w+): .*?(  # (.*))?$", line):
-            found[field[1]] = " ".join([*above, field[3] or ""]).strip()
+            comments[field[1]] = " ".join([*above, field[3] or ""]).strip()
         above = []
-    return found
+    return comments
 
 
 def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.live.options import Address, Limits
+from nemo_gpu_decoding.live.interface import Address, Limits
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.server import LiveServer
@@ -67,7 +67,7 @@ def run(options: ServeOptions) -> int:
 def build_server(options: ServeOptions) -> LiveServer:
     """The server, with its model loaded and warmed up."""
     from nemo_gpu_decoding.live.batcher import Batcher
-    from nemo_gpu_decoding.live.recognizer import warm_up
+    from nemo_gpu_decoding.live.interface import warm_up
     from nemo_gpu_decoding.live.server import LiveServer
 
     token = options.token or os.environ.get(TOKEN_VARIABLE)

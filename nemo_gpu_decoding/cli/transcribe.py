@@ -20,7 +20,6 @@ from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector, part_of
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
@@ -28,11 +27,11 @@ from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.cluster.output import Totals
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.cluster.workers import Loaded
-    from nemo_gpu_decoding.live.recognizer import Word
-    from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
-    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+    from nemo_gpu_decoding.live.interface import Word
+    from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog, Transcript
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
@@ -146,8 +145,8 @@ class TranscribeOptions(decoding.DecodingOptions):
         if self.max_errors is not None and self.max_errors < 0:
             raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
         self.cutting  # noqa: B018  checks its values
-        for each in self.subtitles or ():
-            check_choice("subtitles", each, subtitles.FORMATS)
+        for file_format in self.subtitles or ():
+            check_choice("subtitles", file_format, subtitles.FORMATS)
         fewest_and_most(self.workers)
         self._check_partitioned()
 
@@ -157,7 +156,7 @@ class TranscribeOptions(decoding.DecodingOptions):
             if self.subtitles:
                 raise ValueError(f"subtitles={','.join(self.subtitles)} needs a file as out, or none, not a folder")
             return
-        plain = {each.name: each.default for each in fields(TranscribeOptions)}
+        plain = {option.name: option.default for option in fields(TranscribeOptions)}
         for name in PARTITION_OPTIONS:
             if getattr(self, name) != plain[name]:
                 raise ValueError(
@@ -168,7 +167,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     @property
     def cutting(self) -> Cutting:
         """Where long recordings are cut."""
-        return Cutting(**{each.name: getattr(self, each.name) for each in fields(Cutting)})
+        return Cutting(**{option.name: getattr(self, option.name) for option in fields(Cutting)})
 
     @property
     def is_partitioned(self) -> bool:
@@ -205,10 +204,11 @@ def run(options: TranscribeOptions) -> int:
     if options.manifest is not None and not isinstance(options.manifest, str):
         raise ValueError(f"manifest={options.manifest} needs a folder as out, one that ends with /")
     from nemo_gpu_decoding.jit_progress import progress, working_seconds
-    from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
+    from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog
 
     utterances = find_utterances(options.audio, options.manifest)
-    has_own_phrases = any(each.request is not None and each.request.phrases is not None for each in utterances)
+    requests = (utterance.request for utterance in utterances)
+    has_own_phrases = any(request is not None and request.phrases is not None for request in requests)
     decoding.check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
     out = decoding.writable_file("out", options.out) if options.out else None
     if options.subtitles:
@@ -252,7 +252,7 @@ def load(options: TranscribeOptions) -> Loaded:
 def run_partitions(options: TranscribeOptions) -> int:
     """Transcribe into a folder, or resume the run that began there."""
     from nemo_gpu_decoding.cluster.corpus import find_corpus
-    from nemo_gpu_decoding.cluster.folder import Folder, open_run
+    from nemo_gpu_decoding.cluster.output import Folder, open_run
     from nemo_gpu_decoding.cluster.run import summary, transcribe_corpus
     from nemo_gpu_decoding.cluster.workers import Job
 
@@ -271,18 +271,18 @@ def run_partitions(options: TranscribeOptions) -> int:
         cutting=options.cutting,
     )
     started = time.perf_counter()
-    found = transcribe_corpus(
+    totals = transcribe_corpus(
         job, plan, workers_of(options), max_errors=options.max_errors, retry_errors=options.retry_errors
     )
-    print(summary(found, plan.shards))
-    count, files = sum(each.rows for each in found), f"{out}/part-*.jsonl"
+    print(summary(totals, plan.shards))
+    count, files = sum(partition.rows for partition in totals), f"{out}/part-*.jsonl"
     print(f"{count} utterances in {files}; {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return 0
 
 
 def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
     """Options on which transcripts depend; files are represented by digests of their content."""
-    from nemo_gpu_decoding.cluster.folder import content_of
+    from nemo_gpu_decoding.cluster.output import content_of
 
     given = {name: value for name, value in vars(options).items() if name not in NOT_IN_TRANSCRIPTS}
     for name in FILE_OPTIONS:
@@ -326,6 +326,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
     """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
+    from nemo_gpu_decoding.cluster.output import Totals, row_of
     from nemo_gpu_decoding.jit_progress import working_seconds
 
     totals, before = Totals(), working_seconds()
@@ -371,34 +372,34 @@ def _transcripts(
     """The transcript of each utterance, or its error message; `log` is that of long recordings."""
     from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole, with_checked_request
 
-    seconds = sum(each.duration for each in utterances)
+    seconds = sum(utterance.duration for utterance in utterances)
     with tqdm(total=seconds, unit="s", unit_scale=True, desc="transcribing", disable=None, file=sys.stderr) as bar:
 
         def parts(items: list[Item]) -> Iterator[tuple[Item, Transcript | str]]:
             for part in encoded_cut(loaded.model, items, options.cutting, options.batch_size, log):
-                found = decoded(loaded, part)
+                transcripts = decoded(loaded, part)
                 segment = part.items[0].part
                 if part.logged:
                     name = part.items[0].utterance.label
-                    tqdm.write(f"{name}: {len(found)} segments are those of an interrupted run", file=sys.stderr)
+                    tqdm.write(f"{name}: {len(transcripts)} segments are those of an interrupted run", file=sys.stderr)
                 elif log is not None and segment is not None:
-                    log.add(segment.key, found)
-                yield from zip(part.items, found, strict=True)
+                    log.add(segment.key, transcripts)
+                yield from zip(part.items, transcripts, strict=True)
                 bar.update(sum(item.utterance.duration for item in part.items))
 
         for begin in range(0, len(utterances), options.batch_size):
             batch = utterances[begin : begin + options.batch_size]
-            read = [with_checked_request(loaded.model, Item(n, {}, each)) for n, each in enumerate(batch)]
-            found: dict[int, Transcript | str] = {i.position: i.utterance.fault for i in read if i.utterance.fault}
+            read = [with_checked_request(loaded.model, Item(n, {}, utterance)) for n, utterance in enumerate(batch)]
+            results: dict[int, Transcript | str] = {i.position: i.utterance.fault for i in read if i.utterance.fault}
             items = [item for item in read if not item.utterance.fault]
-            found |= {item.position: transcript for item, transcript in whole(parts(items))}
-            yield from (found[n] for n in range(len(batch)))
+            results |= {item.position: transcript for item, transcript in whole(parts(items))}
+            yield from (results[n] for n in range(len(batch)))
 
 
 def _check_names(utterances: Sequence[Utterance]) -> None:
     """Raise a ValueError if two recordings would have one file of subtitles; parts of a file share theirs."""
-    whole = [each.path for each in utterances if part_of(each.audio).is_whole]
-    files = [*whole, *{each.path for each in utterances if not part_of(each.audio).is_whole}]
+    whole = [utterance.path for utterance in utterances if part_of(utterance.audio).is_whole]
+    files = [*whole, *{utterance.path for utterance in utterances if not part_of(utterance.audio).is_whole}]
     if len({file.stem for file in files}) < len(files):
         raise ValueError("subtitles have the names of the recordings, but two recordings have one name")
 
@@ -411,15 +412,15 @@ def _subtitled(
 
     folder = Path(options.out).expanduser().parent if options.out else Path()
     last = {utterance.path: n for n, utterance in enumerate(utterances)}
-    found: dict[Path, list[tuple[float, list[Word]]]] = {}
+    words_of_parts: dict[Path, list[tuple[float, list[Word]]]] = {}
     for n, (utterance, transcript) in enumerate(zip(utterances, transcripts, strict=True)):
         if not isinstance(transcript, str):
             offset = part_of(utterance.audio).offset
             words = [word._replace(**times_from(word, offset)) for word in transcript.words]
-            found.setdefault(utterance.path, []).append((offset, words))
-        if n == last[utterance.path] and utterance.path in found:
-            parts = [words for _, words in sorted(found.pop(utterance.path), key=itemgetter(0))]
-            for each in options.subtitles or ():
-                content = subtitles.subtitles(parts, each, options.min_pause)
-                (folder / f"{utterance.path.stem}.{each}").write_text(content, encoding="utf-8")
+            words_of_parts.setdefault(utterance.path, []).append((offset, words))
+        if n == last[utterance.path] and utterance.path in words_of_parts:
+            parts = [words for _, words in sorted(words_of_parts.pop(utterance.path), key=itemgetter(0))]
+            for file_format in options.subtitles or ():
+                content = subtitles.subtitles(parts, file_format, options.min_pause)
+                (folder / f"{utterance.path.stem}.{file_format}").write_text(content, encoding="utf-8")
         yield transcript

@@ -16,8 +16,7 @@ from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cli.dev_set import Score
-from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, tried_values, varied
-from nemo_gpu_decoding.cli.stages import later_stages, points_of
+from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, points_of, tried_values, varied
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
 from nemo_gpu_decoding.manifest import read_manifest
@@ -203,7 +202,7 @@ def run(options: TuneOptions) -> int:
     print(f"tried: {tried_values([trial.point for trial in trials])}")
     preset = decoding.decoding_config(strategy, options.preset, {**files, **best._asdict()})
     if options.confidence:
-        from nemo_gpu_decoding.cli.confidence import with_confidence_map
+        from nemo_gpu_decoding.cli.dev_set import with_confidence_map
 
         preset, shown = with_confidence_map(head, preset, utterances, options.confidence, options.batch_size)
         print(shown)
@@ -325,10 +324,10 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
 
 
 def score_cells(score: Score) -> list[Any]:
-    errors, found = score.errors, score.phrases
+    errors, phrases = score.errors, score.phrases
     cells = [f"{100 * errors.wer:.2f}", errors.substitutions, errors.deletions, errors.insertions]
-    if found:
-        cells += [f"{v:.3f}" for v in (found.precision, found.recall, found.fscore)] + [found.false_positives]
+    if phrases:
+        cells += [f"{v:.3f}" for v in (phrases.precision, phrases.recall, phrases.fscore)] + [phrases.false_positives]
     return cells + ([f"{100 * score.oracle.wer:.2f}"] if score.oracle else [])
 
 

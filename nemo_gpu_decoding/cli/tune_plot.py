@@ -33,11 +33,11 @@ def options_of_panels(trials: Sequence[Trial]) -> list[str]:
 
 def best_by(trials: Sequence[Trial], *names: str) -> dict[Any, Trial]:
     """Values of these options -> the best trial with them over all other options; `trials` are sorted, best first."""
-    found: dict[Any, Trial] = {}
+    best: dict[Any, Trial] = {}
     for trial in trials:
         values = tuple(getattr(trial.point, name) for name in names)
-        found.setdefault(values if len(names) > 1 else values[0], trial)
-    return found
+        best.setdefault(values if len(names) > 1 else values[0], trial)
+    return best
 
 
 def draw(trials: Sequence[Trial], greedy: Score, target: Path) -> None:

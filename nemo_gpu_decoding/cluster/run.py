@@ -9,18 +9,15 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from tqdm import tqdm
 
 from nemo_gpu_decoding.cluster.corpus import Partition
-from nemo_gpu_decoding.cluster.folder import Folder, Plan
-from nemo_gpu_decoding.cluster.transcripts import Totals
+from nemo_gpu_decoding.cluster.output import Folder, RunPlan, Totals
 from nemo_gpu_decoding.cluster.workers import Job, Transcriber
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.report import format_table
 
-MAX_DEATHS = 3  # workers that may die in a partition; Ray alone retries without limit
 SLOWEST = 5  # number of slowest files in the summary
 
 
@@ -42,7 +39,7 @@ class Workers(NamedTuple):
 
 
 def transcribe_corpus(
-    job: Job, plan: Plan, workers: Workers, *, max_errors: int | None = None, retry_errors: bool = False
+    job: Job, plan: RunPlan, workers: Workers, *, max_errors: int | None = None, retry_errors: bool = False
 ) -> list[Totals]:
     """Decode the partitions without a marker; returns the totals of all partitions, by number.
 
@@ -54,19 +51,19 @@ def transcribe_corpus(
         ValueError: more utterances failed, or the model or its decoding is invalid.
     """
     folder = Folder(job.out)
-    totals = {each.number: each for each in finished(folder, plan.partitions)}
+    totals = {done.number: done for done in finished(folder, plan.partitions)}
     if retry_errors:
-        totals = {number: each for number, each in totals.items() if not each.errors}
+        totals = {number: done for number, done in totals.items() if not done.errors}
     todo = [partition for partition in plan.partitions if partition.number not in totals]
-    progress = Progress(plan, list(totals.values()))
+    progress = ProgressBar(plan, list(totals.values()))
     with progress.bar:
         _check_errors(totals.values(), max_errors)
-        found: Iterable[Totals] = ()
+        new_totals: Iterable[Totals] = ()
         if todo:
-            found = _on_ray(job, todo, workers) if workers.address else map(Transcriber(job).transcribe, todo)
-        for each in found:
-            totals[each.number] = each
-            progress.add(each)
+            new_totals = _on_ray(job, todo, workers) if workers.address else map(Transcriber(job).transcribe, todo)
+        for done in new_totals:
+            totals[done.number] = done
+            progress.add(done)
             _check_errors(totals.values(), max_errors)
     return [totals[number] for number in sorted(totals)]
 
@@ -79,8 +76,8 @@ def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
 
 
 def _check_errors(totals: Any, max_errors: int | None) -> None:
-    failed = [each for each in totals if each.errors]
-    count = sum(each.errors for each in failed)
+    failed = [partition for partition in totals if partition.errors]
+    count = sum(partition.errors for partition in failed)
     if max_errors is not None and count > max_errors:
         raise ValueError(
             f"max_errors={max_errors}, but {count} utterances failed, the last one with: {failed[-1].last_error}; "
@@ -88,19 +85,19 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
         )
 
 
-class Progress:
+class ProgressBar:
     """A progress bar: hours of audio, speed relative to real time, errors, remaining time.
 
     If the hours of a partition are unknown, the bar counts partitions.
     """
 
-    def __init__(self, plan: Plan, done: Sequence[Totals]) -> None:
+    def __init__(self, plan: RunPlan, done: Sequence[Totals]) -> None:
         in_hours = all(partition.seconds for partition in plan.partitions)
-        self.parts = {each.number: each.seconds / 3600 if in_hours else 1 for each in plan.partitions}
+        self.parts = {partition.number: partition.seconds / 3600 if in_hours else 1 for partition in plan.partitions}
         self.hours = 0.0
         self.bar: Any = tqdm(
             total=sum(self.parts.values()),
-            initial=sum(self.parts[each.number] for each in done),
+            initial=sum(self.parts[partition.number] for partition in done),
             desc="transcribing",
             bar_format="{desc}: {percentage:3.0f}% |{bar:20}| "
             + ("{n:.2f}/{total:.2f} h" if in_hours else "{n_fmt}/{total_fmt} partitions")
@@ -109,7 +106,7 @@ class Progress:
             file=sys.stderr,
             dynamic_ncols=True,
         )
-        self.errors = sum(each.errors for each in done)
+        self.errors = sum(partition.errors for partition in done)
 
     def add(self, totals: Totals) -> None:
         self.bar.update(self.parts[totals.number])
@@ -128,8 +125,8 @@ class RayWorker:
     Errors that end the run are returned as `fault`, because Ray retries after exceptions; the driver prints them.
     """
 
-    def __init__(self, job: Job, run: str) -> None:
-        self.run, self.job, self.fault = run, job, ""
+    def __init__(self, job: Job) -> None:
+        self.fault = ""
         try:
             self.transcriber = Transcriber(job)
         except (ValueError, OSError, ImportError) as error:
@@ -137,30 +134,9 @@ class RayWorker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         partition = Partition(*(batch[name][0].item() for name in Partition._fields))
-        fault = self.fault or self._refuse_poisoned(partition)
-        if fault:
-            return {"fault": [fault], "totals": [""]}
-        totals = self.transcriber.transcribe(partition)
-        self.transcriber.folder.fs.rm_file(self._tries(partition))
-        return {"fault": [""], "totals": [json.dumps(vars(totals))]}
-
-    def _refuse_poisoned(self, partition: Partition) -> str:
-        """Count this attempt; returns an error if earlier attempts killed `MAX_DEATHS` workers, else ""."""
-        folder, name = self.transcriber.folder, self._tries(partition)
-        before = folder.read_json(name) if folder.fs.exists(name) else {}
-        deaths = before.get("count", 0) if before.get("run") == self.run else 0
-        if deaths >= MAX_DEATHS:
-            first = json.loads(folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()[0])["line"]
-            return (
-                f"lines {first} .. {first + partition.rows - 1} of {self.job.shards[partition.shard]} have cost "
-                f"{deaths} workers, which died while they were at it; look for an audio file there that takes too "
-                "much memory"
-            )
-        folder.write_json(name, {"run": self.run, "count": deaths + 1})
-        return ""
-
-    def _tries(self, partition: Partition) -> str:
-        return f"part-{partition.number:05d}.transcribe.tries"
+        if self.fault:
+            return {"fault": [self.fault], "totals": [""]}
+        return {"fault": [""], "totals": [json.dumps(vars(self.transcriber.transcribe(partition)))]}
 
 
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
@@ -170,10 +146,10 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
     if gpus is None:
         gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
     try:
-        dataset = ray.data.from_items([each._asdict() for each in todo], override_num_blocks=len(todo))
+        dataset = ray.data.from_items([partition._asdict() for partition in todo], override_num_blocks=len(todo))
         # Ray Data restarts dead actors by default, and their partitions are decoded again
         dataset = dataset.map_batches(
-            RayWorker, fn_constructor_args=(job, uuid4().hex), batch_size=1, num_cpus=1, num_gpus=gpus,
+            RayWorker, fn_constructor_args=(job,), batch_size=1, num_cpus=1, num_gpus=gpus,
             compute=ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most),
         )  # fmt: skip
         for row in dataset.iter_rows():
@@ -215,13 +191,13 @@ def _connected(workers: Workers) -> Any:
 def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
     """A table with a row per manifest and one for all, the slowest files, and the errors."""
     header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins", "oracle WER %"]
-    named = [(name, [each for each in totals if each.shard == n]) for n, name in enumerate(shards)]
-    rows = [_summary_row(name, found) for name, found in named]
+    named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
+    rows = [_summary_row(name, partitions) for name, partitions in named]
     if len(rows) > 1:
         rows.append(_summary_row("all", totals))
     shown = [n for n in range(len(header)) if any(row[n] != "" for row in rows)]
     text = format_table([header[n] for n in shown], [[row[n] for n in shown] for row in rows])
-    slowest = sorted((entry for each in totals for entry in map(tuple, each.slowest)), reverse=True)[:SLOWEST]
+    slowest = sorted((entry for part in totals for entry in map(tuple, part.slowest)), reverse=True)[:SLOWEST]
     if slowest:
         lines = [[name, f"{pace:.3f}"] for pace, name in slowest]
         text += "\n\n" + format_table(["slowest batches, by their longest file", "s of work per s of audio"], lines)
@@ -229,8 +205,8 @@ def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
 
 
 def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:
-    numbers = [each.name for each in fields(Totals) if isinstance(each.default, int | float)]
-    both = Totals(**{field: sum(getattr(each, field) for each in totals) for field in numbers})
+    numbers = [part.name for part in fields(Totals) if isinstance(part.default, int | float)]
+    both = Totals(**{field: sum(getattr(part, field) for part in totals) for field in numbers})
     row = [name, both.rows, f"{both.audio / 3600:.3f}", both.errors]
     if not both.scored:
         return [*row, *[""] * 6]

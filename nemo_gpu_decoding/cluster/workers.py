@@ -13,18 +13,15 @@ import numpy as np
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, unreadable
 from nemo_gpu_decoding.cache import one_process_at_a_time
-from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
-from nemo_gpu_decoding.cluster.corpus import Partition
-from nemo_gpu_decoding.cluster.folder import Folder
-from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
+from nemo_gpu_decoding.cluster.corpus import Audio, Partition, local_audio, one_line
+from nemo_gpu_decoding.cluster.output import Folder, Totals, row_of
 from nemo_gpu_decoding.fusion.written import KEYS
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.long_audio import joined, planned, segment_files
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
-from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog, Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
 SLOWEST = 3  # number of slowest files in a marker
@@ -157,7 +154,8 @@ class Transcriber:
             if len(items) == 1:
                 return [_named(items[0], one_line(error))]
         alone = ({name: rows[n : n + 1] for name, rows in outputs.items()} for n in range(len(items)))
-        return [found for item, own in zip(items, alone, strict=True) for found in self._decoded(Batch([item], own))]
+        batches = [Batch([item], outputs_of_item) for item, outputs_of_item in zip(items, alone, strict=True)]
+        return [transcript for single in batches for transcript in self._decoded(single)]
 
 
 def encoded_cut(
@@ -187,10 +185,10 @@ def encoded_cut(
         part = Part(item, spans, plan.fault, cutting.min_confidence, key)
 
         def segments(part: Part, begin: int, files: Sequence[AudioSource]) -> list[Item]:
-            recording, own = part.recording, part.spans[begin : begin + len(files)]
+            recording, spans = part.recording, part.spans[begin : begin + len(files)]
             utterances = (
                 replace(recording.utterance, audio=file, duration=end - start)
-                for file, (start, end) in zip(files, own, strict=True)
+                for file, (start, end) in zip(files, spans, strict=True)
             )
             return [Item(recording.position, recording.row, utterance, part) for utterance in utterances]
 
@@ -200,10 +198,10 @@ def encoded_cut(
             yield from encoded(model, segments(part, len(done) + number * batch_size, files))
 
 
-def whole(found: Iterable[tuple[Item, Transcript | str]]) -> Iterator[tuple[Item, Transcript | str]]:
+def whole(transcripts: Iterable[tuple[Item, Transcript | str]]) -> Iterator[tuple[Item, Transcript | str]]:
     """Recordings with their transcripts; segments, which come in order, are joined."""
     parts: list[Transcript | str] = []
-    for item, transcript in found:
+    for item, transcript in transcripts:
         if item.part is None:
             yield item, transcript
             continue
@@ -239,8 +237,8 @@ def decoded(loaded: Loaded, batch: Batch) -> list[Transcript | str]:
     if isinstance(outputs, str):
         return [outputs] * len(items)
     requests = [item.utterance.request for item in items]
-    found = loaded.model.decode(outputs, second=loaded.second, requests=requests)
-    pairs = zip(items, found, strict=True)
+    transcripts = loaded.model.decode(outputs, second=loaded.second, requests=requests)
+    pairs = zip(items, transcripts, strict=True)
     return [_named(item, transcript.error) if transcript.error else transcript for item, transcript in pairs]
 
 

@@ -126,17 +126,17 @@ def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
         raise FieldError(name, options, "kaldi, or conditions of rule1 .. rule5")
     _check_keys(name, options, KALDI_RULES)
     rules = {}
-    for rule, own in options.items():
+    for rule, conditions in options.items():
         default = getattr(KALDI_RULES, rule)
-        if own is not None:
-            if not isinstance(own, Mapping):
-                raise FieldError(f"{name}.{rule}", own, "conditions, or null")
-            _check_keys(f"{name}.{rule}", own, default)
+        if conditions is not None:
+            if not isinstance(conditions, Mapping):
+                raise FieldError(f"{name}.{rule}", conditions, "conditions, or null")
+            _check_keys(f"{name}.{rule}", conditions, default)
             try:
-                default = replace(default, **own)
+                default = replace(default, **conditions)
             except FieldError as error:
                 raise error.named(f"{name}.{rule}.{error.field}") from None
-        rules[rule] = None if own is None else default
+        rules[rule] = None if conditions is None else default
     return replace(KALDI_RULES, **rules)
 
 

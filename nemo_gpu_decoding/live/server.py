@@ -38,7 +38,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.live import transcriptions
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
-from nemo_gpu_decoding.live.options import Address
+from nemo_gpu_decoding.live.interface import Address
 from nemo_gpu_decoding.live.session import SHOWN, Session, Start, read_json, read_start
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -133,8 +133,8 @@ class LiveServer(uvicorn.Server):
 
     async def _health(self, request: Request) -> Response:
         status = "stopping" if self.is_draining else "ok" if self.batcher.is_well else "failed"
-        found = {"status": status, "streams": len(self.batcher.sessions)}
-        return JSONResponse(found, 200 if status == "ok" else 503)
+        state = {"status": status, "streams": len(self.batcher.sessions)}
+        return JSONResponse(state, 200 if status == "ok" else 503)
 
     async def _about(self, request: Request) -> Response:
         if not self._knows_token(request):

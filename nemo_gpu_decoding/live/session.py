@@ -23,8 +23,16 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
 from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
 from nemo_gpu_decoding.fusion.written import KEYS, written_request
-from nemo_gpu_decoding.live import recognizer
-from nemo_gpu_decoding.live.options import Limits
+from nemo_gpu_decoding.live.interface import (
+    MAX_END_SILENCE,
+    MAX_GRAMMAR_LETTERS,
+    MAX_N_BEST,
+    Chunk,
+    Limits,
+    StepOutput,
+    StreamOptions,
+    Words,
+)
 from nemo_gpu_decoding.search.result import places_as_json
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
@@ -52,10 +60,10 @@ class Start(NamedTuple):
     grammar_price: float | str | None = None
 
     @property
-    def options(self) -> recognizer.StreamOptions:
+    def options(self) -> StreamOptions:
         """Raises a FieldError for a value of the request that is out of range."""
         request = written_request(self._asdict() | {"phrases": self.phrases or None})
-        return recognizer.StreamOptions(request, self.boosting_weight, self.end_silence, self.language, self.n_best)
+        return StreamOptions(request, self.boosting_weight, self.end_silence, self.language, self.n_best)
 
 
 def read_start(text: str, limits: Limits) -> Start:
@@ -84,7 +92,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
     start = Start(**given)
     check_int("sample_rate", start.sample_rate, *RATES)
     check_bool("partials", start.partials)
-    check_int("n_best", start.n_best, 1, recognizer.MAX_N_BEST)
+    check_int("n_best", start.n_best, 1, MAX_N_BEST)
     _check_phrases(start.phrases, limits)
     weight, silence = start.boosting_weight, start.end_silence
     if weight is not None:
@@ -92,10 +100,8 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
             raise FieldError("boosting_weight", weight, "phrases that it is for")
         if not _is_number(weight) or not 0 < weight <= limits.max_boosting_weight:
             raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
-    if silence is not None and not (_is_number(silence) and -math.inf < silence <= recognizer.MAX_END_SILENCE):
-        raise FieldError(
-            "end_silence", silence, f"seconds, at most {recognizer.MAX_END_SILENCE:g}; below 0: no silence"
-        )
+    if silence is not None and not (_is_number(silence) and -math.inf < silence <= MAX_END_SILENCE):
+        raise FieldError("end_silence", silence, f"seconds, at most {MAX_END_SILENCE:g}; below 0: no silence")
     if not isinstance(start.language, str | None):
         raise FieldError("language", start.language, "a text")
     if len(str(start.lm)) > SHOWN:
@@ -134,8 +140,8 @@ def _check_grammar(start: Start) -> None:
     for name in ("allowed_scripts", "allowed_tokens", "grammar"):
         texts = getattr(start, name)
         letters = sum(map(len, map(str, texts if isinstance(texts, list) else [texts or ""])))
-        if letters > recognizer.MAX_GRAMMAR_LETTERS:
-            raise FieldError(name, f"{letters} characters", f"at most {recognizer.MAX_GRAMMAR_LETTERS}")
+        if letters > MAX_GRAMMAR_LETTERS:
+            raise FieldError(name, f"{letters} characters", f"at most {MAX_GRAMMAR_LETTERS}")
 
 
 def _check_phrases(phrases: Any, limits: Limits) -> None:
@@ -266,7 +272,7 @@ class Session:
         """Whether the stream has a chunk to decode, or has ended."""
         return not self.is_over and (self.is_ending or self._pending >= self.chunk_samples)
 
-    def take(self) -> recognizer.Chunk | None:
+    def take(self) -> Chunk | None:
         """The next chunk; None if the stream ends without one."""
         is_end = self.is_ending and self._pending <= self.chunk_samples
         if is_end and not self._pending and self._stream is None:
@@ -283,11 +289,11 @@ class Session:
         self._taken += len(samples)
         self._utterance_samples += len(samples)
         is_cut = self._utterance_samples + self.chunk_samples > self.limits.utterance_seconds * self.rate
-        return recognizer.Chunk(self._stream, samples, is_first, is_end or is_cut, self._options)
+        return Chunk(self._stream, samples, is_first, is_end or is_cut, self._options)
 
     # ------------------------------------------------------------------------------ transcripts out
 
-    def receive(self, chunk: recognizer.Chunk, step: recognizer.StepOutput) -> float:
+    def receive(self, chunk: Chunk, step: StepOutput) -> float:
         """Process the results of a chunk; returns the seconds since its last sample arrived."""
         if step.error:
             self.fail("audio", step.error)
@@ -337,23 +343,23 @@ class Session:
             self._partial = None
         return out
 
-    def _message(self, kind: str, found: recognizer.Words) -> dict[str, Any]:
-        message: dict[str, Any] = {"type": kind, "text": found.text}
+    def _message(self, kind: str, transcript: Words) -> dict[str, Any]:
+        message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
-            message["committed"] = found.committed
-        message["words"] = [word._asdict() for word in self._shifted(found.words)]
+            message["committed"] = transcript.committed
+        message["words"] = [word._asdict() for word in self._shifted(transcript.words)]
         message["audio_seconds"] = round(self.audio_seconds, 3)
         if self.start.n_best > 1:
-            message["n_best"] = [alternative._asdict() for alternative in found.n_best]
-        if found.alternatives:
-            message["word_alternatives"] = places_as_json(self._shifted(found.alternatives))
-        if found.phrases:
-            message["found_phrases"] = [phrase._asdict() for phrase in found.phrases]
-        if found.is_joined:
+            message["n_best"] = [alternative._asdict() for alternative in transcript.n_best]
+        if transcript.alternatives:
+            message["word_alternatives"] = places_as_json(self._shifted(transcript.alternatives))
+        if transcript.phrases:
+            message["found_phrases"] = [phrase._asdict() for phrase in transcript.phrases]
+        if transcript.is_joined:
             message["is_joined"] = True
         for key in ("outside_share", "in_grammar"):
-            if getattr(found, key) is not None:
-                message[key] = getattr(found, key)
+            if getattr(transcript, key) is not None:
+                message[key] = getattr(transcript, key)
         return message
 
     def _shifted(self, spans: Sequence[Any]) -> list[Any]:

@@ -31,19 +31,19 @@ FIRST = 8  # initial number of slots
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class LiveSlot:
     """The row of one utterance, from `begin` to `end`."""
 
     streams: Streams
     row: int
 
 
-class _Step(NamedTuple):
+class _StepEvents(NamedTuple):
     """The events of a `Slots.step`."""
 
-    begun: dict[Slot, None]
-    pushed: dict[Slot, ValueError | None]  # the error of each chunk; None: it was read
-    ended: dict[Slot, None]
+    begun: dict[LiveSlot, None]
+    pushed: dict[LiveSlot, ValueError | None]  # the error of each chunk; None: it was read
+    ended: dict[LiveSlot, None]
 
 
 class Slots:
@@ -61,15 +61,15 @@ class Slots:
             raise FieldError("first", first, "a number of utterances, >= 1")
         self.decoder, self._first = decoder, first
         self._groups: list[Streams] = []
-        self._step: _Step | None = None  # the running step
-        self._read: dict[Slot, ValueError | None] = {}  # errors of chunks in failed steps; None: it was read
+        self._step: _StepEvents | None = None  # the running step
+        self._read: dict[LiveSlot, ValueError | None] = {}  # errors of chunks in failed steps; None: it was read
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """A context that is undone if it raises: utterances that began in it are abandoned, and utterances that ended
         in it continue. The next chunk pushed to an utterance must then be the chunk of this block; it is not read
         again."""
-        step, groups, closed = _Step({}, {}, {}), self._groups.copy(), list[Slot]()
+        step, groups, closed = _StepEvents({}, {}, {}), self._groups.copy(), list[LiveSlot]()
         self._step = step
         try:
             yield
@@ -94,7 +94,7 @@ class Slots:
         """Number of slots."""
         return sum(map(len, self._groups))
 
-    def begin(self, request: Request | None = None) -> Slot:
+    def begin(self, request: Request | None = None) -> LiveSlot:
         """Begin an utterance.
 
         Args:
@@ -110,12 +110,12 @@ class Slots:
             self._groups.append(streams)
         row = int(streams.is_open.argmin())
         self.decoder.reopen(streams, [row], None if request is None else [request])
-        slot = Slot(streams, row)
+        slot = LiveSlot(streams, row)
         if self._step is not None:
             self._step.begun[slot] = None
         return slot
 
-    def push(self, chunks: Mapping[Slot, Tensor]) -> dict[Slot, ValueError]:
+    def push(self, chunks: Mapping[LiveSlot, Tensor]) -> dict[LiveSlot, ValueError]:
         """Read the next chunk of utterances.
 
         Args:
@@ -132,37 +132,37 @@ class Slots:
         for streams, slots in self._by_group(slot for slot in chunks if slot not in known):
             frames = [chunks[slot] for slot in slots]
             rows = [slot.row for slot in slots]
-            inputs, lengths = pad_sequence(frames, batch_first=True), [len(own) for own in frames]
-            read: dict[Slot, ValueError | None] = dict.fromkeys(slots)
-            found = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
+            inputs, lengths = pad_sequence(frames, batch_first=True), [len(chunk) for chunk in frames]
+            read: dict[LiveSlot, ValueError | None] = dict.fromkeys(slots)
+            errors_by_row = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
             if self._step is not None:
                 self._step.pushed.update(read)  # before anything can fail, so that chunks are not read twice
             for slot in slots:
-                if slot.row in found:
-                    errors[slot] = found[slot.row]
+                if slot.row in errors_by_row:
+                    errors[slot] = errors_by_row[slot.row]
                     if self._step is not None:
-                        self._step.pushed[slot] = found[slot.row]
+                        self._step.pushed[slot] = errors_by_row[slot.row]
         if self._step is not None:
             self._step.pushed.update(known)
         return errors
 
-    def partial(self, slots: Sequence[Slot], n_best: int = 1) -> list[Any]:
+    def partial(self, slots: Sequence[LiveSlot], n_best: int = 1) -> list[Any]:
         """The best hypotheses so far, an `NBest` for each of these utterances; see `Decoder.partial`."""
         return self._asked(slots, lambda streams, rows: self.decoder.partial(streams, n_best, rows=rows))
 
-    def final(self, slots: Sequence[Slot]) -> list[Any]:
+    def final(self, slots: Sequence[LiveSlot]) -> list[Any]:
         """The result that `end` would return; the utterances continue."""
         return self._asked(
             slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows)
         )  # a copy is closed
 
-    def end(self, slots: Sequence[Slot]) -> list[Any]:
+    def end(self, slots: Sequence[LiveSlot]) -> list[Any]:
         """End these utterances and free their slots; returns an `NBest` for each."""
         results = self.final(slots)
         self.abandon(slots)
         return results
 
-    def abandon(self, slots: Sequence[Slot]) -> None:
+    def abandon(self, slots: Sequence[LiveSlot]) -> None:
         """End these utterances without a result."""
         if self._step is not None:
             self._step.ended.update(dict.fromkeys(slots))
@@ -176,14 +176,14 @@ class Slots:
         largest = max(map(len, self._groups), default=0)
         self._groups = [group for group in self._groups if group.is_open.any() or len(group) == largest]
 
-    def _by_group(self, slots: Any) -> list[tuple[Streams, list[Slot]]]:
-        groups: dict[int, tuple[Streams, list[Slot]]] = {}
+    def _by_group(self, slots: Any) -> list[tuple[Streams, list[LiveSlot]]]:
+        groups: dict[int, tuple[Streams, list[LiveSlot]]] = {}
         for slot in slots:
             groups.setdefault(id(slot.streams), (slot.streams, []))[1].append(slot)
         return list(groups.values())
 
-    def _asked(self, slots: Sequence[Slot], ask: Any) -> list[NBest]:
-        results: dict[Slot, NBest] = {}
-        for streams, own in self._by_group(slots):
-            results |= dict(zip(own, ask(streams, [slot.row for slot in own]), strict=True))
+    def _asked(self, slots: Sequence[LiveSlot], ask: Any) -> list[NBest]:
+        results: dict[LiveSlot, NBest] = {}
+        for streams, slots_of_group in self._by_group(slots):
+            results |= dict(zip(slots_of_group, ask(streams, [slot.row for slot in slots_of_group]), strict=True))
         return [results[slot] for slot in slots]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.live.interface import Word
 
 FORMATS = ("srt", "vtt", "tsv", "txt")
 MAX_CHARACTERS = 42  # of a line, usual for subtitles
@@ -35,7 +35,7 @@ def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: floa
         else:
             shown.append(text)
     header = {"vtt": ["WEBVTT\n"], "tsv": ["start\tend\ttext"]}.get(file_format, [])
-    return "".join(f"{each}\n" for each in [*header, *shown])
+    return "".join(f"{text}\n" for text in [*header, *shown])
 
 
 def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:

@@ -23,8 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
-from nemo_gpu_decoding.live.options import Limits
-from nemo_gpu_decoding.live.recognizer import Word
+from nemo_gpu_decoding.live.interface import Limits, Word
 from nemo_gpu_decoding.live.session import Session, Start, checked_start, read_json
 from nemo_gpu_decoding.live.subtitles import subtitles
 
@@ -125,8 +124,8 @@ def _read(form: FormData, limits: Limits) -> Upload:
     response_format = fields.pop("response_format", ["json"])[-1]
     check_choice("response_format", response_format, FORMATS)
     granularities = tuple(fields.pop("timestamp_granularities", ["segment"]))
-    for each in granularities:
-        check_choice("timestamp_granularities", each, GRANULARITIES)
+    for granularity in granularities:
+        check_choice("timestamp_granularities", granularity, GRANULARITIES)
     phrases = [*fields.pop("phrases", []), *fields.pop("keywords", [])]
     if len(phrases) == 1 and isinstance(listed := read_json(phrases[0]), list):
         phrases = listed
@@ -236,28 +235,28 @@ def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload) -> R
     words: list[Word] = []
     text = ""
     for final in finals:
-        own = [Word(**word) for word in final["words"]]
+        new_words = [Word(**word) for word in final["words"]]
         is_joined = "is_joined" in final  # the utterance before was cut within a word
-        if is_joined and words and own:
-            first = own.pop(0)
+        if is_joined and words and new_words:
+            first = new_words.pop(0)
             words[-1] = words[-1]._replace(word=words[-1].word + first.word, end=first.end)
-        words += own
+        words += new_words
         text += ("" if is_joined or not text else " ") + final["text"]
         segments.append(_segment(len(segments), final, segments, seconds))
     if upload.response_format == "json":
         return JSONResponse({"text": text})
     if upload.response_format == "verbose_json":
-        found = {
+        content = {
             "task": "transcribe",
             "language": upload.options.get("language", ""),
             "duration": seconds,
             "text": text,
         }
         if "segment" in upload.granularities:
-            found["segments"] = segments
+            content["segments"] = segments
         if "word" in upload.granularities:
-            found["words"] = [word._asdict() for word in words]
-        return JSONResponse(found)
+            content["words"] = [word._asdict() for word in words]
+        return JSONResponse(content)
     return PlainTextResponse(
         f"{text}\n" if upload.response_format == "text" else subtitles([words], upload.response_format, LINE_PAUSE)
     )

@@ -1,14 +1,12 @@
 """NeMo integration. No other folder of the package imports NeMo. Start with `register.py`.
 
 register       strategy names, their detection in a config, and `register()`
-constructors   wrappers of the constructors of NeMo's decoding objects
-adapters       subclasses of NeMo's decoding classes
+adapters       subclasses of NeMo's decoding classes, and wrappers of their constructors
 section        strict reader of NeMo's config sections; beam_sections and word_graph_sections use it
 infer          base class of the decoding objects that NeMo calls with log-probs or encoder output
 ctc, word_graph, transducer
                decoding objects (`owner.decoding`) of each search
-transducer_networks
-               NeMo's prediction networks and joints as inputs of the search
+transcript     the transcript of an utterance, and the log of segments
 hypotheses     results in NeMo's form
 requests       LM, phrases and weights per utterance
 streaming/     searches in NeMo's streaming interfaces

@@ -21,7 +21,7 @@ from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion, warn_of_errors
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
-from nemo_gpu_decoding.nemo_plugin.streaming.continuation import StreamState
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.result import NBest, Path

@@ -100,11 +100,11 @@ def choose_segments(
     segments, doubtful = [], []
     for begin, end in pairwise(edges):
         cuts, unsure = _cuts(words, loudness, (begin, end), cutting, step_seconds, levels)
-        for own in pairwise(cuts):
-            sound = _with_faint(is_sound, loudness, own, levels, step_seconds)
-            segments.append(_widened(sound, own, cutting.kept_silence, step_seconds))
+        for span in pairwise(cuts):
+            sound = _with_faint(is_sound, loudness, span, levels, step_seconds)
+            segments.append(_widened(sound, span, cutting.kept_silence, step_seconds))
         doubtful += unsure
-    return [own for own in segments if own[0] < own[1]], doubtful
+    return [span for span in segments if span[0] < span[1]], doubtful
 
 
 def onset(samples: np.ndarray, rate: int, silence: float) -> int:
@@ -149,8 +149,8 @@ def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, longest: in
     """
     is_sound = loudness > levels.loud
     for begin, end in words:
-        own = loudness[begin:end]
-        active = np.flatnonzero(own > min(levels.loud, max(2 * levels.noise, 0.1 * np.max(own, initial=0))))
+        of_word = loudness[begin:end]
+        active = np.flatnonzero(of_word > min(levels.loud, max(2 * levels.noise, 0.1 * np.max(of_word, initial=0))))
         for first, last in zip(active, [*active[1:], *active[-1:] + 1], strict=True):
             is_sound[begin + first : begin + (last if last - first <= longest else first + 1)] = True
     return is_sound

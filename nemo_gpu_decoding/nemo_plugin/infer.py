@@ -27,7 +27,7 @@ from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_gramma
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
 from nemo_gpu_decoding.fusion.written import MOST_LISTED
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
-from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import Continuation
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Place
 from nemo_gpu_decoding.search.result import Path as SearchPath

@@ -23,11 +23,10 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import AudioSource, MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.cache import file_key
-from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
+from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
-from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
-from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import Segment, SegmentLog, Transcript
 from nemo_gpu_decoding.search.result import Place
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Plan(NamedTuple):
 
     def spans(self) -> list[tuple[float, float]]:
         """Start and end of each segment in seconds."""
-        times = [[round(min(step * self.step_seconds, self.seconds), 3) for step in own] for own in self.segments]
+        times = [[round(min(step * self.step_seconds, self.seconds), 3) for step in span] for span in self.segments]
         return [(start, end) for start, end in times]
 
 
@@ -94,17 +93,17 @@ def transcribe_long(
     plan, done = planned(loaded, file, cutting, batch_size, log, key)
     if not plan.segments:
         raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
-    found = list(done)
+    transcripts = list(done)
     with loaded.using(section) if timestamps or cutting.min_confidence else nullcontext():
         for paths in segment_files(loaded, file, plan, batch_size, len(done)):
             for outputs in loaded.encode(paths, batch_size):
                 batch = list(loaded.decode(outputs))
                 if log is not None:
                     log.add(key, batch)
-                found += batch
+                transcripts += batch
     if log is not None:
         log.remove()
-    return joined(plan.spans(), found, plan.fault, cutting.min_confidence)
+    return joined(plan.spans(), transcripts, plan.fault, cutting.min_confidence)
 
 
 def _identity(model: Model, section: DictConfig) -> list[Any]:
@@ -112,12 +111,12 @@ def _identity(model: Model, section: DictConfig) -> list[Any]:
 
     def content(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {str(key): content(own) for key, own in value.items()}
+            return {str(key): content(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [content(own) for own in value]
+            return [content(item) for item in value]
         return file_key(value) if isinstance(value, str) and Path(value).is_file() else value
 
-    weights = [float(each.double().sum()) for each in model.model.parameters()]
+    weights = [float(parameter.double().sum()) for parameter in model.model.parameters()]
     return [weights, content(OmegaConf.to_container(section, enum_to_str=True))]
 
 
@@ -136,7 +135,7 @@ def planned(
         return plan, []
     if kept is None:
         log.begin(key, plan._asdict())
-    return plan, log.found(key, len(plan.segments), batch_size)
+    return plan, log.transcripts(key, len(plan.segments), batch_size)
 
 
 def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int) -> Plan:
@@ -148,7 +147,7 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
     step_seconds = model.frame_seconds / steps
     with MonoReader(file, model.channel_selector) as reader:
         position = positions(step_seconds, reader.rate)
-        core, context = (steps * round(each / model.frame_seconds) for each in (cutting.segment_seconds, _CONTEXT))
+        core, context = (steps * round(length / model.frame_seconds) for length in (cutting.segment_seconds, _CONTEXT))
         windows = _Windows(reader, position, core, context)
         tokens: list[tuple[int, int, int]] = []
         loudness: list[np.ndarray] = []
@@ -273,7 +272,7 @@ def return_memory() -> None:
 
 def joined(
     spans: Sequence[tuple[float, float]],
-    found: Sequence[Transcript | str],
+    transcripts: Sequence[Transcript | str],
     fault: str = "",
     min_confidence: float = 0.0,
 ) -> Transcript:
@@ -281,7 +280,7 @@ def joined(
 
     Args:
         spans: start and end of each segment, seconds.
-        found: transcript or error message of each segment.
+        transcripts: transcript or error message of each segment.
         fault: why the recording cannot be read to its end.
         min_confidence: see `Cutting`.
     """
@@ -290,21 +289,21 @@ def joined(
     errors: list[str] = []
     places: list[Place] = []
     phrases: list[BoostedPhrase] = []
-    for (start, end), each in zip(spans, found, strict=True):
-        error = each if isinstance(each, str) else each.error
-        if isinstance(each, str) or error:
+    for (start, end), transcript in zip(spans, transcripts, strict=True):
+        error = transcript if isinstance(transcript, str) else transcript.error
+        if isinstance(transcript, str) or error:
             errors.append(f"{error} (segment {clock(start)} - {clock(end)})")
             segments.append(Segment(start, end))
             continue
-        confidences = [word.confidence for word in each.words if word.confidence is not None]
+        confidences = [word.confidence for word in transcript.words if word.confidence is not None]
         if confidences and np.mean(confidences) < min_confidence:
             continue
-        segments.append(Segment(start, end, each.text, each.score, each.n_best))
-        for place in each.alternatives:
+        segments.append(Segment(start, end, transcript.text, transcript.score, transcript.n_best))
+        for place in transcript.alternatives:
             word_index = None if place.word_index is None else place.word_index + len(words)
             places.append(place._replace(word_index=word_index, **times_from(place, start)))
-        words += [word._replace(**times_from(word, start)) for word in each.words]
-        phrases += each.phrases
+        words += [word._replace(**times_from(word, start)) for word in transcript.words]
+        phrases += transcript.phrases
     if fault:
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
     scores = [segment.score for segment in segments if segment.score is not None]

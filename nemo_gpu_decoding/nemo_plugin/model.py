@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nemo_gpu_decoding.audio import AudioSource, check_channel_selector, num_channels, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.written import WrittenRequest
-from nemo_gpu_decoding.live.recognizer import Word
+from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
@@ -187,11 +187,11 @@ class Model:
             ValueError: the strategy's scores have no parts, which `second` needs; or the strategy does not support a
                 request.
         """
-        has_own = any(own is not None for own in requests)
+        has_own = any(request is not None for request in requests)
         with utterance_requests(self.model, requests) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
-        for found in map(_as_list, hypotheses):
-            yield self._transcript(found if second is None else second.reordered(found))
+        for n_best in map(_as_list, hypotheses):
+            yield self._transcript(n_best if second is None else second.reordered(n_best))
 
     def check_request(self, written: WrittenRequest) -> None:
         """Raise a ValueError unless `requests` of `decode` may hold this request."""
@@ -202,9 +202,9 @@ class Model:
         device = next(self.model.parameters()).device
         with torch.inference_mode():
             moved = {name: tensor.to(device) for name, tensor in outputs.items()}
-            found = self.model._transcribe_output_processing(moved, self._transcribe_config())
+            hypotheses = self.model._transcribe_output_processing(moved, self._transcribe_config())
         # transducers of some NeMo versions give (best, all)
-        return found[0] if isinstance(found, tuple) else found
+        return hypotheses[0] if isinstance(hypotheses, tuple) else hypotheses
 
     def _transcribe_config(self, batch_size: int = 1) -> Any:
         config = self.model.get_transcribe_config()
@@ -352,8 +352,8 @@ class TransducerHead(Head):
         for outputs in self.model.encode(files, batch_size):
             rows = outputs["encoded"].transpose(1, 2).float().cpu().numpy()
             lengths = outputs["encoded_len"].tolist()
-            for row, length, found in zip(rows, lengths, self.model.hypotheses(outputs), strict=True):
-                yield Encoded(row[:length].copy(), found.text)
+            for row, length, hypothesis in zip(rows, lengths, self.model.hypotheses(outputs), strict=True):
+                yield Encoded(row[:length].copy(), hypothesis.text)
 
     def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
         pairs = zip(hypothesis.timestamp, hypothesis.y_sequence, strict=True)
@@ -361,7 +361,7 @@ class TransducerHead(Head):
 
     def networks(self) -> TransducerNetworks:
         """Prediction network and joint in the form of the search."""
-        from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+        from nemo_gpu_decoding.nemo_plugin.transducer import networks_of
 
         nemo: Any = self.model.model
         return networks_of(nemo.decoder, nemo.joint, self.decoding.durations or ())

@@ -1,9 +1,9 @@
 """Register the strategies with NeMo: the table of strategies, and `register()`.
 
-`HOOKS` lists the wrapped methods of NeMo. `constructors.py` wraps `AbstractCTCDecoding.__init__`,
-`AbstractRNNTDecoding.__init__` and `change_decoding_strategy`. `streaming/` wraps methods that decode greedily and
-ignore the config; `hypotheses.py` wraps two functions that do not support n-best lists. Importing this module does not
-import NeMo: the methods are wrapped when NeMo is imported.
+`HOOKS` lists the wrapped methods of NeMo. `adapters.py` wraps `AbstractCTCDecoding.__init__`,
+`AbstractRNNTDecoding.__init__` and `change_decoding_strategy`. `streaming/hooks.py` wraps methods that decode greedily
+and ignore the config; `hypotheses.py` wraps two functions that do not support n-best lists. Importing this module does
+not import NeMo: the methods are wrapped when NeMo is imported.
 
 A `.nemo` file that was saved with a strategy of this package has it in its config, and NeMo alone cannot
 restore it. Without this package, give `restore_from` another decoding section (for the CTC head of a hybrid
@@ -103,11 +103,11 @@ HOOKS = tuple(
     Hook(f"nemo.collections.asr.{module}", owner, method, f"{__package__}.{wrapper}")
     for module, owner, method, wrapper in (
         # constructors of decoding objects
-        ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "constructors:construct_ctc"),
-        ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "constructors:construct_rnnt"),
+        ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "adapters:construct_ctc"),
+        ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "adapters:construct_rnnt"),
         # changes of a model's decoding object
         *(
-            (f"models.{module}", owner, "change_decoding_strategy", "constructors:change")
+            (f"models.{module}", owner, "change_decoding_strategy", "adapters:change")
             for module, owner in (
                 ("ctc_models", "EncDecCTCModel"),
                 ("ctc_bpe_models", "EncDecCTCModelBPE"),
@@ -121,12 +121,12 @@ HOOKS = tuple(
         ("parts.utils.transcribe_utils", "", "restore_transcription_order", "hypotheses:restore_order"),
         ("parts.utils.transcribe_utils", "", "write_transcription", "hypotheses:write_lists"),
         # streaming that decodes CTC greedily, or assumes that tokens of a beam never change
-        ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming.stream_step:stream_step"),
-        ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming.stream_step:transcribe_labels"),
-        ("parts.utils.streaming_utils", "BatchedFrameASRRNNT", "__init__", "streaming.stream_step:construct_merging"),
-        ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "streaming.pipelines:build_asr"),
+        ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming.hooks:stream_step"),
+        ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming.hooks:transcribe_labels"),
+        ("parts.utils.streaming_utils", "BatchedFrameASRRNNT", "__init__", "streaming.hooks:construct_merging"),
+        ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "streaming.hooks:build_asr"),
         *(
-            (f"inference.pipelines.{module}_pipeline", f"{owner}Pipeline", "__init__", "streaming.pipelines:construct")
+            (f"inference.pipelines.{module}_pipeline", f"{owner}Pipeline", "__init__", "streaming.hooks:construct")
             for module, owner in (
                 ("buffered_ctc", "BufferedCTC"),
                 ("buffered_rnnt", "BufferedRNNT"),

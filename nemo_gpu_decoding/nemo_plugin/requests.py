@@ -113,12 +113,12 @@ def request_of(
         raise FieldError("phrases", written.shown["phrases"], "none: the decoder's grammar has all sentences")
     phrases = None if written.phrases is None else list(written.phrases)
     try:
-        own = _as_request(infer, phrases, boosting_weight) or Request()
+        boosted = _as_request(infer, phrases, boosting_weight) or Request()
     except FieldError:
         raise
     except ValueError as error:
         raise FieldError("phrases", written.shown["phrases"], "phrases that can be boosted", f"({error})") from error
-    request = replace(own, lm=written.lm, **rules)
+    request = replace(boosted, lm=written.lm, **rules)
     try:
         decoder.open(1, [request])
     except FieldError as error:
@@ -146,20 +146,20 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
     """
     if biasing is None or biasing.is_empty():
         return None
-    own = getattr(biasing, "request", None)
+    request = getattr(biasing, "request", None)
     try:
         config = replace(infer.options.fusion.boosting, **vars(biasing.boosting_model_cfg))
     except FieldError as error:
         raise error.named(f"biasing_cfg.boosting_model_cfg.{error.field}") from None
     if config.is_empty:
-        if own is not None:
-            return own
+        if request is not None:
+            return request
         raise ValueError(
             "biasing_cfg holds a model that is compiled for NeMo's decoders (multi_model_id, cache_key), expected "
             "phrases in boosting_model_cfg"
         )
     tree, weight = infer.boosting_of(config), float(biasing.boosting_model_alpha)
-    return replace(own or Request(), boosting=tree, boosting_weight=weight)
+    return replace(request or Request(), boosting=tree, boosting_weight=weight)
 
 
 @dataclass

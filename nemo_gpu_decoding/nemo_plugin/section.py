@@ -121,7 +121,7 @@ class Section:
         return nemo_defaults(self.family, self.name)
 
     @property
-    def own(self) -> dict[str, Any]:
+    def added(self) -> dict[str, Any]:
         """Keys that NeMo lacks, with their defaults."""
         known = {*self.defaults, *self.undeclared, *self.hidden}
         of_search = {self.renamed.get(f.name, f.name): f.default for f in fields(self.search)}
@@ -130,7 +130,7 @@ class Section:
     @property
     def valid(self) -> tuple[str, ...]:
         """The keys with effect: NeMo's, then others."""
-        return tuple(key for key in (*self.defaults, *self.undeclared, *self.own) if key not in self.unused)
+        return tuple(key for key in (*self.defaults, *self.undeclared, *self.added) if key not in self.unused)
 
     def read(self, cfg: DictConfig) -> Values:
         """The values of all keys.
@@ -138,13 +138,13 @@ class Section:
         Raises:
             ValueError: a key is unknown or without effect; the message has the key and the valid ones.
         """
-        for key in self.own:
+        for key in self.added:
             if key in cfg:
                 raise ValueError(f"'{key}' is outside of `{self.name}`, expected inside: {self.name}.{key}")
         section = cfg.get(self.name) or OmegaConf.create({})
         given: Any = OmegaConf.to_container(section, resolve=True)
         check_keys(self.name, [key for key in given if key not in self.unused], self.valid)
-        entries = {**self.defaults, **self.own, **given}
+        entries = {**self.defaults, **self.added, **given}
         for key in self.optional:
             if entries.get(key) is None and self.defaults.get(key) is None:
                 entries.pop(key, None)  # the default of the search
@@ -250,11 +250,11 @@ class Values:
             settled: values of fields that are not read from keys.
         """
         keys, options = renamed or {}, dict(settled)
-        for each in fields(cast(Any, kind)):
-            key = keys.get(each.name, each.name)
-            if each.name not in settled and key in self.entries:
+        for option in fields(cast(Any, kind)):
+            key = keys.get(option.name, option.name)
+            if option.name not in settled and key in self.entries:
                 value = self.entries[key]
-                options[each.name] = _spelled(value) if each.type == "str" else value
+                options[option.name] = _spelled(value) if option.type == "str" else value
         try:
             return kind(**options)
         except FieldError as error:

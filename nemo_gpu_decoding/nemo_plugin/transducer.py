@@ -1,29 +1,34 @@
-"""The decoders of encoder output for NeMo: alsd_pp and aes_pp."""
+"""The decoders of encoder output for NeMo, alsd_pp and aes_pp, and NeMo's networks as their inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
+from nemo.collections.asr.modules.hybrid_autoregressive_transducer import HATJoint
+from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint, StatelessTransducerDecoder
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis, NBestHypotheses
+from nemo.collections.common.parts.rnn import LSTMDropout
 from nemo.utils import logging
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
 from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion, warn_of_errors
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request, next_requests
-from nemo_gpu_decoding.nemo_plugin.streaming.continuation import StreamState
-from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
 from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.transducer import networks
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+from nemo_gpu_decoding.search.transducer.networks import whole_blocks
 from nemo_gpu_decoding.search.transducer.trace_back import step_log_probs
 
 
@@ -66,7 +71,7 @@ class TransducerInfer(FusedInfer):
 
         Returns:
             A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance: the result if the
-            audio ended here. It can be continued, see `continuation.py`.
+            audio ended here. It can be continued, see `stream_state.py`.
 
         Raises:
             ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued. If an utterance
@@ -85,13 +90,13 @@ class TransducerInfer(FusedInfer):
             for note in nbest.notes:
                 logging.warning(note)
         hypotheses = [self._hypotheses(nbest, state) for nbest, state in results]
-        for own, find in zip(hypotheses, alternatives, strict=True):
-            own[0].find_alternatives = find
+        for n_best, find in zip(hypotheses, alternatives, strict=True):
+            n_best[0].find_alternatives = find
         if aligned:
             self._add_steps(results, hypotheses)
         if self.return_best_hypothesis:
-            return ([own[0] for own in hypotheses],)
-        return ([NBestHypotheses(own) for own in hypotheses],)
+            return ([n_best[0] for n_best in hypotheses],)
+        return ([NBestHypotheses(n_best) for n_best in hypotheses],)
 
     def _requests(
         self, partial_hypotheses: Sequence[Any] | None, states: Sequence[StreamState | None]
@@ -103,7 +108,7 @@ class TransducerInfer(FusedInfer):
         phrases = [biasing_request(self, getattr(partial, "biasing_cfg", None)) for partial in begin]
         if not any(phrases):
             return requests
-        return [own or request for own, request in zip(phrases, requests or [None] * len(phrases), strict=True)]
+        return [given or request for given, request in zip(phrases, requests or [None] * len(phrases), strict=True)]
 
     def _variant(self) -> Hashable:
         return self.needs_frames, *(m.is_adapter_available() for m in (self.decoder_model, self.joint))
@@ -149,7 +154,7 @@ class TransducerInfer(FusedInfer):
         """Set confidence and alignments of all hypotheses."""
         paths: list[Any] = [path for nbest, _ in results for path in nbest]
         frames: list[Any] = [state.history for nbest, state in results for _ in nbest]
-        flat = [hypothesis for own in hypotheses for hypothesis in own]
+        flat = [hypothesis for n_best in hypotheses for hypothesis in n_best]
         log_probs = step_log_probs(self.decoder().networks, frames, paths)
         for hypothesis, path, steps in zip(flat, paths, log_probs, strict=True):
             # NeMo needs alignments for the confidence of TDT tokens
@@ -219,3 +224,113 @@ def _state(b: int, partial: Any) -> StreamState | None:
         f"partial_hypotheses[{b}] is of another decoder (dec_state is a "
         f"{type(partial.dec_state).__name__}), expected what this one has returned"
     )
+
+
+def networks_of(
+    decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
+) -> networks.TransducerNetworks:
+    """The networks of a NeMo transducer.
+
+    The layers of plain LSTM and stateless prediction networks with a plain joint are called directly, which is
+    faster. Other networks (adapters, normalised LSTMs, HAT joints) are called through NeMo's methods. Create
+    the networks again after enabling or disabling adapters.
+
+    Args:
+        decoder: the prediction network, trained with blank_as_pad.
+        joint: RNN-T or HAT joint.
+        durations: of a TDT model, in frames; empty for RNN-T.
+
+    Raises:
+        ValueError: the joint's output is not one score per label and duration.
+    """
+    durations = networks.checked_durations(durations)
+    _check(decoder, joint, durations)
+    if type(joint) is not RNNTJoint or joint.is_adapter_available() or joint.temperature != 1.0:
+        return NemoNetworks(decoder, joint, durations)
+    parts = joint.enc, joint.pred, joint.joint_net
+    if isinstance(decoder, StatelessTransducerDecoder):
+        net = decoder.prediction
+        return networks.StatelessNetworks(list(net.embeds), net.norm, *parts, durations=durations)
+    rnn = decoder.prediction["dec_rnn"]
+    plain = isinstance(rnn, LSTMDropout) and not rnn.lstm.proj_size
+    if plain and not decoder.is_adapter_available():
+        return networks.LSTMNetworks(decoder.prediction["embed"], rnn.lstm, *parts, durations=durations)
+    return NemoNetworks(decoder, joint, durations)
+
+
+class NemoNetworks:
+    """Any NeMo prediction network and joint, called through NeMo's methods."""
+
+    def __init__(
+        self, decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
+    ) -> None:
+        self.decoder = decoder
+        self.joint = joint
+        self.durations = networks.checked_durations(durations)
+        self.vocab_size = int(decoder.blank_idx)
+
+    @property
+    def encoder_size(self) -> int:
+        return int(self.joint.encoder_hidden)
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        return networks.evaluating([self.decoder, self.joint])
+
+    def project_encoder(self, frames: Tensor) -> Tensor:
+        weight = next(self.joint.enc.parameters())
+        whole = whole_blocks(frames.to(weight.device, weight.dtype))
+        return self.joint.project_encoder(whole[None])[0, : len(frames)]
+
+    def start(self) -> tuple[Tensor, networks.State]:
+        weight = next(self.joint.enc.parameters())
+        blank = torch.full((1, 1), self.vocab_size, dtype=torch.int64, device=weight.device)
+        output, after = self.decoder.predict(blank, None, add_sos=False, batch_size=1)
+        state = self.decoder.initialize_state(weight.new_zeros(1))
+        self.decoder.batch_replace_states_all(after, dst_states=state)
+        return self._projected(output), self._rows(state)
+
+    def predict(self, labels: Tensor, state: networks.State) -> tuple[Tensor, networks.State]:
+        whole, before = whole_blocks(labels), tuple(whole_blocks(part) for part in state)
+        output, after = self.decoder.predict(
+            whole[:, None], self._packed(before), add_sos=False, batch_size=len(whole)
+        )
+        rows = slice(len(labels))
+        return self._projected(output)[rows], tuple(part[rows] for part in self._rows(after))
+
+    def join(self, frames: Tensor, predictions: Tensor) -> Tensor:
+        pairs = whole_blocks(frames)[:, None], whole_blocks(predictions)[:, None]
+        return self.joint.joint_after_projection(*pairs)[: len(frames), 0, 0]
+
+    def _projected(self, output: Tensor) -> Tensor:
+        return self.joint.project_prednet(output)[:, 0]
+
+    # NeMo keeps LSTM states as [layers, N, H], the labels of stateless networks as [N, positions]
+
+    @property
+    def _rows_first(self) -> bool:
+        return isinstance(self.decoder, StatelessTransducerDecoder)
+
+    def _rows(self, state: Sequence[Tensor]) -> networks.State:
+        return tuple(part if self._rows_first else part.transpose(0, 1) for part in state)
+
+    def _packed(self, state: networks.State) -> Sequence[Tensor]:
+        if self._rows_first:
+            return list(state)
+        return tuple(part.transpose(0, 1).contiguous() for part in state)
+
+
+def _check(decoder: nn.Module, joint: nn.Module, durations: tuple[int, ...]) -> None:
+    if not decoder.blank_as_pad:
+        raise ValueError(
+            "decoder was built with blank_as_pad=False, expected True: beams start from the blank's embedding"
+        )
+    if isinstance(joint, HATJoint) and joint.return_hat_ilm:
+        raise ValueError(
+            "joint is a HAT joint with return_hat_ilm=True (hat_subtract_ilm), expected False: its "
+            "internal LM is not subtracted here"
+        )
+    if joint.num_extra_outputs != len(durations):
+        raise ValueError(
+            f"durations has {len(durations)} entries, expected {joint.num_extra_outputs}, "
+            "the extra outputs of the joint"
+        )

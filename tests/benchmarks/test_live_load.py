@@ -18,7 +18,7 @@ OPTIONS = live_load.LoadOptions(clients=6, seconds=20.0, killed=0.3, speed=1.0, 
 def numbers():
     """A server that reads numbers out of audio, and three utterances of it."""
     from nemo_gpu_decoding.live.batcher import Batcher
-    from nemo_gpu_decoding.live.options import Address, Limits
+    from nemo_gpu_decoding.live.interface import Address, Limits
     from nemo_gpu_decoding.live.server import LiveServer
     from tests.live.test_server import NumberReader, audio
 
@@ -45,7 +45,7 @@ def test_hostile_clients_over_sockets():
 
     from websockets.asyncio.client import connect
 
-    from nemo_gpu_decoding.live.options import Limits
+    from nemo_gpu_decoding.live.interface import Limits
     from tests.live.test_server import audio, running
 
     options = replace(OPTIONS, seconds=4.0, hostile=3, simulated=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.long_audio import _SOUNDS, RATE, Recording, confidences, threshold
-from nemo_gpu_decoding.live.recognizer import Word
+from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
 
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemo_gpu_decoding.cli import environment
+from nemo_gpu_decoding.cli import doctor
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cuda.launch import use_runtime
 
 
 def facts():
-    return {fact.name: fact for fact in environment.examine()}
+    return {fact.name: fact for fact in doctor.examine()}
 
 
 def test_tables_name_versions_and_strategies(capsys):
@@ -39,28 +39,28 @@ def test_json_has_the_same_facts(capsys):
     [("3.0.0", "3.0.0", ""), ("4.1.0rc0", "4.1.0rc0", "tested with"), (None, "not installed", "pip install")],
 )
 def test_nemo_versions(version, found, advice, monkeypatch):
-    monkeypatch.setattr(environment, "installed_version", lambda _: version)
-    fact = environment.nemo_fact()
+    monkeypatch.setattr(doctor, "installed_version", lambda _: version)
+    fact = doctor.nemo_fact()
     assert fact.found == found
     assert advice in fact.advice
     assert bool(advice) == bool(fact.advice)
 
 
 def test_a_missing_cuda_python_says_when_it_is_needed(monkeypatch):
-    monkeypatch.setattr(environment, "installed_version", lambda _: None)
-    assert "only needed on a GPU" in environment.cuda_python_fact().advice
+    monkeypatch.setattr(doctor, "installed_version", lambda _: None)
+    assert "only needed on a GPU" in doctor.cuda_python_fact().advice
 
 
 def test_registration(monkeypatch):
-    assert "registers itself" in environment.registration_fact().found
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda _: None)
-    assert environment.registration_fact().advice == "call nemo_gpu_decoding.register()"
+    assert "registers itself" in doctor.registration_fact().found
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
+    assert doctor.registration_fact().advice == "call nemo_gpu_decoding.register()"
 
     def no_namespace(_):
         raise ModuleNotFoundError
 
-    monkeypatch.setattr(environment.importlib.util, "find_spec", no_namespace)
-    assert environment.registration_fact().advice == "call nemo_gpu_decoding.register()"
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", no_namespace)
+    assert doctor.registration_fact().advice == "call nemo_gpu_decoding.register()"
 
 
 def fake_tool(tmp_path, monkeypatch, script):
@@ -72,19 +72,19 @@ def fake_tool(tmp_path, monkeypatch, script):
 
 def test_the_driver_version_comes_from_nvidia_smi_whose_failure_is_quoted(tmp_path, monkeypatch):
     fake_tool(tmp_path, monkeypatch, "echo 570.86.10; echo 570.86.10")
-    assert environment.driver_fact().found == "570.86.10"
+    assert doctor.driver_fact().found == "570.86.10"
     fake_tool(tmp_path, monkeypatch, "echo cannot talk to the driver; exit 9")
-    fact = environment.driver_fact()
+    fact = doctor.driver_fact()
     assert (fact.found, fact.advice) == ("nvidia-smi fails", "cannot talk to the driver")
 
 
 def test_no_driver_and_a_driver_without_a_usable_torch(monkeypatch):
-    monkeypatch.setattr(environment.shutil, "which", lambda _: None)
-    assert environment.driver_fact().found == "none"
-    assert environment.gpu_advice(cuda_build=True) == "decoding runs on the CPU"
-    monkeypatch.setattr(environment.shutil, "which", lambda _: "nvidia-smi")
-    assert "install a CUDA build of torch" in environment.gpu_advice(cuda_build=False)
-    assert "CUDA_VISIBLE_DEVICES" in environment.gpu_advice(cuda_build=True)
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    assert doctor.driver_fact().found == "none"
+    assert doctor.gpu_advice(cuda_build=True) == "decoding runs on the CPU"
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "nvidia-smi")
+    assert "install a CUDA build of torch" in doctor.gpu_advice(cuda_build=False)
+    assert "CUDA_VISIBLE_DEVICES" in doctor.gpu_advice(cuda_build=True)
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ class FakeRuntime:
 )
 def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
     with use_runtime(FakeRuntime(reason)):
-        (card,) = [fact for fact in environment.torch_facts() if fact.name == "GPU 0"]
-        kernels = environment.kernels_fact()
-        rows = environment.strategy_paths()
+        (card,) = [fact for fact in doctor.torch_facts() if fact.name == "GPU 0"]
+        kernels = doctor.kernels_fact()
+        rows = doctor.strategy_paths()
     assert card.found == "Test GPU, 80 GiB, sm_90"
     assert (kernels.found, kernels.advice) == (found, reason or "")
     assert (reason or "") in card.advice
@@ -129,9 +129,9 @@ def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
 
 @pytest.mark.usefixtures("gpu")
 def test_a_strategy_without_kernels_runs_on_the_cpu_and_says_so(monkeypatch):
-    monkeypatch.setattr(environment, "kernel_files", list)
+    monkeypatch.setattr("nemo_gpu_decoding.cuda.sources.kernel_files", list)
     with use_runtime(FakeRuntime(None)):
-        rows = environment.strategy_paths()
+        rows = doctor.strategy_paths()
     assert {(row.path, row.why) for row in rows} == {("cpu", "it has no CUDA kernels in this version")}
 
 
@@ -141,35 +141,35 @@ def test_a_gpu_that_torch_fails_on_is_explained_and_not_raised(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", fail)
-    assert environment.cuda_obstacle() == "CUDA unknown error"
+    assert doctor.cuda_obstacle() == "CUDA unknown error"
 
 
 def test_nvrtc_versions_and_failures(monkeypatch):
-    monkeypatch.setattr(environment.nvrtc, "version", lambda: (13, 1))
-    assert environment.nvrtc_fact().found == "13.1"
+    monkeypatch.setattr("nemo_gpu_decoding.cuda.nvrtc.version", lambda: (13, 1))
+    assert doctor.nvrtc_fact().found == "13.1"
 
     def fail():
         raise RuntimeError("no such library")
 
-    monkeypatch.setattr(environment.nvrtc, "version", fail)
-    fact = environment.nvrtc_fact()
+    monkeypatch.setattr("nemo_gpu_decoding.cuda.nvrtc.version", fail)
+    fact = doctor.nvrtc_fact()
     assert fact.found == "not usable"
     assert "RuntimeError" in fact.advice
 
 
 def test_a_driver_tool_that_hangs_does_not_hang_doctor(monkeypatch):
     def hang(*_, timeout, **__):
-        raise environment.subprocess.TimeoutExpired("nvidia-smi", timeout)
+        raise doctor.subprocess.TimeoutExpired("nvidia-smi", timeout)
 
-    monkeypatch.setattr(environment.shutil, "which", lambda _: "nvidia-smi")
-    monkeypatch.setattr(environment.subprocess, "run", hang)
-    assert environment.driver_fact().found == "nvidia-smi does not answer"
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "nvidia-smi")
+    monkeypatch.setattr(doctor.subprocess, "run", hang)
+    assert doctor.driver_fact().found == "nvidia-smi does not answer"
 
 
 @pytest.mark.parametrize(("folder", "advised"), [("/tmp/x", True), ("/home/me/.cache/x", False)])
 def test_compiled_code_in_a_temporary_folder_gets_advice(folder, advised, monkeypatch):
-    monkeypatch.setattr(environment, "cache_folder", lambda: Path(folder))
-    monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: "/tmp")
-    fact = environment.numba_facts()[1]
+    monkeypatch.setattr("nemo_gpu_decoding.jit.cache_folder", lambda: Path(folder))
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/tmp")
+    fact = doctor.numba_facts()[1]
     assert fact.found == folder
     assert ("NEMO_GPU_DECODING_CACHE=FOLDER" in fact.advice) == advised

@@ -49,7 +49,7 @@ def transcribed(tmp_path, monkeypatch):
         monkeypatch.setattr(transcribe, "find_utterances", lambda *_: [utterance])
         monkeypatch.setattr(transcribe, "load", lambda _: SimpleNamespace(model=SimpleNamespace(device_name="cpu")))
         monkeypatch.setattr(transcribe, "_transcripts", lambda *_: transcripts())
-        monkeypatch.setattr(transcribe, "row_of", lambda *_: {"pred_text": "new"})
+        monkeypatch.setattr("nemo_gpu_decoding.cluster.output.row_of", lambda *_: {"pred_text": "new"})
         return main(["transcribe", "model=m.nemo", "audio=a.wav", f"out={tmp_path / 'hyps.jsonl'}"])
 
     return run

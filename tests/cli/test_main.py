@@ -93,10 +93,10 @@ def test_value_errors_are_mendable_only_where_our_code_raises_them():
     assert not is_mendable(caught(lambda: {}["x"]))
 
 
-def test_help_needs_neither_torch_nor_nemo():
+def test_help_imports_neither_torch_nor_nemo():
     code = (
-        "import sys; from nemo_gpu_decoding.cli.main import main; main(['transcribe', '--help']);"
-        "main(['tune', '--help']); main(['doctor', '--help']);"
+        "import sys; from nemo_gpu_decoding.cli.main import COMMANDS, main;"
+        "[main([name, '--help']) for name in COMMANDS];"
         "sys.exit(any(m in sys.modules for m in ('torch', 'nemo', 'numba')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

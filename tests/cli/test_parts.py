@@ -147,7 +147,7 @@ def test_subtitles_of_a_file_are_in_its_order(tmp_path):
     from nemo_gpu_decoding.audio import AudioPart
     from nemo_gpu_decoding.cli.options import parse_options
     from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, _subtitled
-    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.manifest import Utterance
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 

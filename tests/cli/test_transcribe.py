@@ -401,7 +401,7 @@ def test_locks_and_grammars_of_a_manifest_are_those_of_its_utterances(model, out
     assert [(row.get("outside_share"), row.get("in_grammar")) for row in found[:4]] == [
         (None, None), (0.0, None), (None, True), (None, False)
     ]  # fmt: skip
-    assert "grammar has no public rule" in found[4]["error"]
+    assert "is in no token of the model" in found[4]["error"]
     assert "allowed_scripts is 'Latn', expected scripts" in found[5]["error"]
     assert [row.get("allowed_tokens") for row in found] == [more.get("allowed_tokens") for more in own]
 

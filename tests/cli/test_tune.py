@@ -10,10 +10,9 @@ from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, measure, ri
 from nemo_gpu_decoding.cli import tune
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
-from nemo_gpu_decoding.cli.grid import Point, at_point, varied
+from nemo_gpu_decoding.cli.grid import Point, at_point, later_stages, points_of, varied
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
-from nemo_gpu_decoding.cli.stages import later_stages, points_of
 from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, ranked
 from nemo_gpu_decoding.cli.tune_plot import best_by, draw, options_of_panels
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -563,8 +562,8 @@ def test_a_map_of_confidence_is_slope_and_intercept(value):
 def test_the_map_applies_to_the_confidences_that_it_was_fitted_on(assets):
     """Without rounding in between: many wrong words have a confidence below 1e-4."""
     pytest.importorskip("nemo.collections.asr")
-    from nemo_gpu_decoding.cli.confidence import joined, with_confidence_map, words_of
     from nemo_gpu_decoding.cli.decoding import decoding_config
+    from nemo_gpu_decoding.cli.dev_set import joined, with_confidence_map, words_of
     from nemo_gpu_decoding.manifest import read_manifest
     from nemo_gpu_decoding.nemo_plugin.model import Model
 

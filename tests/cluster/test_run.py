@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, find_corpus
-from nemo_gpu_decoding.cluster.folder import Folder, open_run
-from nemo_gpu_decoding.cluster.run import MAX_DEATHS, RayWorker, Workers, summary, transcribe_corpus
+from nemo_gpu_decoding.cluster.output import Folder, open_run
+from nemo_gpu_decoding.cluster.run import Workers, summary, transcribe_corpus
 from nemo_gpu_decoding.cluster.workers import Item, Job, batches
 from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.manifest import Utterance
@@ -421,23 +421,6 @@ def test_what_a_worker_finds_wrong_with_its_model_is_one_line(tmp_path, corpus, 
         run.go()
     with pytest.raises(ValueError, match=r"beam\.beam_size is 0"):
         run.go(Workers("local", 2, 2))
-
-
-def test_a_partition_that_kills_every_worker_is_named(tmp_path, corpus):
-    run = Run(tmp_path, corpus(3))
-    batch = {name: np.array([value]) for name, value in run.plan.partitions[0]._asdict().items()}
-    worker = RayWorker(run.job, "this run")
-    worker.transcriber.transcribe = lambda partition: 1 / 0
-    for _ in range(MAX_DEATHS):
-        with pytest.raises(ZeroDivisionError):
-            worker(batch)
-    assert worker(batch)["fault"] == [
-        f"lines 1 .. 3 of {tmp_path}/corpus.json have cost 3 workers, which died while they were at it; look for an "
-        "audio file there that takes too much memory"
-    ]
-    again = RayWorker(run.job, "another run")
-    assert again(batch)["fault"] == [""]
-    assert not [name for name in Folder(run.out).names() if "tries" in name]
 
 
 def test_without_ray_the_command_says_what_to_install(tmp_path, corpus, monkeypatch):

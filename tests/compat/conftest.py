@@ -51,7 +51,7 @@ class Checkpoint:
             return [self.model.ctc_decoder(encoder_output=one.T[None])[0] for one in self.encoded(features)]
 
     def networks(self):
-        from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+        from nemo_gpu_decoding.nemo_plugin.transducer import networks_of
 
         return networks_of(self.model.decoder, self.model.joint, self.durations)
 

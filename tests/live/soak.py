@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.live.slots import Slot, Slots
+from nemo_gpu_decoding.live.slots import LiveSlot, Slots
 from tests.contract.checks import bytes_of
 from tests.contract.subject import Subject, facts
 from tests.contract.subjects import TABLE
@@ -53,14 +53,14 @@ def soak(
     recordings = subject.random_inputs(RECORDINGS, MOST_FRAMES, seed=seed)
     requests = [None, None, subject.request()]
     live = Slots(decoder, slots)
-    running: dict[Slot, list[int]] = {}  # number, recording, frames in all, frames read
+    running: dict[LiveSlot, list[int]] = {}  # number, recording, frames in all, frames read
     begun = ended = compared = different = most = 0
     while ended < utterances:
         while len(running) < slots and begun < utterances:
             recording, frames = rng.integers(RECORDINGS), rng.integers(1, MOST_FRAMES + 1)
             running[live.begin(requests[begun % 3])] = [begun, int(recording), int(frames), 0]
             begun += 1
-        chunks: dict[Slot, torch.Tensor] = {}
+        chunks: dict[LiveSlot, torch.Tensor] = {}
         for slot, own in running.items():
             if rng.random() < 2 / 3:
                 chunks[slot] = recordings[own[1], own[3] : min(own[2], own[3] + CHUNK)]

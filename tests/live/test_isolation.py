@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 
 from nemo_gpu_decoding.live import batcher as batcher_module
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.options import Limits
+from nemo_gpu_decoding.live.interface import Limits
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.live.session import Session, Start, read_start
 from tests.live.test_server import (

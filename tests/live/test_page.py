@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gpu_decoding.live.recognizer import Alternative, Words
+from nemo_gpu_decoding.live.interface import Alternative, Words
 from nemo_gpu_decoding.search.result import WordOption
 from tests.assets import ASSETS, CTC_MODEL
 
@@ -55,7 +55,7 @@ def open_page(playwright, wav: Path, url: str):
 def test_page_transcribes_microphone_and_file_and_shows_errors(tmp_path):
     from playwright.sync_api import expect, sync_playwright
 
-    from nemo_gpu_decoding.live.options import Limits
+    from nemo_gpu_decoding.live.interface import Limits
     from tests.live.test_server import NumberReader, running
 
     reader = NumberReader()

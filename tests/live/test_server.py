@@ -29,8 +29,7 @@ from nemo_gpu_decoding.cli import serve
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live import server as server_module
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.options import Address, Limits
-from nemo_gpu_decoding.live.recognizer import Alternative, BoostedPhrase, StepOutput, Word, Words
+from nemo_gpu_decoding.live.interface import Address, Alternative, BoostedPhrase, Limits, StepOutput, Word, Words
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.live.session import Resampler, Session, Start
 from nemo_gpu_decoding.search.result import Place, WordOption

@@ -312,7 +312,7 @@ def test_keys_beside_the_section():
     with pytest.raises(ValueError, match="preserve_alignments"):
         options(top={"preserve_alignments": True}, merge="prefix")
     for section_of, read in ((FLEXCTC, options), (TRANSDUCERS["alsd_pp"], transducer_options)):
-        for key in section_of.own:
+        for key in section_of.added:
             with pytest.raises(ValueError, match=rf"beam\.{key}"):
                 read(top={key: "auto"})
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.live.recognizer import Word
+from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.live.subtitles import MAX_CHARACTERS, lines, subtitles
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments, onset
 

@@ -90,7 +90,7 @@ def test_a_recording_is_its_segments(name, head, strategy, tmp_path):
 
 
 def test_segments_without_confidence_are_left_out():
-    from nemo_gpu_decoding.live.recognizer import Word
+    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.nemo_plugin.long_audio import joined
     from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
@@ -231,7 +231,7 @@ class ExactModel(SilentModel):
         return [(int(begin / step), int(np.ceil(end / step)), number) for begin, end, number in words]
 
     def decode(self, outputs):
-        from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
+        from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
         from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
         for path in outputs:

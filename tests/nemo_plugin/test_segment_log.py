@@ -2,9 +2,8 @@
 
 import pytest
 
-from nemo_gpu_decoding.live.recognizer import BoostedPhrase, Word
-from nemo_gpu_decoding.nemo_plugin.segment_log import SegmentLog
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
+from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog, Transcript
 from nemo_gpu_decoding.search.result import Place, WordOption
 
 FULL = Transcript(
@@ -34,15 +33,15 @@ def test_a_new_run_reads_what_the_last_one_wrote(tmp_path, recording):
     key = log.key(recording)
     assert log.plan(key) is None
     log.begin(key, PLAN)
-    assert log.found(key, 3, 1) == []
+    assert log.transcripts(key, 3, 1) == []
     log.add(key, [FULL])
     log.add(key, ["no speech"])
     again = SegmentLog(file, {"beam_size": 4})
     assert again.key(recording) == key
     assert again.plan(key) == PLAN
-    assert again.found(key, 3, 1) == [FULL, "no speech"]
+    assert again.transcripts(key, 3, 1) == [FULL, "no speech"]
     again.add(key, [Transcript("third", None)])
-    assert SegmentLog(file, {"beam_size": 4}).found(key, 3, 2) == [FULL, "no speech", Transcript("third", None)]
+    assert SegmentLog(file, {"beam_size": 4}).transcripts(key, 3, 2) == [FULL, "no speech", Transcript("third", None)]
     again.remove()
     assert not file.exists()
 
@@ -52,13 +51,13 @@ def test_batches_that_are_not_whole_are_decoded_again(tmp_path, recording):
     log = SegmentLog(file, {})
     key = log.key(recording)
     log.begin(key, PLAN)
-    log.found(key, 3, 2)
+    log.transcripts(key, 3, 2)
     log.add(key, [FULL])
     second = SegmentLog(file, {})
-    assert second.found(key, 3, 2) == []
+    assert second.transcripts(key, 3, 2) == []
     second.add(key, ["one", "two"])
     second.add(key, ["three"])
-    assert SegmentLog(file, {}).found(key, 3, 2) == ["one", "two", "three"]
+    assert SegmentLog(file, {}).transcripts(key, 3, 2) == ["one", "two", "three"]
 
 
 def test_a_line_that_is_not_whole_is_removed(tmp_path, recording):
@@ -66,7 +65,7 @@ def test_a_line_that_is_not_whole_is_removed(tmp_path, recording):
     log = SegmentLog(file, {})
     key = log.key(recording)
     log.begin(key, PLAN)
-    log.found(key, 3, 1)
+    log.transcripts(key, 3, 1)
     log.add(key, ["one"])
     whole = file.read_bytes()
     log.add(key, ["two"])
@@ -74,7 +73,7 @@ def test_a_line_that_is_not_whole_is_removed(tmp_path, recording):
     for end in range(len(whole), len(both)):
         file.write_bytes(both[:end])
         log = SegmentLog(file, {})
-        assert log.found(key, 3, 1) == ["one"]
+        assert log.transcripts(key, 3, 1) == ["one"]
         assert file.read_bytes() == whole
         log.add(key, ["two"])
         assert file.read_bytes() == both

@@ -4,7 +4,7 @@
     steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
 
 Offline checkpoints use NeMo's buffered pipelines, which encode each chunk with audio on both sides of it.
-Cache-aware checkpoints use its cache-aware pipelines. `pipelines.py` makes both search.
+Cache-aware checkpoints use its cache-aware pipelines. `hooks.py` makes both search.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
-from nemo_gpu_decoding.live import recognizer as live
+from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.nemo_plugin.transcript import boosted_phrases
@@ -68,8 +68,8 @@ class PipelineRecognizer:
     """
 
     def __init__(self, pipeline: Any, strategy: str, model: str) -> None:
-        from nemo_gpu_decoding.nemo_plugin.streaming.rollback import all_or_nothing
         from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript, written_segments
+        from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import all_or_nothing
 
         self.pipeline, self.strategy, self.model = pipeline, strategy, model
         self._transcript, self._all_or_nothing = partial(transcript, pipeline), partial(all_or_nothing, pipeline)
@@ -243,15 +243,15 @@ class PipelineRecognizer:
         def text_of(path: SearchPath) -> str:
             return self._transcript(path.tokens.tolist()).strip()
 
-        found = nbest.distinct(text_of, n)
-        texts = found.texts(text_of)
+        distinct = nbest.distinct(text_of, n)
+        texts = distinct.texts(text_of)
         return tuple(
-            live.Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, found, strict=True)
+            live.Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, distinct, strict=True)
         )
 
     def _infer(self) -> Any:
         """The search of the model; None for NeMo's strategies."""
-        from nemo_gpu_decoding.nemo_plugin.streaming.stream_step import ctc_search, transducer_search
+        from nemo_gpu_decoding.nemo_plugin.streaming.hooks import ctc_search, transducer_search
 
         model = self.pipeline.asr_model.asr_model
         return ctc_search(model) or transducer_search(model)

@@ -1,6 +1,6 @@
 """Subclasses of NeMo's CTC pipelines of `nemo.collections.asr.inference` that search.
 
-`pipelines.py` maps NeMo's pipelines to these classes; `searching_transducers.py` has those of transducers.
+`hooks.py` maps NeMo's pipelines to these classes; `searching_transducers.py` has those of transducers.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ def write_aliases(output: Any, aliases: Aliases, bpe_decoder: Any) -> None:
 
 def written_segments(segments: list[Any], aliases: Aliases, bpe_decoder: Any) -> list[Any]:
     """NeMo's segments (words) with the aliases of phrases replaced."""
-    found = []
+    written = []
     for first, end, text in aliases.words([segment.text for segment in segments]):
         segment = segments[first].copy()
         segment.text, segment.end = text, segments[end - 1].end
         if end > first + 1:
-            segment.conf = bpe_decoder.confidence_aggregator([each.conf for each in segments[first:end]])
-        found.append(segment)
-    return found
+            segment.conf = bpe_decoder.confidence_aggregator([part.conf for part in segments[first:end]])
+        written.append(segment)
+    return written
 
 
 def transcript(pipeline: Any, tokens: list[int]) -> str:
@@ -155,7 +155,7 @@ def transcript(pipeline: Any, tokens: list[int]) -> str:
     return re.sub(pipeline.leading_regex_pattern, r"\1", text) if pipeline.leading_regex_pattern else text
 
 
-class Chunk(NamedTuple):
+class PushedChunk(NamedTuple):
     """The input of a step of a CTC stream."""
 
     stream_id: int
@@ -185,12 +185,12 @@ def searching_ctc(base: Any) -> type:
             size = log_probs.shape[1]
             rows = [row[:n] for row, n in zip(log_probs.cpu(), self.lengths, strict=True)]
             for turn in turns(requests):
-                own = [requests[i] for i in turn]
-                clips = [self.get_cut_off_range(size, request.is_last) for request in own]
+                requests_of_turn = [requests[i] for i in turn]
+                clips = [self.get_cut_off_range(size, request.is_last) for request in requests_of_turn]
                 inputs = [
                     (rows[i], start, min(end, len(rows[i]))) for i, (start, end) in zip(turn, clips, strict=True)
                 ]
-                ready = self.search(own, inputs)
+                ready = self.search(requests_of_turn, inputs)
                 if ready:
                     self.text_processor.process(self.get_states(ready))
             self.update_partial_transcript(requests, self.tokenizer, self.leading_regex_pattern)
@@ -206,7 +206,7 @@ def searching_ctc(base: Any) -> type:
             Returns:
                 The streams at the end of an utterance.
             """
-            chunks = [self.read(request, *own) for request, own in zip(requests, inputs, strict=True)]
+            chunks = [self.read(request, *arguments) for request, arguments in zip(requests, inputs, strict=True)]
             self.push([chunk for chunk in chunks if chunk.is_read and len(chunk.frames)])
             over = [chunk for chunk in chunks if chunk.is_end or not chunk.is_read]
             going = [chunk for chunk in chunks if chunk.is_read and not chunk.is_end]
@@ -241,7 +241,7 @@ def _in_chunks(base: Any) -> type:
     is_buffered = hasattr(base, "get_cut_off_range")
 
     class InChunks(base):
-        def read(self, request: Any, log_probs: Tensor, *clip: int) -> Chunk:
+        def read(self, request: Any, log_probs: Tensor, *clip: int) -> PushedChunk:
             """The frames that NeMo reads in this step; NeMo decides whether the utterance ends with them."""
             state = self.get_state(request.stream_id)
             offset, known = state.global_offset, len(state.current_step_tokens)
@@ -257,9 +257,9 @@ def _in_chunks(base: Any) -> type:
                 phrases = biasing_request(self.infer, getattr(state.options, "biasing_cfg", None))
                 state.slot, state.begin = self.slots.begin(phrases), offset + begin
                 state.frame_confidences, state.frames_before = [], 0
-            return Chunk(request.stream_id, state, log_probs[begin:end], known, is_end)
+            return PushedChunk(request.stream_id, state, log_probs[begin:end], known, is_end)
 
-        def push(self, chunks: list[Chunk]) -> None:
+        def push(self, chunks: list[PushedChunk]) -> None:
             """Pass the frames of these streams to the search."""
             errors = self.slots.push({chunk.state.slot: chunk.frames for chunk in chunks})
             for chunk in chunks:
@@ -322,7 +322,7 @@ def turns(requests: list[Any]) -> list[list[int]]:
     return turns
 
 
-def _show(chunk: Chunk, path: Path | None) -> None:
+def _show(chunk: PushedChunk, path: Path | None) -> None:
     """Replace NeMo's labels of an utterance by a path; None: by nothing, because the stream has ended."""
     state = chunk.state
     frames = [] if path is None else path.frames.tolist()

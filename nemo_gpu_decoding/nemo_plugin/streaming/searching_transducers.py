@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nemo_gpu_decoding.live.endpointing import StreamProgress
-from nemo_gpu_decoding.nemo_plugin.streaming.continuation import using_slots
 from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import in_slots, show, turns
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import using_slots
 
 
 def buffered_transducer(base: Any) -> type:
@@ -36,7 +36,7 @@ def buffered_transducer(base: Any) -> type:
             paddings = [max(0, round(-offset)) for offset in offsets]
             ends = [max(n, padding) for n, padding in zip(enc_lens.tolist(), paddings, strict=True)]
             frames = [enc[:, begin:end].T for enc, begin, end in zip(encs, paddings, ends, strict=True)]
-            lengths = torch.tensor([len(own) for own in frames])
+            lengths = torch.tensor([len(rows) for rows in frames])
             before = [state.hyp_decoding_state for state in states]
             with using_slots(self.slots):
                 return self.asr_model.decode(pad_sequence(frames, True).transpose(1, 2), lengths, before), paddings
@@ -74,8 +74,8 @@ def _over_chunks(base: Any) -> type:
                         state.hyp_decoding_state = _beginning(getattr(state.options, "biasing_cfg", None))
                         state.begin, state.frames_read = max(0, offset), 0
                 if rows:
-                    found, _ = self.decode(encs[rows], enc_lens_chunk[rows], states, offsets)
-                    for i, state, hypothesis in zip(rows, states, found, strict=True):
+                    hypotheses, _ = self.decode(encs[rows], enc_lens_chunk[rows], states, offsets)
+                    for i, state, hypothesis in zip(rows, states, hypotheses, strict=True):
                         self.take(requests[i], state, hypothesis)
                 for i in turn:
                     state = self.get_state(requests[i].stream_id)
@@ -139,12 +139,12 @@ def _over_whole_buffers(base: Any) -> type:
                     self.fail(request.stream_id, state, error)
             ready_state_ids.update(self.decode_step(hypotheses, requests, states))
 
-        def run_greedy_decoder(self, state: Any, request: Any, **found: Any) -> bool:
+        def run_greedy_decoder(self, state: Any, request: Any, **output: Any) -> bool:
             """NeMo takes the tokens of this step's frames, and decides whether the utterance ends here."""
             if state.error is not None:
                 return request.is_last or request.stream_id in self.errors
             offset = state.global_offset
-            is_end = super().run_greedy_decoder(state, request, **found)
+            is_end = super().run_greedy_decoder(state, request, **output)
             if self.rules is None or is_end:
                 state.begin = offset + state.decoder_end_idx
                 return is_end

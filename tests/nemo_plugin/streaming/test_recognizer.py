@@ -19,7 +19,7 @@ from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
 from nemo_gpu_decoding.fusion.written import WrittenRequest
-from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions, warm_up
+from nemo_gpu_decoding.live.interface import Chunk, StreamOptions, warm_up
 from tests.assets import ASSETS
 
 CTC, HYBRID, CAUSAL = (str(ASSETS / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))

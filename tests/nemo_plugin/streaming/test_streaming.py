@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from nemo_gpu_decoding import register
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.metrics import word_errors
-from nemo_gpu_decoding.nemo_plugin.streaming import searching_pipelines, stream_step
+from nemo_gpu_decoding.nemo_plugin.streaming import hooks, searching_pipelines
 from tests.assets import ASSETS, quoted, speech
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
 
@@ -106,7 +106,7 @@ def test_pipelines_search(ctc_pipeline, decoding, files, pushed):
     ours = ctc_pipeline(decoding)
     found = texts_of(ours.run(files))
     assert found != greedy
-    infer = stream_step.ctc_search(ours.asr_model.asr_model)
+    infer = hooks.ctc_search(ours.asr_model.asr_model)
     expected = sorted(ours.tokenizer.ids_to_text(tokens).strip() for tokens in one_shot(infer, pushed))
     assert len(expected) == len(files)
     assert sorted(found) == expected
@@ -115,7 +115,7 @@ def test_pipelines_search(ctc_pipeline, decoding, files, pushed):
 def test_an_utterance_ends_with_its_best_hypothesis_and_the_next_one_begins(ctc_pipeline, pauses, pushed):
     ours = ctc_pipeline(FLEXCTC, eou=80)
     found = ours.run(pauses)
-    expected = one_shot(stream_step.ctc_search(ours.asr_model.asr_model), pushed)
+    expected = one_shot(hooks.ctc_search(ours.asr_model.asr_model), pushed)
     assert len(expected) > 2
     words = [word for tokens in expected for word in ours.tokenizer.ids_to_text(tokens).split()]
     assert sorted("".join(words)) == sorted("".join(texts_of(found)).replace(" ", ""))
@@ -256,7 +256,7 @@ def test_utterances_end_by_kaldis_rules(ctc_pipeline, decoding, pauses, pushed, 
     assert len(ended) > 2
     assert all(progress.contains_speech and progress.trailing_silence >= 0.4 for progress in ended)
     assert len(pushed) == len(ended) + 2  # and those that end with the files
-    expected = one_shot(stream_step.ctc_search(ours.asr_model.asr_model), pushed)
+    expected = one_shot(hooks.ctc_search(ours.asr_model.asr_model), pushed)
     words = [word for tokens in expected for word in ours.tokenizer.ids_to_text(tokens).split()]
     assert sorted("".join(words)) == sorted("".join(texts_of(transcripts)).replace(" ", ""))
 
@@ -283,10 +283,10 @@ def test_a_model_that_was_saved_with_a_strategy_searches(ctc_model, files, tmp_p
     ctc_model.save_to(str(tmp_path / "saved.nemo"))
     ours = pipeline("buffered", str(tmp_path / "saved.nemo"), None)
     found = texts_of(ours.run(files[:2]))
-    expected = one_shot(stream_step.ctc_search(ours.asr_model.asr_model), pushed)
+    expected = one_shot(hooks.ctc_search(ours.asr_model.asr_model), pushed)
     assert sorted(found) == sorted(ours.tokenizer.ids_to_text(tokens).strip() for tokens in expected)
     greedy = pipeline("buffered", str(tmp_path / "saved.nemo"), {"strategy": "greedy"})
-    assert stream_step.ctc_search(greedy.asr_model.asr_model) is None
+    assert hooks.ctc_search(greedy.asr_model.asr_model) is None
 
 
 def test_partial_transcripts_are_the_best_hypothesis_so_far(ctc_pipeline, files):
@@ -417,7 +417,7 @@ def test_what_pipelines_cannot_do_is_said(ctc_pipeline, monkeypatch):
     with pytest.raises(ValueError, match="return_tail_result is true, expected false"):
         ctc_pipeline({"strategy": "flexctc_beam"}, tail=True)
     warnings: list[str] = []
-    monkeypatch.setattr(stream_step.logging, "warning", lambda message, **_: warnings.append(message))
+    monkeypatch.setattr(hooks.logging, "warning", lambda message, **_: warnings.append(message))
     ctc_pipeline({"strategy": "beam_batch"})
     (warning,) = [message for message in warnings if "asr.decoding" in message]
     assert "'beam_batch'" in warning
@@ -487,7 +487,7 @@ def test_buffers_of_labels_say_that_they_are_greedy(ctc_model, files, monkeypatc
     batcher = FrameBatchASR(ctc_model, frame_len=0.8, total_buffer=2.4, batch_size=1)
     batcher.read_audio_file(files[0], delay=20, model_stride_in_secs=0.08)
     warnings: list[str] = []
-    monkeypatch.setattr(stream_step.logging, "warning", lambda message, **_: warnings.append(message))
+    monkeypatch.setattr(hooks.logging, "warning", lambda message, **_: warnings.append(message))
     assert batcher.transcribe(tokens_per_chunk=10, delay=20)
     (warning,) = warnings
     assert "flexctc_beam, but FrameBatchASR takes the best label of every frame" in warning

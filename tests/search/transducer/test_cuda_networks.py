@@ -207,7 +207,7 @@ def test_torch_prediction_equals_the_modules(make):
 
 def assert_steps_are_those_of(decoder, joint, path):
     """Token by token; `decoder` and `joint` are NeMo's."""
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+    from nemo_gpu_decoding.nemo_plugin.transducer import networks_of
 
     def expected(text):
         labels = torch.tensor([[NEMO_VOCAB, *text]])

@@ -20,7 +20,7 @@ from tests.search.transducer.test_oracles import assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
-networks_of = pytest.importorskip("nemo_gpu_decoding.nemo_plugin.transducer_networks").networks_of
+networks_of = pytest.importorskip("nemo_gpu_decoding.nemo_plugin.transducer").networks_of
 # maes_batch fuses one automaton only
 MODES = [mode for mode in nemo_models.FUSION_MODES if mode[0] != "both"]
 # In early pruning with lm_weighted_full, the joint's log-probability is added twice.

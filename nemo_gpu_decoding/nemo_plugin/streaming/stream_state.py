@@ -1,4 +1,4 @@
-"""Streaming search through NeMo's `partial_hypotheses`.
+"""The state of streams in NeMo: running searches in its `partial_hypotheses`, and the undo of a failed step.
 
 NeMo's streaming code passes the hypotheses of one call to the next call, including the object in their
 `dec_state`. This object holds the running search:
@@ -13,23 +13,34 @@ of the streams and keeps the streams open. After the last chunk, this is the res
 whatever the chunk sizes.
 
 NeMo's pipelines mark ends of utterances. Their utterances share one `Slots`, see `using_slots`.
+
+`all_or_nothing` undoes a step of NeMo's pipelines after an error:
+
+    with all_or_nothing(pipeline, [7, 8]):
+        outputs = pipeline.transcribe_step(frames)     # of streams 7 and 8
+
+If the block raises, the pipeline is restored. The caller then steps its streams one by one and drops the stream that
+raises.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import repeat
+from queue import Queue
 from typing import Any
 
 import torch
+from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.live.slots import Slot, Slots
+from nemo_gpu_decoding.live.slots import LiveSlot, Slots
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.streams import Streams
@@ -56,7 +67,7 @@ class StreamState:
     batch: StreamBatch | None = None  # the utterances that began in one batch; None once released, or with `slot`
     row: int = 0  # in `batch`
     history: Tensor | None = None  # [num_frames, ...] input frames, for confidence or alignments
-    slot: Slot | None = None  # for an utterance in `Slots`, instead of batch and row
+    slot: LiveSlot | None = None  # for an utterance in `Slots`, instead of batch and row
     error: ValueError | None = None  # why the last chunk was not read
     nbest: NBest | None = None  # for an utterance in `Slots`: the result if it ended here
 
@@ -180,11 +191,11 @@ def _advance_in(
 ) -> list[tuple[NBest, StreamState]]:
     """Like `Continuation.advance`, for utterances in slots, in one push."""
     request = iter(requests or repeat(None))
-    own = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
+    places = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
     counts = lengths.tolist()
-    errors = slots.push({slot: frames[b, :n] for b, (slot, n) in enumerate(zip(own, counts, strict=True)) if n})
+    errors = slots.push({slot: frames[b, :n] for b, (slot, n) in enumerate(zip(places, counts, strict=True)) if n})
     results = []
-    for b, (slot, nbest) in enumerate(zip(own, slots.final(own), strict=True)):
+    for b, (slot, nbest) in enumerate(zip(places, slots.final(places), strict=True)):
         read = 0 if slot in errors else counts[b]
         history = _history(states[b], frames[b, :read]) if keep_history else None
         state = StreamState(nbest.num_frames, history=history, slot=slot, error=errors.get(slot), nbest=nbest)
@@ -196,3 +207,104 @@ def _history(state: StreamState | None, frames: Tensor) -> Tensor:
     if state is None or state.history is None:
         return frames.clone()
     return torch.cat([state.history, frames])
+
+
+@contextlib.contextmanager
+def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
+    """A block that steps streams of a pipeline; an error in it restores the pipeline.
+
+    Args:
+        pipeline: buffered or cache-aware, with audio frames as its requests.
+        streams: all streams of the step.
+    """
+    undo = [_undo_objects(pipeline._state_pool, streams)]
+    if hasattr(pipeline, "context_manager"):
+        undo += [_undo_features(pipeline.bufferer, streams), _undo_caches(pipeline.context_manager, streams)]
+    else:
+        undo.append(_undo_objects(pipeline.bufferer.bufferers, streams))
+    slots = getattr(pipeline, "slots", None)  # of pipelines that search
+    try:
+        with contextlib.nullcontext() if slots is None else slots.step():
+            yield
+    except BaseException:
+        with torch.inference_mode():
+            for put_back in undo:
+                put_back()
+        raise
+
+
+def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
+    """The objects of streams and their attributes; tensors are not copied, because steps replace them."""
+    before = {stream: (held[stream], _copied(held[stream])) for stream in streams if stream in held}
+
+    def put_back() -> None:
+        for stream in streams:
+            held.pop(stream, None)
+        for stream, (holder, values) in before.items():
+            held[stream] = holder
+            holder.__dict__ = values
+
+    return put_back
+
+
+def _copied(holder: Any) -> dict[str, Any]:
+    """The attributes of an object, with copies of lists and hypotheses, which steps change in place."""
+    return {name: _copy(value) for name, value in vars(holder).items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        return value.copy()
+    if isinstance(value, Hypothesis):
+        other = copy.copy(value)
+        other.__dict__ = {name: item.copy() if isinstance(item, list) else item for name, item in vars(value).items()}
+        return other
+    return value
+
+
+def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
+    """The state of a `BatchedCacheFeatureBufferer`, which clears a slot before a stream gets it."""
+    put_slots_back = _undo_slots(bufferer)
+    rows = [bufferer.streamidx2slotidx[stream] for stream in streams if stream in bufferer.streamidx2slotidx]
+    audio = [(bufferer.audio_bufferers[row], vars(bufferer.audio_bufferers[row]).copy()) for row in rows]
+    features = bufferer.feature_buffer[rows]
+
+    def put_back() -> None:
+        put_slots_back()
+        bufferer.feature_buffer[rows] = features
+        for bufferer_of_stream, values in audio:
+            bufferer_of_stream.__dict__ = values
+
+    return put_back
+
+
+def _undo_caches(manager: Any, streams: Sequence[int]) -> Callable[[], None]:
+    """The state of a `CacheAwareContextManager`; its free slots are zeros."""
+    put_slots_back = _undo_slots(manager)
+    rows = [manager.streamidx2slotidx[stream] for stream in streams if stream in manager.streamidx2slotidx]
+    channel, time = manager.cache_last_channel[:, rows], manager.cache_last_time[:, rows]
+    lengths = manager.cache_last_channel_len[rows]
+
+    def put_back() -> None:
+        begun = list(manager.slotidx2streamidx)
+        put_slots_back()
+        begun = [row for row in begun if row not in manager.slotidx2streamidx]
+        manager.cache_last_channel[:, begun], manager.cache_last_time[:, begun] = 0.0, 0.0
+        manager.cache_last_channel_len[begun] = 0
+        manager.cache_last_channel[:, rows], manager.cache_last_time[:, rows] = channel, time
+        manager.cache_last_channel_len[rows] = lengths
+
+    return put_back
+
+
+def _undo_slots(owner: Any) -> Callable[[], None]:
+    """The mapping of streams to slots, in both."""
+    (queue,) = (value for value in vars(owner).values() if isinstance(value, Queue))
+    by_stream, by_slot, free = owner.streamidx2slotidx.copy(), owner.slotidx2streamidx.copy(), list(queue.queue)
+
+    def put_back() -> None:
+        owner.streamidx2slotidx, owner.slotidx2streamidx = by_stream, by_slot
+        queue.queue.clear()
+        queue.queue.extend(free)
+
+    return put_back

@@ -1,6 +1,7 @@
-"""`nemo-gpu-decoding build-lm`: estimates an n-gram LM over words, or over the tokens of a model.
+"""The commands that make n-gram LMs: `build-lm`, `prune-lm`, `pack-lm`.
 
-The LM is that of a text, or the internal LM of a transducer.
+`build-lm` estimates an LM over words or over the tokens of a model, from text or from a transducer (its internal LM).
+`prune-lm` keeps a subset of the n-grams. `pack-lm` writes the file that paged_biglm maps into memory.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import gzip
 import json
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
@@ -18,21 +21,14 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
-from nemo_gpu_decoding.fusion.ngram import nemo_symbol
+from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.arpa import Arpa
     from nemo_gpu_decoding.vocabulary import Vocabulary
 
-MANIFEST_SUFFIXES = (".json", ".jsonl")
 
-EXAMPLES = (
-    "text=corpus.txt out=word.arpa order=3",
-    "text=[news.txt.gz,talks.txt] out=word.arpa.gz order=4 min_counts=[1,1,2]",
-    "text=corpus.txt out=token.arpa order=6 model=model.nemo",
-    "text=train.json out=source.arpa order=2 model=model.nemo",
-    "internal=true out=source.arpa model=rnnt.nemo",
-)
+MANIFEST_SUFFIXES = (".json", ".jsonl")
 
 
 @dataclass
@@ -80,10 +76,7 @@ class BuildLMOptions:
             )
 
 
-OPTIONS = BuildLMOptions
-
-
-def run(options: BuildLMOptions) -> int:
+def build_lm(options: BuildLMOptions) -> int:
     """Estimate and write the LM, with a progress bar and the report on stderr."""
     out = writable_file("out", options.out)
     arpa = internal_lm_of(str(options.model)) if options.internal else lm_of_text(options)
@@ -112,6 +105,7 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
     counts = options.min_counts
     min_counts = [counts] if isinstance(counts, int) else list(counts)
 
+    from nemo_gpu_decoding.fusion.ngram import nemo_symbol
     from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm
 
     vocabulary = None
@@ -127,9 +121,10 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
     """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr."""
+    from nemo_gpu_decoding.fusion.ngram import nemo_symbol
     from nemo_gpu_decoding.lm.estimate import BOS, EOS, UNK
 
-    reserved, found = {UNK, BOS, EOS}, False
+    reserved, has_words = {UNK, BOS, EOS}, False
     for name in files:
         opened = gzip.open if name.endswith(".gz") else open
         is_manifest = name.removesuffix(".gz").endswith(MANIFEST_SUFFIXES)
@@ -147,9 +142,9 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
                 except ValueError as error:
                     raise ValueError(f"text={name}, line {number}: {error}") from error
                 if words:
-                    found = True
+                    has_words = True
                     yield words
-    if not found:
+    if not has_words:
         raise ValueError(f"text={','.join(files)} has no words")
 
 
@@ -163,3 +158,114 @@ def text_of_row(line: bytes) -> str:
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError("has no text, expected a row of a NeMo manifest: a JSON object with the field text")
     return str(row["text"])
+
+
+@dataclass
+class PruneLMOptions:
+    """Options of `prune-lm`."""
+
+    # n-gram LM over words or tokens: ARPA, plain or gzipped. It takes about 150 bytes of memory per n-gram.
+    lm: str = MISSING
+    # Output file: ARPA, gzipped if the name ends in .gz. Used with the unpruned LM, it saves paged_biglm one of two
+    # look-ups per word.
+    out: str = MISSING
+    # Maximum number of n-grams, of all orders together. All words are kept.
+    size: int | None = None
+    # Instead of size: n-grams are removed if the perplexity then grows by less than this share, as with SRILM's
+    # `ngram -prune`; 1e-8 is usual.
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.size is None) == (self.threshold is None):
+            raise ValueError("give either size=... or threshold=...")
+
+
+def prune_lm(options: PruneLMOptions) -> int:
+    """Prune the LM and write it, with the report on stderr."""
+    lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
+
+    from nemo_gpu_decoding.lm.arpa import read_arpa
+    from nemo_gpu_decoding.lm.estimate import write_arpa
+    from nemo_gpu_decoding.lm.prune import prune_ngram_lm
+
+    source = read_arpa(lm)
+    small = prune_ngram_lm(source, size=options.size, threshold=options.threshold)
+    write_arpa(small, out)
+    sizes = [" + ".join(str(len(block.symbols)) for block in arpa.orders) for arpa in (source, small)]
+    print(f"{sizes[1]} of {sizes[0]} n-grams written to {out}", file=sys.stderr)
+    return 0
+
+
+@dataclass
+class PackLMOptions:
+    """Options of `pack-lm`."""
+
+    # Word n-gram LM: ARPA, plain or gzipped, of any size, with its n-grams in any sequence.
+    lm: str = MISSING
+    # Output file. It is renamed into place when it is complete.
+    out: str = MISSING
+    # Folder for temporary files, about 30 bytes per n-gram. null: the folder of `out`. A fast disk is best, or memory
+    # if there is enough (/dev/shm).
+    temporary: str | None = None
+    # Print the report as JSON instead of a table.
+    json: bool = False
+
+
+def pack_lm(options: PackLMOptions) -> int:
+    """Pack the LM and write it; print progress to stderr and the report to stdout."""
+    from nemo_gpu_decoding.lm.pack import pack_arpa
+
+    lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
+    temporary = options.temporary
+    if temporary is not None and not Path(temporary).is_dir():
+        raise ValueError(f"temporary={temporary}: there is no such folder")
+    packed = pack_arpa(lm, out, temporary=temporary, progress=True)
+    facts = {**asdict(packed), "ngrams": packed.num_ngrams}
+    print(json.dumps(facts, indent=2) if options.json else _pack_report(facts))
+    print(f"written to {out}", file=sys.stderr)
+    return 0
+
+
+def _pack_report(facts: Mapping[str, Any]) -> str:
+    """The report as a table; `json=true` prints all facts by name."""
+    orders = " + ".join(map(str, facts["counts"]))
+    per_ngram, speed = facts["num_bytes"] / facts["ngrams"], facts["ngrams"] / facts["seconds"]
+    bridged = "n-grams without their suffix (all but the first word): it gets its backed-off score"
+    rows = [
+        ("n-grams", f"{facts['ngrams']} = {orders}", ""),
+        ("repaired", facts["repaired"], bridged if facts["repaired"] else ""),
+        ("contexts", facts["states"], ""),
+        ("size in MB", f"{facts['num_bytes'] / 1e6:.1f}", f"{per_ngram:.1f} bytes per n-gram"),
+        ("seconds", f"{facts['seconds']:.1f}", f"{speed:.0f} n-grams per second"),
+        ("peak memory in MB", f"{facts['peak_rss'] / 1e6:.0f}", "with mapped files"),
+    ]
+    return format_table(["what", "found", "remark"], rows)
+
+
+# by name of the command
+COMMANDS = {
+    "build-lm": SimpleNamespace(
+        OPTIONS=BuildLMOptions,
+        EXAMPLES=(
+            "text=corpus.txt out=word.arpa order=3",
+            "text=[news.txt.gz,talks.txt] out=word.arpa.gz order=4 min_counts=[1,1,2]",
+            "text=corpus.txt out=token.arpa order=6 model=model.nemo",
+            "text=train.json out=source.arpa order=2 model=model.nemo",
+            "internal=true out=source.arpa model=rnnt.nemo",
+        ),
+        run=build_lm,
+    ),
+    "prune-lm": SimpleNamespace(
+        OPTIONS=PruneLMOptions,
+        EXAMPLES=("lm=large.arpa.gz out=small.arpa size=100000", "lm=large.arpa.gz out=small.arpa.gz threshold=1e-8"),
+        run=prune_lm,
+    ),
+    "pack-lm": SimpleNamespace(
+        OPTIONS=PackLMOptions,
+        EXAMPLES=(
+            "lm=large.arpa.gz out=large.packed",
+            "lm=large.arpa.gz out=large.packed json=true",
+        ),
+        run=pack_lm,
+    ),
+}

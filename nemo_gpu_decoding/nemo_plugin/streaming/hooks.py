@@ -1,0 +1,213 @@
+"""Wrappers of NeMo's streaming methods, so that they search with a strategy of this package; `register.py` lists them.
+
+For CTC, NeMo's pipelines and `conformer_stream_step` take the best label of each frame and ignore the decoding config.
+For transducers, the pipelines assume that tokens never change. With a strategy of this package, the same calls search.
+`docs/streaming.md` has their options and outputs. In `conformer_stream_step`, `previous_pred_out` carries the running
+search, and texts are the result if the audio ended here. Without `asr.decoding`, a CTC pipeline uses the strategy that
+its model was saved with, if that is one of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from inspect import BoundArguments
+from typing import Any, NamedTuple
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
+from nemo.utils import logging
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.live.endpointing import read_rules
+from nemo_gpu_decoding.live.interface import MAX_N_BEST
+from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
+from nemo_gpu_decoding.nemo_plugin.restore import model_config
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import searching_ctc
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_transducers import buffered_transducer, cache_aware_transducer
+from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
+
+GREEDY = ("greedy", "greedy_batch")
+
+
+def ctc_search(model: Any) -> CTCInfer | None:
+    """The decoder of a model's CTC head; None if its strategy is NeMo's."""
+    decoding = model.ctc_decoding if hasattr(model, "ctc_decoder") else getattr(model, "decoding", None)
+    infer = getattr(decoding, "decoding", None)
+    return infer if isinstance(infer, CTCInfer) else None
+
+
+def transducer_search(model: Any) -> TransducerInfer | None:
+    """The decoder of a model's transducer head; None if its strategy is NeMo's."""
+    infer = getattr(model.decoding, "decoding", None)
+    return infer if isinstance(infer, TransducerInfer) else None
+
+
+def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -> Any:
+    """Replaces `ASRModuleMixin.conformer_stream_step`."""
+    call.apply_defaults()
+    is_ctc_head = hasattr(model, "ctc_decoder") and getattr(model, "cur_decoder", "ctc") == "ctc"
+    is_ctc = is_ctc_head or hasattr(model.decoding, "ctc_decoder_predictions_tensor")
+    infer = ctc_search(model) if is_ctc else None
+    if infer is None or not call.arguments["return_transcription"]:
+        return wrapped(*call.args, **call.kwargs)
+    previous = call.arguments["previous_pred_out"]
+    call.arguments["return_transcription"] = False  # NeMo would transcribe the greedy labels
+    outputs: list[Tensor] = []
+    head = model.ctc_decoder if is_ctc_head else model.decoder
+    hook = head.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    try:
+        labels, _, *others = wrapped(*call.args, **call.kwargs)
+    finally:
+        hook.remove()
+    states: list[Any] = [None] * len(labels)
+    lengths = torch.tensor([len(row) for row in labels])
+    if previous is not None:
+        lengths -= torch.tensor([len(row) for row in previous])
+        states = [_state_of(row, b, infer.strategy) for b, row in enumerate(previous)]
+    decoding = model.ctc_decoding if is_ctc_head else model.decoding
+    with continued_streams(states):
+        texts = decoding.ctc_decoder_predictions_tensor(outputs[0], lengths)
+    for row, state in zip(labels, states, strict=True):
+        row.search_state = state
+    return (labels, texts, *others)
+
+
+def _state_of(row: Tensor, b: int, strategy: str) -> Any:
+    if not hasattr(row, "search_state"):
+        raise ValueError(
+            f"previous_pred_out[{b}] has no running search, expected what the last step with {strategy} "
+            "returned, the same tensor"
+        )
+    return row.search_state
+
+
+def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> Any:
+    """Replaces `FrameBatchASR.transcribe`, which merges greedy labels; warns if the config has a search."""
+    infer = ctc_search(batcher.asr_model)
+    if infer is not None:
+        logging.warning(
+            f"the model decodes with strategy {infer.strategy}, but {type(batcher).__name__} takes the best label of "
+            "every frame: the text is greedy. FrameBatchChunkedCTC and the buffered pipeline of "
+            "nemo.collections.asr.inference search."
+        )
+    return wrapped(*call.args, **call.kwargs)
+
+
+def construct_merging(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> None:
+    """Replaces `BatchedFrameASRRNNT.__init__`, which merges texts from the alignments of a greedy search.
+
+    A strategy of this package raises a ValueError. NeMo's script sets its own strategy, so that only the command line
+    shows the strategy that the user has chosen.
+    """
+    wrapped(*call.args, **call.kwargs)
+    infer = transducer_search(batcher.asr_model)
+    strategy = _strategy_on_the_command_line() if infer is None else infer.strategy
+    if strategy is not None:
+        raise ValueError(
+            f"strategy is {strategy}, but {type(batcher).__name__} merges the alignments of a greedy search; "
+            f"asr_streaming_infer.py searches (++asr.decoding.strategy={strategy})"
+        )
+
+
+def _strategy_on_the_command_line() -> str | None:
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    named = [word.partition("=")[2] for word in words if word.partition("=")[0].endswith(("strategy", "search_type"))]
+    return next((value for value in named if value in STRATEGIES), None)
+
+
+# ------------------------------------------------------------------------------------- inference pipelines
+
+
+def build_asr(wrapped: Callable[..., Any], builder: Any, call: BoundArguments) -> Any:
+    """Replaces `BaseBuilder._build_asr` and builds a CTC model with the strategy of `asr.decoding`."""
+    cfg = call.arguments["cfg"]
+    if str(cfg.asr_decoding_type).lower() != "ctc":
+        return wrapped(*call.args, **call.kwargs)
+    given = OmegaConf.select(cfg, "asr.decoding")
+    if given is None:
+        given = _saved_decoding(str(cfg.asr.model_name))
+    if find_strategy(given) is not None:
+        defaults: Any = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig))
+        call.arguments["decoding_cfg"] = OmegaConf.merge(OmegaConf.create(defaults), given)
+    elif given.get("strategy", "greedy") not in GREEDY:
+        ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == "ctc")
+        logging.warning(
+            f"asr.decoding.strategy is '{given.strategy}', which NeMo's {cfg.pipeline_type} CTC pipeline does not "
+            f"run: it decodes greedily. Strategies that it runs: {ours}."
+        )
+    return wrapped(*call.args, **call.kwargs)
+
+
+def _saved_decoding(model_name: str) -> Any:
+    """The saved decoding config of a CTC model if it has a strategy of this package, else an empty one."""
+    config = model_config(model_name)
+    saved = OmegaConf.select(config, "aux_ctc.decoding" if "aux_ctc" in config else "decoding")
+    if saved is None or find_strategy(saved) is None:
+        return OmegaConf.create({})
+    logging.info(f"{model_name} was saved with strategy {saved.strategy}; the pipeline decodes with it")
+    return saved
+
+
+def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments) -> None:
+    """Replaces `__init__` of NeMo's pipelines; with a strategy of this package, the pipeline searches."""
+    cls: Any = type(pipeline)
+    (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
+    infer, cfg = kind.search(call.arguments["asr_model"].asr_model), call.arguments["cfg"]
+    if infer is None:
+        wrapped(*call.args, **call.kwargs)
+        return
+    if cfg.return_tail_result and not kind.reads_tail(cfg):
+        raise ValueError(
+            f"return_tail_result is true, expected false with strategy {infer.strategy}: what lies beyond the chunk "
+            "is not searched"
+        )
+    if not infer.return_best_hypothesis:
+        key = f"asr.decoding.{infer.section}.return_best_hypothesis"
+        raise ValueError(f"{key} is false, expected true: a stream has one transcript")
+    n_best = OmegaConf.select(cfg, "streaming.n_best", default=1)
+    check_int("streaming.n_best", n_best, 1, MAX_N_BEST)
+    if n_best > 1 and (reason := kind.why_one_best(cfg) or infer.why_one_best):
+        raise FieldError("streaming.n_best", n_best, f"1 with strategy {infer.strategy}", f"({reason})")
+    rules = OmegaConf.select(cfg, "endpointing.rules")
+    if OmegaConf.is_config(rules):
+        rules = OmegaConf.to_container(rules, resolve=True)
+    rules = None if rules is None else read_rules(rules, "endpointing.rules")
+    pipeline.__class__ = _adapted(cls, kind.adapt)
+    pipeline.infer, pipeline.rules, pipeline.n_best = infer, rules, n_best
+    wrapped(*call.args, **call.kwargs)
+    pipeline.reset_session()
+
+
+@cache
+def _adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
+    """The subclass of a pipeline's class; cached."""
+    subclass = adapt(cls)
+    subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
+    return subclass
+
+
+class PipelineKind(NamedTuple):
+    """How a pipeline of NeMo is adapted."""
+
+    search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
+    adapt: Callable[[Any], type]
+    reads_tail: Callable[[Any], bool] = lambda cfg: False  # by its config: whether it searches tails, or NeMo has none
+    why_one_best: Callable[[Any], str] = lambda cfg: ""  # by its config: why it gives no n-best lists; empty: it does
+
+
+def _anew(cfg: Any) -> str:
+    """Why a buffered transducer pipeline has one hypothesis."""
+    return "" if cfg.streaming.stateful else "every buffer is decoded anew, and only the tokens of a chunk are taken"
+
+
+KINDS = {
+    "BufferedCTCPipeline": PipelineKind(ctc_search, searching_ctc),
+    "CacheAwareCTCPipeline": PipelineKind(ctc_search, searching_ctc),
+    "BufferedRNNTPipeline": PipelineKind(transducer_search, buffered_transducer, lambda cfg: bool(_anew(cfg)), _anew),
+    "CacheAwareRNNTPipeline": PipelineKind(transducer_search, cache_aware_transducer, lambda cfg: True),
+}
