@@ -26,6 +26,8 @@ from benchmarks.options import BenchOptions
 from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus, EndpointConfig, FlexCTCBeam
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options, show_value
+from nemo_gpu_decoding.manifest import read_manifest
+from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_engine
 from nemo_gpu_decoding.search.transducer import cuda_engine as transducer_engine
 from tests.assets import ASSETS, CTC_MODEL, ROOT, load_script
@@ -479,6 +481,35 @@ def test_error_rates_of_getting_started_are_those_of_the_demo():
 def test_commands_of_records_are_options_of_the_benchmarks(records):
     for options in records.RUNS.values():
         parse_options(BenchOptions, options.split())
+
+
+@pytest.mark.slow
+@pytest.mark.nemo
+def test_names_of_each_utterance_are_found_as_the_readme_says(monkeypatch):
+    pytest.importorskip("nemo.collections.asr")
+    monkeypatch.chdir(ROOT)
+    names = {}
+    exec(compile(PAGES[0].blocks("python")[0], "README.md", "exec"), names)
+    phrases = (ASSETS / "phrases.txt").read_text(encoding="utf-8").split()
+    utterances = read_manifest(ASSETS / "speech" / "test.json")
+    files, references = zip(*((str(utterance.path), utterance.text) for utterance in utterances), strict=True)
+    listed = [[name for name in phrases if name in text.split()] for text in references]
+
+    def decoded(requests):
+        with names["utterance_requests"](names["model"], requests, boosting_weight=1.5):
+            return [hypothesis.text for hypothesis in names["model"].transcribe(list(files), batch_size=16)]
+
+    without, with_names = decoded([None] * len(files)), decoded(listed)
+    found, before = (phrase_score(references, texts, phrases) for texts in (with_names, without))
+    said = re.search(r"(\d+) of (\d+) names are right and (\d+) is wrong \(0 and 0 without phrases\)", README)
+    assert (before.true_positives, before.false_positives) == (0, 0)
+    assert found.true_positives + found.false_negatives == int(said[2])
+    # sums of floats differ between machines, and may turn a word
+    assert found.true_positives == pytest.approx(int(said[1]), abs=1)
+    assert found.false_positives == pytest.approx(int(said[3]), abs=1)
+    rates = re.search(r"WER falls from ([\d.]+) % to ([\d.]+) %", " ".join(README.split()))
+    for texts, rate in zip((without, with_names), rates.groups(), strict=True):
+        assert 100 * word_errors(references, texts).wer == pytest.approx(float(rate), abs=0.5)
 
 
 # ------------------------------------------------ Every tutorial runs from its first cell to its last

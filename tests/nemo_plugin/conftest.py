@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,26 @@ from tests.nemo_plugin.usage import CASES, Case, strategy_case, write_lower_orde
 
 NUM_FILES = 6
 MANY_FILES = 30
+FOLDER = Path(__file__).parent
+WITHOUT_NEMO = ("test_cutting.py", "test_installed.py", "test_nemo_scripts.py", "test_segment_log.py")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files that need NeMo, or a part of it, where it is not installed."""
+    if collection_path.suffix != ".py" or collection_path.name in WITHOUT_NEMO:
+        return None
+    nemo = find_spec("nemo")
+    if nemo is None:
+        return True
+    pipelines = Path(nemo.submodule_search_locations[0]) / "collections" / "asr" / "inference"
+    is_served = collection_path.name != "test_recognizer_faults.py" or find_spec("prometheus_client")
+    return None if is_served and (pipelines.exists() or collection_path.parent.name != "streaming") else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if FOLDER in item.path.parents and item.path.name not in WITHOUT_NEMO:
+            item.add_marker(pytest.mark.nemo)
 
 
 @pytest.fixture(scope="session")

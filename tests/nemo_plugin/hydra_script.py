@@ -1,4 +1,4 @@
-"""A Hydra application like NeMo's scripts. It imports nothing of ours; see test_fresh_process.py.
+"""A Hydra application like NeMo's scripts. It imports nothing of ours; see test_installed.py.
 
     python hydra_script.py COMMAND_LINES.json
 

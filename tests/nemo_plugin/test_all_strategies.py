@@ -1,14 +1,9 @@
 """What every strategy keeps behind NeMo's interfaces, timestamps included."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import copy
 import pickle
 
 import pytest
-
-pytestmark = [pytest.mark.slow, pytest.mark.nemo]
-pytest.importorskip("nemo.collections.asr")
-
 import soundfile
 import torch
 from lightning.pytorch import Trainer
@@ -19,7 +14,19 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 from nemo_gpu_decoding import Phrase, Request, cache, register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin import infer
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
-from tests.nemo_plugin.usage import CONFIDENCE, EVERY_CASE, GREEDY, predicted, texts, transcribed, write_manifest
+from tests.nemo_plugin.conftest import emissions_of
+from tests.nemo_plugin.usage import (
+    CONFIDENCE,
+    EVERY_CASE,
+    GREEDY,
+    decoded,
+    predicted,
+    texts,
+    transcribed,
+    write_manifest,
+)
+
+pytestmark = pytest.mark.slow
 
 OVER_TOKENS = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt"]
 
@@ -43,6 +50,31 @@ def test_transcribe_with_worker_processes(case, files):
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
+def test_lm_lowers_the_word_error_rate(case, many_utterances, encoded_by):
+    inputs = (encoded_by if case.is_transducer else emissions_of)(case.model, many_utterances)
+    references = [utterance["text"] for utterance in many_utterances]
+
+    def rate(cfg):
+        return word_error_rate(texts(decoded(case.model, cfg, inputs)), references)
+
+    with_lm, greedy = rate(case.cfg(**case.lm)), rate(GREEDY)
+    assert with_lm < (0.6 if case.has_words else 0.9) * greedy
+    assert case.has_words or with_lm < rate(case.cfg())
+
+
+@pytest.mark.parametrize("case", ["flexctc_beam", "cuda_wfst"], indirect=True)
+@pytest.mark.parametrize("best", [True, False])
+def test_greedy_labels_are_collapsed_as_by_greedy(case, best):
+    """Cache-aware streaming passes labels on: there is nothing to search."""
+    labels = case.inputs[0].argmax(-1), case.inputs[1]
+    case.model.change_decoding_strategy(GREEDY, verbose=False)
+    greedy = texts(predicted(case.model.decoding, labels))
+    case.use(return_best_hypothesis=best)
+    found = predicted(case.model.decoding, labels)
+    assert texts(found if best else [n_best[0] for n_best in found]) == greedy
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("return_hypotheses", [True, False])
 def test_n_best_lists(case, files, return_hypotheses):
     cfg = case.cfg(**case.several)
@@ -62,7 +94,7 @@ def test_n_best_lists(case, files, return_hypotheses):
         assert results[0].alignments is results[0].y_sequence
 
 
-def test_changing_the_strategy_again_and_again(case, files):
+def test_strategy_can_be_changed_again_and_again(case, files):
     greedy = texts(case.model.transcribe(files[:2], verbose=False))
     expected = []
     for _ in range(2):
@@ -76,7 +108,7 @@ def test_changing_the_strategy_again_and_again(case, files):
 # ----------------------------------------------------------------------------------- stored inputs
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("timestamps", [False, True])
-def test_zero_frames_give_an_empty_text(case, timestamps):
+def test_utterance_without_frames_has_an_empty_text(case, timestamps):
     confidence = {"preserve_word_confidence": True}
     case.use({"compute_timestamps": timestamps, "confidence_cfg": confidence})
     values, lengths = case.inputs[0].clone(), case.inputs[1].clone()
@@ -87,7 +119,7 @@ def test_zero_frames_give_an_empty_text(case, timestamps):
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
-def test_nan_in_padding_changes_nothing_and_nan_in_frames_costs_its_own_utterance(case):
+def test_nan_in_padding_changes_nothing_and_nan_in_frames_its_utterance_alone(case):
     expected, nan = texts(case.decode()), float("nan")
     values, lengths = case.inputs
     two_more = (0, 2) if case.is_transducer else (0, 0, 0, 2)
@@ -145,7 +177,7 @@ def test_hooks_of_training_and_validation_switch_the_graphs_of_transducers(case)
 
 
 # ------------------------------------------------------------------------ copies, files, laziness
-def test_the_decoding_and_its_results_can_be_copied(case):
+def test_decoding_and_results_can_be_copied(case):
     expected = case.decode(**case.lm)
     other = copy.deepcopy(case.model.decoding)
     assert type(other) is type(case.model.decoding)
@@ -156,7 +188,7 @@ def test_the_decoding_and_its_results_can_be_copied(case):
         assert torch.equal(again.y_sequence, hypothesis.y_sequence)
 
 
-def test_the_strategy_comes_back_with_a_saved_model(case, files, tmp_path):
+def test_saved_model_keeps_the_strategy(case, files, tmp_path):
     cfg = case.cfg(**case.lm, **case.phrases("gdansk"), **case.own)
     expected = texts(transcribed(case.model, cfg, files[:2]))
     case.model.save_to(str(tmp_path / "model.nemo"))
@@ -166,7 +198,7 @@ def test_the_strategy_comes_back_with_a_saved_model(case, files, tmp_path):
     assert texts(other.transcribe(files[:2], verbose=False)) == expected
 
 
-def test_a_decoding_made_before_unregister_keeps_working(case):
+def test_decoding_made_before_unregister_keeps_working(case):
     expected = texts(case.decode())
     unregister()
     try:
@@ -176,7 +208,7 @@ def test_a_decoding_made_before_unregister_keeps_working(case):
 
 
 @pytest.mark.parametrize("case", OVER_TOKENS, indirect=True)
-def test_lm_and_phrases_that_do_not_fit_are_errors_of_the_change(case, tmp_path):
+def test_wrong_lm_or_phrase_is_an_error_of_the_change(case, tmp_path):
     before, wrong = case.infer, tmp_path / "wrong.arpa"
     wrong.write_text("\\data\\\nngram 1=2\n\n\\1-grams:\n-1\t<s>\n-1\tword\n\n\\end\\\n")
     for section in (case.phrases("Ω"), {"ngram_lm_model": str(wrong), "ngram_lm_alpha": 1.0}):
@@ -186,7 +218,7 @@ def test_lm_and_phrases_that_do_not_fit_are_errors_of_the_change(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", OVER_TOKENS, indirect=True)
-def test_lm_and_phrases_are_loaded_once_and_only_when_needed(case, files, monkeypatch):
+def test_lm_and_phrases_are_loaded_once(case, files, monkeypatch):
     cache.clear()
     calls = []
     original = infer.load_ngram_lm
@@ -204,7 +236,7 @@ def test_lm_and_phrases_are_loaded_once_and_only_when_needed(case, files, monkey
 
 
 # ------------------------------------------------------------------------- phrases and requests
-def test_phrases_pull_towards_themselves_unless_a_request_says_otherwise(case, files):
+def test_request_replaces_the_phrases_of_the_config(case, files):
     plain = texts(transcribed(case.model, case.cfg(), files[:1]))
     boosted = texts(transcribed(case.model, case.cfg(**case.phrases("graam")), files[:1]))
     assert plain[0].endswith("graham")
@@ -218,7 +250,7 @@ def test_phrases_pull_towards_themselves_unless_a_request_says_otherwise(case, f
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("batch_size", [1, 2, 6])
-def test_each_utterance_gets_its_own_phrases(case, files, batch_size):
+def test_request_boosts_its_utterance_alone(case, files, batch_size):
     plain, weight = (texts(transcribed(case.model, case.cfg(**case.added("graam")), files)), case.phrase_weight)
     with utterance_requests(case.model, [["graam"], *[None] * 5], boosting_weight=weight):
         boosted = case.texts(files, batch_size=batch_size)
@@ -270,7 +302,7 @@ def test_phrases_below_the_threshold_are_withdrawn(case, files):
         assert found.text == (boosted.text if kept else plain[0])
 
 
-def test_lm_weights_per_utterance(case, files):
+def test_request_changes_the_lm_weight_of_its_utterance_alone(case, files):
     def found():
         results = case.model.transcribe(files, verbose=False)
         return [(hypothesis.text, hypothesis.score) for hypothesis in results]
@@ -288,7 +320,7 @@ def test_lm_weights_per_utterance(case, files):
         assert [text for text, _ in without] == plain
 
 
-def test_an_lm_per_utterance(case, files):
+def test_request_names_the_lm_of_its_utterance(case, files):
     if case.has_words:
         case.use()
         with (
@@ -330,7 +362,7 @@ def test_compute_timestamps_in_the_config(case, where):
         assert " ".join(words) == hypothesis.text
 
 
-def test_timestamps_are_there_where_they_are_asked_for(case, files):
+def test_timestamps_are_given_only_on_request(case, files):
     for hypothesis in case.decode():
         assert len(hypothesis.timestamp) == len(hypothesis.y_sequence)
     transcribed(case.model, case.cfg(), files[:1], timestamps=True)
@@ -358,14 +390,18 @@ def test_n_best_with_timestamps_in_seconds(case, files):
 @pytest.mark.parametrize("exclude_blank", [True, False])
 def test_confidence_together_with_timestamps_and_n_best(case, files, exclude_blank):
     top = {"confidence_cfg": {**CONFIDENCE, "exclude_blank": exclude_blank}}
-    for n_best in transcribed(case.model, case.cfg(top, **case.several), files, timestamps=True):
+    single = {key: value for key, value in case.several.items() if key not in ("return_best_hypothesis", "n_best")}
+    best_only = transcribed(case.model, case.cfg(top, **single), files, timestamps=True)
+    several = transcribed(case.model, case.cfg(top, **case.several), files, timestamps=True)
+    for n_best, best in zip(several, best_only, strict=True):
+        assert n_best[0].word_confidence == best.word_confidence
         for hypothesis in n_best:
             assert len(hypothesis.word_confidence) == len(hypothesis.timestamp["word"])
             assert len(hypothesis.token_confidence) == len(hypothesis.y_sequence)
             assert all(0.0 <= value <= 1.0 for value in hypothesis.word_confidence)
 
 
-def test_no_confidence_unless_asked_for(case):
+def test_confidence_is_given_only_on_request(case):
     for hypothesis in case.decode():
         assert hypothesis.frame_confidence is None
         assert hypothesis.token_confidence is None
@@ -373,7 +409,7 @@ def test_no_confidence_unless_asked_for(case):
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
-def test_the_search_is_the_same_with_and_without_alignments(case):
+def test_results_do_not_depend_on_alignments(case):
     plain = case.decode()
     aligned = case.decode({"preserve_alignments": True})
     assert [(h.text, h.score) for h in plain] == [(h.text, h.score) for h in aligned]

@@ -1,11 +1,6 @@
 """Each strategy behind NeMo's interface gives what its plain decoder gives; test_all_strategies.py has the rest."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import pytest
-
-pytestmark = pytest.mark.nemo
-pytest.importorskip("nemo.collections.asr")
-
 import torch
 
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES

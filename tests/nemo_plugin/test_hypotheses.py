@@ -1,10 +1,4 @@
 """Results in NeMo's form; the vocabulary as NeMo's tokenizers have it, and what is loaded for it."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
-
-import pytest
-
-pytestmark = [pytest.mark.slow, pytest.mark.nemo]
-pytest.importorskip("nemo.collections.asr")
 
 import copy
 import json
@@ -13,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCBPEDecoding
 from nemo.collections.asr.parts.utils import transcribe_utils
@@ -27,6 +22,8 @@ from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 from tests.nemo_plugin.test_word_graph_files import WordPieces
 from tests.nemo_plugin.usage import GREEDY, texts_of
 
+pytestmark = pytest.mark.slow
+
 BLANK = 5
 
 
@@ -35,7 +32,7 @@ def a_path(tokens=(1, 2), frames=(0, 3), repeats=(2, 1)):
     return Path(*columns, np.ones(len(tokens), np.float32), -1.5, ScoreParts(-2.0, insertion=0.5))
 
 
-def test_a_path_becomes_a_hypothesis():
+def test_hypothesis_has_the_numbers_of_its_path():
     hypothesis = from_path(a_path(), NBest((a_path(),), 7), BeamHypothesis)
     assert hypothesis.y_sequence.tolist() == [1, 2]
     assert str(hypothesis.y_sequence.dtype) == "torch.int64"
@@ -60,7 +57,7 @@ def test_a_path_becomes_a_hypothesis():
         ([3], [3], [0], [1]),
     ],
 )
-def test_labels_collapse(labels, tokens, frames, repeats):
+def test_labels_collapse_to_tokens_and_times(labels, tokens, frames, repeats):
     hypothesis = from_labels(np.array(labels, np.int64), BLANK)
     assert hypothesis.y_sequence.tolist() == tokens
     assert hypothesis.timestamp == hypothesis.token_frames == frames
@@ -72,7 +69,7 @@ def hypothesis(text, score=0.0, **fields):
     return Hypothesis(score=score, y_sequence=[], text=text, **fields)
 
 
-def test_an_n_best_list_reads_like_its_best():
+def test_n_best_list_has_the_fields_of_its_best():
     hypotheses = [hypothesis("a", score=2.0), hypothesis("b", score=1.0)]
     n_best = NBestList(hypotheses)
     assert (n_best.text, n_best.score) == ("a", 2.0)
@@ -158,24 +155,14 @@ def use(model, assets=None, **beam):
     model.change_decoding_strategy(cfg, verbose=False)
 
 
-def test_timestamps_make_a_new_decoder_which_finds_them_too(ctc_model, files):
+def test_requests_reach_the_decoder_that_timestamps_make(ctc_model, files):
     use(ctc_model)
     with utterance_requests(ctc_model, [["graam"]], boosting_weight=1.0):
         (hypothesis,) = ctc_model.transcribe(files[:1], timestamps=True, verbose=False)
     assert hypothesis.timestamp["word"][-1]["word"] == "graam"
 
 
-def test_hybrid_models(hybrid_model, files):
-    cfg = {"strategy": "flexctc_beam", "beam": {"beam_size": 8, "beam_beta": 0.0}}
-    hybrid_model.change_decoding_strategy(cfg, decoder_type="ctc", verbose=False)
-    plain = texts_of(hybrid_model, files[:2])
-    with utterance_requests(hybrid_model, [["twoo"], None], boosting_weight=3.0):
-        boosted = texts_of(hybrid_model, files[:2])
-    assert boosted[0] != plain[0]
-    assert boosted[1] == plain[1]
-
-
-def test_too_few_and_too_many_are_errors_and_leave_nothing_behind(ctc_model, files):
+def test_wrong_number_of_requests_is_an_error_without_after_effects(ctc_model, files):
     use(ctc_model)
     plain = texts_of(ctc_model, files[:1])
     with utterance_requests(ctc_model, [[]]):  # where there are no phrases at all
@@ -200,7 +187,7 @@ def test_too_few_and_too_many_are_errors_and_leave_nothing_behind(ctc_model, fil
         raise KeyError  # leftovers hide no error
 
 
-def test_requests_are_for_this_model_in_this_thread(ctc_model, hybrid_model, files, emissions):
+def test_requests_hold_for_one_model_in_one_thread(ctc_model, hybrid_model, files, emissions):
     use(ctc_model)
     cfg = {"strategy": "flexctc_beam", "beam": {"beam_size": 8, "beam_beta": 0.0}}
     hybrid_model.change_decoding_strategy(cfg, decoder_type="ctc", verbose=False)

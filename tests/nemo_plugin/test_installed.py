@@ -55,7 +55,7 @@ def test_a_wheel_built_from_the_sdist_has_the_hydra_plugin_and_the_presets(tmp_p
     assert names == sorted(Path(preset).stem for preset in presets)
 
 
-def test_a_clone_uses_its_own_presets():
+def test_clone_reads_the_presets_of_its_tree():
     assert conf_folder() == ROOT / "conf"
 
 
@@ -135,7 +135,7 @@ Plugins.instance()
 
 
 @pytest.mark.nemo
-def test_a_broken_installation_never_stops_hydra(tmp_path):
+def test_broken_installation_does_not_stop_hydra(tmp_path):
     done = run("-c", BROKEN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "strategies of nemo-gpu-decoding are not available" in done.stderr

@@ -16,9 +16,9 @@ from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from tests.assets import ASSETS, ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.nemo]
-pytest.importorskip("nemo.collections.asr")
 soundfile = pytest.importorskip("soundfile")
+pytestmark = pytest.mark.slow
+
 RATE = 16000
 
 
@@ -59,7 +59,7 @@ def load(name, head, strategy, timestamps=True):
         ("self_hybrid_tdt", "ctc", "flexctc_beam"),
     ],
 )
-def test_a_recording_is_its_segments(name, head, strategy, tmp_path):
+def test_text_of_a_recording_is_that_of_its_segments(name, head, strategy, tmp_path):
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
     file, _ = joined_speech(tmp_path)
@@ -114,7 +114,7 @@ def test_segments_without_confidence_are_left_out():
         assert whole.error.startswith("cannot be decoded")
 
 
-def test_noise_is_left_out(tmp_path):
+def test_noise_gets_no_words(tmp_path):
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
     file, spans = joined_speech(tmp_path, 4)
@@ -150,7 +150,7 @@ def test_cuts_avoid_the_utterances(tmp_path):
     assert not [cut for cut in cuts for start, end in spans if start + edge < cut < end - edge]
 
 
-def test_a_damaged_end_costs_the_words_after_it(tmp_path):
+def test_damaged_end_loses_only_later_words(tmp_path):
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
     file, _ = joined_speech(tmp_path)

@@ -90,7 +90,7 @@ DECODING = [row for row in ROWS if not row.remark and row.script != PIPELINE]
 TRANSCRIBING = [row for row in DECODING if "ngram" not in row.script]
 
 
-def test_the_page_is_complete():
+def test_page_of_scripts_names_every_script():
     assert {row.script for row in ROWS} == set(REST)
     for script in {row.script for row in TRANSCRIBING} | {PIPELINE}:
         assert tuple(row.strategy for row in ROWS if row.script == script) == STRATEGIES
@@ -222,7 +222,7 @@ def test_candidates_are_those_of_transcribe(row, run, files):
 
 @runs
 @pytest.mark.parametrize("row", [row for row in ROWS if row.error], ids=name)
-def test_what_does_not_decode_says_so(row, run):
+def test_script_that_cannot_use_a_strategy_says_so(row, run):
     with pytest.raises(Exception, match=re.escape(row.error)):
         run(row, row.words)
 
@@ -240,7 +240,7 @@ def test_scripts_that_decode_with_no_strategy_of_ours(run):
 @runs
 @pytest.mark.parametrize("more", ["presort_manifest=false", "", "timestamps=true"])
 @pytest.mark.parametrize("row", TRANSCRIBING[:20:4], ids=name)
-def test_n_best_lists(row, more, run, files):
+def test_scripts_write_n_best_lists(row, more, run, files):
     words = row.words + " ctc_decoding.wfst.beam_size=3" * ("wfst" in row.words)
     lines = [json.loads(line) for line in run(row, f"{words} extract_nbest=true {more}")]
     decoding = decoding_of(row, words)
@@ -269,7 +269,7 @@ def tuned(strategy: str, model: str) -> str:
 
 @runs
 @pytest.mark.parametrize(("config", "model", "strategy", "wer"), STREAMS)
-def test_streams(config, model, strategy, wer, run, folder, monkeypatch, pushed):
+def test_streaming_scripts_write_the_transcripts(config, model, strategy, wer, run, folder, monkeypatch, pushed):
     from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 
     entries = speech()

@@ -1,5 +1,4 @@
 """The hook: which configs reach us, and that NeMo gets everything back."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import subprocess
 import sys
@@ -7,10 +6,6 @@ import types
 
 import pytest
 import wrapt
-
-pytestmark = pytest.mark.nemo
-pytest.importorskip("nemo.collections.asr")
-
 from nemo.collections.asr.parts.submodules import ctc_decoding, rnnt_decoding
 from nemo.collections.asr.parts.utils.rnnt_utils import NBestHypotheses
 from omegaconf import OmegaConf
@@ -71,7 +66,7 @@ def test_unregister_restores_nemos_own_constructors():
     assert decoding.decode_ids_to_str([0, 1]) == "ab"
 
 
-def test_unregister_under_another_wrapper_puts_ours_to_sleep(monkeypatch):
+def test_unregister_below_another_wrapper_disables_ours(monkeypatch):
     ours = vars(ctc_decoding.AbstractCTCDecoding)["__init__"]
     theirs = wrapt.FunctionWrapper(ours, lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs))
     monkeypatch.setattr(ctc_decoding.AbstractCTCDecoding, "__init__", theirs)
@@ -100,7 +95,7 @@ def test_other_strategies_are_nemos():
 
 
 @pytest.mark.parametrize("strategy", ["beam", "beam_batch", "pyctcdecode", "flashlight"])
-def test_search_type_names_us_where_a_script_knows_only_nemos_strategies(strategy):
+def test_search_type_names_our_strategy(strategy):
     decoding = char_decoding(strategy=strategy, beam={"search_type": "flexctc_beam"})
     assert isinstance(decoding.decoding, FlexCTCInfer)
     assert decoding.cfg.strategy == "flexctc_beam"
@@ -156,7 +151,7 @@ def test_a_transducer_strategy_on_ctc_says_what_is_possible(strategy):
             assert hint in str(error.value)
 
 
-def test_our_list_of_nemos_strategies_is_nemos():
+def test_list_of_nemos_strategies_is_up_to_date():
     native = {family: {n for names in NATIVE[family].values() for n in names} for family in NATIVE}
     assert native["rnnt"] == {s.value for s in rnnt_decoding.TransducerDecodingStrategyType}
     unregister()

@@ -27,7 +27,7 @@ def recording(tmp_path):
     return file
 
 
-def test_a_new_run_reads_what_the_last_one_wrote(tmp_path, recording):
+def test_new_run_reads_the_segments_of_the_last_one(tmp_path, recording):
     file = tmp_path / "out.segments"
     log = SegmentLog(file, {"beam_size": 4})
     key = log.key(recording)
@@ -60,7 +60,7 @@ def test_batches_that_are_not_whole_are_decoded_again(tmp_path, recording):
     assert SegmentLog(file, {}).transcripts(key, 3, 2) == ["one", "two", "three"]
 
 
-def test_a_line_that_is_not_whole_is_removed(tmp_path, recording):
+def test_incomplete_line_is_removed(tmp_path, recording):
     file = tmp_path / "out.segments"
     log = SegmentLog(file, {})
     key = log.key(recording)
@@ -79,7 +79,7 @@ def test_a_line_that_is_not_whole_is_removed(tmp_path, recording):
         assert file.read_bytes() == both
 
 
-def test_another_recording_request_or_run_begins_anew(tmp_path, recording):
+def test_other_recording_request_or_options_begin_anew(tmp_path, recording):
     log = SegmentLog(tmp_path / "out.segments", {"beam_size": 4})
     key = log.key(recording, ("a phrase",))
     assert key == log.key(recording, ("a phrase",))

@@ -1,21 +1,14 @@
 """cuda_wfst and paged_biglm in NeMo's CTC models: transcription, words, lattices, both LMs."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 from dataclasses import replace
-
-import pytest
-
-pytestmark = [pytest.mark.slow, pytest.mark.nemo]
-pytest.importorskip("nemo.collections.asr")
-pytest.importorskip("kaldifst")
-
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding import BoostingConfig, WFSTConfig, utterance_requests
+from nemo_gpu_decoding import BoostingConfig, utterance_requests
 from nemo_gpu_decoding.fusion.boosting import Phrase
 from nemo_gpu_decoding.graph import load
 from nemo_gpu_decoding.graph.build import build_graph
@@ -31,6 +24,9 @@ from nemo_gpu_decoding.search.word_graph.result import GraphWord, minimum_bayes_
 from tests.assets import speech
 from tests.nemo_plugin.conftest import emissions_of
 from tests.nemo_plugin.usage import decoded, predicted, texts, transcribed, write_without_unknown
+
+pytest.importorskip("kaldifst")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -65,21 +61,10 @@ def named_emissions(shared_ctc_model, named_utterances):
 
 
 # ------------------------------------------------------------------------------------------ texts
-def test_fewer_errors_than_greedy_and_than_a_beam_without_lm(ctc_model, cfg, many_emissions, many_utterances):
-    references = [utterance["text"] for utterance in many_utterances]
-    beam = {"strategy": "flexctc_beam", "beam": {"beam_size": 16, "beam_beta": 0.0}}
-    with_beam = texts(decoded(ctc_model, beam, many_emissions))
-    files = [utterance["audio_filepath"] for utterance in many_utterances]
-    ours = texts(transcribed(ctc_model, cfg(), files, batch_size=8))
-    greedy_errors, beam_errors, our_errors = (
-        word_errors(references, found).total for found in (many_emissions[2], with_beam, ours)
-    )
-    assert our_errors < 0.6 * greedy_errors
-    assert our_errors < 0.6 * beam_errors
 
 
 @pytest.mark.parametrize(("strategy", "kind"), [("cuda_wfst", WordGraphInfer), ("paged_biglm", PagedInfer)])
-def test_nemos_name_of_the_strategy_with_ours_as_search_type(ctc_model, cfg, paged_cfg, emissions, strategy, kind):
+def test_search_type_names_our_strategy(ctc_model, cfg, paged_cfg, emissions, strategy, kind):
     own = {"cuda_wfst": cfg, "paged_biglm": paged_cfg}[strategy]()
     expected = texts(decoded(ctc_model, own, emissions))
     structured = OmegaConf.structured(CTCDecodingConfig(strategy="wfst"))
@@ -89,14 +74,7 @@ def test_nemos_name_of_the_strategy_with_ours_as_search_type(ctc_model, cfg, pag
     assert type(ctc_model.decoding.decoding) is kind
 
 
-def test_the_decoder_has_the_options_of_the_section(ctc_model, cfg):
-    ctc_model.change_decoding_strategy(cfg(lm_weight=0.8), verbose=False)
-    decoder = ctc_model.decoding.decoding.decoder()
-    assert decoder.config == WFSTConfig(beam=16.0, lattice_beam=16.0)
-    assert decoder.fusion.lm_weight == 0.8
-
-
-def test_the_graph_is_made_once_at_the_change(ctc_model, cfg, files, graph_cache, monkeypatch):
+def test_graph_is_built_once_at_the_change_of_the_strategy(ctc_model, cfg, files, graph_cache, monkeypatch):
     made = []
     monkeypatch.setattr(load, "build_graph", lambda *a, **k: made.append(a) or build_graph(*a, **k))
     before = set(graph_cache.glob("*.graph"))
@@ -111,15 +89,8 @@ def test_the_graph_is_made_once_at_the_change(ctc_model, cfg, files, graph_cache
     assert len(set(graph_cache.glob("*.graph")) - before) == 1
 
 
-def test_greedy_labels(ctc_model, cfg, emissions, many_emissions):
-    """What cache-aware streaming passes on: nothing to search."""
-    ctc_model.change_decoding_strategy(cfg(), verbose=False)
-    labels = emissions[0].argmax(-1)
-    assert texts(predicted(ctc_model.decoding, (labels, emissions[1]))) == many_emissions[2][: len(labels)]
-
-
 # ---------------------------------------------------------------------------------- alternatives
-def test_minimum_bayes_risk(ctc_model, cfg, emissions, monkeypatch):
+def test_mbr_mode_gives_the_text_of_least_risk(ctc_model, cfg, emissions, monkeypatch):
     found = decoded(ctc_model, cfg(decoding_mode="mbr", posterior_paths=5), emissions)
     plain = ctc_model.decoding.decoding.decoder().decode(*emissions)
     assert texts(found) == [minimum_bayes_risk(nbest.paths).text for nbest in plain]
@@ -131,7 +102,7 @@ def test_minimum_bayes_risk(ctc_model, cfg, emissions, monkeypatch):
     assert texts(found) != [nbest.best.text for nbest in plain]
 
 
-def test_lattices(ctc_model, cfg, emissions):
+def test_best_path_of_the_lattice_is_the_hypothesis(ctc_model, cfg, emissions):
     found = decoded(ctc_model, cfg(decoding_mode="lattice"), emissions)
     assert texts(found) == texts(decoded(ctc_model, cfg(), emissions))
     for hypothesis in found:
@@ -143,7 +114,7 @@ def test_lattices(ctc_model, cfg, emissions):
 
 
 # ------------------------------------------------------------------------------ times, confidence
-def test_times_are_those_of_the_search_in_nemos_shape(ctc_model, cfg, files):
+def test_timestamps_have_the_times_of_the_search(ctc_model, cfg, files):
     for hypothesis in transcribed(ctc_model, cfg(), files, timestamps=True):
         stamps = hypothesis.timestamp
         assert [entry["word"] for entry in stamps["word"]] == hypothesis.text.split()
@@ -159,14 +130,13 @@ def test_times_are_those_of_the_search_in_nemos_shape(ctc_model, cfg, files):
 
 
 @pytest.mark.parametrize("level", ["char", "word", "segment"])
-def test_one_level_of_times(ctc_model, cfg, emissions, level):
+def test_timestamps_have_the_level_that_is_asked_for(ctc_model, cfg, emissions, level):
     found = decoded(ctc_model, cfg({"compute_timestamps": True, "ctc_timestamp_type": level}), emissions)
     assert all(set(hypothesis.timestamp) == {"timestep", level} for hypothesis in found)
 
 
-@pytest.mark.parametrize("exclude_blank", [True, False])
-@pytest.mark.parametrize("return_best", [True, False])
-def test_nemos_confidence_of_words(ctc_model, cfg, emissions, exclude_blank, return_best):
+@pytest.mark.parametrize(("exclude_blank", "return_best"), [(True, False), (False, True)])
+def test_confidence_of_a_word_is_that_of_its_tokens(ctc_model, cfg, emissions, exclude_blank, return_best):
     confidence = {"preserve_word_confidence": True, "exclude_blank": exclude_blank, "aggregation": "min"}
     top = {"confidence_cfg": confidence, "compute_timestamps": True}
     found = decoded(ctc_model, cfg(top, return_best_hypothesis=return_best), emissions)
@@ -180,9 +150,7 @@ def test_nemos_confidence_of_words(ctc_model, cfg, emissions, exclude_blank, ret
 
 
 # --------------------------------------------------------------------------------------- boosting
-def test_boosting_finds_names_that_the_lm_has_never_seen(
-    ctc_model, cfg, named_emissions, named_utterances, names, assets
-):
+def test_boosting_finds_names_that_the_lm_lacks(ctc_model, cfg, named_emissions, named_utterances, names, assets):
     references = [utterance["text"] for utterance in named_utterances]
     options = {"beam_width": 30.0, "lm_weight": 0.5}
     plain = texts(decoded(ctc_model, cfg(**options), named_emissions))
@@ -194,7 +162,7 @@ def test_boosting_finds_names_that_the_lm_has_never_seen(
     assert word_errors(references, boosted).total < word_errors(references, plain).total
 
 
-def test_words_that_the_graph_lacks_cannot_be_requested_of_older_graphs(ctc_model, cfg, files, tmp_path):
+def test_request_for_new_words_of_an_older_graph_is_refused(ctc_model, cfg, files, tmp_path):
     ctc_model.change_decoding_strategy(cfg(boosting_tree_alpha=0.0), verbose=False)
     graph = ctc_model.decoding.decoding.decoder().graph
     report = {name: value for name, value in graph.report.items() if name != NEW_WORDS}
@@ -213,7 +181,7 @@ def test_words_that_the_graph_lacks_cannot_be_requested_of_older_graphs(ctc_mode
         pass
 
 
-def test_an_open_vocabulary_spells_what_the_lm_does_not_list(ctc_model, cfg, many_emissions):
+def test_open_vocabulary_spells_words_that_the_lm_lacks(ctc_model, cfg, many_emissions):
     costs = {"unknown_word_cost": 0.0, "unknown_piece_cost": 0.0}
     closed = decoded(ctc_model, cfg(), many_emissions)
     words = set(ctc_model.decoding.decoding.decoder().graph.words)
@@ -243,7 +211,7 @@ def test_requests_find_names_that_the_graph_lacks(ctc_model, cfg, named_emission
 
 
 # ------------------------------------------------------------------------- hybrids, save, restore
-def test_the_ctc_head_of_a_hybrid(hybrid_model, cfg, files):
+def test_ctc_head_of_a_hybrid_model_is_decoded(hybrid_model, cfg, files):
     before = texts(hybrid_model.transcribe(files[:3], verbose=False))
     hybrid_model.change_decoding_strategy(cfg(), decoder_type="ctc", verbose=False)
     assert isinstance(hybrid_model.ctc_decoding.decoding, WordGraphInfer)
@@ -257,7 +225,7 @@ def test_the_ctc_head_of_a_hybrid(hybrid_model, cfg, files):
     assert texts(hybrid_model.transcribe(files[:3], verbose=False)) == before
 
 
-def test_transducers_refuse_it(hybrid_model, cfg):
+def test_transducers_refuse_word_graphs(hybrid_model, cfg):
     with pytest.raises(ValueError, match="'cuda_wfst', which decodes CTC models"):
         hybrid_model.change_decoding_strategy(cfg(), decoder_type="rnnt", verbose=False)
 
@@ -289,7 +257,7 @@ def bonus(text, phrases, **options):
         ("york", {}, 0.0),
     ],
 )
-def test_the_bonus_of_a_phrase(text, options, expected):
+def test_bonus_of_a_phrase_follows_the_options(text, options, expected):
     assert bonus(text, ["acme", "new york"], **options) == pytest.approx(expected, abs=1e-5)
 
 
@@ -305,7 +273,7 @@ def test_weights_and_letter_cases_of_phrases():
         bonus("new york", ["NEW York"])
 
 
-def test_phrases_of_a_config(tmp_path):
+def test_phrases_of_a_config_come_from_one_source(tmp_path):
     file = tmp_path / "names.txt"
     file.write_text("new  york\t2\nacme\n")
     from_file = configured_phrases(BoostingConfig(key_phrases_file=str(file)))
@@ -355,7 +323,7 @@ def static():
 
 
 # ------------------------------------------------------------------------------------------ texts
-def test_words_are_those_of_the_large_lms_graph_and_fewer_are_wrong(
+def test_large_lm_has_fewer_errors_and_the_words_of_its_graph(
     ctc_model, paged_cfg, static, small_word_lm, word_lm, many_utterances
 ):
     references = [utterance["text"] for utterance in many_utterances]
@@ -371,20 +339,30 @@ def test_words_are_those_of_the_large_lms_graph_and_fewer_are_wrong(
 
 
 @pytest.mark.parametrize(
-    "wfst",
+    ("paged", "both"),
     [
-        {"composition": "let"}, {"difference": "never"}, {"topology": "minimal"},
-        {"group_size": 50}, {"placement": "paged", "cache_mb": 1},
+        ({"composition": "let"}, {}), ({"difference": "never"}, {}), ({"group_size": 50}, {}),
+        ({"placement": "paged", "cache_mb": 1}, {}), ({}, {"topology": "minimal"}), ({}, {"decoding_mode": "mbr"}),
+        ({}, {"decoding_mode": "lattice"}), ({}, {"return_best_hypothesis": False, "beam_size": 3}),
     ],
     ids=str,
 )  # fmt: skip
-def test_ways_to_search_do_not_change_the_words(ctc_model, paged_cfg, static, word_lm, emissions, wfst):
-    same = {"topology": wfst["topology"]} if "topology" in wfst else {}
-    expected = texts(decoded(ctc_model, static(word_lm, **same), emissions))
-    assert texts(decoded(ctc_model, paged_cfg(**wfst), emissions)) == expected
+def test_results_equal_those_of_the_large_lms_graph(ctc_model, paged_cfg, static, word_lm, emissions, paged, both):
+    expected = decoded(ctc_model, static(word_lm, **both), emissions)
+    found = decoded(ctc_model, paged_cfg(**paged, **both), emissions)
+    if "beam_size" in both:
+        expected, found = ([hypothesis for n_best in lists for hypothesis in n_best] for lists in (expected, found))
+    assert texts(found) == texts(expected)
+    scores = [hypothesis.score for hypothesis in found]
+    assert scores == pytest.approx([hypothesis.score for hypothesis in expected], abs=2e-3)
+    for hypothesis in found if both.get("decoding_mode") == "lattice" else []:
+        (best,) = hypothesis.lattice.n_best(1)
+        assert best.cost == pytest.approx(-hypothesis.score, abs=2e-3)
 
 
-def test_lms_in_either_form_and_a_ready_made_graph(ctc_model, paged_cfg, emissions, small_word_lm, word_lm, tmp_path):
+def test_packed_lm_and_ready_made_graph_give_equal_texts(
+    ctc_model, paged_cfg, emissions, small_word_lm, word_lm, tmp_path
+):
     expected = texts(decoded(ctc_model, paged_cfg(), emissions))
     assert texts(decoded(ctc_model, paged_cfg(large_lm_path=str(word_lm)), emissions)) == expected
     save_graph(ctc_model.decoding.decoding.decoder().graph, tmp_path / "small.graph")
@@ -395,7 +373,7 @@ def test_lms_in_either_form_and_a_ready_made_graph(ctc_model, paged_cfg, emissio
 
 
 # ------------------------------------------------------------------ what cuda_wfst's results have
-def test_hypotheses_say_what_the_search_did(ctc_model, paged_cfg, emissions):
+def test_hypotheses_have_the_work_of_the_search(ctc_model, paged_cfg, emissions):
     works = [h.work for h in decoded(ctc_model, paged_cfg(), emissions)]
     for work, frames in zip(works, emissions[1].tolist(), strict=True):
         assert work.frames == frames
@@ -404,15 +382,6 @@ def test_hypotheses_say_what_the_search_did(ctc_model, paged_cfg, emissions):
     for work, found in zip(works, several, strict=True):
         (look_ups,) = {hypothesis.work.look_ups for hypothesis in found}
         assert look_ups >= work.look_ups  # the best path alone needs no dominated LM contexts
-
-
-def test_n_best_lists_are_those_of_the_large_lms_graph(ctc_model, paged_cfg, static, word_lm, emissions):
-    several = {"return_best_hypothesis": False, "beam_size": 3}
-    expected = decoded(ctc_model, static(word_lm, **several), emissions)
-    for found, others in zip(decoded(ctc_model, paged_cfg(**several), emissions), expected, strict=True):
-        assert texts(found) == texts(others)
-        scores = [hypothesis.score for hypothesis in found]
-        assert scores == pytest.approx([hypothesis.score for hypothesis in others], abs=2e-3)
 
 
 @pytest.mark.parametrize(("composition", "is_open"), [("lazy", True), ("lazy", False), ("let", False)])
@@ -424,19 +393,9 @@ def test_requests_with_words_that_both_lms_lack(
     check_names_that_the_graph_lacks(ctc_model, config, named_emissions, named_utterances, names)
 
 
-@pytest.mark.parametrize("mode", ["mbr", "lattice"])
-def test_decoding_modes(ctc_model, paged_cfg, static, word_lm, emissions, mode):
-    expected = decoded(ctc_model, static(word_lm, decoding_mode=mode), emissions)
-    found = decoded(ctc_model, paged_cfg(decoding_mode=mode), emissions)
-    assert texts(found) == texts(expected)
-    for hypothesis in found if mode == "lattice" else []:
-        (best,) = hypothesis.lattice.n_best(1)
-        assert best.cost == pytest.approx(-hypothesis.score, abs=2e-3)
-
-
 # --------------------------------------------------------------------------------------- boosting
 @pytest.mark.parametrize("has_unknown", [True, False])
-def test_words_of_phrases_that_no_lm_has(
+def test_phrases_with_words_that_no_lm_has_are_found(
     ctc_model, paged_cfg, static, small_word_lm, word_lm, emissions, tmp_path, has_unknown
 ):
     """They are added to the small LM; the large one takes them for <unk>, which is as likely."""
@@ -449,7 +408,7 @@ def test_words_of_phrases_that_no_lm_has(
     assert found[0].score == pytest.approx(expected[0].score, abs=2e-3)
 
 
-def test_a_graph_with_added_words_needs_the_small_lm_as_arpa(ctc_model, paged_cfg, emissions, small_word_lm, tmp_path):
+def test_graph_with_added_words_needs_the_small_lm_as_arpa(ctc_model, paged_cfg, emissions, small_word_lm, tmp_path):
     expected = texts(decoded(ctc_model, paged_cfg(added_words=["graam"]), emissions))
     save_graph(ctc_model.decoding.decoding.decoder().graph, tmp_path / "small.graph")
     pack_arpa(small_word_lm, tmp_path / "small.packed")

@@ -1,15 +1,9 @@
 """Graphs of a config: built with any tokenizer, or ready-made and checked against the model."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import logging
 
-import pytest
-
-pytestmark = pytest.mark.nemo
-pytest.importorskip("nemo.collections.asr")
-pytest.importorskip("kaldifst")
-
 import numpy as np
+import pytest
 import torch
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCBPEDecoding, CTCDecoding
 from nemo.collections.common.tokenizers.aggregate_tokenizer import AggregateTokenizer
@@ -23,6 +17,8 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.toy import write_tlg
 from tests.nemo_plugin.usage import LETTERS, spoken, write_arpa
 from tests.search.word_graph.models import fst_of
+
+pytest.importorskip("kaldifst")
 
 BLANK = len(LETTERS)
 WORDS = ("an", "other", "another", "page", "ann")
@@ -84,7 +80,7 @@ def test_words_are_joined_by_nemos_word_separator(arpa, tmp_path):
     assert decoding.ctc_decoder_predictions_tensor(log_probs)[0].text == "abcab"
 
 
-def test_an_open_vocabulary_of_characters(arpa):
+def test_open_vocabulary_of_characters_spells_words(arpa):
     costs = {"unknown_word_cost": 0.0, "unknown_piece_cost": 0.5}
     decoding = decoding_of(arpa_lm_path=arpa, open_vocabulary_decoding=True, **costs)
     assert heard(decoding, "an xyz page", likely=0.99).text == "an xyz page"
@@ -111,7 +107,7 @@ class WordPieces:
         return {"page": [1, 2], "pages": [1, 2, 4], "two": [3], "page two": [1, 2, 3]}.get(text, [0])
 
 
-def test_word_pieces(tmp_path):
+def test_word_pieces_are_joined_and_timed(tmp_path):
     arpa = write_arpa(tmp_path / "words.arpa", ["two", "page", "pages", "unspelled"])
     cfg = {"strategy": "cuda_wfst", "wfst": {"arpa_lm_path": arpa, "beam_width": 30.0}}
     decoding = CTCBPEDecoding({**cfg, "compute_timestamps": True}, WordPieces())
@@ -139,7 +135,7 @@ def test_aggregate_tokenizers_take_the_language_of_the_lm(ctc_model, assets):
         tokens_with(source_lang="fr")
 
 
-def test_what_the_model_cannot_spell_is_an_error_of_the_change(arpa, ctc_model, assets):
+def test_words_that_the_model_cannot_spell_are_an_error_of_the_change(arpa, ctc_model, assets):
     with pytest.raises(ValueError, match=r"wfst\.source_lang is 'en', which is for models with one"):
         heard(decoding_of(arpa_lm_path=arpa, source_lang="en"), "an")
     with pytest.raises(ValueError, match=r"phrase 'Acme' has the character 'A'"):
@@ -169,7 +165,7 @@ def test_boosted_words_are_added_in_a_case_that_the_model_can_spell(arpa, phrase
 
 
 # -------------------------------------------------------------------------------- ready-made
-def test_a_graph_file_and_its_folder(arpa, graph, tmp_path):
+def test_graph_file_and_its_folder_give_the_same_result(arpa, graph, tmp_path):
     expected = heard(decoding_of(arpa_lm_path=arpa), "an othar page")
     folder = tmp_path / "built"
     save_graph(graph(arpa), folder / "words.graph")
@@ -181,7 +177,7 @@ def test_a_graph_file_and_its_folder(arpa, graph, tmp_path):
         heard(decoding_of(wfst_lm_path=str(folder)), "an")
 
 
-def test_what_is_built_is_kept_at_the_path_that_does_not_exist_yet(arpa, tmp_path):
+def test_built_graph_is_kept_at_the_given_path(arpa, tmp_path):
     kept = tmp_path / "kept.graph"
     first = heard(decoding_of(arpa_lm_path=arpa, wfst_lm_path=str(kept)), "an othar page")
     assert load_graph(kept).name == arpa
@@ -190,7 +186,7 @@ def test_what_is_built_is_kept_at_the_path_that_does_not_exist_yet(arpa, tmp_pat
 
 
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
-def test_openfst_files(arpa, graph, tmp_path, topology):
+def test_openfst_files_equal_built_graphs(arpa, graph, tmp_path, topology):
     """T o L o G is told from L o G by its blanks; a file without symbols needs its words.txt."""
     lg = graph(arpa)
     words = tmp_path / "words.txt"
@@ -225,7 +221,7 @@ def symbols_file(lg, path, inputs, outputs):
     return str(path)
 
 
-def test_symbols_tell_whether_a_file_was_made_for_the_model(arpa, graph, tmp_path):
+def test_symbols_of_another_model_are_refused(arpa, graph, tmp_path):
     lg = graph(arpa)
     ours = ["<eps>", *("<space>" if c == " " else c for c in LETTERS), "<blk>", "#0"]
     path = symbols_file(lg, tmp_path / "LG.fst", ours, lg.words)
@@ -247,7 +243,7 @@ def test_nemos_open_vocabulary_graphs_are_refused(arpa, graph, tmp_path):
         heard(decoding_of(wfst_lm_path=path), "an")
 
 
-def test_a_graph_for_another_model(arpa, tmp_path):
+def test_graph_of_another_model_is_refused(arpa, tmp_path):
     pieces = ("b", "a", *LETTERS[2:])
     other = build_graph(arpa, Vocabulary(pieces, "char"), cache=False)
     save_graph(other, tmp_path / "other.graph")
@@ -260,7 +256,7 @@ def test_a_graph_for_another_model(arpa, tmp_path):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "larger.graph")), "an")
 
 
-def test_a_closed_graph_is_not_open_and_other_files_are_no_graphs(arpa, graph, tmp_path):
+def test_closed_graph_and_other_files_are_refused(arpa, graph, tmp_path):
     save_graph(graph(arpa), tmp_path / "words.graph")
     options = {"wfst_lm_path": str(tmp_path / "words.graph"), "open_vocabulary_decoding": True}
     with pytest.raises(ValueError, match=r"wfst\.open_vocabulary_decoding is true, but"):

@@ -1,15 +1,10 @@
 """Live streams through NeMo's pipelines, and through the server before them."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-pytestmark = [pytest.mark.slow, pytest.mark.nemo]
-pytest.importorskip("nemo.collections.asr.inference")
-
 import soundfile
 import torch
 
@@ -21,6 +16,8 @@ from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_se
 from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.live.interface import Chunk, StreamOptions, warm_up
 from tests.assets import ASSETS
+
+pytestmark = pytest.mark.slow
 
 CTC, HYBRID, CAUSAL = (str(ASSETS / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
 LM = f"lm={ASSETS / 'lm' / 'tok3.arpa'}"
@@ -85,7 +82,7 @@ def streamed(own, speech, options=None, *, commits=False):
     return found
 
 
-def test_what_nemos_own_loop_gives(shared, files, speech):
+def test_texts_equal_those_of_nemos_loop(shared, files, speech):
     expected = [row["text"] for row in shared.pipeline.run(files[:4]).values()]
     found = streamed(shared, speech[:4], commits=True)
     assert [text for _, text, _ in found] == expected
@@ -111,7 +108,7 @@ SMALL_LM = [f"lm={ASSETS / 'lm' / 'word_small.arpa'}", f"large_{WORD_LM}"]
         [f"model={CAUSAL}", "strategy=aes_pp"],
     ],
 )
-def test_pipelines_of_all_kinds(arguments, files, speech):
+def test_texts_equal_those_of_every_pipeline_and_of_streams_alone(arguments, files, speech):
     if "lm=" in arguments[-1]:
         pytest.importorskip("kaldifst")
     own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
@@ -131,7 +128,7 @@ def test_rules_end_utterances_and_their_texts_add_up(speech):
     assert all(before.start <= after.start for before, after in itertools.pairwise(words))
 
 
-def test_phrases_of_a_stream(shared, speech):
+def test_phrases_boost_their_stream_alone(shared, speech):
     wanted = [StreamOptions(), own_request(30.0, phrases=("zebra",))]
     (_, plain, _), (_, boosted, _) = streamed(shared, [speech[0], speech[0]], wanted)
     assert "zebra" in boosted
@@ -149,7 +146,7 @@ def test_final_transcripts_name_their_phrases(shared, speech):
 @pytest.mark.parametrize(
     "arguments", [[f"model={CTC}"], [f"model={HYBRID}", "strategy=alsd_pp"], [f"model={CAUSAL}", "strategy=alsd_pp"]]
 )
-def test_lms_of_streams(arguments, speech):
+def test_lm_of_a_stream_equals_that_of_a_decoder(arguments, speech):
     own = recognizer(*arguments, f"lms.office={ASSETS / 'lm' / 'tok3.arpa'}", "lm_weight=0.8")
     named = [
         StreamOptions(),
@@ -169,7 +166,7 @@ def test_lms_of_streams(arguments, speech):
 
 
 @pytest.mark.parametrize("arguments", [[f"model={CTC}"], [f"model={CAUSAL}", "strategy=alsd_pp"]])
-def test_locks_and_grammars_of_streams(arguments, speech):
+def test_locks_and_grammars_hold_for_their_stream(arguments, speech):
     own, tokens = recognizer(*arguments, "end_silence=-1", "max_streams=4"), ("\u2581", "o", "f", "t", "h", "e")
     sentences = ("castle door", "of the")
     wanted = [
@@ -207,7 +204,7 @@ def test_locks_and_grammars_of_streams(arguments, speech):
         ([f"model={CTC}"], {"grammar": ("a " * 10_001,)}, "more than 20000 letters"),
     ],
 )
-def test_requests_that_a_model_cannot_have(arguments, written, problem, tmp_path):
+def test_request_that_the_model_cannot_have_is_named(arguments, written, problem, tmp_path):
     (tmp_path / "g").write_text("the\n")
     own = recognizer(*[each.replace("GRAMMAR", str(tmp_path / "g")) for each in arguments])
     with pytest.raises(FieldError, match=problem) as error:
@@ -225,7 +222,7 @@ def test_requests_that_a_model_cannot_have(arguments, written, problem, tmp_path
         [f"model={CAUSAL}", "strategy=aes_pp"],
     ],
 )
-def test_aliases_in_streams(arguments, speech):
+def test_aliases_of_a_stream_replace_its_words(arguments, speech):
     """Words of an alias are not committed before they are complete; `streamed` checks what is committed."""
     own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
     phrases = [("of the",), (Phrase("K\u20ac-9", aliases=("of the",)),)]
@@ -240,7 +237,7 @@ def test_aliases_in_streams(arguments, speech):
 
 
 @pytest.mark.parametrize("arguments", [[], [f"model={CAUSAL}", "strategy=alsd_pp"], ["strategy=cuda_wfst", WORD_LM]])
-def test_alternatives_of_those_who_ask(arguments, shared, speech):
+def test_alternatives_are_given_to_streams_that_ask(arguments, shared, speech):
     own = shared
     if arguments:
         given = [f"model={CTC}", *arguments]
@@ -267,7 +264,7 @@ def test_alternatives_of_those_who_ask(arguments, shared, speech):
     assert own._n_best == {}
 
 
-def test_more_alternatives_than_there_are(shared):
+def test_too_many_alternatives_are_refused(shared):
     with pytest.raises(FieldError, match=r"n_best is 6, expected an integer 1 \.\. 5"):
         shared.prepare(StreamOptions(n_best=6))
     with pytest.raises(FieldError, match="max_n_best is 2, expected 1 with strategy greedy"):
@@ -280,7 +277,7 @@ def test_more_alternatives_than_there_are(shared):
         recognizer(f"model={CTC}", "max_n_best=0")
 
 
-def test_what_a_stream_cannot_have(shared):
+def test_options_that_a_stream_cannot_have_are_named(shared):
     with pytest.raises(FieldError, match="language is 'de', expected none: this model takes no language"):
         shared.prepare(StreamOptions(language="de"))
     with pytest.raises(FieldError, match=r"phrases is \['\u4f60'\] \(.*expected phrases that can be boosted"):
@@ -295,7 +292,7 @@ def test_what_a_stream_cannot_have(shared):
 
 
 @pytest.mark.parametrize("model", ["buffered", "cache_aware"])
-def test_numbers_that_go_bad_cost_one_stream(shared, model, speech, monkeypatch):
+def test_nan_features_end_one_stream(shared, model, speech, monkeypatch):
     own = shared
     if model == "cache_aware":
         own = recognizer(f"model={CAUSAL}", "max_streams=3")
@@ -328,7 +325,7 @@ def test_numbers_that_go_bad_cost_one_stream(shared, model, speech, monkeypatch)
         assert not own.pipeline.bufferer.streamidx2slotidx
 
 
-def test_what_warms_up_leaves_nothing(shared, speech):
+def test_warm_up_leaves_no_state(shared, speech):
     expected = streamed(shared, speech[:1])[0][1]
     for own in (shared, recognizer(f"model={CAUSAL}", "strategy=alsd_pp", "max_streams=1", "max_n_best=2")):
         warm_up(own)
@@ -337,7 +334,7 @@ def test_what_warms_up_leaves_nothing(shared, speech):
     assert streamed(shared, speech[:1])[0][1] == expected
 
 
-def test_dropped_streams_leave_nothing(shared, speech):
+def test_dropped_streams_leave_no_state(shared, speech):
     for own in (shared, recognizer(f"model={CAUSAL}", "max_streams=1")):
         for stream in range(3):  # in one slot
             own.step([Chunk(stream, speech[0][: own.chunk_samples], True, False, own.prepare(StreamOptions()))])
@@ -346,7 +343,7 @@ def test_dropped_streams_leave_nothing(shared, speech):
         assert not getattr(own.pipeline.bufferer, "bufferers", None)
 
 
-def test_strategies_and_heads_that_do_not_go_together():
+def test_strategy_that_does_not_fit_the_head_is_named():
     with pytest.raises(ValueError, match="strategy is 'alsd_pp', which decodes rnnt heads, but the model's is ctc"):
         recognizer(f"model={CTC}", "strategy=alsd_pp")
     with pytest.raises(FieldError, match="strategy is 'beam_batch', expected one of greedy, greedy_batch, flexctc"):
@@ -359,7 +356,7 @@ def test_strategies_and_heads_that_do_not_go_together():
         recognizer(f"model={CTC}", "chunk_seconds=0")
 
 
-def test_served_streams_are_those_of_the_pipeline(shared, speech, monkeypatch):
+def test_texts_of_served_streams_equal_those_of_the_recognizer(shared, speech, monkeypatch):
     """Several clients at once, messages of any length, other rates: the texts of the chunks alone."""
     pytest.importorskip("starlette")
     pytest.importorskip("websockets")
@@ -383,7 +380,7 @@ def test_served_streams_are_those_of_the_pipeline(shared, speech, monkeypatch):
         assert any(m["type"] == "partial" and m["words"] for m in messages)
 
 
-def test_the_decoding_is_that_of_transcribe(shared):
+def test_decoding_equals_that_of_transcribe(shared):
     config = decoding_config("flexctc_beam", None, {"lm": str(ASSETS / "lm" / "tok3.arpa")})
     assert shared.pipeline.asr_model.decoding_cfg.beam.beam_size == config.beam.beam_size == 16
     assert json.loads(json.dumps(shared.languages)) == []

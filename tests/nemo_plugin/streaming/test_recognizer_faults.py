@@ -1,18 +1,12 @@
 """A fault at any point of a step ends one stream, and no other."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import asyncio
 import inspect
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.nemo
-pytest.importorskip("nemo.collections.asr.inference")
-pytest.importorskip("prometheus_client")
-
 import nemo.collections.asr.inference as inference
+import pytest
 import soundfile
 
 import nemo_gpu_decoding
@@ -146,7 +140,7 @@ CASES = [pytest.param(kind, marks=() if kind == "greedy" else pytest.mark.slow) 
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_fault_ends_one_stream(kind, files, caplog):
+def test_fault_at_any_point_of_a_step_ends_one_stream(kind, files, caplog):
     caplog.set_level("ERROR", "nemo_gpu_decoding")
     own = build_recognizer(parse_options(ServeOptions, [*KINDS[kind], "max_streams=4", "end_silence=-1"]))
     faulty, speech = Faulty(own), [soundfile.read(file, dtype="int16")[0] for file in files[:3]]

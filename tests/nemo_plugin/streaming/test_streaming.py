@@ -1,17 +1,12 @@
 """NeMo's streaming with our strategies: `conformer_stream_step` and the pipelines of its inference package."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import json
 import re
 import runpy
 from dataclasses import replace
 
-import pytest
-
-pytestmark = [pytest.mark.slow, pytest.mark.nemo]
-pytest.importorskip("nemo.collections.asr.inference")
-
 import numpy as np
+import pytest
 import soundfile
 import torch
 from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
@@ -31,6 +26,8 @@ from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.streaming import hooks, searching_pipelines
 from tests.assets import ASSETS, quoted, speech
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
+
+pytestmark = pytest.mark.slow
 
 CTC, HYBRID, CAUSAL = (str(ASSETS / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
 LM = {"ngram_lm_model": str(ASSETS / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.5, "beam_size": 16, "beam_beta": 1.0}
@@ -99,7 +96,7 @@ def texts_of(found) -> list[str]:
 
 # ---------------------------------------------------------------------------------------- pipelines
 @pytest.mark.parametrize("decoding", [FLEXCTC, WORD_GRAPH], ids=["flexctc_beam", "cuda_wfst"])
-def test_pipelines_search(ctc_pipeline, decoding, files, pushed):
+def test_pipelines_give_the_results_of_the_search(ctc_pipeline, decoding, files, pushed):
     if decoding is WORD_GRAPH:
         pytest.importorskip("kaldifst")
     greedy = texts_of(ctc_pipeline(None).run(files))
@@ -175,7 +172,7 @@ def script_texts(folder, monkeypatch, manifest, kind, head, overrides=()) -> lis
 
 
 @pytest.mark.parametrize(("kind", "head"), SCRIPTED)
-def test_a_streaming_script_searches_by_overrides_alone(kind, head, tmp_path, monkeypatch, pushed):
+def test_streaming_script_searches_by_overrides_alone(kind, head, tmp_path, monkeypatch, pushed):
     entries = speech()[::2]
     manifest = write_manifest(tmp_path / "test.json", entries)
     greedy = script_texts(tmp_path, monkeypatch, manifest, kind, head)
@@ -304,7 +301,7 @@ def test_partial_transcripts_are_the_best_hypothesis_so_far(ctc_pipeline, files)
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
 @pytest.mark.parametrize("kind", ["buffered", "cache_aware"])
-def test_phrases_of_a_stream(kind, strategy, files):
+def test_phrases_of_a_stream_boost_it_alone(kind, strategy, files):
     if not hasattr(ASRRequestOptions, "has_biasing_request"):
         pytest.skip("this NeMo has no phrases of a stream")
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
@@ -320,7 +317,7 @@ def test_phrases_of_a_stream(kind, strategy, files):
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
-def test_a_transducer_stream_is_what_the_whole_gives(strategy, files, monkeypatch):
+def test_result_of_a_transducer_stream_equals_that_of_the_whole(strategy, files, monkeypatch):
     beam = {"beam_size": 6, "ngram_lm_model": LM["ngram_lm_model"], "ngram_lm_alpha": 0.3}
     ours = pipeline("cache_aware", CAUSAL, {"strategy": strategy, "beam": beam}, head="rnnt")
     decoding, chunks = ours.asr_model.asr_model.decoding, []
@@ -339,7 +336,7 @@ def test_a_transducer_stream_is_what_the_whole_gives(strategy, files, monkeypatc
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
-def test_utterances_of_a_transducer_stream(rnnt_pipeline, strategy, files):
+def test_words_of_transducer_streams_are_in_order(rnnt_pipeline, strategy, files):
     found = rnnt_pipeline({"strategy": strategy}, eou=80).run(files[:2])
     for row in found.values():
         starts = [word.start for word in row["segments"]]
@@ -349,7 +346,7 @@ def test_utterances_of_a_transducer_stream(rnnt_pipeline, strategy, files):
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
 @pytest.mark.parametrize("kind", ["buffered", "cache_aware"])
-def test_a_stream_that_cannot_be_read_ends_alone(kind, strategy, files, monkeypatch):
+def test_stream_with_nan_ends_alone(kind, strategy, files, monkeypatch):
     model = CAUSAL if kind == "cache_aware" else HYBRID
     head = "ctc" if strategy == "flexctc_beam" else "rnnt"
     ours = pipeline(kind, model, {"strategy": strategy, "beam": {"beam_size": 4}}, head=head)
@@ -383,12 +380,12 @@ def test_a_stream_that_cannot_be_read_ends_alone(kind, strategy, files, monkeypa
     assert not len(ours.slots)
 
 
-def test_what_transducer_pipelines_cannot_do_is_said(rnnt_pipeline):
+def test_n_best_of_transducer_pipelines_is_refused(rnnt_pipeline):
     with pytest.raises(ValueError, match=r"asr\.decoding\.beam\.return_best_hypothesis is false, expected true"):
         rnnt_pipeline({"strategy": "alsd_pp", "beam": {"return_best_hypothesis": False}})
 
 
-def test_what_lies_beyond_the_chunk_is_refused_where_the_search_goes_on():
+def test_tail_results_of_stateful_pipelines_are_refused():
     model = MODELS["rnnt"]
     with pytest.raises(ValueError, match="return_tail_result is true, expected false with strategy alsd_pp"):
         pipeline("buffered", model, {"strategy": "alsd_pp"}, head="rnnt", stateful=True, tail=True)
@@ -411,7 +408,7 @@ def test_segments_of_speech_end_an_utterance(files):
     assert len(texts_by_end[3.0]) > 1
 
 
-def test_what_pipelines_cannot_do_is_said(ctc_pipeline, monkeypatch):
+def test_other_options_of_pipelines_are_refused_or_warned_of(ctc_pipeline, monkeypatch):
     with pytest.raises(ValueError, match="strategy is 'alsd_pp', which decodes RNN-T and TDT models"):
         ctc_pipeline({"strategy": "alsd_pp"})
     with pytest.raises(ValueError, match="return_tail_result is true, expected false"):
