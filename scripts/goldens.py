@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import inspect
 import io
 import json
@@ -255,12 +256,13 @@ def nemo_case(model: Any, config: Mapping[str, Any], names: Sequence[str]) -> di
 
 
 def run_command(tree: Path, arguments: str) -> str:
-    """Run a command of the tree in this process; returns its stdout. A RuntimeError has its stderr."""
-    script = re.search(r'nemo-gpu-decoding = "([\w.]+):(\w+)"', (tree / "pyproject.toml").read_text())
+    """Run a command, or a program "-m MODULE", in this process; returns its stdout. A RuntimeError has its stderr."""
+    script = re.search(r'nemo-gpu-decoding = "([\w.]+):main"', (tree / "pyproject.toml").read_text())
     assert script is not None
-    run = getattr(__import__(script[1], fromlist=[script[2]]), script[2])
+    program, *given = shlex.split(arguments)
+    module, given = (f"{given[0]}.__main__", given[1:]) if program == "-m" else (script[1], [program, *given])
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
-        status = run(shlex.split(arguments))
+        status = importlib.import_module(module).main(given)
     if status:
         raise RuntimeError(f"exit status {status}: {errors.getvalue()[-500:]}")
     return out.getvalue()
@@ -279,18 +281,20 @@ def help_cases(tree: Path) -> Cases:
 
 
 def command_case(tree: Path, folder: Path, arguments: str) -> dict[str, Any]:
-    """What a command prints, and the files that it writes into a folder."""
+    """What a command prints, without lines of seconds and memory, and the files that it writes into a folder."""
     before = {path for path in folder.rglob("*") if path.is_file()}
-    case: dict[str, Any] = {"stdout": plain(run_command(tree, arguments), tree, folder).splitlines()}
+    lines = plain(run_command(tree, arguments), tree, folder).splitlines()
+    case: dict[str, Any] = {"stdout": [line for line in lines if not re.search(r"\d\.\d|---|slowest|memory", line)]}
     for path in sorted({path for path in folder.rglob("*") if path.is_file()} - before):
-        if path.suffix == ".done" or path.name in ("run.json", "plan.json"):  # of a run; they hold seconds
-            continue
+        if path.suffix in (".done", ".graph") or path.name in ("run.json", "plan.json"):
+            continue  # they hold seconds of work; a later command reads the graph
         content: Any = digest(path.read_bytes())
         if path.suffix in (".json", ".jsonl"):
             rows = [json.loads(line) for line in plain(path.read_text(), tree, folder).splitlines()]
             content = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-        elif path.suffix in (".srt", ".vtt", ".tsv", ".txt", ".yaml"):
-            content = plain(path.read_text(), tree, folder).splitlines()
+        elif path.suffix in (".srt", ".vtt", ".tsv", ".txt", ".yaml", ".html"):
+            text = re.sub(r'"(seconds|rtfx)":[\d.]+', "", plain(path.read_text(), tree, folder))
+            content = text.splitlines() if path.suffix != ".html" else digest(text.encode())
         case[str(path.relative_to(folder))] = content
     return case
 
@@ -338,7 +342,8 @@ def all_cases(tree: Path, inputs: Path, out: Path) -> Cases:
         for row in rows:
             config = {"strategy": strategy, section: {**options, **row}}
             run = partial(nemo_case, model, config, table["hypothesis"].split())
-            yield f"NeMo: {name} {strategy} {json.dumps(row).replace(str(ROOT), '')}", run
+            label = re.sub(r'"[^"]*/', '"', json.dumps(row))  # without folders: "/" ends the name of a case
+            yield f"NeMo: {name}: {strategy}: {label}", run
     folder = out / "commands"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -392,14 +397,19 @@ def plain(text: str, tree: Path, folder: Path | None = None) -> str:
 
 
 def record(tree: Path, inputs: Path, out: Path, only: str) -> None:
-    """Write the entries of a tree to OUT/goldens.json. OUT/cache keeps compiled code; graphs are built anew."""
+    """Write the entries of a tree to OUT/goldens.json, or replace those of `only`.
+
+    OUT/cache keeps compiled code. Graphs are built anew.
+    """
     out.mkdir(parents=True, exist_ok=True)
     os.environ["NEMO_GPU_DECODING_CACHE"] = str(out / "cache")
     shutil.rmtree(out / "cache" / "nemo_gpu_decoding" / "graphs", ignore_errors=True)
     sys.path.insert(0, str(tree))
     assert Path(str(api().__file__)).is_relative_to(tree), api().__file__
-    entries: dict[str, str] = {}
-    errors = 0
+    file, entries, errors = out / "goldens.json", {}, 0
+    if only != "*" and file.exists():
+        old = json.loads(file.read_text())
+        entries = {name: value for name, value in old.items() if not glob(only, name.partition("/")[0])}
     for name, run in all_cases(tree, inputs, out):
         if not glob(only, name):
             continue
@@ -410,8 +420,8 @@ def record(tree: Path, inputs: Path, out: Path, only: str) -> None:
             errors += 1
             entries[f"{name}/error"] = plain(f"{type(error).__name__}: {error}", tree, out)
         print(f"{time.process_time() - started:6.1f} s  {name} {entries.get(f'{name}/error', '')}", flush=True)
-    (out / "goldens.json").write_text(json.dumps(entries, indent=0, ensure_ascii=False))
-    print(f"{len(entries)} entries in {out / 'goldens.json'}; {errors} cases cannot run")
+    file.write_text(json.dumps(entries, indent=0, ensure_ascii=False))
+    print(f"{len(entries)} entries in {file}; {errors} cases cannot run")
 
 
 # ---------------------------------------------------------------------------------------- error messages
@@ -568,7 +578,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=folder)
     parser.add_argument("--tree", type=folder, default=ROOT, help="the tree to record")
     parser.add_argument("--inputs", type=folder, default=ROOT / "build" / "goldens" / "inputs", help="made if missing")
-    parser.add_argument("--only", default="*", help="record: pattern of names of cases")
+    parser.add_argument("--only", default="*", help="record: pattern of the cases to record anew")
     parser.add_argument("--expected", type=folder, default=EXPECTED, help="compare: differences on purpose")
     parser.add_argument("--most", type=int, default=5, help="compare: differences to show per case")
     options, others = parser.parse_known_args()
