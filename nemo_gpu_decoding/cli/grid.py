@@ -163,16 +163,50 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
 
 Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try next
 
-# section of the options -> weights to try; wfst weights are larger, because a word of a graph is several tokens
-LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
-BEAM_BETAS = {"ctc": [0.0, 0.5, 1.0, 1.5], "rnnt": [0.0, 1.0]}
-SOURCE_LM_WEIGHTS = [0.0, 0.1, 0.2, 0.3, 0.4]
-LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
-# bonuses add up over the tokens or words of a phrase (five words earn 14 times the weight): small weights suit these
-BOOSTING_WEIGHTS = {"beam": [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0], "wfst": [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]}
-BEAM_SIZES, SEGMENTATIONS = [8, 32], [1, 8]  # more than the first only with phrases
-AC_THRESHOLDS = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03]  # tried with false_phrases_per_hour
-BEAM_WIDTHS = [16.0, 40.0]  # 40 if a word's bonus may exceed half of 16
+
+class Axis(NamedTuple):
+    """The values of an option in the first stage. An option may have several axes, of which at most one is used."""
+
+    option: str
+    facts: str  # the axis is used if all of them hold, see `facts_of`
+    values: Sequence[Any] = ()  # unless the option has values; (): the option stays None
+
+
+LM_WEIGHTS, BOOSTING_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+# a word of a graph is several tokens, so its weights are larger
+WORD_LM_WEIGHTS, WORD_BOOSTING_WEIGHTS = (0.3, 0.5, 0.7, 1.0, 1.3), (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+BEAM_SIZES, SEGMENTATIONS = (8, 32), (1, 8)  # more than the first only with phrases
+BEAM_WIDTHS = (16.0, 40.0)  # 40 if a word's bonus may exceed half of 16
+AC_THRESHOLDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)  # tried with false_phrases_per_hour
+AXES = (
+    Axis("beam_size", "tokens", BEAM_SIZES[:1]),
+    Axis("beam_beta", "ctc tokens", (0.0, 0.5, 1.0, 1.5)),
+    Axis("beam_beta", "rnnt fused", (0.0, 1.0)),
+    Axis("lm_weight", "tokens lm", LM_WEIGHTS),
+    Axis("lm_weight", "graph", WORD_LM_WEIGHTS),
+    Axis("source_lm_weight", "tokens source", (0.0, 0.1, 0.2, 0.3, 0.4)),
+    Axis("large_lm_weight", "large", (0.5, 1.0)),  # 0 is cuda_wfst
+    # bonuses add up over the tokens of a phrase (five words earn 14 times the weight): small weights suit these
+    Axis("boosting_weight", "tokens phrases", BOOSTING_WEIGHTS),
+    Axis("boosting_weight", "graph phrases", (0.0,)),
+    Axis("blank_lm_score_mode", "rnnt fused", ("lm_weighted_full", "no_score")),
+    Axis("pruning_mode", "rnnt fused"),
+    Axis("score_norm", "rnnt fused"),
+    Axis("segmentations", "tokens phrases", SEGMENTATIONS[:1]),
+    Axis("refund", "tokens phrases", ("full",)),
+    Axis("overlapping", "tokens phrases", (False,)),
+    Axis("beam_width", "graph", BEAM_WIDTHS),
+    Axis("ac_threshold", "phrases"),
+)
+CHECKED = ("lm_weight", "source_lm_weight", "boosting_weight")  # `tune` refuses them without an LM or phrases
+
+
+def facts_of(options: TuneOptions, strategy: str, has_lm: bool, has_phrases: bool) -> set[str]:
+    """What is known of a search: what it scores, the head of the model, and what is fused with it."""
+    facts = {STRATEGIES[strategy].family, "graph" if section_of(strategy) == "wfst" else "tokens"}
+    named = {"large": strategy == LARGE_LM_STRATEGY, "source": options.source_lm is not None, "lm": has_lm}
+    named |= {"phrases": has_phrases, "fused": has_lm or has_phrases}
+    return facts | {name for name, holds in named.items() if holds}
 
 
 def points_of(
@@ -183,49 +217,23 @@ def points_of(
     Args:
         most_bonus: the most that a word of a graph earns with a boosting weight of 1, natural log.
     """
-    section, head = section_of(strategy), STRATEGIES[strategy].family
-    is_fused, in_graph = has_lm or has_phrases, section == "wfst"
-    for name, is_used in (
-        ("beam_width", in_graph),
-        ("large_lm_weight", strategy == LARGE_LM_STRATEGY),
-        ("pruning_mode", head == "rnnt" and is_fused),
-        ("score_norm", head == "rnnt" and is_fused),
-        ("segmentations", has_phrases and not in_graph),
-        ("refund", has_phrases and not in_graph),
-        ("overlapping", has_phrases and not in_graph),
-        ("ac_threshold", has_phrases),
-    ):
-        if getattr(options, name) and not is_used:
-            how = strategy if is_fused or in_graph else f"{strategy} without lm or phrases"
+    facts = facts_of(options, strategy, has_lm, has_phrases)
+    values = {axis.option: axis.values for axis in AXES if facts >= set(axis.facts.split())}
+    for name in dict.fromkeys(axis.option for axis in AXES):
+        if getattr(options, name) and name not in values and name not in CHECKED:
+            how = strategy if facts & {"fused", "graph"} else f"{strategy} without lm or phrases"
             raise ValueError(f"{name} is {getattr(options, name)}, which has no effect with {how}")
-    lm_weights = options.lm_weight or LM_WEIGHTS[section]
-    if in_graph:
-        large = strategy == LARGE_LM_STRATEGY
-        points = combinations(
-            lm_weight=lm_weights,
-            boosting_weight=(options.boosting_weight or [0.0]) if has_phrases else (),
-            beam_width=options.beam_width or BEAM_WIDTHS,
-            large_lm_weight=(options.large_lm_weight or LARGE_LM_WEIGHTS) if large else (),
-        )
-        return points if options.beam_width else [p for p in points if p.beam_width == _beam_width(p, most_bonus)]
-    bonuses = options.beam_beta or BEAM_BETAS[head]
-    ranks = options.score_norm or ([True] if max(bonuses) > 0 else [])
-    points = combinations(
-        beam_size=options.beam_size or BEAM_SIZES[:1],
-        beam_beta=bonuses if head == "ctc" or is_fused else (),
-        lm_weight=lm_weights if has_lm else (),
-        source_lm_weight=(options.source_lm_weight or SOURCE_LM_WEIGHTS) if options.source_lm else (),
-        boosting_weight=(options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else (),
-        blank_lm_score_mode=options.blank_lm_score_mode if head == "rnnt" and is_fused else (),
-        pruning_mode=options.pruning_mode or (),
-        score_norm=ranks if head == "rnnt" and is_fused else (),
-        segmentations=(options.segmentations or SEGMENTATIONS[:1]) if has_phrases else (),
-    )
-    first = ways_of(options)[0] if has_phrases else {}
-    points = [point._replace(**first) for point in points]
-    # an LM weight of 0 is tried once: there is nothing from which a source LM is subtracted
-    sourced = [point if point.lm_weight else point._replace(source_lm_weight=0.0) for point in points]
-    return list(dict.fromkeys(sourced)) if options.source_lm else points
+    values = {name: getattr(options, name) or default for name, default in values.items()} | {"ac_threshold": ()}
+    if "refund" in values:
+        values |= {name: [value] for name, value in ways_of(options)[0].items()}
+    if "score_norm" in values and not options.score_norm:
+        values["score_norm"] = [True] if max(values["beam_beta"]) > 0 else ()
+    points = combinations(**values)
+    if "graph" in facts and not options.beam_width:
+        points = [point for point in points if point.beam_width == _beam_width(point, most_bonus)]
+    if "source" in facts:  # an LM weight of 0 is tried once: there is nothing from which a source LM is subtracted
+        points = [point if point.lm_weight else point._replace(source_lm_weight=0.0) for point in points]
+    return list(dict.fromkeys(points))
 
 
 def ways_of(options: TuneOptions, refunds: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -263,7 +271,7 @@ def later_stages(
     if not has_phrases:
         return unranked
     section = section_of(strategy)
-    thresholds = options.ac_threshold or (AC_THRESHOLDS if options.false_phrases_per_hour is not None else [])
+    thresholds = options.ac_threshold or (AC_THRESHOLDS if options.false_phrases_per_hour is not None else ())
     last: list[Stage] = [partial(_heard, options, thresholds, section, most_bonus)] if thresholds else []
     if section == "beam":
         weights = sorted({point.boosting_weight or 0.0 for point in points})
@@ -302,7 +310,8 @@ def _heard(
     options: TuneOptions, thresholds: Sequence[float], section: str, most_bonus: float, best: Point
 ) -> list[Point]:
     """Thresholds of a phrase's probability, with the best boosting weight and larger ones."""
-    weights = [w for w in options.boosting_weight or BOOSTING_WEIGHTS[section] if w >= (best.boosting_weight or 0) > 0]
+    every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
+    weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
     points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in thresholds for weight in weights]
     if section == "beam" or options.beam_width:
         return points
@@ -311,7 +320,7 @@ def _heard(
 
 def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Point]:
     """The boosting weights with the best LM weights."""
-    points = [best._replace(boosting_weight=weight) for weight in BOOSTING_WEIGHTS["wfst"]]
+    points = [best._replace(boosting_weight=weight) for weight in WORD_BOOSTING_WEIGHTS]
     if widths:
         return [point._replace(beam_width=width) for point in points for width in widths]
     return [point._replace(beam_width=_beam_width(point, most_bonus)) for point in points]

@@ -59,8 +59,8 @@ class TuneOptions(decoding.ModelOptions):
     # RNN-T and TDT 0 and 1.
     beam_beta: list[float] | None = None
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score the LM lowers the scores of tokens
-    # only, so that a large weight deletes words.
-    blank_lm_score_mode: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
+    # only, so that a large weight deletes words. null: both.
+    blank_lm_score_mode: list[str] | None = None
     # For RNN-T and TDT with an LM or phrases: whether labels are pruned after fusion (late) or before it (early),
     # such as [late,early]. null: as in the preset.
     pruning_mode: list[str] | None = None
@@ -130,7 +130,7 @@ class TuneOptions(decoding.ModelOptions):
         from nemo_gpu_decoding.fusion.boosting import REFUNDS
         from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
 
-        _check_names("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
+        _check_names("blank_lm_score_mode", self.blank_lm_score_mode or [], BLANK_LM_SCORE_MODES)
         _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)
         _check_names("refund", self.refund or [], REFUNDS)
         check_number("false_phrase_cost", self.false_phrase_cost)

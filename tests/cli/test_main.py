@@ -161,7 +161,13 @@ def test_a_single_value_will_do_for_every_list_of_a_command(name):
         if kinds:
             values = {(int,): 16, (float,): 0.5, (bool,): True}
             default = ["early"] if option.required else option.default or ["early"]
-            known = {"refund": "nemo", "subtitles": "srt", "sentences": "PHRASE", "confidence": "min"}
+            known = {
+                "refund": "nemo",
+                "blank_lm_score_mode": "no_score",
+                "subtitles": "srt",
+                "sentences": "PHRASE",
+                "confidence": "min",
+            }
             default = [known[option.name]] if option.name in known else default
             value = values.get(get_args(kinds[0])) or default[0]
             parsed = parse_options(options_class, [*required, f"{option.name}={value}"])

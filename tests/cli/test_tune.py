@@ -228,7 +228,9 @@ def test_points_of_a_transducer_have_no_bonus_and_no_blank_scoring_without_fusio
     pairs = [(point.beam_beta, point.blank_lm_score_mode) for point in fused]
     assert pairs == [(beta, mode) for beta in (0.0, 1.0) for mode in ("no_score", "lm_weighted_full")]
     assert {point.beam_beta for point in grid(options(), "alsd_pp", has_phrases=False)} == {0.0, 1.0}
-    assert grid(small, "alsd_pp", has_lm=False, has_phrases=False) == [Point(8, None, None, None)]
+    assert grid(options(), "alsd_pp", has_lm=False, has_phrases=False) == [Point(8, None, None, None)]
+    with pytest.raises(ValueError, match="has no effect with alsd_pp without lm or phrases"):
+        grid(small, "alsd_pp", has_lm=False, has_phrases=False)
 
 
 def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
@@ -239,7 +241,7 @@ def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
     with pytest.raises(ValueError, match="no effect with alsd_pp without lm or phrases"):
         grid(small, "alsd_pp", has_lm=False, has_phrases=False)
     with pytest.raises(ValueError, match=r"pruning_mode is \['late', 'early'\], which has no effect with f"):
-        grid(small, "flexctc_beam")
+        grid(options("pruning_mode=[late,early]"), "flexctc_beam")
 
 
 def test_transducers_are_ranked_by_plain_scores_with_a_bonus_only():
@@ -260,7 +262,7 @@ def test_transducers_are_ranked_by_plain_scores_with_a_bonus_only():
     assert later_stages(named, "aes_pp", points, has_phrases=False) == []
     assert {point.score_norm for point in grid(options("beam_beta=[0]"), "aes_pp")} == {None}
     with pytest.raises(ValueError, match=r"score_norm is \[True, False\], which has no effect with f"):
-        grid(named, "flexctc_beam")
+        grid(options("score_norm=[true,false]"), "flexctc_beam")
 
 
 def test_a_decoder_at_a_point_has_its_ranking():
@@ -302,7 +304,7 @@ def test_points_of_two_lms_have_a_weight_for_the_large_one():
 
 
 def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
-    small = options("lm_weight=[0.5,1]", "beam_width=[12]", "beam_size=[4,8]")
+    small = options("lm_weight=[0.5,1]", "beam_width=[12]")
     points = grid(small, "cuda_wfst", has_lm=False, has_phrases=False)
     assert points == [Point(lm_weight=w, beam_width=12.0) for w in (0.5, 1.0)]
     assert varied(points) == ["lm_weight", "beam_width"]
@@ -310,6 +312,8 @@ def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
     assert len(set(listed)) == 8
     with pytest.raises(ValueError, match=r"beam_width is \[12.0\], which has no effect with alsd_pp"):
         grid(small, "alsd_pp")
+    with pytest.raises(ValueError, match=r"beam_size is \[4, 8\], which has no effect with cuda_wfst"):
+        grid(options("beam_size=[4,8]"), "cuda_wfst")
 
 
 # ------------------------------------------------------------------ what is null is tried in stages
