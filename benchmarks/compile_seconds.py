@@ -16,8 +16,7 @@ import tempfile
 import time
 from itertools import pairwise
 
-from nemo_gpu_decoding.jit import CACHE_VARIABLE
-from nemo_gpu_decoding.jit import compilation
+from nemo_gpu_decoding.jit import CACHE_VARIABLE, compilation
 
 STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm")
 

@@ -25,7 +25,7 @@ import torch
 import yaml
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
-from nemo_gpu_decoding.fusion.ngram_automaton import resolve_final_weights
+from nemo_gpu_decoding.fusion.ngram import resolve_final_weights
 
 _TENSORS = (
     "arcs_weights",

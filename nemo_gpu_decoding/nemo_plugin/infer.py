@@ -21,17 +21,17 @@ from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.batch import MOST_LISTED
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
-from nemo_gpu_decoding.fusion.written import MOST_LISTED
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import Continuation
+from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Place
 from nemo_gpu_decoding.search.result import Path as SearchPath
-from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
