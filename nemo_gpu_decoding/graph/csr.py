@@ -28,8 +28,8 @@ from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, read_only
 
-# CTC topologies map frame sequences to token sequences. A decoding graph usually is T o L o G, with a transducer T from
-# frames to tokens. The search applies T to L o G on the fly: a search token stores the last label, which is the state
+# CTC topologies map frame sequences to token sequences. A decoding graph usually is T o L o G, with a transducer T of
+# frames and tokens. The search applies T to L o G on the fly: a search token stores the last label, which is the state
 # of T. Words and costs equal those of T o L o G for every topology (measured), with 2-4x fewer arcs.
 #
 #    name      a token's frames        between two equal tokens     T in NeMo
