@@ -40,7 +40,7 @@ from nemo_gpu_decoding import (
     write_arpa,
 )
 from nemo_gpu_decoding.graph.lexicon import Lexicon
-from nemo_gpu_decoding.graph.load import save_graph
+from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
 from nemo_gpu_decoding.lm.estimate import write_ngrams
 from nemo_gpu_decoding.metrics import word_errors

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.grammar import Grammar, build_grammar
     from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
     from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
-    from nemo_gpu_decoding.graph.load import load_graph
+    from nemo_gpu_decoding.graph.store import load_graph
     from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
     from nemo_gpu_decoding.live.endpointing import EndpointConfig, find_endpoint, progress_of
     from nemo_gpu_decoding.lm.arpa import read_arpa

@@ -22,7 +22,10 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import extending, types
 from numba.core import caching, config, event
+from numba.cpython.unsafe import numbers
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -33,6 +36,10 @@ CACHE_VARIABLE = "NEMO_GPU_DECODING_CACHE"
 LINKED_VERSIONS = ((0, 63), (0, 68))
 
 F = TypeVar("F", bound=Callable)
+
+intrinsic: Any = extending.intrinsic  # its type does not describe calls
+trailing_zeros: Any = numbers.trailing_zeros
+LANES = 16  # values that `not_below` compares at once
 
 
 def compiled(function: F) -> F:
@@ -253,3 +260,23 @@ def _fingerprint() -> str:
         if b"jit import" in text or source.name.startswith("jit"):
             digest.update(text)
     return digest.hexdigest()[:16]
+
+
+@intrinsic
+def not_below(typing_context, row, begin, least):
+    """LANES bits, one for each value of a contiguous array of floats from row[begin] on: NaN, or at least `least`.
+
+    A loop over the values would add up its results, which takes longer than the comparisons.
+    """
+
+    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, begin, least = arguments
+        block = ir.VectorType(ir.FloatType() if row.dtype == types.float32 else ir.DoubleType(), LANES)
+        first = builder.gep(context.make_array(signature.args[0])(context, builder, values).data, [begin])
+        read = builder.load(builder.bitcast(first, block.as_pointer()), align=row.dtype.bitwidth // 8)
+        limit = builder.insert_element(ir.Constant(block, ir.Undefined), least, ir.Constant(ir.IntType(32), 0))
+        limit = builder.shuffle_vector(limit, limit, ir.Constant(ir.VectorType(ir.IntType(32), LANES), None))
+        return builder.bitcast(builder.fcmp_unordered(">=", read, limit), ir.IntType(LANES))
+
+    is_contiguous = row.layout == "C" and row.dtype in (types.float32, types.float64)
+    return (types.uint16(row, types.intp, row.dtype), write) if is_contiguous else None

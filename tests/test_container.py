@@ -17,7 +17,7 @@ from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.container import encode_words, write_text, written_whole
 from nemo_gpu_decoding.graph.build import build_graph
-from nemo_gpu_decoding.graph.load import WORD_GRAPH, is_word_graph, load_graph, save_graph
+from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph, save_graph
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.estimate import write_arpa as write_lm
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory

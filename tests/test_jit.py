@@ -178,11 +178,7 @@ def test_compiling_is_announced_once_and_only_if_needed(cache, monkeypatch, capl
 
 def test_compiling_takes_no_working_time(cache, monkeypatch):
     monkeypatch.setattr(jit, "_is_ours", lambda event: True)
-    compiled, counted, began = (
-        jit.compilation.seconds,
-        jit.compilation.count,
-        jit.working_seconds(),
-    )
+    compiled, counted, began = (jit.compilation.seconds, jit.compilation.count, jit.working_seconds())
     all_began = time.perf_counter()
     jit.compiled(doubled)(2)
     spent = jit.compilation.seconds - compiled

@@ -106,7 +106,7 @@ def run(options: BuildGraphOptions) -> int:
     from nemo_gpu_decoding.fusion.phrases import read_phrases, spelled_phrases
     from nemo_gpu_decoding.graph.build import listed_words, spell_words
     from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, beginning_tokens
-    from nemo_gpu_decoding.graph.load import save_graph
+    from nemo_gpu_decoding.graph.store import save_graph
     from nemo_gpu_decoding.graph.word_boosting import words_of
 
     began = time.perf_counter()

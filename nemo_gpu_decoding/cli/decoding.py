@@ -266,7 +266,7 @@ def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
 
 def _set_word_lm(config: DictConfig, file: str) -> None:
     """Set the path of a word LM, or of the graph that was built from one, and delete the preset's other path."""
-    from nemo_gpu_decoding.graph.load import is_word_graph
+    from nemo_gpu_decoding.graph.store import is_word_graph
 
     keys = ("wfst_lm_path", "arpa_lm_path")
     named, other = keys if is_word_graph(file) else keys[::-1]

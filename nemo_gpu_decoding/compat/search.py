@@ -16,10 +16,9 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.jit import any_order, compiled, linked, no_refcount
+from nemo_gpu_decoding.jit import LANES, any_order, compiled, linked, no_refcount, not_below, trailing_zeros
 from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE, FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.search.numerics import LANES, not_below, trailing_zeros
 from nemo_gpu_decoding.search.streams import for_each_share
 from nemo_gpu_decoding.search.word_graph.best_path import END, best_end
 from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTConfig

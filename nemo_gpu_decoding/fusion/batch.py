@@ -17,11 +17,9 @@ from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, with_costs
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import NO_LM, Fusion, Request
-from nemo_gpu_decoding.fusion.grammar import Grammar
+from nemo_gpu_decoding.fusion.grammar import MOST_SHOWN, Grammar
 from nemo_gpu_decoding.fusion.phrases import Aliases, Phrase, as_phrase
 from nemo_gpu_decoding.jit import inlined
-
-MOST_SHOWN, MOST_LISTED = 80, 3  # characters and sentences of a value in a message
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from nemo_gpu_decoding.checks import FieldError, check_choice, check_number, che
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
-from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
+from nemo_gpu_decoding.fusion.ngram import load_nemo_automaton
 from nemo_gpu_decoding.fusion.phrases import (
     Phrase,
     aliases_of,

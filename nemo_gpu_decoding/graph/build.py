@@ -33,8 +33,8 @@ from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
 from nemo_gpu_decoding.graph.exact_backoff import with_exact_backoff
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, lexicon_fst
-from nemo_gpu_decoding.graph.load import load_or_build
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
+from nemo_gpu_decoding.graph.store import load_or_build
 from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS, PIECE_COST, WORD_COST, Entrance
 from nemo_gpu_decoding.jit import cache_root
 from nemo_gpu_decoding.lm.arpa import ArpaReader

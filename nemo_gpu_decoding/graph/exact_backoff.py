@@ -13,7 +13,7 @@ import logging
 import numpy as np
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, arcs_by_state
-from nemo_gpu_decoding.fusion.ngram import NOT_FINAL
+from nemo_gpu_decoding.fusion.ngram_automaton import NOT_FINAL
 
 logger = logging.getLogger("nemo_gpu_decoding")
 

@@ -18,7 +18,7 @@ from os import PathLike
 import numpy as np
 
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, arcs_by_state
-from nemo_gpu_decoding.fusion.ngram import NOT_FINAL, SENTENCE_END, SENTENCE_START, build_ngram_automaton
+from nemo_gpu_decoding.fusion.ngram_automaton import NOT_FINAL, SENTENCE_END, SENTENCE_START, build_ngram_automaton
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, read_arpa
 

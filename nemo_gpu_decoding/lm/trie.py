@@ -9,7 +9,7 @@ a = 0, b = 1 and the n-grams "a", "b", "a a", "b b", "a a b":
     children  2      3      4        5        5          of node i: children[i] .. children[i + 1]
 
 `automaton.py` builds states and arcs from a trie, for packed LMs (`pack.py`) and for token-level LMs
-(`fusion/ngram.py`).
+(`fusion/ngram_automaton.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.batch import MOST_LISTED
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
@@ -232,7 +231,7 @@ def load_grammar(
     except FieldError as error:
         raise error.named(f"{section}grammar{'_price' if error.field == 'price' else ''}") from None
     except ValueError as error:
-        shown = [*source][:MOST_LISTED]
+        shown = [*source][:3]
         raise FieldError(f"{section}grammar", shown, "a grammar of the model's tokens", f"({error})") from None
 
 

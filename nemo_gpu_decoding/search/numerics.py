@@ -14,15 +14,12 @@ therefore keep the same ones, even among equal scores.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import extending, types
-from numba.cpython.unsafe import numbers
 
 from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, lookup
-from nemo_gpu_decoding.jit import compiled, linked
+from nemo_gpu_decoding.jit import LANES, compiled, linked, not_below, trailing_zeros
 
 IMPOSSIBLE = np.float32(-np.inf)
 LARGEST = np.float32(np.finfo(np.float32).max)
@@ -205,29 +202,3 @@ def add_text_scores(tokens, vocab_size, blank_id, fusion, starts, scores):
             boosting_score += fusion.boosting_weight * weight
     total.lm, total.lm_state = lm_score, lm_state - starts[0]
     total.boosting, total.boosting_state = boosting_score, boosting_state - starts[1]
-
-
-intrinsic: Any = extending.intrinsic  # its type does not describe calls
-trailing_zeros: Any = numbers.trailing_zeros
-
-LANES = 16  # values that are compared at once
-
-
-@intrinsic
-def not_below(typing_context, row, begin, least):
-    """LANES bits, one for each value of a contiguous array of floats from row[begin] on: NaN, or at least `least`.
-
-    A loop over the values would add up its results, which takes longer than the comparisons.
-    """
-
-    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, begin, least = arguments
-        block = ir.VectorType(ir.FloatType() if row.dtype == types.float32 else ir.DoubleType(), LANES)
-        first = builder.gep(context.make_array(signature.args[0])(context, builder, values).data, [begin])
-        read = builder.load(builder.bitcast(first, block.as_pointer()), align=row.dtype.bitwidth // 8)
-        limit = builder.insert_element(ir.Constant(block, ir.Undefined), least, ir.Constant(ir.IntType(32), 0))
-        limit = builder.shuffle_vector(limit, limit, ir.Constant(ir.VectorType(ir.IntType(32), LANES), None))
-        return builder.bitcast(builder.fcmp_unordered(">=", read, limit), ir.IntType(LANES))
-
-    is_contiguous = row.layout == "C" and row.dtype in (types.float32, types.float64)
-    return (types.uint16(row, types.intp, row.dtype), write) if is_contiguous else None

@@ -11,7 +11,7 @@ from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.graph.build import BUILD_STEPS, build_graph
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
-from nemo_gpu_decoding.graph.load import load_graph
+from nemo_gpu_decoding.graph.store import load_graph
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory

@@ -15,8 +15,8 @@ from nemo_gpu_decoding.container import write_arrays
 from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
-from nemo_gpu_decoding.graph.load import is_word_graph, load_graph, save_graph
 from nemo_gpu_decoding.graph.openfst import FST_ARC, Fst, read_fst, write_fst
+from nemo_gpu_decoding.graph.store import is_word_graph, load_graph, save_graph
 from tests.assets import ROOT
 from tests.graph.toy import toy_arpa, toy_lexicon
 
@@ -232,7 +232,7 @@ def test_graph_file_with_targets_out_of_range_is_refused(tmp_path, graph, table,
 def test_missing_metadata_of_a_graph_file_is_named(tmp_path, graph, fact, monkeypatch):
     path = tmp_path / "short.graph"
     monkeypatch.setattr(
-        "nemo_gpu_decoding.graph.load.write_arrays",
+        "nemo_gpu_decoding.graph.store.write_arrays",
         lambda path, kind, facts, arrays: write_arrays(
             path, kind, {name: value for name, value in facts.items() if name != fact}, arrays
         ),

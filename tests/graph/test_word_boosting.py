@@ -14,7 +14,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
-from nemo_gpu_decoding.graph.load import save_graph
+from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting, words_of
 from nemo_gpu_decoding.vocabulary import Vocabulary

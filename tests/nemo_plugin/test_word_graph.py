@@ -12,7 +12,7 @@ from nemo_gpu_decoding import BoostingConfig, utterance_requests
 from nemo_gpu_decoding.fusion.boosting import Phrase
 from nemo_gpu_decoding.graph import load
 from nemo_gpu_decoding.graph.build import build_graph
-from nemo_gpu_decoding.graph.load import save_graph
+from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases, word_boosting, words_of
 from nemo_gpu_decoding.lm.pack import pack_arpa

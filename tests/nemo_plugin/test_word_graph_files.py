@@ -11,8 +11,8 @@ from nemo.collections.common.tokenizers.aggregate_tokenizer import AggregateToke
 from nemo_gpu_decoding import build_graph, register
 from nemo_gpu_decoding.graph import build
 from nemo_gpu_decoding.graph.lexicon import Lexicon
-from nemo_gpu_decoding.graph.load import load_graph, save_graph
 from nemo_gpu_decoding.graph.openfst import read_input_symbols
+from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.toy import write_tlg
 from tests.nemo_plugin.usage import LETTERS, spoken, write_arpa

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import GRAPH, NORMAL, first_arc
-from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.numerics import LANES, LARGEST, MOST_LOG_PROB, not_below, trailing_zeros
+from nemo_gpu_decoding.jit import LANES, linked, not_below, trailing_zeros
+from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
 

@@ -11,7 +11,7 @@ import pytest
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
-from nemo_gpu_decoding.graph.load import load_graph, save_graph
+from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS, Speller, with_new_words
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
