@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
-from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace, WorkspaceShape
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, LM_WEIGHTED_FULL, SearchParams
-from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import (
     STRATEGIES,
     TableNetworks,
@@ -100,27 +98,6 @@ def test_log_probs_that_are_not_stored(strategy, monkeypatch):
     monkeypatch.setattr(cuda_engine, "MOST_BYTES_WITH_LOG_PROBS", 0)
     assert cuda_engine.list_sizes(params, 256)[0].log_probs == 0
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V))
-
-
-def test_ties_are_broken_alike_in_every_batch(strategy):
-    networks = TableNetworks(V, (0, 1), seed=1, sharpness=0.0, blank_bias=0.0)
-    for pruning in ("late", "early"):
-        compare(strategy, networks, beam_size=8, pruning_mode=pruning)
-
-
-def test_impossible_labels(strategy):
-    networks = TableNetworks(V, seed=2)
-    networks.bias[:V:2] = -float("inf")
-    compare(strategy, networks, random_fusion(V), beam_size=16)
-
-
-def test_requests_of_single_utterances(strategy):
-    requests = [
-        Request(boosting=random_boosting(V, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1),
-        None,
-        Request(boosting=random_boosting(V, seed=10), lm_weight=0.0),
-    ]
-    compare(strategy, TableNetworks(V, seed=3), random_fusion(V), requests=requests)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

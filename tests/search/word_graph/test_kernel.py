@@ -101,21 +101,6 @@ def test_word_sequences():
     assert_equal(graph, log_probs_of(0, 2, 9, 4), [9, 6], vocab_size=3, blank_id=3, boosting=boosting, beam=9.0)
 
 
-@pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
-def test_ties_are_broken_alike_in_every_batch(topology):
-    """Costs of few different values: most tokens have several best ways."""
-    for seed in range(3):
-        graph = random_graph(seed, columns=12, blank=11 if topology == "graph" else None, coarse=True)
-        boosting = build_word_boosting({"w1": 1.0, "w2 w3": 2.0, "w3 w1": 2.0}, graph)
-        for sharpness in (0.0, 2.0):
-            log_probs = torch.round(log_probs_of(seed, 2, 10, 12, sharpness))
-            for wish in (None, boosting):
-                assert_equal(
-                    graph, log_probs, [10, 8], vocab_size=11, blank_id=11, topology=topology,
-                    boosting=wish, beam=5.0,
-                )  # fmt: skip
-
-
 @pytest.mark.parametrize("max_active", [1, 3, 10, 40])
 def test_max_active(max_active):
     for seed in range(3):
@@ -173,13 +158,6 @@ def test_blank_may_be_any_column(blank_id):
     moved = WordGraph(graph.arrays._replace(arcs=arcs), graph.start, graph.words, None, name="moved")
     for topology in TOPOLOGIES:
         assert_equal(moved, log_probs_of(2), [T, 9, 1], blank_id=blank_id, topology=topology, beam=9.0)
-
-
-def test_impossible_labels():
-    log_probs = log_probs_of(3)
-    log_probs[:, :, 2] = -float("inf")
-    log_probs[0, 3:5, BLANK] = -float("inf")
-    assert_equal(toy_graph(0), log_probs, [T] * 3)
 
 
 @pytest.mark.parametrize("threads", [32, 64, 160])
@@ -270,19 +248,6 @@ def test_boosting_and_weights_of_single_utterances_paged(topology):
     requests = [Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3), None]
     assert_equal_paged(graph, lms, inputs_of(4), [FRAMES, 7], requests, topology=topology, beam=8.0)
     assert_equal_paged(graph, lms, inputs_of(5), [FRAMES, 7], topology=topology, boosting=boosting, beam=8.0)
-
-
-@checked
-@pytest.mark.parametrize("topology", PAGED_TOPOLOGIES)
-def test_ties_are_broken_alike_paged(topology):
-    """Costs of few different values: most tokens have several best ways, most groups equal histories."""
-    for seed, sharpness, wishes in ((0, 0.0, False), (1, 2.0, True), (2, 1.0, False)):
-        graph, lms = case(seed, topology, coarse=True)
-        boosting = build_word_boosting({"w1": 1.0, "w2 w3": 2.0, "w3 w1": 2.0}, graph)
-        assert_equal_paged(
-            graph, lms, torch.round(inputs_of(seed, 6, sharpness=sharpness)), [6, 4],
-            topology=topology, boosting=boosting if wishes else None, beam=5.0, group_size=2 * seed,
-        )  # fmt: skip
 
 
 @checked
