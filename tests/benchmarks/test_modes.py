@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import cluster, probe, scale
 from benchmarks.clock import find_hardware
-from benchmarks.live import Chunk, InSlots, OneByOne, Queue, Server, draw_chunks, frames_of_chunk
+from benchmarks.live import Chunk, InSlots, OneByOne, Queue, Server, frames_of_chunk
 from benchmarks.ours import flexctc_beam
 from benchmarks.peers.base import Setting
 from benchmarks.probe import STATUS, in_process, measure_start, probe_process
@@ -77,28 +77,6 @@ def test_one_by_one_the_queue_is_that_of_the_formula(load):
     waited = np.mean([one.begin - one.chunk.time for one in queue.served])
     assert waited == pytest.approx(load * FIXED / (2 * (1 - load)), rel=0.1)
     assert queue.figures()["load"] == pytest.approx(load, rel=0.03)
-
-
-def test_n_utterances_are_spoken_at_once(tiny_task):
-    chunks = draw_chunks(tiny_task, 50, 5, (-1.0, 99.0), np.random.default_rng(2))
-    assert [c.time for c in chunks] == sorted(c.time for c in chunks)
-    assert chunks[0].time >= -1.0
-    assert chunks[-1].time < 99.0
-    by_stream: dict[int, list[Chunk]] = {}
-    for chunk in chunks:
-        by_stream.setdefault(chunk.stream, []).append(chunk)
-    lengths = tiny_task.lengths.tolist()
-    for own in by_stream.values():
-        assert all(c.end - c.begin == 5 or c.is_last for c in own)
-        assert [c.begin for c in own[1:]] == [c.end for c in own[:-1]]
-        assert [c.is_last for c in own] == [c.end == lengths[c.row] for c in own]
-        assert np.diff([c.time for c in own]) == pytest.approx(0.08 * np.diff([c.end for c in own]))
-    heard = sum(c.end - c.begin for c in chunks) * 0.08
-    assert heard / 100.0 == pytest.approx(50, rel=0.05)  # from the first moment on
-    assert sum(c.time < 0 for c in chunks) == pytest.approx(len(chunks) / 100, rel=0.5)
-    assert {own[0].row for own in by_stream.values()} == {0, 1}
-    begins = [own[0].time for own in by_stream.values() if own[0].begin == 0]
-    assert np.diff(sorted(begins)).std() == pytest.approx(np.diff(sorted(begins)).mean(), rel=0.1)  # exponential
 
 
 # ------------------------------------------------------------------------------------- the decoders

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import scale, synthetic_lm
+from benchmarks import scale
 from benchmarks.options import BenchOptions
 from benchmarks.ours import OURS
 from benchmarks.peers.base import Peer, Setting, collapse
@@ -70,33 +70,6 @@ def greedy(task):
         collapse(row[:length].argmax(-1).tolist(), task.vocab_size)
         for row, length in zip(task.inputs, task.lengths, strict=True)
     ]
-
-
-def test_greedy_search_finds_most_but_not_all_of_possible_lengths(tiny_options):
-    (task,) = make_tasks(replace(tiny_options, utterances=20))
-    assert 2 < Errors.of(task, greedy(task)).ter < 30
-    with pytest.raises(ValueError, match="min_frames is 1 and max_frames 1: hardly any utterance"):
-        make_tasks(replace(tiny_options, min_frames=1, max_frames=1))
-
-
-def test_half_of_the_phrases_were_said_and_long_lists_go_on_with_pairs_of_words(tiny_task):
-    phrases = tiny_task.phrases(4)
-    said = " ".join(tiny_task.texts).split()
-    assert [phrase in said for phrase in phrases] == [True, True, False, False]
-    spelled = [tiny_task.vocabulary.tokenize(phrase) for phrase in phrases]
-    assert [tiny_task.vocabulary.text(tokens) for tokens in spelled] == phrases
-    phrases = tiny_task.phrases(2000)
-    assert len(phrases) == 2000
-    assert " " in phrases[-1]
-
-
-def test_utterances_keep_their_references(tiny_task):
-    first = tiny_task.first(1)
-    assert (first.texts, first.tokens) == (tiny_task.texts[:1], tiny_task.tokens[:1])
-    assert first.inputs.shape[:2] == (1, int(tiny_task.lengths[0]))
-    three = tiny_task.repeated(3)
-    assert three.texts == [*tiny_task.texts, tiny_task.texts[0]]
-    assert torch.equal(three.inputs[2], tiny_task.inputs[0])
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
@@ -163,17 +136,6 @@ def test_a_task_from_files_is_the_task(files, tiny_task):
     assert task.word_lm is None
 
 
-def test_weights_and_half_precision_emissions_of_files(files, tiny_options):
-    (task,) = make_tasks(of_files(files, weights={"lm_weight": 0.9}, graph_beams=[3]))
-    assert (task.weights.lm_weight, task.weights.beam_beta) == (0.9, 0.5)
-    assert task.weights.graph_beams == (3,)
-    with np.load(files / "task.npz") as file:
-        arrays = dict(file)
-    np.savez(files / "half.npz", **arrays | {"log_probs": arrays["log_probs"].astype(np.float16)})
-    (task,) = make_tasks(of_files(files, data=str(files / "half.npz")))
-    assert task.inputs.dtype == torch.float32
-
-
 def test_files_that_do_not_fit_are_errors(files):
     with pytest.raises(ValueError, match="tokenizer is None"):
         make_tasks(of_files(files, tokenizer=None))
@@ -223,18 +185,6 @@ def test_words_after_a_word_add_up_to_one(arpa):
         if lm.arrays.states["backoff_to"][state] == 0:  # after one word
             costs = np.array([lm.advance(state, label)[0] for label in labels])
             assert np.exp(-costs).sum() == pytest.approx(1.0, abs=1e-3)
-
-
-def test_a_seed_gives_the_same_file_again_and_another_seed_another(scale_options, arpa, tmp_path):
-    for seed, is_same in ((scale_options.seed, True), (scale_options.seed + 1, False)):
-        scale.generate(replace(scale_options, seed=seed), str(tmp_path), "peaked")
-        assert ((tmp_path / scale.LARGE).read_bytes() == arpa.read_bytes()) is is_same
-
-
-def test_many_small_blocks_list_the_same_ngrams(scale_options, arpa, tmp_path, monkeypatch):
-    monkeypatch.setattr(synthetic_lm, "BLOCK", 64)
-    scale.generate(scale_options, str(tmp_path), "peaked")
-    assert (tmp_path / scale.LARGE).read_bytes() == arpa.read_bytes()
 
 
 # ----------- Every peer that is installed reads clear emissions, and says so when it is not installed

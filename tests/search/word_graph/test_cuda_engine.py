@@ -63,19 +63,6 @@ def both_searches(test):
 
 
 @both_searches
-def test_a_chunk_is_one_launch(search, emulated_runtime):
-    new, inputs, _ = search
-    decoder, half = new(), inputs.shape[1] // 2
-    streams = decoder.open(3)
-    for begin in (0, half):
-        before = emulated_runtime.launches
-        decoder.push(streams, inputs[:, begin : begin + half], [half, 0, 3])
-        assert emulated_runtime.launches == before + 1
-    decoder.close(streams)
-    assert emulated_runtime.launches == before + 2  # and the best paths are picked out
-
-
-@both_searches
 @pytest.mark.parametrize("lattice", [False, True])
 def test_pushes_allocate_no_buffers_and_copy_twice(search, emulated_runtime, lattice):
     """From the second push on; each push is a frame of 80 ms: one upload, one launch, one copy back."""
@@ -289,13 +276,6 @@ def test_lms_are_uploaded_once(paged_log_probs, monkeypatch):
     graph, lms = random_case(5, nested=True)
     on("cuda", graph, lms, difference="always", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
     assert len(uploads) == 3  # their difference
-
-
-@checked
-def test_records_get_more_room(monkeypatch, paged_log_probs, paged_expected):
-    for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE"):
-        monkeypatch.setattr(cuda_engine, name, 1)
-    assert everything(on("cuda", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS) == paged_expected
 
 
 @pytest.mark.parametrize("seed", range(3))

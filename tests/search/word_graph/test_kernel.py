@@ -1,6 +1,5 @@
 """The kernels, run by the emulator, find what the CPU finds: to the bit, whatever the options."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,7 +21,6 @@ from tests.search.word_graph.both import (
     limit_tokens,
     on,
     on_cpu,
-    on_cuda,
     random_case,
 )
 from tests.search.word_graph.models import LM, fst_of, lm_table, nested_pair, random_graph, random_lm, toy_graph
@@ -101,16 +99,6 @@ def test_word_sequences():
     assert_equal(graph, log_probs_of(0, 2, 9, 4), [9, 6], vocab_size=3, blank_id=3, boosting=boosting, beam=9.0)
 
 
-@pytest.mark.parametrize("max_active", [1, 3, 10, 40])
-def test_max_active(max_active):
-    for seed in range(3):
-        graph = random_graph(seed, columns=12)
-        assert_equal(
-            graph, log_probs_of(seed, 2, 10, 12, 0.7), [10, 8], vocab_size=11, blank_id=11,
-            max_active=max_active, beam=12.0,
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize(("min_active", "lattice"), [(40, False), (40, True), (200, False)])
 def test_min_active(min_active, lattice):
     for seed in range(2):
@@ -187,19 +175,6 @@ def test_rows_that_exceed_shared_memory_are_read_where_they_lie():
     assert_equal(graph, log_probs, [3], vocab_size=columns - 1, blank_id=columns - 1, beam=9.0)
 
 
-def test_counts_of_limited_frames_are_equal():
-    graph, log_probs = random_graph(1, columns=12), log_probs_of(1, 2, 10, 12, 0.5)
-    found = []
-    for build in (on_cpu, on_cuda):
-        decoder = build(graph, vocab_size=11, blank_id=11, max_active=6, beam=12.0)
-        streams = decoder.open(2)
-        decoder.push(streams, log_probs, [10, 6])
-        known = streams.engine.results(range(2), 1, final=False)
-        found.append([utterance.counters["limited"].tolist() for utterance in known])
-    assert found[0] == found[1]
-    assert np.sum(found) > 0
-
-
 # --------------------------------------------------------------------------------- with a large LM
 PAGED_TOPOLOGIES = ("compact", "normal", "minimal", "graph")
 FRAMES = 8
@@ -259,16 +234,6 @@ def test_group_size(group_size):
         for size in (group_size, 0)
     )
     assert narrow[0] != full[0]
-
-
-@checked
-@pytest.mark.parametrize("max_active", [1, 12])
-def test_max_active_paged(max_active):
-    graph, lms = case(2)
-    _, limits, *_ = assert_equal_paged(
-        graph, lms, inputs_of(2, sharpness=0.7), [FRAMES, 6], max_active=max_active, beam=12.0
-    )
-    assert sum(limited for ((limited, _),) in limits) > 0
 
 
 @checked
