@@ -12,10 +12,9 @@ import torch
 from benchmarks import cases as cases_module
 from benchmarks import run as run_module
 from benchmarks.cases import NO_TDT, ONE_FUSION, Case, Check, Line, make_cases
-from benchmarks.options import ASKED_PEERS, STRATEGIES, BenchOptions
+from benchmarks.options import STRATEGIES, BenchOptions
 from benchmarks.ours import flexctc_beam
 from benchmarks.peers.base import Hypothesis, Peer, Ready, Setting
-from benchmarks.report import name_of_run
 from benchmarks.run import run
 from benchmarks.tasks import Weights
 from benchmarks.verify import Errors, beside, classify, compare, lm_scores
@@ -257,17 +256,6 @@ def test_default_runs_are_timed_for_less_than_two_minutes(strategy):
     assert len(listed(options)) * len(options.tasks) * options.pair_seconds < 120
 
 
-def test_names_of_runs():
-    def named(**options):
-        given = BenchOptions(**options)
-        return name_of_run({"strategy": given.strategy, "mode": given.mode, "options": vars(given)})
-
-    assert named(peers=["flashlight"]) == "flexctc_beam"
-    assert named(peers=["flashlight", "word_graph"]) == "flexctc_beam-word_graph"
-    assert named(strategy="paged_biglm", mode="scale") == "paged_biglm-scale"
-    assert named(strategy="paged_biglm", mode="scale", ngrams=10_000_000) == "paged_biglm-scale-10m"
-
-
 def test_errors_have_the_f_score_of_the_phrases(tiny_task):
     said = tiny_task.texts[0].split()[0]
     errors = Errors.of(tiny_task, tiny_task.texts, [said])
@@ -331,32 +319,6 @@ def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path, tiny_options, few, monke
     (path,) = tmp_path.iterdir()  # out may be a folder
     assert path.name.startswith("flexctc_beam-")
     assert [row["peer"] for row in json.loads(path.read_text())["rows"]] == ["absent"]
-
-
-def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
-    pytest.importorskip("kaldifst")
-    options = replace(
-        tiny_options, strategy="paged_biglm", peers=["small_lm", "eager", *ASKED_PEERS], graph_beams=[30],
-        sentences=300, weights={"small_share": 0.1}, pair_seconds=0.1, group_sizes=[1],
-    )  # fmt: skip
-    rows = run(options)
-    names = ["small_lm", "large_lm", "two_pass", "let", "eager", "bounded_eager", "eager_groups",
-             "one_thread", "paged_biglm"]  # fmt: skip
-    assert [row["peer"] for row in rows] == names
-    for row in rows:
-        assert row["verified"], row["verified_by"]
-        assert row["lms"]["large"] > 5 * row["lms"]["small"]
-        assert row["beside_large_lm"] == {side: {"same": 2, "better": 0, "worse": 0} for side in ("ours", "peer")}
-    by_name = dict(zip(names, rows, strict=True))
-    work = {name: row["work"]["peer"] for name, row in by_name.items() if row["work"]["peer"]}
-    lazy = rows[0]["work"]["ours"]
-    assert by_name["two_pass"]["work"] == {"peer": {}, "ours": lazy}
-    assert 0 < 2 * lazy["look_ups"] < work["eager_groups"]["look_ups"] < work["bounded_eager"]["look_ups"]
-    assert work["bounded_eager"]["look_ups"] < work["eager"]["look_ups"]
-    limited = by_name["paged_biglm"]
-    assert [limited[side]["group_size"] for side in ("params", "peer_params")] == [1, 16]
-    assert "costs beside the default limit of groups: " in limited["verified_by"]
-    assert 0 < limited["work"]["ours"]["look_ups"] < limited["work"]["peer"]["look_ups"]
 
 
 def test_texts_beside_those_of_the_large_graph():

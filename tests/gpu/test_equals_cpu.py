@@ -31,22 +31,6 @@ def lengths_for(batch, frames=T, *, seed):
 
 
 @pytest.mark.parametrize("merge", MERGES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("beam_size", sized((1, 2, 3, 4, 16, 33, 64, 100, 128), (1, 5)))
-def test_beam_sizes_and_types(device, merge, dtype, beam_size):
-    batch = sized(8, 2)
-    for sharpness in (0.5, 4.0):
-        assert_equal(
-            log_probs_on(device, batch, seed=beam_size, sharpness=sharpness, dtype=dtype),
-            lengths_for(batch, seed=1),
-            fusion=random_fusion(V),
-            merge=merge,
-            beam_size=beam_size,
-            n_best=beam_size,
-        )
-
-
-@pytest.mark.parametrize("merge", MERGES)
 def test_more_utterances_than_multiprocessors(device, merge):
     batch = 2 * _multiprocessors(device) + 37
     log_probs, lengths = log_probs_on(device, batch, seed=7), lengths_for(batch, seed=7)
@@ -55,20 +39,6 @@ def test_more_utterances_than_multiprocessors(device, merge):
 
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("vocab_size", sized((1, 2, 31, 127, 128, 1024, 4095, 4096, 4097, 9999), (1, 17)))
-def test_vocabulary_sizes(device, vocab_size, dtype):
-    kind = "both" if vocab_size <= 1024 else "boosting"  # an LM for every token takes long to draw
-    for merge in MERGES:
-        assert_equal(
-            log_probs_on(device, 4, sized(40, 6), vocab_size, seed=4, dtype=dtype),
-            [sized(40, 6), 3, 0, 5],
-            fusion=random_fusion(vocab_size, kind),
-            merge=merge,
-            n_best=3,
-        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

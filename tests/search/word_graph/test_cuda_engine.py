@@ -17,7 +17,7 @@ from tests.cuda_emulator.emulator import EmulatedRuntime
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
 from tests.search.pushes import operators
-from tests.search.word_graph.both import RANDOM_COLUMNS, checked, everything, on, on_cpu, on_cuda, random_case
+from tests.search.word_graph.both import RANDOM_COLUMNS, checked, on, on_cpu, on_cuda, random_case
 from tests.search.word_graph.models import make, make_paged, nested_pair, random_graph, toy_graph
 
 pytest.importorskip("kaldifst")
@@ -252,11 +252,6 @@ def test_working_memory_is_what_is_allocated(monkeypatch, search):
 # --------------------------------------------------------------------------------- with a large LM
 PAGED_T, PAGED_LENGTHS = 10, [10, 0, 6]
 PAGED_OPTIONS = {"beam": 6.0}
-
-
-@pytest.fixture
-def paged_expected(paged_log_probs):
-    return everything(on("cpu", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS)
 
 
 @checked
