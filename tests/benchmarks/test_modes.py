@@ -1,7 +1,6 @@
 """Live streams, LMs of any size, and what is measured in processes of their own."""
 
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from benchmarks.clock import find_hardware
 from benchmarks.live import Chunk, InSlots, OneByOne, Queue, Server, frames_of_chunk
 from benchmarks.ours import flexctc_beam
 from benchmarks.peers.base import Setting
-from benchmarks.probe import STATUS, in_process, measure_start, probe_process
+from benchmarks.probe import probe_process
 from benchmarks.run import run
 
 pytestmark = pytest.mark.slow
@@ -208,36 +207,9 @@ def test_runs_that_differ_are_no_benchmark(runs, monkeypatch):
         run(runs)
 
 
-def test_a_stage_has_a_process_of_its_own(tiny_options, tmp_path):
-    options = replace(tiny_options, ngrams=2000)
-    answer, took = in_process("scale:generate", options, folder=str(tmp_path), task="peaked")
-    assert answer["bytes"] == (tmp_path / scale.LARGE).stat().st_size
-    assert took["seconds"]["cpu"] > 0
-    if STATUS.exists():
-        memory = took["memory"]
-        assert 1 << 20 < memory["peak_anonymous"] < memory["peak_rss"]
-
-
-def test_a_process_that_fails_shows_why(tiny_options, tmp_path, monkeypatch):
-    script = tmp_path / "python"
-    script.write_text("#!/bin/sh\necho no space left >&2\nexit 1\n")
-    script.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(script))
-    with pytest.raises(RuntimeError, match=r"scale:pack failed in a process of its own:\nno space left"):
-        in_process("scale:pack", tiny_options)
-    with pytest.raises(RuntimeError, match="probe:measure_memory failed"):
-        probe_process("memory", tiny_options)
-
-
 @needs_proc
 def test_memory_grows_with_frames_and_beam_but_not_with_the_vocabulary(tiny_options):
     options = replace(tiny_options, utterances=16, vocab_size=512, min_frames=100, max_frames=200, sentences=50)
     result = probe_process("memory", options)  # in a process that has no freed memory to hide it in
     assert set(result["peak_bytes"]) == {str(beam) for beam in probe.MEMORY_BEAMS}
     assert 4 < result["bytes_per_frame_and_slot"] < 64  # the vocabulary would cost 512 * 4
-
-
-def test_starting_is_timed_by_its_parts(tiny_options):
-    seconds = measure_start(tiny_options)
-    assert list(seconds) == ["import", "load", "first_decode", "next_decode"]
-    assert all(value >= 0 for value in seconds.values())

@@ -2,7 +2,9 @@
 
 # ruff: noqa: N802 (methods are named like the functions of CUDA)
 
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -182,6 +184,20 @@ def test_graph_is_destroyed_before_its_stream_is_used_again(cuda, log, torch_cud
     del graph
     assert log[-1] == ("destroyed", {})
     assert len(while_graph._idle_streams[1]) == 2
+
+
+def test_one_graph_is_captured_at_a_time(cuda, log, torch_cuda):
+    inside, bindings = [], Bindings(cuda, "13.0.0")
+
+    def body():
+        inside.append(1)
+        time.sleep(0.02)
+        assert len(inside) == 1
+        inside.pop()
+
+    with ThreadPoolExecutor(3) as pool:
+        graphs = list(pool.map(lambda _: capture_chunk(GPU, body, bindings), range(3)))
+    assert all(hasattr(graph, "replay") for graph in graphs)
 
 
 @pytest.mark.parametrize(("version", "data"), [("12.9.1", ()), ("13.4.4", (None,))])

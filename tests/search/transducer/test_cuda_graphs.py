@@ -8,8 +8,6 @@ import gc
 import logging
 import subprocess
 import sys
-import threading
-import time
 import weakref
 from contextlib import nullcontext
 from functools import partial
@@ -25,7 +23,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.cuda_engine import merge_bytes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN, GraphRunner
-from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace, WorkspacePool, bucket
+from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace
 from nemo_gpu_decoding.search.transducer.networks import StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.subject import all_facts
@@ -190,37 +188,6 @@ def test_failing_step_is_not_repeated(work, captures):
     assert step.runs == 1
 
 
-def capture_in_two_threads():
-    """In a process of its own: two threads capture for the first time. To wait for the device ends captures."""
-    OldTorch()
-    cuda = FakeCUDA([])
-    cuda_graphs.why_no_while_graphs = lambda device: "the driver is old"
-    cuda_graphs.capture_chunk = partial(cuda_graphs.capture_chunk, bindings=Bindings(cuda, "13.0.0"))
-    both = threading.Barrier(2)
-
-    class Slow(CountingStep):
-        def run(self, **options):
-            if self.runs == 0:
-                both.wait(30)  # the other thread is about to capture, too
-            time.sleep(0.01)
-            super().run(**options)
-
-    works = [new_work() for _ in range(2)]
-    runner = GraphRunner(networks_with_weights(), allowed=True)
-    threads = [threading.Thread(target=runner.run, args=(Slow(work, 12), work)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    print(runner.mode, [work.left for work in works], runner._failures)
-
-
-def test_threads_capture_for_the_first_time_at_once():
-    program = "from tests.search.transducer import test_cuda_graphs; test_cuda_graphs.capture_in_two_threads()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
-    assert done.stdout == "chunks [0, 0] {'loop': 0, 'chunks': 0}\n", done.stderr
-
-
 def fail_every_capture():
     """In a process of its own: a run on the second of two GPUs, where CUDA refuses to end any capture."""
     old, cuda = OldTorch(), FakeCUDA([])
@@ -344,22 +311,6 @@ def test_steps_run_plainly_without_weights_or_permission(work, captures, network
     runner.run(step, work)
     assert (step.left, runner.mode) == (0, PLAIN)
     assert step.runs == 2 * cuda_graphs.STEPS_PER_LOOK
-
-
-# ---------------------------------------------------------------------- workspaces
-def test_workspace_serves_one_run_at_a_time(monkeypatch):
-    class Named(RunWorkspace):
-        def __init__(self, shape):
-            self.shape = shape
-
-    assert [bucket(n) for n in (1, 2, 3, 4, 5, 32, 33)] == [1, 2, 4, 4, 8, 32, 64]
-    pool = WorkspacePool()
-    monkeypatch.setattr("nemo_gpu_decoding.search.transducer.cuda_workspace.RunWorkspace", Named)
-    with pool.borrowed("a") as first, pool.borrowed("a") as second:
-        assert first is not second
-    with pool.borrowed("a") as third, pool.borrowed("b") as fourth:
-        assert third in (first, second)
-        assert fourth.shape == "b"
 
 
 # ---------------------------------------------------------------------- the kernels in graphs

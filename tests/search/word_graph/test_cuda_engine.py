@@ -214,19 +214,6 @@ def test_partial_results_of_long_streams_copy_the_last_words_only(monkeypatch, c
 
 
 # ------------------------------------------------------------------------------------------ memory
-def test_working_memory_of_an_utterance():
-    def taken(seconds: bool) -> int:
-        capacity = kernel_abi.capacity_for(10_000, 1025, seconds=seconds)
-        assert (capacity.tokens, capacity.groups) == (40_000, 20_000)
-        return kernel_abi.working_bytes(kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS, capacity)
-
-    assert 5.0e6 < taken(False) < 5.6e6
-    assert taken(True) == taken(False) + 20_000 * kernel_abi.SECOND.itemsize
-    capacity = kernel_abi.lm_capacity_for(10_000, 1025)
-    assert (capacity.tokens, capacity.groups, capacity.group_arcs) == (40_000, 20_000, 40_000)
-    assert 9.0e6 < kernel_abi.working_bytes(kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS, capacity) < 9.5e6
-
-
 @both_searches
 def test_working_memory_is_what_is_allocated(monkeypatch, search):
     seen = []

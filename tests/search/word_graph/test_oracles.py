@@ -37,7 +37,6 @@ from tests.search.word_graph.models import (
     make_paged,
     nested_pair,
     open_graph,
-    random_graph,
     random_lm,
     toy_graph,
 )
@@ -162,22 +161,6 @@ def test_a_penalty_behind_an_epsilon_lowers_no_cutoff():
         for boosting in (None, build_word_boosting({"w1": -20.0}, graph))
     ]
     assert [(path.text, path.score) for path in found] == [("w1", 0.0), ("w2", -6.0)]
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_lattices_time_tokens_as_the_search_does(topology):
-    """Frames, repeats and confidence; of ready-made graphs too, whose arcs read repeated labels and blanks."""
-    log_probs = random_log_probs(3, 25, VOCAB + 1, seed=2)
-    ready_made = random_graph(3, columns=VOCAB + 1, blank=BLANK)
-    for graph, own in ((toy_graph(1), topology), (ready_made, "graph")):
-        plain, kept = (
-            make(graph, topology=own, **options).decode(log_probs, [25, 25, 9])
-            for options in ({"beam": 12.0}, {"beam": 12.0, "n_best": 2, "lattice_beam": 6.0})
-        )
-        for one, other in zip(plain, kept, strict=True):
-            for name in ("tokens", "frames", "repeats"):
-                assert getattr(other.best, name).tolist() == getattr(one.best, name).tolist()
-            assert other.best.token_confidence == pytest.approx(one.best.token_confidence, abs=1e-5)
 
 
 def test_a_loop_of_a_ready_made_graph_makes_no_other_token_longer():
