@@ -222,17 +222,6 @@ def test_changed_weights_reach_graphs(gpu, strategy):
     assert_same(decoder.decode(frames, LENGTHS), fresh.decode(frames, LENGTHS))
 
 
-def test_chunks_of_frames(device, strategy):
-    found, expected = both(strategy, device, (0, 1, 2), random_fusion(VOCAB))
-    frames = frames_of()
-    streams = found.open(BATCH)
-    for begin in range(0, FRAMES, 7):
-        sizes = [min(7, max(0, length - begin)) for length in LENGTHS]
-        chunk = frames[:, begin : begin + 7]
-        found.push(streams, chunk.to(device), [min(size, chunk.shape[1]) for size in sizes])
-    assert_same(found.close(streams), expected.decode(frames, LENGTHS))
-
-
 def test_networks_on_another_device_are_named(gpu, strategy):
     make, config = strategy
     decoder = make(Model().networks(), config(backend="cuda"))

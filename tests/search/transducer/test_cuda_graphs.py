@@ -4,15 +4,11 @@ First with fakes in the place of CUDA's graphs; then with the kernels themselves
 plays: a loop and chunks find what plain launches find.
 """
 
-import copy
 import gc
 import logging
 import subprocess
 import sys
-import threading
-import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -21,15 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda.driver import DriverError
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
 from nemo_gpu_decoding.cuda.while_graph import Bindings
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, records
-from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_engine import merge_bytes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN, GraphRunner
-from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace, WorkspacePool, bucket
+from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace
 from nemo_gpu_decoding.search.transducer.networks import StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.subject import all_facts
@@ -180,16 +174,6 @@ def test_mode_is_tried_again_after_one_failure(work, captures, monkeypatch, capl
     assert len(caplog.records) == 1
 
 
-def test_mode_that_fails_again_is_given_up(work, captures, monkeypatch):
-    tries = []
-    monkeypatch.setattr(cuda_graphs, "capture_while", lambda *_: tries.append(1) or 1 / 0)
-    runner = GraphRunner(networks_with_weights(), allowed=True)
-    for _ in range(6):
-        runner.run(CountingStep(work, 20), work)
-        assert (work.left, runner.mode) == (0, CHUNKS)
-    assert len(tries) == cuda_graphs.MOST_FAILURES
-
-
 def test_failing_step_is_not_repeated(work, captures):
     """Half a step may have changed the beams, so that another mode would go on from a wrong state."""
 
@@ -202,53 +186,6 @@ def test_failing_step_is_not_repeated(work, captures):
     with pytest.raises(RuntimeError, match="out of memory"):
         runner.run(step, work)
     assert step.runs == 1
-
-
-def test_threads_that_fail_at_once_fall_back_by_one_mode(work, captures, monkeypatch):
-    barrier = threading.Barrier(2)
-
-    def fail(device, *work):
-        barrier.wait(30)
-        raise RuntimeError("not permitted")
-
-    monkeypatch.setattr(cuda_graphs, "capture_while", fail)
-    monkeypatch.setattr(cuda_graphs, "MOST_FAILURES", 1)
-    runner, works = GraphRunner(networks_with_weights(), allowed=True), [copy.deepcopy(work) for _ in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda work: runner.run(CountingStep(work, 20), work), works))
-    assert [w.left for w in works] == [0, 0]
-    assert runner.mode == CHUNKS
-
-
-def capture_in_two_threads():
-    """In a process of its own: two threads capture for the first time. To wait for the device ends captures."""
-    OldTorch()
-    cuda = FakeCUDA([])
-    cuda_graphs.why_no_while_graphs = lambda device: "the driver is old"
-    cuda_graphs.capture_chunk = partial(cuda_graphs.capture_chunk, bindings=Bindings(cuda, "13.0.0"))
-    both = threading.Barrier(2)
-
-    class Slow(CountingStep):
-        def run(self, **options):
-            if self.runs == 0:
-                both.wait(30)  # the other thread is about to capture, too
-            time.sleep(0.01)
-            super().run(**options)
-
-    works = [new_work() for _ in range(2)]
-    runner = GraphRunner(networks_with_weights(), allowed=True)
-    threads = [threading.Thread(target=runner.run, args=(Slow(work, 12), work)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    print(runner.mode, [work.left for work in works], runner._failures)
-
-
-def test_threads_capture_for_the_first_time_at_once():
-    program = "from tests.search.transducer import test_cuda_graphs; test_cuda_graphs.capture_in_two_threads()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
-    assert done.stdout == "chunks [0, 0] {'loop': 0, 'chunks': 0}\n", done.stderr
 
 
 def fail_every_capture():
@@ -376,27 +313,6 @@ def test_steps_run_plainly_without_weights_or_permission(work, captures, network
     assert step.runs == 2 * cuda_graphs.STEPS_PER_LOOK
 
 
-def test_wrong_value_of_allow_cuda_graphs_is_named():
-    with pytest.raises(ValueError, match="allow_cuda_graphs is 1, expected True or False"):
-        ALSDConfig(allow_cuda_graphs=1)
-
-
-# ---------------------------------------------------------------------- workspaces
-def test_workspace_serves_one_run_at_a_time(monkeypatch):
-    class Named(RunWorkspace):
-        def __init__(self, shape):
-            self.shape = shape
-
-    assert [bucket(n) for n in (1, 2, 3, 4, 5, 32, 33)] == [1, 2, 4, 4, 8, 32, 64]
-    pool = WorkspacePool()
-    monkeypatch.setattr("nemo_gpu_decoding.search.transducer.cuda_workspace.RunWorkspace", Named)
-    with pool.borrowed("a") as first, pool.borrowed("a") as second:
-        assert first is not second
-    with pool.borrowed("a") as third, pool.borrowed("b") as fourth:
-        assert third in (first, second)
-        assert fourth.shape == "b"
-
-
 # ---------------------------------------------------------------------- the kernels in graphs
 CPU = torch.device("cpu")
 NETWORKS = {"lstm": partial(relu_networks, lstm_networks, layers=2), "stateless": stateless_networks}
@@ -463,17 +379,6 @@ def test_graphs_stop_where_nodes_are_full_or_frames_end(played_graphs, monkeypat
 
 
 @emulated
-def test_loop_makes_as_many_rounds_as_there_are_steps(played_graphs):
-    networks, frames = make_networks(durations=()), frames_of(2, 8, seed=3)
-    decoder = decoder_in(LOOP, "alsd_pp", networks, max_symbols=1)
-    decoder.decode(frames, [8, 3])
-    (graph,) = graphs_of(decoder)
-    assert graph.replays == 2  # while frames come, and when they have ended
-    steps = 1 + graph.rounds * cuda_graphs.STEPS_PER_ROUND  # the first comes before capturing
-    assert 8 <= steps <= 2 * 8 + 2 * cuda_graphs.STEPS_PER_ROUND  # a frame takes its blank, and a token at most
-
-
-@emulated
 def test_changed_weights_reach_the_graphs(played_graphs):
     networks, frames = make_networks(), frames_of(2, 6, seed=2)
     decoder, plain = (decoder_in(m, "aes_pp", networks) for m in (LOOP, PLAIN))
@@ -485,28 +390,6 @@ def test_changed_weights_reach_the_graphs(played_graphs):
         with torch.no_grad():
             networks.embedding.weight.neg_()
     assert results[0] != results[1]
-
-
-@emulated
-def test_kernels_of_a_loop_that_the_driver_refuses_are_replaced_by_chunks(
-    played_graphs, emulated_runtime, monkeypatch, caplog
-):
-    """They refer to a function of the driver, unlike the kernels of the other modes."""
-    caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
-    load = type(emulated_runtime).load
-
-    def refusing(self, source, device, defines=None):
-        if "LOOP" in (defines or {}):
-            raise DriverError("cuModuleLoadData fails with CUDA_ERROR_INVALID_IMAGE")
-        return load(self, source, device, defines)
-
-    monkeypatch.setattr(type(emulated_runtime), "load", refusing)
-    networks, frames = make_networks(), frames_of(2, 9, seed=3)
-    decoder, plain = (decoder_in(m, "alsd_pp", networks) for m in (LOOP, PLAIN))
-    found, expected = (each.decode(frames, [9, 4]) for each in (decoder, plain))
-    assert all_facts(found) == all_facts(expected)
-    assert decoder._graphs.mode == CHUNKS
-    assert "CUDA_ERROR_INVALID_IMAGE" in caplog.text
 
 
 @emulated
