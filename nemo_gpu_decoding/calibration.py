@@ -74,15 +74,15 @@ def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration
     share = right.mean()
     if not 0 < share < 1:
         return Calibration(float(sum(gaps)) / len(values), np.nan, np.nan)
-    own = np.clip(np.where(right, values, 1 - values), 1e-6, 1)
+    of_truth = np.clip(np.where(right, values, 1 - values), 1e-6, 1)
     entropy = -(share * np.log(share) + (1 - share) * np.log(1 - share))
     wrong = values[~right][:, None]
     above = (values[right][None] > wrong).mean() + 0.5 * (values[right][None] == wrong).mean()
-    return Calibration(float(sum(gaps)) / len(values), float(1 + np.log(own).mean() / entropy), float(above))
+    return Calibration(float(sum(gaps)) / len(values), float(1 + np.log(of_truth).mean() / entropy), float(above))
 
 
 def right_words(reference: str, words: Iterable[str]) -> list[bool]:
     """Which words of a transcript are right, by an alignment with the fewest word errors."""
     from kaldialign import align
 
-    return [own == said for said, own in align(reference.split(), list(words), "\0") if own != "\0"]
+    return [word == said for said, word in align(reference.split(), list(words), "\0") if word != "\0"]

@@ -265,11 +265,11 @@ def _read(data: np.ndarray, path: Path, kind: Kind) -> Content:
     if begin > len(data):
         raise ValueError(f"{path} is truncated: it ends within its header")
     header = data[_SIZE.size : begin].tobytes()
-    found = _VERSION.match(header)
-    if found and int(found[1]) != kind.version:
-        other = f"of version {found[1].decode()}, expected {kind.version}"
+    match = _VERSION.match(header)
+    if match and int(match[1]) != kind.version:
+        other = f"of version {match[1].decode()}, expected {kind.version}"
         raise ValueError(f"{path} is a {kind.name} {other}: {kind.remedy}")
-    if not found or zlib.crc32(_with_checksum(header, b"header", 0)) != int(found[2], 16):
+    if not match or zlib.crc32(_with_checksum(header, b"header", 0)) != int(match[2], 16):
         raise ValueError(f"{path} is damaged: the checksum of its header does not match; {kind.remedy}")
     entries = json.loads(header)
     metadata = entries.pop("__metadata__")

@@ -40,8 +40,8 @@ class PhraseScore:
     @property
     def precision(self) -> float:
         """Share of correct phrases among the recognised ones; 1 if none was recognised."""
-        found = self.true_positives + self.false_positives
-        return self.true_positives / found if found else 1.0
+        count = self.true_positives + self.false_positives
+        return self.true_positives / count if count else 1.0
 
     @property
     def recall(self) -> float:
@@ -89,12 +89,12 @@ def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: 
     right = spurious = missed = 0
     for reference, hypothesis in zip(references, hypotheses, strict=True):
         said = Counter(words for _, words in wanted.found_in(reference.split()))
-        found = Counter(words for _, words in wanted.found_in(hypothesis.split()))
-        for words in said.keys() | found.keys():
-            both = min(said[words], found[words])
+        heard = Counter(words for _, words in wanted.found_in(hypothesis.split()))
+        for words in said.keys() | heard.keys():
+            both = min(said[words], heard[words])
             right += both
             missed += said[words] - both
-            spurious += found[words] - both
+            spurious += heard[words] - both
     return PhraseScore(right, spurious, missed)
 
 
@@ -121,10 +121,10 @@ class PhraseWords:
 
     def covered(self, words: Sequence[str]) -> list[bool]:
         """Whether each word is part of a phrase."""
-        found = [False] * len(words)
+        is_found = [False] * len(words)
         for start, phrase in self.found_in(words):
-            found[start : start + len(phrase)] = [True] * len(phrase)
-        return found
+            is_found[start : start + len(phrase)] = [True] * len(phrase)
+        return is_found
 
 
 def _check_pairs(references: Sequence[str], hypotheses: Sequence[str]) -> None:

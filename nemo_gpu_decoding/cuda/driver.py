@@ -227,18 +227,18 @@ class Driver:
     def check_parameters(self, function: Any, signature: Signature) -> None:
         """Compare the signature with the compiled kernel, if the driver can (12.4 and newer)."""
         wanted = [signature.size]
-        found: list[int] = []
+        sizes: list[int] = []
         try:
-            while len(found) <= len(wanted):
-                status, _, size = self.bindings.cuFuncGetParamInfo(function, len(found))
+            while len(sizes) <= len(wanted):
+                status, _, size = self.bindings.cuFuncGetParamInfo(function, len(sizes))
                 if int(status) != 0:
                     break
-                found.append(int(size))
+                sizes.append(int(size))
         except RuntimeError:
             return  # the driver has no such function
-        if found != wanted:
+        if sizes != wanted:
             raise ValueError(
-                f"kernel {signature.name} has parameters of {found} bytes (up to {len(wanted) + 1} are "
+                f"kernel {signature.name} has parameters of {sizes} bytes (up to {len(wanted) + 1} are "
                 f"looked at), but its signature says {wanted}"
             )
 

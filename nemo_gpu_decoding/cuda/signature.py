@@ -128,8 +128,8 @@ class Signature:
     @cached_property
     def places(self) -> tuple[tuple[int, str, Tensor], ...]:
         """The pointer parameters and their positions."""
-        found = enumerate(self.parameters.items())
-        return tuple((place, name, given) for place, (name, given) in found if isinstance(given, Tensor))
+        numbered = enumerate(self.parameters.items())
+        return tuple((place, name, given) for place, (name, given) in numbered if isinstance(given, Tensor))
 
     @cached_property
     def scalars(self) -> tuple[tuple[int, str, Scalar, Callable[[Scalar, Any], Any]], ...]:
@@ -156,7 +156,9 @@ class Signature:
 
     @cached_property
     def _layout(self) -> struct.Struct:
-        dtypes = [np.uint64 if isinstance(own, Tensor) else own.dtype for own in self.parameters.values()]
+        dtypes = [
+            np.uint64 if isinstance(parameter, Tensor) else parameter.dtype for parameter in self.parameters.values()
+        ]
         return _packing(np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True))
 
 
@@ -170,14 +172,14 @@ def _packing(record: np.dtype) -> struct.Struct:
     """The packing of a record's fields; fields that are records are bytes."""
     code, end = "<", 0
     for dtype, offset, *_ in (record.fields or {}).values():
-        own = f"{dtype.itemsize}s" if dtype.fields else _PACK_CODES[dtype.str[1:]]
-        code += f"{offset - end}x{own}"
+        field = f"{dtype.itemsize}s" if dtype.fields else _PACK_CODES[dtype.str[1:]]
+        code += f"{offset - end}x{field}"
         end = offset + dtype.itemsize
     return struct.Struct(f"{code}{record.itemsize - end}x")
 
 
 def _flat_layout(dtype: np.dtype) -> struct.Struct | None:
-    if dtype.fields is None or any(own.fields or own.shape for own, *_ in dtype.fields.values()):
+    if dtype.fields is None or any(kind.fields or kind.shape for kind, *_ in dtype.fields.values()):
         return None
     return _packing(dtype)
 
@@ -342,8 +344,8 @@ def alignment_of(dtype: np.dtype) -> int:
     base = dtype.base
     if base.fields is None:
         return base.itemsize
-    own = dict(base.metadata or {}).get("align", 1)
-    return max(own, *(alignment_of(field[0]) for field in base.fields.values()))
+    alignment = dict(base.metadata or {}).get("align", 1)
+    return max(alignment, *(alignment_of(field[0]) for field in base.fields.values()))
 
 
 def _sizes(expected: Tensor, axes: dict[str, tuple[int, str]]) -> str:

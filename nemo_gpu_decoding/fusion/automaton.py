@@ -358,14 +358,14 @@ class _ByWeight:
     """The arcs of every state, heaviest first, and whether a state has an arc for a label."""
 
     def __init__(self, states: np.ndarray, arcs: np.ndarray) -> None:
-        owner, own = arcs_by_state(states, arcs)
+        owner, listed = arcs_by_state(states, arcs)
         self.counts = np.bincount(owner, minlength=len(states))
         self.begins = np.cumsum(self.counts) - self.counts
         self.span = int(arcs["label"].max(initial=0)) + 1
-        self.own_keys = owner * self.span + own["label"]  # ascending
-        weights = own["weight"].astype(np.float64)
+        self.own_keys = owner * self.span + listed["label"]  # ascending
+        weights = listed["weight"].astype(np.float64)
         heaviest_first = np.lexsort((-weights, owner))
-        self.labels = own["label"][heaviest_first]
+        self.labels = listed["label"][heaviest_first]
         self.weights = weights[heaviest_first]
 
     def best(self) -> np.ndarray:
@@ -391,8 +391,8 @@ class _ByWeight:
 
     def _has_arc(self, states: np.ndarray, labels: np.ndarray) -> np.ndarray:
         keys = states.astype(np.int64) * self.span + labels
-        found = np.searchsorted(self.own_keys, keys)
-        return self.own_keys[np.minimum(found, len(self.own_keys) - 1)] == keys
+        places = np.searchsorted(self.own_keys, keys)
+        return self.own_keys[np.minimum(places, len(self.own_keys) - 1)] == keys
 
 
 def _rounded_up(bounds: np.ndarray) -> np.ndarray:

@@ -199,16 +199,16 @@ class BatchFusion:
             rules,
         )
 
-    def replaced(self, rows: Sequence[int], own: BatchFusion) -> BatchFusion:
-        """A copy in which utterance rows[i] has the fusion of utterance i of `own`."""
+    def replaced(self, rows: Sequence[int], new: BatchFusion) -> BatchFusion:
+        """A copy in which utterance rows[i] has the fusion of utterance i of `new`."""
         lm_starts, lm_weights = self.lm_starts.copy(), self.lm_weights.copy()
-        lm_starts[rows], lm_weights[rows] = own.lm_starts, own.lm_weights
+        lm_starts[rows], lm_weights[rows] = new.lm_starts, new.lm_weights
         boosting_weights = self.boosting_weights.copy()
-        boosting_weights[rows] = own.boosting_weights
+        boosting_weights[rows] = new.boosting_weights
         trees = [self.trees[number] for number in self.tree_of]
-        for row, number in zip(rows, own.tree_of, strict=True):
-            trees[row] = own.trees[number]
-        rules = dict(enumerate(self.rules)) | dict(zip(rows, own.rules, strict=True))
+        for row, number in zip(rows, new.tree_of, strict=True):
+            trees[row] = new.trees[number]
+        rules = dict(enumerate(self.rules)) | dict(zip(rows, new.rules, strict=True))
         return _batch_of(self.lm, lm_starts, lm_weights, trees, boosting_weights, tuple(rules.values()))
 
     def aliases_of(self, utterance: int) -> Aliases | None:
@@ -267,14 +267,14 @@ def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: Fusi
         )
 
 
-def _check_rules(name: str, own: Fusion | Request, labels: FusionLabels) -> None:
+def _check_rules(name: str, given: Fusion | Request, labels: FusionLabels) -> None:
     for field in ("allowed", "grammar"):
-        if labels.unlocked and getattr(own, field) is not None:
+        if labels.unlocked and getattr(given, field) is not None:
             raise ValueError(f"{name}.{field} is given, expected None: {labels.unlocked}")
-    if own.allowed is not None and len(own.allowed.is_allowed) != labels.size:
-        tokens = len(own.allowed.is_allowed)
+    if given.allowed is not None and len(given.allowed.is_allowed) != labels.size:
+        tokens = len(given.allowed.is_allowed)
         raise ValueError(f"{name}.allowed is for {tokens} tokens, expected {labels.size}{labels.hint}")
-    _check_automaton(f"{name}.grammar", None if own.grammar is None else own.grammar.automaton, labels)
+    _check_automaton(f"{name}.grammar", None if given.grammar is None else given.grammar.automaton, labels)
 
 
 def _checked_requests(
@@ -342,10 +342,10 @@ def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
     return fusion.lm_weight_of(request.lm) if request.lm_weight is None else request.lm_weight
 
 
-def _weight(automaton: BackoffAutomaton | None, own: float, requested: float | None) -> float:
+def _weight(automaton: BackoffAutomaton | None, default: float, requested: float | None) -> float:
     if automaton is None:
         return 0.0
-    return own if requested is None else requested
+    return default if requested is None else requested
 
 
 class FusionArrays(NamedTuple):
@@ -368,8 +368,8 @@ class UtteranceFusion(NamedTuple):
 @inlined
 def of_utterance(fusion, b):
     """The `UtteranceFusion` of utterance b of `FusionArrays`."""
-    own = fusion.utterances[b]
-    return UtteranceFusion(fusion.lm, fusion.boosting, own.lm_weight, own.boosting_weight)
+    utterance = fusion.utterances[b]
+    return UtteranceFusion(fusion.lm, fusion.boosting, utterance.lm_weight, utterance.boosting_weight)
 
 
 # -- for kernels, see fusion.cuh -------------------------------------------------------------------------

@@ -46,8 +46,8 @@ class BoostingTree(BackoffAutomaton):
     def of(cls, table: PhraseTable, ac_threshold: float) -> BoostingTree:
         """Build the tree of all sequences of a table."""
         tree = table.build(table.sequences)
-        own = (tree.arrays, tree.vocab_size, tree.start_state, tree.name)
-        return cls(*own, table=table, ac_threshold=ac_threshold)
+        fields = (tree.arrays, tree.vocab_size, tree.start_state, tree.name)
+        return cls(*fields, table=table, ac_threshold=ac_threshold)
 
     def only(self, keys: Collection[Key]) -> BoostingTree | None:
         """The tree without phrases other than these; penalties stay. None: nothing is left."""
@@ -73,18 +73,18 @@ class BoostingTree(BackoffAutomaton):
             node = trie.get(first)
             if node is None:
                 continue
-            found, end = [], begin + 1
+            matches, end = [], begin + 1
             while type(node) is dict:
                 if _NUMBER in node and covered < end:
-                    found.append((node[_NUMBER], end))
+                    matches.append((node[_NUMBER], end))
                 node = node.get(read[end]) if end < len(read) else None
                 end += 1
             if node is not None:
                 key, number = node
                 end = begin + len(key)
                 if covered < end and read[begin:end] == key:
-                    found.append((number, end))
-            for number, end in reversed(found):
+                    matches.append((number, end))
+            for number, end in reversed(matches):
                 if end < len(read) and continues and continues[read[end]] and sequences[number].ends_in_word:
                     continue
                 yield Occurrence(number, max(0, begin - shift), end - shift)

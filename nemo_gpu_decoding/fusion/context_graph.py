@@ -155,15 +155,15 @@ class Trie:
 
     def _longest_suffix(self, nodes: np.ndarray, labels: np.ndarray, links: np.ndarray) -> np.ndarray:
         """The node of the longest suffix of "node, label": a child of the node or of one it links to."""
-        nodes, found = nodes.copy(), np.full(len(nodes), ROOT)
+        nodes, targets = nodes.copy(), np.full(len(nodes), ROOT)
         pending = np.arange(len(nodes))
         while len(pending):
             children = self.find(nodes[pending], labels[pending])
             hit = children >= 0
-            found[pending[hit]] = children[hit]
+            targets[pending[hit]] = children[hit]
             pending = pending[~hit & (nodes[pending] != ROOT)]
             nodes[pending] = links[nodes[pending]]
-        return found
+        return targets
 
 
 @dataclass(frozen=True)
@@ -296,8 +296,8 @@ def _full_refund(
     advance, refunds = np.maximum(promised - committed, 0.0), committed - kept
     if (bonuses < 0).any():
         penalties = _LastNodes(len(trie), ends, -bonuses, in_word)
-        _, _, cost, own = _overlapping(trie, links, penalties, is_continuation)
-        earned, revocable, refunds = earned - cost, revocable - own, refunds - (own - own[backoff_to])
+        _, _, cost, covered = _overlapping(trie, links, penalties, is_continuation)
+        earned, revocable, refunds = earned - cost, revocable - covered, refunds - (covered - covered[backoff_to])
     arcs = earned + advance - advance[trie.parents]
     arcs -= np.where(is_continuation, revocable[trie.parents], 0.0)
     return _NodeWeights(arcs, backoff_to, advance[backoff_to] - advance, -advance, refunds)

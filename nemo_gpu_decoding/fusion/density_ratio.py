@@ -51,13 +51,13 @@ def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) 
     _check_positive(source)
     pairs = _Pairs(_Reader(lm), _Reader(source), ratio)
     start = pairs.numbers(lm.start_state, source.start_state)
-    found, parts = np.zeros(0, np.int64), []
+    known, parts = np.zeros(0, np.int64), []
     new = np.array([start], np.int64)
     while len(new):
         parts.append(pairs.leaving(new))
-        found = np.union1d(found, new)
+        known = np.union1d(known, new)
         reached = np.unique(np.append(parts[-1].backoff_to, parts[-1].targets))
-        new = np.setdiff1d(reached, found, assume_unique=True)
+        new = np.setdiff1d(reached, known, assume_unique=True)
     columns = _columns(_Part(*map(np.concatenate, zip(*parts, strict=True))))
     return BackoffAutomaton.from_columns(columns, lm.vocab_size, 0, f"{lm.name} - {ratio:.3g} * {source.name}")
 
@@ -155,16 +155,16 @@ class _Reader:
         weights, after = np.zeros(len(labels)), states.copy()
         pending = np.arange(len(labels))
         while len(pending):
-            own = after[pending]
-            wanted = own * self.vocab_size + labels[pending]
+            states = after[pending]
+            wanted = states * self.vocab_size + labels[pending]
             arc = np.searchsorted(self.keys, wanted)
             is_found = self.keys[np.minimum(arc, len(self.keys) - 1)] == wanted
             read, arc = pending[is_found], arc[is_found]
             weights[read] += self.arcs["weight"][arc]
             after[read] = self.arcs["target"][arc]
-            pending, own = pending[~is_found], own[~is_found]
-            weights[pending] += self.backoff_weights[own]
-            after[pending] = self.backoff_to[own]
+            pending, states = pending[~is_found], states[~is_found]
+            weights[pending] += self.backoff_weights[states]
+            after[pending] = self.backoff_to[states]
         return weights, after
 
 

@@ -244,19 +244,19 @@ class WordGraph(CopiedByFields):
         silent = inputs == 0 if is_epsilon is None else is_epsilon[inputs]
         possible = fst.arcs["cost"] < np.inf
         sources = fst.sources()
-        own = np.flatnonzero(~silent & possible)
-        own = own[np.lexsort((fst.arcs["output"][own], inputs[own], sources[own]))]
+        kept = np.flatnonzero(~silent & possible)
+        kept = kept[np.lexsort((fst.arcs["output"][kept], inputs[kept], sources[kept]))]
         jumps = np.flatnonzero(silent & possible)
         closure = epsilon_closure(fst.num_states, sources[jumps], fst.arcs[jumps], len(words), name)
-        arcs = np.zeros(len(own), GRAPH_ARC)
-        arcs["ilabel"], arcs["olabel"] = inputs[own] - 1, fst.arcs["output"][own]
-        arcs["cost"], arcs["target"] = fst.arcs["cost"][own], fst.arcs["target"][own]
+        arcs = np.zeros(len(kept), GRAPH_ARC)
+        arcs["ilabel"], arcs["olabel"] = inputs[kept] - 1, fst.arcs["output"][kept]
+        arcs["cost"], arcs["target"] = fst.arcs["cost"][kept], fst.arcs["target"][kept]
         states = np.zeros(fst.num_states, GRAPH_STATE)
-        begin = np.searchsorted(sources[own], np.arange(fst.num_states + 1))
+        begin = np.searchsorted(sources[kept], np.arange(fst.num_states + 1))
         states["arc_begin"], states["arc_end"] = begin[:-1], begin[1:]
         states["epsilon_begin"], states["epsilon_end"] = closure.begin[:-1], closure.begin[1:]
         states["final_cost"], states["least_cost"] = fst.final_costs, INFINITE
-        np.minimum.at(states["least_cost"], sources[own], arcs["cost"])
+        np.minimum.at(states["least_cost"], sources[kept], arcs["cost"])
         epsilons = np.zeros(len(closure.words), EPSILON)
         epsilons["olabel"], epsilons["cost"] = closure.words, closure.costs
         epsilons["target"] = closure.targets
@@ -337,8 +337,8 @@ class WordGraph(CopiedByFields):
     @cached_property
     def spelling_index(self) -> np.ndarray:
         """[words + 1] int64: the spellings of word w are those from index[w] to index[w + 1]."""
-        own = self.spellings.words if self.spellings is not None else np.zeros(0, np.int32)
-        return np.searchsorted(own, np.arange(len(self.words) + 1))
+        words = self.spellings.words if self.spellings is not None else np.zeros(0, np.int32)
+        return np.searchsorted(words, np.arange(len(self.words) + 1))
 
 
 def arc_sources(states: np.ndarray, kind: str) -> np.ndarray:
@@ -358,11 +358,11 @@ def _check_order(graph: WordGraph) -> None:
         raise FieldError(f"{graph.name}: unknown", graph.unknown, f"0 .. {words - 1}")
     if graph.spellings is None:
         return
-    own, begin, tokens, _ = graph.spellings
-    if len(begin) != len(own) + 1 or begin[0] < 0 or begin[-1] > len(tokens) or (begin[1:] < begin[:-1]).any():
+    spelled, begin, tokens, _ = graph.spellings
+    if len(begin) != len(spelled) + 1 or begin[0] < 0 or begin[-1] > len(tokens) or (begin[1:] < begin[:-1]).any():
         raise ValueError(f"{graph.name}: spellings do not ascend in 0 .. {len(tokens)}, the number of their tokens")
-    if len(own) and (own.min() < 0 or own.max() >= words):
-        raise ValueError(f"{graph.name}: a spelling is that of word {own.max()}, expected 0 .. {words - 1}")
+    if len(spelled) and (spelled.min() < 0 or spelled.max() >= words):
+        raise ValueError(f"{graph.name}: a spelling is that of word {spelled.max()}, expected 0 .. {words - 1}")
 
 
 def _check_labels(fst: Fst, num_words: int, name: str) -> None:

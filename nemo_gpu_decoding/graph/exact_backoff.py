@@ -55,9 +55,9 @@ def _worse_than_backoff(automaton: BackoffAutomaton, sources: np.ndarray, arcs: 
     worse: dict[int, set[int]] = {}
     while len(pending):
         key = at * automaton.vocab_size + arcs["label"][pending]
-        found = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-        listed = keys[found] == key
-        estimates = estimate + arcs["weight"][found]
+        places = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        listed = keys[places] == key
+        estimates = estimate + arcs["weight"][places]
         for arc in pending[listed & (arcs["weight"][pending] < estimates - TOLERANCE)].tolist():
             worse.setdefault(int(sources[arc]), set()).add(int(arcs["label"][arc]))
         pending, at, estimate = pending[~listed], at[~listed], estimate[~listed]
@@ -95,9 +95,9 @@ class _Copies:
         key = state, frozenset(without)
         if key in self._copy_of:
             return self._copy_of[key]
-        own = self.arcs[self.begin[state] : self.begin[state + 1]]
+        arcs = self.arcs[self.begin[state] : self.begin[state + 1]]
         number = self._copy_of[key] = len(self.backoff_to)
-        kept = own[~np.isin(own["label"], list(without))]
+        kept = arcs[~np.isin(arcs["label"], list(without))]
         self.added.append(kept)
         self.num_arcs += len(kept)
         suffix = int(self.automaton.arrays.states["backoff_to"][state])

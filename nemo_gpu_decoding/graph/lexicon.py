@@ -75,11 +75,11 @@ class Lexicon:
             if word.startswith("<") and word.endswith(">"):
                 continue
             try:
-                found = vocabulary.segmentations(word, segmentations)
+                splits = vocabulary.segmentations(word, segmentations)
             except ValueError as error:
                 reason = reason or str(error)
                 continue
-            spellings[word] = tuple(map(tuple, found))
+            spellings[word] = tuple(map(tuple, splits))
             if vocabulary.space is not None:
                 spellings[word] += tuple((vocabulary.space, *spelling) for spelling in spellings[word])
         return cls(spellings, len(vocabulary), reason, beginning_tokens=beginning_tokens(vocabulary))
@@ -99,7 +99,7 @@ class Lexicon:
                     f"model's {len(index)}"
                 )
             spellings.setdefault(word, {})[tuple(index[piece] for piece in spelled)] = None
-        return cls({word: tuple(own) for word, own in spellings.items()}, len(pieces))
+        return cls({word: tuple(texts) for word, texts in spellings.items()}, len(pieces))
 
     @classmethod
     def from_file(cls, path: str | PathLike[str], pieces: Sequence[str]) -> Lexicon:

@@ -154,10 +154,10 @@ def _graph_file(path: Path) -> Path:
     """The file itself, or the graph in a folder."""
     if not path.is_dir():
         return path
-    found = sorted(path.glob("*.graph"))
-    if len(found) != 1:
-        raise ValueError(f"wfst.wfst_lm_path is the folder {path} with {len(found)} files *.graph, expected one")
-    return found[0]
+    files = sorted(path.glob("*.graph"))
+    if len(files) != 1:
+        raise ValueError(f"wfst.wfst_lm_path is the folder {path} with {len(files)} files *.graph, expected one")
+    return files[0]
 
 
 def _topology(graph: WordGraph, path: Path, wanted: str | None, blank_id: int) -> str:

@@ -50,8 +50,8 @@ class Entrance(NamedTuple):
     def of(cls, graph: csr.WordGraph, grammar: Grammar, vocab_size: int) -> Entrance:
         states, _, epsilons, _ = graph.arrays
         start = states[graph.start]
-        own = epsilons[start["epsilon_begin"] : start["epsilon_end"]]
-        backed_off = own["target"][own["olabel"] == 0]  # <s> backs off to no context
+        of_start = epsilons[start["epsilon_begin"] : start["epsilon_end"]]
+        backed_off = of_start["target"][of_start["olabel"] == 0]  # <s> backs off to no context
         return cls(int(backed_off[0]) if len(backed_off) else graph.start, grammar.cost_of_added_word, vocab_size)
 
 
@@ -110,7 +110,7 @@ def _with_entrances(
         [E] EPSILON; [C, 2] int32, the word sequences.
     """
     epsilons, begins, num_words = graph.arrays.epsilons, len(states) - 2, labels.end + 1
-    own, unknown = csr.arc_sources(graph.arrays.states, "epsilon"), labels.first - 1
+    sources, unknown = csr.arc_sources(graph.arrays.states, "epsilon"), labels.first - 1
     leads, sequences = np.flatnonzero(epsilons["target"] == entrance.state), dict[tuple[int, int], int]()
     entering = np.zeros(len(leads) + 1, csr.EPSILON)  # after the closure arcs to the state, and from it
     entering[:-1] = epsilons[leads]
@@ -119,10 +119,10 @@ def _with_entrances(
     entering["olabel"] = np.array(behind)[number]
     entering["cost"] += np.float32(entrance.cost + labels.word_cost)
     entering["target"], entering["least_cost"] = begins, labels.piece_cost
-    into = np.append(own[leads], entrance.state)
+    into = np.append(sources[leads], entrance.state)
     opened, added = np.unique(into, return_counts=True)
-    kept = np.isin(own, opened)
-    table = np.append(epsilons[kept], entering)[np.argsort(np.append(own[kept], into), kind="stable")]
+    kept = np.isin(sources, opened)
+    table = np.append(epsilons[kept], entering)[np.argsort(np.append(sources[kept], into), kind="stable")]
     sizes = states["epsilon_end"][opened] - states["epsilon_begin"][opened] + added
     ends = len(epsilons) + np.cumsum(sizes)
     states["epsilon_begin"][opened], states["epsilon_end"][opened] = ends - sizes, ends
@@ -178,8 +178,8 @@ def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None)
     more = {tuple(pair): len(words) + n for n, pair in enumerate(sequences.tolist())}
     leaving = np.flatnonzero(inside[csr.arc_sources(states, "epsilon")])
     for olabel in np.unique(epsilons["olabel"][leaving]).tolist():
-        own = leaving[epsilons["olabel"][leaving] == olabel]
-        epsilons["olabel"][own] = _behind(labels.end, olabel, len(words), more)
+        same = leaving[epsilons["olabel"][leaving] == olabel]
+        epsilons["olabel"][same] = _behind(labels.end, olabel, len(words), more)
     arrays = csr.GraphArrays(states, arcs, epsilons, np.array(list(more), np.int32).reshape(-1, 2))
     return replace(graph, arrays=arrays, words=words, pieces=labels)
 
@@ -224,10 +224,10 @@ def spelling_states(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
     begins[epsilons["target"][np.isin(epsilons["olabel"], into)]] = True
     from_states = csr.arc_sources(states, "arc")
     while True:
-        found = arcs["target"][(begins | inside)[from_states]]
-        if inside[found].all():
+        targets = arcs["target"][(begins | inside)[from_states]]
+        if inside[targets].all():
             return begins, inside
-        inside[found] = True
+        inside[targets] = True
 
 
 def _behind(first: int, olabel: int, num_words: int, sequences: dict[tuple[int, int], int]) -> int:

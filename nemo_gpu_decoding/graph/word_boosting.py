@@ -57,8 +57,8 @@ def as_phrases(items: Sequence[Any]) -> list[Phrase]:
 
 def words_of(phrases: Sequence[Phrase]) -> list[str]:
     """All words of phrases, as written, without phrases of negative weight."""
-    found = [phrase for phrase in phrases if weight_of(phrase) >= 0]
-    return list(dict.fromkeys(word for phrase in found for word in phrase.text.split()))
+    boosted = [phrase for phrase in phrases if weight_of(phrase) >= 0]
+    return list(dict.fromkeys(word for phrase in boosted for word in phrase.text.split()))
 
 
 def word_boosting(
@@ -134,7 +134,7 @@ def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]
     forms = [[word] for word in text.split()]
     if config.is_case_ignored:
         known = [[case for case in letter_cases(word) if case in graph.word_ids] for (word,) in forms]
-        forms = [found or own for found, own in zip(known, forms, strict=True)]
+        forms = [cases or form for cases, form in zip(known, forms, strict=True)]
     return [" ".join(words) for words in islice(product(*forms), _MOST_CASES)]
 
 
@@ -206,7 +206,7 @@ def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Spelle
     refund. The refund of a later word is an advance until the word is complete, as outside of phrases.
     """
     labels: list[int] = []
-    shares, promised, own = [], [], []
+    shares, promised, sequences = [], [], []
     total = 0.0
     for word in words:
         if word in graph.word_ids:
@@ -217,7 +217,7 @@ def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Spelle
             continue
         assert speller is not None
         spelled, refunds = speller.spelled(word, graph)
-        own.append(ScoredSequence(spelled, refunds, float(refunds.sum())))
+        sequences.append(ScoredSequence(spelled, refunds, float(refunds.sum())))
         share = np.zeros(len(spelled))
         share[1:-1] = bonus / len(words) / (len(spelled) - 2)
         if not labels and bonus > 0:
@@ -230,7 +230,7 @@ def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Spelle
         labels += spelled
         shares += share.tolist()
     phrase = ScoredSequence(labels, np.array(shares), bonus, promised=np.array(promised))
-    return [phrase, *own]
+    return [phrase, *sequences]
 
 
 def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:

@@ -134,21 +134,21 @@ def link(parents, state_of, children, arcs, states, suffix_states):
         low = np.int64(states[suffix].arc_begin)
         for arc in range(children[parent], children[parent + 1]):
             label = np.int64(labels[arc])
-            state, found = suffix, label
+            state, place = suffix, label
             if suffix != 0:
                 stop = np.int64(states[suffix + 1].arc_begin)
-                low = found = find_label(labels, low, stop, label)
-                if found == stop or labels[found] != label:
+                low = place = find_label(labels, low, stop, label)
+                if place == stop or labels[place] != label:
                     state = np.int64(states[suffix].backoff_to)
-                    found, _ = _find_backing_off(states, labels, state, label, np.float32(0.0))
+                    place, _ = _find_backing_off(states, labels, state, label, np.float32(0.0))
             unlisted += not (is_listed_parent and state == suffix)
             if np.isnan(costs[arc]):
                 lower, paid = _find_backing_off(states, labels, suffix, label, states[state_of[parent]].backoff_cost)
                 costs[arc] = paid + costs[lower]
-            own = state_of[arc] if arc < len(state_of) else NO_STATE
-            targets[arc] = targets[found] if own == NO_STATE else own
-            if own != NO_STATE:
-                states[own].backoff_to = targets[found]
+            target = state_of[arc] if arc < len(state_of) else NO_STATE
+            targets[arc] = targets[place] if target == NO_STATE else target
+            if target != NO_STATE:
+                states[target].backoff_to = targets[place]
     return unlisted
 
 
@@ -157,9 +157,9 @@ def _find_backing_off(states, labels, state, label, cost):
     """The arc with `label` in the first state of the back-off chain that has such an arc; `cost` plus back-offs."""
     while state != 0:
         stop = np.int64(states[state + 1].arc_begin)
-        found = find_label(labels, np.int64(states[state].arc_begin), stop, label)
-        if found < stop and labels[found] == label:
-            return found, cost
+        place = find_label(labels, np.int64(states[state].arc_begin), stop, label)
+        if place < stop and labels[place] == label:
+            return place, cost
         cost += states[state].backoff_cost
         state = np.int64(states[state].backoff_to)
     return label, cost

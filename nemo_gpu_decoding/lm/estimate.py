@@ -183,15 +183,15 @@ def _numbered(
     for n, sentence in enumerate(sentences, 1):
         text.append(_BOS)
         for symbol in sentence:
-            found = number.get(symbol)
-            if found is None or found <= _EOS:
+            label = number.get(symbol)
+            if label is None or label <= _EOS:
                 if symbol in reserved:
                     raise ValueError(f"sentence {n} has {symbol!r}, expected words or tokens of a text")
                 if symbols is None:
-                    found = number[_checked(symbol, f"sentence {n}")] = len(number)
+                    label = number[_checked(symbol, f"sentence {n}")] = len(number)
                 else:
-                    found = _UNK
-            text.append(found)
+                    label = _UNK
+            text.append(label)
         text.append(_EOS)
         lengths.append(len(sentence) + 2)
     if len(text) <= 2 * len(lengths):
@@ -241,9 +241,9 @@ def _discounts(counts: np.ndarray, order: int) -> np.ndarray:
     one, two, three, four = (int(np.count_nonzero(counts == k)) for k in range(1, 5))
     if one and two and three:
         share = one / (one + 2 * two)
-        found = (1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three)
-        if all(0 <= discount <= k for k, discount in enumerate(found, 1)):
-            return np.array([0.0, *found])
+        discounts = (1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three)
+        if all(0 <= discount <= k for k, discount in enumerate(discounts, 1)):
+            return np.array([0.0, *discounts])
     logger.warning(
         "too little text, or too regular, to estimate Kneser-Ney discounts of %d-grams (%d, %d, %d, %d of them occur "
         "once to four times); using %s",

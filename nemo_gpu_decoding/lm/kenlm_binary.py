@@ -164,15 +164,15 @@ class KenlmBinary:
                 rows, suffixes, prefixes = self._bigrams(entries["key"], counts[0])
             else:
                 rows, suffixes, prefixes = self._longer(n, entries["key"], keys, symbols[:, 0], suffixes, prefixes)
-            found = entries[rows]
-            if len(found) < len(entries):
+            read = entries[rows]
+            if len(read) < len(entries):
                 raise ValueError(
-                    f"{self.path}: {len(found)} of {len(entries)} {n}-grams are readable, because the others begin "
+                    f"{self.path}: {len(read)} of {len(entries)} {n}-grams are readable, because the others begin "
                     "with an n-gram that is not listed. Expected the ARPA file, or build_binary trie"
                 )
-            keys = found["key"]
+            keys = read["key"]
             symbols = np.concatenate([symbols[prefixes][:, :1], symbols[suffixes]], axis=1)
-            yield symbols, found["prob"], found["backoff"]
+            yield symbols, read["prob"], read["backoff"]
 
     def _bigrams(self, keys: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The entries of the bigrams, and their last and first words."""

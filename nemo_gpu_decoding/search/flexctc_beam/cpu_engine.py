@@ -61,7 +61,7 @@ class CPUEngine(Engine):
     def _drop_committed(self) -> None:
         """Commit tokens of all streams, and drop the back-pointers of committed frames."""
         self.commit(range(len(self._committed)))
-        dropped = np.array([own.frames for own in self._committed]) - self._dropped
+        dropped = np.array([tokens.frames for tokens in self._committed]) - self._dropped
         state = self._state
         backpointers.without_first(state.back_pointers, dropped, state.frames_done)
         self._dropped += dropped
@@ -77,7 +77,7 @@ class CPUEngine(Engine):
         if without_final.any():  # the LM forbids the end after every hypothesis: return them without final weights
             rank(np.flatnonzero(without_final), numbers, state, self._params, fusions, False, order, scores)
         committed = [self._committed[b] for b in rows]
-        first = np.array([own.frames for own in committed], np.int64) - dropped
+        first = np.array([tokens.frames for tokens in committed], np.int64) - dropped
         most = int((last - first).max(initial=0))
         traces = backpointers.new_traces(len(numbers), n_best, most, alignments=self._config.alignments)
 

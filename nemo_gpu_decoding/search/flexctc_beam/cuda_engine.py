@@ -75,12 +75,12 @@ def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) 
         ValueError: the beam needs more shared memory.
     """
     sizes = ListSizes(2 * beam_size + THREADS, min(columns, MAX_LABELS), MAX_PAIRS)
-    own = shared_bytes(beam_size, sizes)
-    if own <= most_shared:
-        rows, in_rows = rows_in_shared_memory(columns, item_bytes, most_shared - own)
-        return sizes, rows, own + in_rows
+    fixed = shared_bytes(beam_size, sizes)
+    if fixed <= most_shared:
+        rows, in_rows = rows_in_shared_memory(columns, item_bytes, most_shared - fixed)
+        return sizes, rows, fixed + in_rows
     raise ValueError(
-        f"a beam of {beam_size} needs {own} bytes of shared memory per block of threads, "
+        f"a beam of {beam_size} needs {fixed} bytes of shared memory per block of threads, "
         f"of which there are {most_shared}"
     )
 
@@ -173,16 +173,16 @@ class CUDAEngine(Engine):
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> FlexCTCNBest:
         numbers = np.array(rows, np.int64)
         committed, dropped = [self._committed[b] for b in rows], self._dropped[numbers]
-        first = np.array([own.frames for own in committed], np.int64)
+        first = np.array([tokens.frames for tokens in committed], np.int64)
         most = self._capacity if self._captured else self._most_frames
         if self._deferred is None and not self._captured:
             most = int((self._frames[numbers] + dropped - first).max(initial=0))
         shape = (len(rows), n_best, most)
         results = _DeviceResults(*shape, self._config.alignments, self.device)
         self._launch_finish(results, numbers, first - dropped, shape, final)
-        found, reached = results.to_host(numbers, committed, dropped)
+        hypotheses, reached = results.to_host(numbers, committed, dropped)
         self._raise_errors(rows, reached, *(self._deferred or (None, None)))
-        return found
+        return hypotheses
 
     def commit(self, rows: Sequence[int]) -> None:
         if not self._captured:  # a graph contains the addresses and sizes of the buffers
@@ -295,7 +295,7 @@ class CUDAEngine(Engine):
     def _drop_committed(self) -> None:
         """Commit tokens of all streams, and drop the back-pointers of committed frames."""
         self.commit(range(self._n))
-        dropped = np.array([own.frames for own in self._committed]) - self._dropped
+        dropped = np.array([tokens.frames for tokens in self._committed]) - self._dropped
         for b in np.flatnonzero(dropped).tolist():
             for values in self._back_pointers.values():
                 values[b, : self._frames[b] - dropped[b]] = values[b, dropped[b] : self._frames[b]].clone()
@@ -403,7 +403,7 @@ class _DeviceResults:
         got = {name: host[part].view(dtype).reshape(shape) for name, (part, dtype, shape) in self._slices.items()}
         reached = got["reached"]
         got["frames"] += dropped[:, None, None].astype(np.int32)
-        found = FlexCTCNBest(
+        hypotheses = FlexCTCNBest(
             rows,
             reached["frames"] + dropped,
             got["order"],
@@ -413,7 +413,7 @@ class _DeviceResults:
             got["shared"] + dropped,
             committed,
         )
-        return found, reached
+        return hypotheses, reached
 
     def _copied(self) -> torch.Tensor:
         if self._bytes.device.type != "cuda":

@@ -91,39 +91,39 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
-        found: FlexCTCNBest = engine.results(rows, n_best, final=final)
-        paths = self._paths(found, fusion_scores(found, self._params, streams.fusion.arrays, final))
-        frames, forbidden = found.frames.tolist(), (final & found.without_final).tolist()
+        hypotheses: FlexCTCNBest = engine.results(rows, n_best, final=final)
+        paths = self._paths(hypotheses, fusion_scores(hypotheses, self._params, streams.fusion.arrays, final))
+        frames, forbidden = hypotheses.frames.tolist(), (final & hypotheses.without_final).tolist()
         return [
             new_frozen(
                 NBest,
                 paths=paths[r],
                 num_frames=frames[r],
                 notes=(NO_END,) if forbidden[r] else (),
-                committed=None if final else self._committed(found, r),
+                committed=None if final else self._committed(hypotheses, r),
             )
             for r in range(len(rows))
         ]
 
-    def _committed(self, found: FlexCTCNBest, r: int) -> int:
+    def _committed(self, hypotheses: FlexCTCNBest, r: int) -> int:
         """Number of tokens of the best hypothesis that all live hypotheses share."""
-        frames, head = found.traces.frames[r, 0, : found.traces.lengths[r, 0]], found.committed[r].head
+        frames, head = hypotheses.traces.frames[r, 0, : hypotheses.traces.lengths[r, 0]], hypotheses.committed[r].head
         before = 0 if head is None else len(head["tokens"])
-        return before + int(np.searchsorted(frames, found.shared[r]))
+        return before + int(np.searchsorted(frames, hypotheses.shared[r]))
 
-    def _paths(self, found: FlexCTCNBest, fused: np.ndarray) -> list[tuple[Path, ...]]:
+    def _paths(self, hypotheses: FlexCTCNBest, fused: np.ndarray) -> list[tuple[Path, ...]]:
         """The hypotheses of each utterance; `fused`: [R, N] TEXT_SCORES.
 
         Most fields are computed for all hypotheses at once, because NumPy operations on single numbers are slow.
         """
-        heads = [own.head for own in found.committed]
-        exists = found.order >= 0
-        counts = np.where(exists, found.traces.lengths, 0)
-        is_used = np.arange(found.traces.tokens.shape[2]) < counts[..., None]
-        tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:5])
+        heads = [tokens.head for tokens in hypotheses.committed]
+        exists = hypotheses.order >= 0
+        counts = np.where(exists, hypotheses.traces.lengths, 0)
+        is_used = np.arange(hypotheses.traces.tokens.shape[2]) < counts[..., None]
+        tokens, frames, repeats, confidence = (values[is_used] for values in hypotheses.traces[1:5])
         ends = np.cumsum(counts).reshape(counts.shape)
         lengths = counts + np.array([0 if head is None else len(head["tokens"]) for head in heads])[:, None]
-        scores, insertion = found.scores.astype(np.float64), self.config.beam_beta * lengths
+        scores, insertion = hypotheses.scores.astype(np.float64), self.config.beam_beta * lengths
         acoustic = scores - fused["lm"] - fused["boosting"] - insertion
         rows, ranks = np.nonzero(exists)
         columns = (ends - counts, ends, scores, acoustic, fused["lm"], fused["boosting"], insertion)
@@ -138,16 +138,16 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
                 token_confidence=confidence[begin:end],
                 score=score,
                 parts=ScoreParts(*parts),
-                **self._alignment(found, r, n),
+                **self._alignment(hypotheses, r, n),
             )
             results[r].append(joined(heads[r], path))
         return [tuple(paths) for paths in results]
 
-    def _alignment(self, found: FlexCTCNBest, r: int, n: int) -> dict[str, np.ndarray]:
+    def _alignment(self, hypotheses: FlexCTCNBest, r: int, n: int) -> dict[str, np.ndarray]:
         """Fields of a path after the committed frames, if the config has `alignments`."""
         if not self.config.alignments:
             return {}
-        traces, part = found.traces, slice(int(found.frames[r]) - found.committed[r].frames)
+        traces, part = hypotheses.traces, slice(int(hypotheses.frames[r]) - hypotheses.committed[r].frames)
         return {
             "alignment": traces.alignment[r, n, part].copy(),
             "alignment_log_probs": traces.alignment_log_probs[r, n, part].copy(),

@@ -30,13 +30,13 @@ class FlexCTCNBest(NamedTuple):
     committed: list[CommittedTokens]  # [R]
 
 
-def commit_shared(found: FlexCTCNBest, params: SearchParams, fusions: FusionArrays) -> None:
+def commit_shared(hypotheses: FlexCTCNBest, params: SearchParams, fusions: FusionArrays) -> None:
     """Commit the tokens before the last frame that all live hypotheses of a stream share."""
-    for r, own in enumerate(found.committed):
-        end = int(found.shared[r])
-        if found.order[r, 0] < 0 or not worth_committing(end - own.frames):
+    for r, committed in enumerate(hypotheses.committed):
+        end = int(hypotheses.shared[r])
+        if hypotheses.order[r, 0] < 0 or not worth_committing(end - committed.frames):
             continue
-        labels, *fields = (values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:5])
+        labels, *fields = (values[r, 0, : hypotheses.traces.lengths[r, 0]] for values in hypotheses.traces[1:5])
         frames, repeats = fields[:2]
         count = int(np.searchsorted(frames, end))
         if count and frames[count - 1] + repeats[count - 1] >= end:  # later frames may repeat this token
@@ -44,13 +44,13 @@ def commit_shared(found: FlexCTCNBest, params: SearchParams, fusions: FusionArra
             end = int(frames[count])
         names = ("tokens", "frames", "repeats", "token_confidence")
         new = {name: values[:count] for name, values in zip(names, (labels, *fields), strict=True)}
-        if found.traces.alignment.size:
-            part = slice(end - own.frames)
-            new |= {"alignment": found.traces.alignment[r, 0, part]}
-            new |= {"alignment_log_probs": found.traces.alignment_log_probs[r, 0, part]}
-        own.columns.extend(new)
-        _add_scores_of(labels[:count], params, fusions, found.rows[r], own.scores)
-        own.frames = end
+        if hypotheses.traces.alignment.size:
+            part = slice(end - committed.frames)
+            new |= {"alignment": hypotheses.traces.alignment[r, 0, part]}
+            new |= {"alignment_log_probs": hypotheses.traces.alignment_log_probs[r, 0, part]}
+        committed.columns.extend(new)
+        _add_scores_of(labels[:count], params, fusions, hypotheses.rows[r], committed.scores)
+        committed.frames = end
 
 
 @compiled
@@ -89,21 +89,21 @@ def trace_back_all(which, rows, first, state, params, order, traces):
                 trace_back(state.back_pointers, rows[r], frames_of, order[r, n], params.blank_id, traces, r, n)
 
 
-def fusion_scores(found: FlexCTCNBest, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
+def fusion_scores(hypotheses: FlexCTCNBest, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
     """LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
 
     Args:
-        found: the hypotheses.
+        hypotheses: of the engine.
         params, fusions: options and fusion of the search.
-        final: include final weights, except for utterances with `found.without_final`.
+        final: include final weights, except for utterances with `hypotheses.without_final`.
     """
-    scores = np.zeros(found.order.shape, TEXT_SCORES)
-    for r, own in enumerate(found.committed):
-        if own.frames:
-            scores[r] = own.scores
+    scores = np.zeros(hypotheses.order.shape, TEXT_SCORES)
+    for r, committed in enumerate(hypotheses.committed):
+        if committed.frames:
+            scores[r] = committed.scores
     if fusions.utterances["lm_weight"].any() or fusions.utterances["boosting_weight"].any():
-        ended = final & ~found.without_final
-        _add_scores(found.rows, found.order, found.traces, params, fusions, ended, scores)
+        ended = final & ~hypotheses.without_final
+        _add_scores(hypotheses.rows, hypotheses.order, hypotheses.traces, params, fusions, ended, scores)
     return scores
 
 
@@ -112,10 +112,10 @@ def _add_scores(rows, order, traces, params, fusions, ended, scores):
     for r in range(order.shape[0]):
         for n in range(order.shape[1]):
             if order[r, n] >= 0:
-                tokens, own = traces.tokens[r, n, : traces.lengths[r, n]], scores[r, n : n + 1]
-                _add_scores_of(tokens, params, fusions, rows[r], own)
+                tokens, sums = traces.tokens[r, n, : traces.lengths[r, n]], scores[r, n : n + 1]
+                _add_scores_of(tokens, params, fusions, rows[r], sums)
                 if ended[r]:
-                    _add_final_weights(of_utterance(fusions, rows[r]), fusions.utterances[rows[r]], own[0])
+                    _add_final_weights(of_utterance(fusions, rows[r]), fusions.utterances[rows[r]], sums[0])
 
 
 @compiled
@@ -126,9 +126,9 @@ def _add_scores_of(tokens, params, fusions, b, scores):
 
 
 @compiled
-def _add_final_weights(fusion, utterance, own):
+def _add_final_weights(fusion, utterance, sums):
     if fusion.lm_weight > 0:
-        own.lm += fusion.lm_weight * fusion.lm.states[utterance.lm_start + own.lm_state].final_weight
+        sums.lm += fusion.lm_weight * fusion.lm.states[utterance.lm_start + sums.lm_state].final_weight
     if fusion.boosting_weight > 0:
-        end = fusion.boosting.states[utterance.boosting_start + own.boosting_state]
-        own.boosting += fusion.boosting_weight * end.final_weight
+        end = fusion.boosting.states[utterance.boosting_start + sums.boosting_state]
+        sums.boosting += fusion.boosting_weight * end.final_weight

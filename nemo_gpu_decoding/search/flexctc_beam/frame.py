@@ -108,12 +108,12 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
     candidates, next_beam = workspace.candidates, workspace.next_beam
     for b in rows:
-        own, fusion = beam[b], of_utterance(fusions, b)
+        hypotheses, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):
             row = log_probs[b, i]
-            count = _list_candidates(row, own, sizes[b], params, fusion, candidates)
+            count = _list_candidates(row, hypotheses, sizes[b], params, fusion, candidates)
             if count > 0:
-                count = select(row, own, b, state, candidates, count, params, next_beam)
+                count = select(row, hypotheses, b, state, candidates, count, params, next_beam)
             sizes[b] = count
             if count <= 0:
                 break

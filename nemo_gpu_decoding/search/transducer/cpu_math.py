@@ -247,22 +247,22 @@ def _write_block(count: int, context: Any, builder: Any, signature: Any, argumen
     weights = [
         builder.load(place, align=4) for place in vectors(builder.gep(panel, [builder.mul(following, number(WIDTH))]))
     ]
-    values = [broadcast(builder.load(builder.gep(own, [k]))) for own in inputs_of]
+    values = [broadcast(builder.load(builder.gep(row, [k]))) for row in inputs_of]
     totals = [
-        [builder.call(add_product, [value, part, total]) for part, total in zip(weights, own, strict=True)]
-        for value, own in zip(values, sums, strict=True)
+        [builder.call(add_product, [value, part, total]) for part, total in zip(weights, sums_of_row, strict=True)]
+        for value, sums_of_row in zip(values, sums, strict=True)
     ]
     k.add_incoming(number(0), before)
     k.add_incoming(following, loop)
-    for own, new in zip(sums, totals, strict=True):
-        for phi, start, value in zip(own, bias, new, strict=True):
+    for sums_of_row, new in zip(sums, totals, strict=True):
+        for phi, start, value in zip(sums_of_row, bias, new, strict=True):
             phi.add_incoming(start, before)
             phi.add_incoming(value, loop)
     branch = builder.cbranch(builder.icmp_signed("<", following, inputs), loop, after)
     branch.set_metadata("llvm.loop", _not_unrolled(builder.module))
     builder.position_at_end(after)
-    for i, own in enumerate(totals):
-        for place, value in zip(vectors(builder.gep(line(out, i, width), [column])), own, strict=True):
+    for i, values in enumerate(totals):
+        for place, value in zip(vectors(builder.gep(line(out, i, width), [column])), values, strict=True):
             builder.store(value, place, align=4)
     return context.get_dummy_value()
 

@@ -194,8 +194,8 @@ def predict(count, networks, arrays):
         if layer > 0:
             multiply(buffers.inputs, count, networks.inputs[layer - 1], buffers.products)
         for i in range(count):
-            own = networks.table[labels[i]] if layer == 0 else buffers.products[i]
-            _cell(own, sources[i], targets[i], layer, texts)
+            products = networks.table[labels[i]] if layer == 0 else buffers.products[i]
+            _cell(products, sources[i], targets[i], layer, texts)
             copy(texts.hidden[targets[i], layer], buffers.inputs[i])
     multiply(buffers.inputs, count, networks.projection, buffers.products)
     for i in range(count):
@@ -221,12 +221,12 @@ def _recall(sources, count, networks, texts, buffers):
 
 
 @linked
-def _cell(own, source, target, layer, texts):
-    """An LSTM cell: entry `target` becomes the text of `source` and a label, with the contributions `own` [4 H]."""
+def _cell(given, source, target, layer, texts):
+    """An LSTM cell: entry `target` becomes the text of `source` and a label, with the contributions `given` [4 H]."""
     size = texts.hidden.shape[2]
     recalled, before = texts.recalled[source, layer], texts.cells[source, layer]
     hidden, cells = texts.hidden[target, layer], texts.cells[target, layer]
-    let_in, keep, new, let_out = own[:size], own[size : 2 * size], own[2 * size : 3 * size], own[3 * size :]
+    let_in, keep, new, let_out = given[:size], given[size : 2 * size], given[2 * size : 3 * size], given[3 * size :]
     also_in, also_keep = recalled[:size], recalled[size : 2 * size]
     also_new, also_out = recalled[2 * size : 3 * size], recalled[3 * size :]
     for n in range(size):

@@ -232,7 +232,7 @@ class CUDAEngine(TransducerEngine):
             held.work.take_predictions(state.predictions.parts)
             held.work.take_frames(state.frames.values)
             held.work.reserve_frames(int(new.lengths.max()) + FRAMES_THAT_WAIT)
-            outputs, *parts = (own[:entries] for own in held.work.cache)
+            outputs, *parts = (part[:entries] for part in held.work.cache)
             state.predictions = Predictions(outputs, tuple(parts))
             state.frames = UnreadFrames(held.work.frames_of(n), state.frames.first)
 
@@ -282,12 +282,12 @@ class CUDAEngine(TransducerEngine):
             for name in ("streams", "counters", "beams"):
                 host[name][n:] = np.zeros((), host[name].dtype)  # utterances without frames
         given = host["streams"], host["counters"][:n], host["beams"]
-        own = beams.beam, beams.counters, beams.ends, state.frames.first, new.lengths
+        known_state = beams.beam, beams.counters, beams.ends, state.frames.first, new.lengths
         weights = state.fusions.utterances
-        has_step, columns = plan(*own, new.first_rows, work.columns, new.ended, weights, given)
+        has_step, columns = plan(*known_state, new.first_rows, work.columns, new.ended, weights, given)
         if columns > work.columns:
             work.reserve_frames(columns)
-            plan(*own, new.first_rows, work.columns, new.ended, weights, given)
+            plan(*known_state, new.first_rows, work.columns, new.ended, weights, given)
         streams, counters, _ = given
         step.prediction.begin()
         while True:
@@ -307,7 +307,7 @@ class CUDAEngine(TransducerEngine):
                 break
             go_on_with_nodes(streams, counters)
             new = new._replace(sum=None)
-        settle(*own, work.columns, given)
+        settle(*known_state, work.columns, given)
         return True
 
     def _shape(self, state: TransducerStreams, frames: Tensor, nodes_of_push: int = 0) -> WorkspaceShape:

@@ -107,8 +107,8 @@ class RunWorkspace:
         names = self._own_names.get(signature.name)
         if names is None:
             names = self._own_names[signature.name] = [name for name in signature.parameters if hasattr(self, name)]
-        own = {name: getattr(self, name) for name in names}
-        module.launch(signature, grid=grid, block=block, shared_bytes=shared_bytes, **{**own, **others})
+        arguments = {name: getattr(self, name) for name in names}
+        module.launch(signature, grid=grid, block=block, shared_bytes=shared_bytes, **{**arguments, **others})
 
     def move_rows(self, rows: int, *parts: Part) -> None:
         """Copy row from_rows[r] of the source to row to_rows[r] of the target, for r < `rows` and each part.
@@ -162,13 +162,13 @@ class RunWorkspace:
     def take_predictions(self, parts: Sequence[Tensor]) -> None:
         """Copy the prediction cache of n utterances in."""
         self.recalled_of = None
-        for own, part in zip(self.cache, parts, strict=True):
-            own[: len(part)] = part
+        for entries, part in zip(self.cache, parts, strict=True):
+            entries[: len(part)] = part
 
     def give_predictions(self, parts: Sequence[Tensor]) -> None:
         """Copy the prediction cache of n utterances out; waits, because the next run may be on another stream."""
-        for own, part in zip(self.cache, parts, strict=True):
-            part.copy_(own[: len(part)])
+        for entries, part in zip(self.cache, parts, strict=True):
+            part.copy_(entries[: len(part)])
         if self.shape.device.type == "cuda":
             torch.cuda.current_stream(self.shape.device).synchronize()
 
@@ -206,8 +206,8 @@ class WorkspacePool:
         """A workspace of this shape for one run; it is discarded if the run fails."""
         with self._lock:
             self._collect()
-            found = self._fitting(shape)
-        workspace = found or RunWorkspace(shape)
+            fitting = self._fitting(shape)
+        workspace = fitting or RunWorkspace(shape)
         yield workspace
         with self._lock:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
@@ -219,9 +219,9 @@ class WorkspacePool:
             if self._held >= MOST_HELD:
                 return None
             self._held += 1
-            found = self._fitting(shape)
+            fitting = self._fitting(shape)
         try:
-            workspace = found or RunWorkspace(shape)
+            workspace = fitting or RunWorkspace(shape)
         except BaseException:
             self._returned.append(None)
             raise
@@ -316,17 +316,17 @@ def plan(beams, counters, ends, first_frames, lengths, new_rows, columns, ended,
             given_beams[b, k] = beams[b, k]
         given_counters[b] = counters[b]
         given_counters[b].node_base = counters[b].node_count
-        own, weights = streams[b], utterances[b]
-        own.lm_weight = weights.lm_weight
-        own.boosting_weight = weights.boosting_weight
-        own.inverse_lm_weight = 1.0 / np.float64(weights.lm_weight) if weights.lm_weight > 0 else 0.0
-        own.first_row = b * columns - needed
-        own.new_row = new_rows[b]
-        own.new_count = lengths[b]
-        own.kept = ends[b] - needed
-        own.kept_from = needed - first_frames[b]
-        own.end = end
-        own.ended = ended
+        stream, weights = streams[b], utterances[b]
+        stream.lm_weight = weights.lm_weight
+        stream.boosting_weight = weights.boosting_weight
+        stream.inverse_lm_weight = 1.0 / np.float64(weights.lm_weight) if weights.lm_weight > 0 else 0.0
+        stream.first_row = b * columns - needed
+        stream.new_row = new_rows[b]
+        stream.new_count = lengths[b]
+        stream.kept = ends[b] - needed
+        stream.kept_from = needed - first_frames[b]
+        stream.end = end
+        stream.ended = ended
     return has_step, most
 
 
@@ -347,10 +347,10 @@ def outcome(counters):
 @compiled
 def goes_on(counters):
     """Whether an utterance has a next step."""
-    found = False
+    is_active = False
     for b in range(len(counters)):
-        found |= counters[b].activity == ACTIVE or counters[b].activity == WAITING
-    return found
+        is_active |= counters[b].activity == ACTIVE or counters[b].activity == WAITING
+    return is_active
 
 
 @compiled
@@ -363,13 +363,13 @@ def go_on_with_nodes(streams, counters):
 
 
 @compiled
-def settle(beams, counters, ends, first_frames, lengths, columns, found):
+def settle(beams, counters, ends, first_frames, lengths, columns, after):
     """Take the state of the utterances after a run from the arrays of `plan`, which the device has changed."""
-    streams, found_counters, found_beams = found
+    streams, counters_after, beams_after = after
     for b in range(len(counters)):
-        counters[b] = found_counters[b]
+        counters[b] = counters_after[b]
         for k in range(beams.shape[1]):
-            beams[b, k] = found_beams[b, k]
+            beams[b, k] = beams_after[b, k]
         ends[b] += lengths[b]
         first_frames[b] = b * columns - streams[b].first_row
 

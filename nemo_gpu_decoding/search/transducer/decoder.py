@@ -125,9 +125,9 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         with torch.inference_mode(), self.networks.evaluation():
-            own = self.networks.start()[0].device
-        if own != device:
-            return f"the networks are on {own}"
+            home = self.networks.start()[0].device
+        if home != device:
+            return f"the networks are on {home}"
         return cuda_engine.why_not(self._params, runtime().shared_bytes(device))
 
     def _most_partial(self) -> tuple[int, str]:
@@ -136,29 +136,30 @@ class TransducerDecoder(Decoder[C, NBest]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
-        found: TransducerNBest = engine.results(rows, n_best, final=final)
+        hypotheses: TransducerNBest = engine.results(rows, n_best, final=final)
         results = []
         for r in range(len(rows)):
-            paths = tuple(self._path(found, r, n, final) for n in range(n_best) if found.order[r, n] >= 0)
-            committed = None if final else len(paths[0]) - self._open_tokens(found, r)
-            results.append(NBest(paths, num_frames=int(found.state.beams.ends[found.rows[r]]), committed=committed))
+            paths = tuple(self._path(hypotheses, r, n, final) for n in range(n_best) if hypotheses.order[r, n] >= 0)
+            committed = None if final else len(paths[0]) - self._open_tokens(hypotheses, r)
+            num_frames = int(hypotheses.state.beams.ends[hypotheses.rows[r]])
+            results.append(NBest(paths, num_frames=num_frames, committed=committed))
         return results
 
-    def _open_tokens(self, found: TransducerNBest, r: int) -> int:
+    def _open_tokens(self, hypotheses: TransducerNBest, r: int) -> int:
         """Number of tokens of the best hypothesis that are not shared by all live hypotheses."""
-        own, beams = int(found.rows[r]), found.state.beams
-        ends = beams.beam[own]["node"][beams.live[own]]
-        best = beams.beam[own, found.order[r, 0]]["node"]
-        nodes = found.state.nodes[own]
+        b, beams = int(hypotheses.rows[r]), hypotheses.state.beams
+        ends = beams.beam[b]["node"][beams.live[b]]
+        best = beams.beam[b, hypotheses.order[r, 0]]["node"]
+        nodes = hypotheses.state.nodes[b]
         return int(tokens_between(nodes, common_ancestor(nodes["parent"], ends), best, self.networks.vocab_size))
 
-    def _path(self, found: TransducerNBest, r: int, n: int, final: bool) -> Path:
-        own, score = int(found.rows[r]), float(found.scores[r, n])
-        node = found.state.beams.beam[own, found.order[r, n]]["node"]
-        columns: dict[str, Any] = path_fields(trace_back(found.state.nodes[own], node), self._params)
-        fused = found.committed[r].scores.copy()
-        add_scores(columns["tokens"], self._params, found.state.fusions, own, fused, final)
-        head = found.committed[r].head
+    def _path(self, hypotheses: TransducerNBest, r: int, n: int, final: bool) -> Path:
+        b, score = int(hypotheses.rows[r]), float(hypotheses.scores[r, n])
+        node = hypotheses.state.beams.beam[b, hypotheses.order[r, n]]["node"]
+        columns: dict[str, Any] = path_fields(trace_back(hypotheses.state.nodes[b], node), self._params)
+        fused = hypotheses.committed[r].scores.copy()
+        add_scores(columns["tokens"], self._params, hypotheses.state.fusions, b, fused, final)
+        head = hypotheses.committed[r].head
         count = len(columns["tokens"]) + (0 if head is None else len(head["tokens"]))
         lm, insertion = float(fused["lm"][0]), self.config.beam_beta * count
         boosting = float(fused["boosting"][0]) - insertion

@@ -176,11 +176,11 @@ class TransducerEngine(Engine):
         for b in rows:
             beam, nodes = beams.beam[b, : beams.counters["size"][b]], self._state.nodes[b]
             ancestor = common_ancestor(nodes["parent"], beam["node"])
-            steps, own = trace_back(nodes, ancestor), self._committed[b]
+            steps, committed = trace_back(nodes, ancestor), self._committed[b]
             if worth_committing(len(steps)):
                 new = path_fields(steps, params)
-                own.columns.extend(new)
-                add_scores(new["tokens"], params, self._state.fusions, b, own.scores, final=False)
+                committed.columns.extend(new)
+                add_scores(new["tokens"], params, self._state.fusions, b, committed.scores, final=False)
                 counters = beams.counters[b : b + 1]
                 counters["node_count"] = drop_nodes(nodes[: counters["node_count"][0]], ancestor, beam)
 

@@ -70,18 +70,18 @@ def path_fields(steps: np.ndarray, params: SearchParams) -> dict[str, np.ndarray
     """Fields of a `Path` from its NODEs `steps`."""
     emitted = steps[steps["label"] < params.vocab_size]
     durations = emitted["duration"].copy()
-    found = {
+    columns = {
         "tokens": emitted["label"].copy(),
         "frames": emitted["frame"].copy(),
         "repeats": np.maximum(durations, 1),
         "token_confidence": np.exp(emitted["log_prob"]),
     }
     if params.timed:
-        found["durations"] = durations
+        columns["durations"] = durations
     if params.alignments:
         names = {"alignment": "label", "alignment_log_probs": "log_prob", "alignment_frames": "frame"}
-        found |= {name: steps[field].copy() for name, field in names.items()}
-    return found
+        columns |= {name: steps[field].copy() for name, field in names.items()}
+    return columns
 
 
 @compiled
@@ -121,9 +121,9 @@ def add_scores(
     Args:
         final: the text has ended; add the refunds at its end.
     """
-    own = fusions.utterances[b]
-    starts = int(own["lm_start"]), int(own["boosting_start"])
-    weights: Any = float(own["lm_weight"]), float(own["boosting_weight"])
+    utterance = fusions.utterances[b]
+    starts = int(utterance["lm_start"]), int(utterance["boosting_start"])
+    weights: Any = float(utterance["lm_weight"]), float(utterance["boosting_weight"])
     fusion = UtteranceFusion(fusions.lm, fusions.boosting, *weights)
     add_text_scores(tokens, params.vocab_size, params.vocab_size, fusion, starts, scores)  # the blank is label V
     if final and weights[1] > 0:
@@ -156,8 +156,8 @@ def step_log_probs(networks: TransducerNetworks, frames: Sequence[Tensor], paths
             texts: np.ndarray = np.cumsum(emits) - emits  # tokens before each step
             projected = networks.project_encoder(own_frames)
             frame_numbers = torch.from_numpy(path.alignment_frames.astype(np.int64)).to(projected.device)
-            own = predictions[torch.from_numpy(texts).to(predictions.device), i]
-            logits = networks.join(projected[frame_numbers], own).float().cpu()
+            outputs = predictions[torch.from_numpy(texts).to(predictions.device), i]
+            logits = networks.join(projected[frame_numbers], outputs).float().cpu()
             parts = (logits[:, :labels], logits[:, labels:])
             log_probs.append(torch.cat([torch.log_softmax(part, dim=-1) for part in parts], dim=-1))
     return log_probs
