@@ -30,6 +30,8 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
         choices: the valid texts.
         nemo: the key in NeMo's section, if it has another name there; None: it has no key.
     """
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata={"rule": rule})
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
 from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
+from nemo_gpu_decoding.schema import checked_options, option
 
+T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 
@@ -66,6 +67,7 @@ SUITED: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+@checked_options
 @dataclass
 class ModelOptions:
     """Options of the commands that decode with a model."""
@@ -94,16 +96,14 @@ class ModelOptions:
     # spellings that are written as the phrase. `tune` reports precision, recall and F-score of the phrases.
     phrases: str | None = None
     # Utterances per batch of the encoder.
-    batch_size: int = 8
+    batch_size: int = option(8, low=1)
     # Where the model runs: auto, cpu, cuda, cuda:1 ...
     device: str = "auto"
     # Show NeMo's own messages.
     verbose: bool = False
 
-    def __post_init__(self) -> None:
-        check_counts(self, "batch_size")
 
-
+@checked_options
 @dataclass
 class DecodingOptions(ModelOptions):
     """Options of the commands that decode with one setting. null keeps the value of the preset, or of NeMo."""
@@ -140,22 +140,13 @@ class DecodingOptions(ModelOptions):
     decoding: dict[str, Any] = field(default_factory=dict)
 
 
-def check_counts(options: Any, *names: str) -> None:
-    """Raise a ValueError for the first of these options that is below 1."""
-    for name in names:
-        if getattr(options, name) < 1:
-            raise ValueError(f"{name} is {getattr(options, name)}, expected an integer >= 1")
+def fields_of(cls: type[T], options: Any) -> T:
+    """A dataclass whose fields get the values of the options of the same names."""
+    return cls(**{field.name: getattr(options, field.name) for field in fields(cast(Any, cls))})
 
 
 def check_rescoring(options: Any) -> None:
-    """Raise a ValueError for a second pass (`rescore`) with n_best=1, or with weights below 0."""
-    weights = options.rescore_weight
-    for name, values in (
-        ("rescore_weight", weights if isinstance(weights, list) else [weights]),
-        ("rescore_lm_share", [options.rescore_lm_share]),
-    ):
-        for value in values:
-            check_number(name, value)
+    """Raise a ValueError for a second pass (`rescore`) with n_best=1."""
     if options.rescore and options.n_best < 2:
         raise ValueError(
             f"rescore={options.rescore} orders n_best hypotheses; n_best is {options.n_best}, expected >= 2"

@@ -1,7 +1,7 @@
 """What the live server, its clients and its model agree on: address, limits, options of a stream, and `Recognizer`.
 
 A recognizer is a model that decodes many streams. A step reads a chunk of several streams. `serve --help` shows the
-comments of `Address` and `Limits`.
+comments of `Address`, `Limits` and `PipelineOptions`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.result import Place
@@ -190,3 +190,38 @@ class Limits:
     pending_seconds: float = option(2.0, above=0)
     # Seconds within which a client must receive a message; a slower client is disconnected.
     send_seconds: float = option(10.0, above=0)
+
+
+@checked_options
+@dataclass
+class PipelineOptions:
+    """Options of a pipeline. The encoder of a cache-aware model defines its chunks."""
+
+    # NeMo's pipeline: buffered for offline checkpoints, cache_aware for streaming checkpoints; auto: chosen by the
+    # encoder's config.
+    pipeline: str = option("auto", choices=("auto", "buffered", "cache_aware"))
+    # Buffered pipeline: seconds of new audio per step.
+    chunk_seconds: float = option(0.4, above=0)
+    # Buffered pipeline: seconds of past audio that the encoder reads again in each step.
+    left_seconds: float = option(1.6, low=0)
+    # Buffered pipeline: seconds of future audio that each step waits for. Less is faster and less accurate.
+    right_seconds: float = option(0.8, low=0)
+    # Seconds of silence that end an utterance, at most 60; below 0: utterances end only with the stream.
+    end_silence: float = option(0.8)
+    # Kaldi's endpointing rules, in place of end_silence: kaldi for the defaults, or single values, such as
+    # {rule2: {min_trailing_silence: 0.8}}.
+    rules: Any = None
+    # Maximum number of open streams.
+    max_streams: int = option(64, low=1, high=100_000)
+    # Maximum n_best of a stream. null: 5 for beam searches, 1 for word graphs, which keep lattices if it is more.
+    max_n_best: int | None = option(None, low=1, high=MAX_N_BEST)
+
+    def check_rules(self) -> None:
+        check_end_silence(self.end_silence)
+
+
+def check_end_silence(seconds: float) -> None:
+    """Raise a FieldError unless this many seconds of silence can end an utterance; below 0: none do."""
+    check_number("end_silence", seconds, negative=True)
+    if seconds > MAX_END_SILENCE:
+        raise FieldError("end_silence", seconds, f"at most {MAX_END_SILENCE:g}, or below 0 for no silence")
