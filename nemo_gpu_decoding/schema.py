@@ -28,6 +28,7 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
         above: values are greater than this. A float without `low` and `above` is any finite number.
         infinite: inf is valid.
         choices: the valid texts.
+        unused: why values other than the default have no effect; they are invalid.
         nemo: the key in NeMo's section, if it has another name there; None: it has no key.
     """
     if isinstance(default, list):
@@ -51,7 +52,7 @@ def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any]
         check_choice(name, value, rule["choices"])
     elif kind == "int" and rule and least is not None:
         check_int(name, value, least, rule.get("high"))
-    elif kind == "float" and rule is not None:
+    elif kind == "float" and rule is not None and "unused" not in rule:
         infinite = rule.get("infinite", False)
         check_number(name, value, above_zero="above" in rule, negative=least is None, infinite=infinite)
         if not rule.get("low", value) <= value <= rule.get("high", value):
@@ -89,7 +90,11 @@ def checked_options(cls: type[T]) -> type[T]:
             rule = field.metadata.get("rule")
             if rule and isinstance(rule.get("high"), str):
                 rule = {**rule, "high": getattr(self, rule["high"])}
-            check_option(field.name, getattr(self, field.name), str(field.type), rule)
+            value = getattr(self, field.name)
+            check_option(field.name, value, str(field.type), rule)
+            if rule and "unused" in rule and value != field.default:
+                note = f", which has no effect here: {rule['unused']}"
+                raise FieldError(field.name, value, repr(field.default), note)
         if hasattr(self, "check_rules"):
             self.check_rules()
 

@@ -18,35 +18,17 @@ T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 
+TREE = ("segmentations", "refund", "overlapping", "ac_threshold")  # options of the boosting tree
 # option -> key of NeMo's section
-BEAM_KEYS = {
-    "beam_size": "beam_size",
-    "lm": "ngram_lm_model",
-    "lm_weight": "ngram_lm_alpha",
-    "lms": "lm_pool",
-    "source_lm": "source_lm_model",
-    "source_lm_weight": "source_lm_alpha",
-    "allowed_scripts": "allowed_scripts",
-    "grammar": "grammar",
-    "beam_beta": "beam_beta",
-    "blank_lm_score_mode": "blank_lm_score_mode",
-    "pruning_mode": "pruning_mode",
-    "score_norm": "score_norm",
-    "phrases": "boosting_tree.key_phrases_file",
-    "boosting_weight": "boosting_tree_alpha",
-    "segmentations": "boosting_tree.segmentations",
-    "refund": "boosting_tree.refund",
-    "overlapping": "boosting_tree.overlapping",
-    "ac_threshold": "boosting_tree.ac_threshold",
-}
-WORD_GRAPH_KEYS = {
-    "beam_width": "beam_width",
-    "lm": "arpa_lm_path",  # or, for a graph, wfst_lm_path
-    "lm_weight": "lm_weight",
-    "phrases": "boosting_tree.key_phrases_file",
-    "boosting_weight": "boosting_tree_alpha",
-    "ac_threshold": "boosting_tree.ac_threshold",
-}
+PHRASE_OPTIONS = {"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"}
+BEAM_KEYS = {"beam_size": "beam_size", "lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"}
+BEAM_KEYS |= {"source_lm": "source_lm_model", "source_lm_weight": "source_lm_alpha"}
+BEAM_KEYS |= {name: name for name in ("allowed_scripts", "grammar", "beam_beta")}
+BEAM_KEYS |= {name: name for name in ("blank_lm_score_mode", "pruning_mode", "score_norm")}
+BEAM_KEYS |= PHRASE_OPTIONS | {name: f"boosting_tree.{name}" for name in TREE}
+# `lm` is, for a graph, wfst_lm_path
+WORD_GRAPH_KEYS = {"beam_width": "beam_width", "lm": "arpa_lm_path", "lm_weight": "lm_weight"}
+WORD_GRAPH_KEYS |= PHRASE_OPTIONS | {"ac_threshold": "boosting_tree.ac_threshold"}
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
 FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections

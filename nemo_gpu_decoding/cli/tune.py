@@ -123,7 +123,7 @@ class TuneOptions(decoding.ModelOptions):
         check_channel_selector(self.channel_selector)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
-        for name in Point.__annotations__:
+        for name in Point._fields:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
         if self.false_phrases_per_hour is not None and self.phrases is None:
@@ -233,8 +233,6 @@ def search_points(
     in_graph = decoding.section_of(strategy) == "wfst"
     given: dict[str, Any] = {"has_phrases": bool(phrases), "most_bonus": searches.most_bonus if in_graph else 0.0}
     points = points_of(options, strategy, has_lm=options.lm is not None, **given)
-    if options.rescore:
-        points = [point._replace(rescore_weight=weight) for point in points for weight in options.rescore_weight]
     order = partial(ranked, objective=options.objective, false_phrase_cost=options.false_phrase_cost)
     trials = order(try_points(searches, dev, points, phrases, options))
     for stage in later_stages(options, strategy, points, **given, refunds=searches.refunds):

@@ -40,6 +40,7 @@ from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
 REFUNDS = ("full", "nemo")
 BPE_MODES = ("default", "bpe_dropout", "var_bpe", "case_insensitive")
 VAR_BPE_SEGMENTATIONS = 8  # of modes in which NeMo boosts every segmentation
+_PAID_ALIKE = "all segmentations of a phrase are paid alike"
 _SHOWN = 3  # phrases at fault listed in messages
 
 
@@ -68,7 +69,7 @@ class BoostingConfig:
     # Weight of a token that neither continues nor begins a phrase.
     unk_score: float = option(0.0)
     # Bonus of the end-of-sentence token of attention decoders; without effect for CTC, RNN-T and TDT.
-    final_eos_score: float = 1.0
+    final_eos_score: float = option(1.0, unused="only attention decoders have an end-of-sentence token to boost")
     # If not 0: context_score of a phrase = score_per_phrase / number of its characters.
     score_per_phrase: float = option(0.0, low=0)
     # Language of the phrases for aggregate tokenizers.
@@ -83,13 +84,13 @@ class BoostingConfig:
     # case_insensitive: at least 8 segmentations, with ignore_case.
     bpe_mode: str = option("default", choices=BPE_MODES)
     # Of NeMo's development branch; without effect here: all segmentations of a phrase are paid alike.
-    var_bpe_scoring_temp: float = 10.0
+    var_bpe_scoring_temp: float = option(10.0, unused=_PAID_ALIKE)
     # Of NeMo's development branch; without effect here.
-    var_bpe_penalize_subsplits: bool = True
+    var_bpe_penalize_subsplits: bool = option(True, unused=_PAID_ALIKE)
     # Number of these segmentations, including the tokenizer's own; enumerated, fewest pieces first.
     num_of_transcriptions: int = option(5, low=1)
     # Sampling parameter of NeMo's segmentations; without effect here, because all are enumerated.
-    bpe_alpha: float = 0.3
+    bpe_alpha: float = option(0.3, unused="segmentations are enumerated, not sampled")
     # Token sequences boosted per phrase and spelling. With refund "full" each has the same total
     # bonus as the tokenizer's own segmentation, however many pieces it has.
     segmentations: int = option(1, low=1)
@@ -126,19 +127,10 @@ class BoostingConfig:
         self._check_without_effect()
 
     def _check_without_effect(self) -> None:
-        reasons = {
-            "final_eos_score": "only attention decoders have an end-of-sentence token to boost",
-            "bpe_alpha": "segmentations are enumerated, not sampled",
-            "var_bpe_scoring_temp": "all segmentations of a phrase are paid alike",
-            "var_bpe_penalize_subsplits": "all segmentations of a phrase are paid alike",
-        }
-        if not self.drops_pieces:
-            reasons["num_of_transcriptions"] = "use_bpe_dropout is False; set it, or use segmentations"
-        defaults = {f.name: f.default for f in fields(self)}
-        for name, reason in reasons.items():
-            if getattr(self, name) != defaults[name]:
-                note = f", which has no effect here: {reason}"
-                raise FieldError(name, getattr(self, name), f"{defaults[name]!r}", note)
+        if not self.drops_pieces and self.num_of_transcriptions != BoostingConfig.num_of_transcriptions:
+            note = ", which has no effect here: use_bpe_dropout is False; set it, or use segmentations"
+            default = BoostingConfig.num_of_transcriptions
+            raise FieldError("num_of_transcriptions", self.num_of_transcriptions, repr(default), note)
         if self.refund != "full" or self.model_path:
             # None, and the value that describes NeMo's trees
             for name, nemo in (("whole_words", False), ("overlapping", True)):
