@@ -10,7 +10,7 @@ with those of "ann", unless `whole_words` is False or `refund` is "nemo".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import fspath
 from pathlib import Path
