@@ -31,9 +31,20 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
         unused: why values other than the default have no effect; they are invalid.
         nemo: the key in NeMo's section, if it has another name there; None: it has no key.
     """
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata={"rule": rule})
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=default.copy, hash=False, metadata={"rule": rule})
     return dataclasses.field(default=default, metadata={"rule": rule})
+
+
+def key_of(field: dataclasses.Field[Any]) -> str | None:
+    """The key of an option in NeMo's section; None: it has none."""
+    return field.metadata.get("rule", {}).get("nemo", field.name)  # type: ignore[no-any-return]
+
+
+def defaults_of(*classes: Any) -> dict[str, Any]:
+    """The keys of the options of these dataclasses in NeMo's section, with their defaults."""
+    options = [field for cls in classes for field in dataclasses.fields(cls)]
+    return {key: field.default for field in options if (key := key_of(field))}
 
 
 def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any] | None = None) -> None:

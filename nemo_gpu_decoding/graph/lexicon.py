@@ -128,10 +128,10 @@ class OpenVocabulary:
     """
 
     # Natural-log penalties, >= 0, of an unknown word and of each of its pieces
-    word_cost: float = option(2.0, low=0)
-    piece_cost: float = option(4.0, low=0)
+    word_cost: float = option(2.0, low=0, nemo="unknown_word_cost")
+    piece_cost: float = option(4.0, low=0, nemo="unknown_piece_cost")
     # Tokens that may only begin a word; None: from the model's vocabulary
-    beginning_tokens: tuple[int, ...] | None = None
+    beginning_tokens: tuple[int, ...] | None = option(None, nemo=None)
 
     def check_rules(self) -> None:
         if self.beginning_tokens is not None:

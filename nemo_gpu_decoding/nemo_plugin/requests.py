@@ -129,10 +129,10 @@ def request_of(
 def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
     """The language lock of a request; a price alone is for the tokens of the decoding config."""
     if written.allowed_scripts or written.allowed_tokens:
-        lock = lock._replace(scripts=written.allowed_scripts or (), tokens=written.allowed_tokens or (), text=None)
+        lock = replace(lock, scripts=written.allowed_scripts or (), tokens=written.allowed_tokens or (), text=None)
     elif not (lock.scripts or lock.tokens or lock.text):
         raise FieldError("allowed_price", written.allowed_price, "allowed_scripts or allowed_tokens that it is for")
-    return lock if written.allowed_price is None else lock._replace(price=written.allowed_price)
+    return lock if written.allowed_price is None else replace(lock, price=written.allowed_price)
 
 
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:

@@ -30,7 +30,7 @@ class FlexCTCConfig(SearchConfig):
     #   prefix  textbook CTC prefix search: one slot per text with separate scores for blank and token
     merge: str = option("max", choices=MERGE_MODES)
     # Keep the label of every frame in `Path.alignment`.
-    alignments: bool = False
+    alignments: bool = option(False, nemo=None)
 
     def check_rules(self) -> None:
         if self.alignments and self.merge == "prefix":

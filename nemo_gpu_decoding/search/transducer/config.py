@@ -36,7 +36,7 @@ class TransducerConfig(SearchConfig):
     # Whether the labels of a hypothesis are pruned with LM and boosting scores (late) or by the joint alone (early).
     pruning_mode: str = option("late", choices=PRUNING_MODES)
     # Keep every label of the alignment, blanks included, in `Path.alignment`.
-    alignments: bool = False
+    alignments: bool = option(False, nemo=None)
     # On a GPU, run the steps of a search as a CUDA graph if possible, see cuda_graphs.py.
     allow_cuda_graphs: bool = True
 

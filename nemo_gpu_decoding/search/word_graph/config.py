@@ -31,7 +31,7 @@ class WFSTConfig(SearchConfig):
     topology: str = DEFAULT_TOPOLOGY
     # Hypotheses that cost more than the best one of the frame plus beam are pruned, > 0. The unit is that of the
     # scaled score: a beam of 16 with acoustic_scale 8 is as narrow as a beam of 2 with acoustic_scale 1.
-    beam: float = option(16.0, above=0)
+    beam: float = option(16.0, above=0, nemo="beam_width")
     # Approximate maximum of hypotheses per frame, >= 1. A histogram of costs has 256 bins of beam / 256. The best
     # bins survive as long as they have at most max_active hypotheses together; the first bin always survives.
     max_active: int = option(10000, low=1, high=MAX_ACTIVE_LIMIT)
@@ -44,7 +44,7 @@ class WFSTConfig(SearchConfig):
     # The lattice contains the paths that cost at most this much more than the best path, > 0.
     lattice_beam: float = option(8.0, above=0)
     # Keep the lattice of each utterance in its result.
-    lattice: bool = False
+    lattice: bool = option(False, nemo=None)
 
     def check_rules(self) -> None:
         topology_number(self.topology)
