@@ -23,14 +23,16 @@ MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
 
 
-class StreamOptions(NamedTuple):
+@checked_options
+@dataclass(frozen=True)
+class StreamOptions:
     """Options of a client for its stream; None: the server's values."""
 
     request: WrittenRequest | None = None  # LM, phrases, language lock and grammar
     boosting_weight: float | None = None  # of these phrases, natural log
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # for models with a language option
-    n_best: int = 1  # hypotheses of each transcript
+    n_best: int = option(1, low=1, high=MAX_N_BEST)  # hypotheses of each transcript
 
 
 class Chunk(NamedTuple):
