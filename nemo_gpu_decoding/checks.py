@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
@@ -35,6 +36,15 @@ class FieldError(ValueError):
     def named(self, field: str) -> FieldError:
         """The same error about the field under another name."""
         return FieldError(field, self.value, self.expected, self.note)
+
+
+@contextmanager
+def fields_named(form: str) -> Iterator[None]:
+    """Within this block, a FieldError is about the field `form.format(name of the field)`."""
+    try:
+        yield
+    except FieldError as error:
+        raise error.named(form.format(error.field)) from None
 
 
 def check_int(field: str, value: Any, low: int, high: int | None = None) -> None:

@@ -12,13 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig
 from tqdm import tqdm
 
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.metrics import PhraseWords
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.text_file import read_lines
 
@@ -154,8 +153,7 @@ def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> I
 
     model = Model.load(options.model, device=options.device, verbose=options.verbose)
     config = build_decoding(options, model.default_head)
-    strategy = str(config.strategy)
-    model.head(STRATEGIES[strategy].family if strategy in STRATEGIES else model.default_head).use(config)
+    model.head(decoding.head_of(str(config.strategy), model.default_head)).use(config)
     with tqdm(total=len(recordings), unit="utt", desc="decoding", disable=None, file=sys.stderr) as shown:
         for outputs in model.encode(recordings, options.batch_size):
             for transcript in model.decode(outputs):
@@ -165,15 +163,8 @@ def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> I
 
 def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
     """NeMo's decoding section, without phrases."""
-    strategy = options.strategy
-    if strategy is None and options.preset is None:
-        strategy = decoding.DEFAULT_STRATEGY[default_head]
-    config = decoding.decoding_config(strategy, options.preset, {**vars(options), "phrases": None})
-    section = decoding.section_of(str(config.strategy))
-    config[section].pop("boosting_tree", None)
-    if options.n_best > 1:
-        OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
-        OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
+    config = decoding.config_with_n_best(options, default_head, options.n_best, phrases=None)
+    config[decoding.section_of(str(config.strategy))].pop("boosting_tree", None)
     return decoding.with_decoding(config, options)
 
 

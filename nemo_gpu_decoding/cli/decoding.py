@@ -224,6 +224,28 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     return config
 
 
+def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> DictConfig:
+    """NeMo's `decoding` section for the options of a command, changed ones in their place, without `decoding`.
+
+    Args:
+        head: of the model; it decides the strategy if neither options nor preset do.
+        n_best: hypotheses per utterance.
+    """
+    strategy = options.strategy
+    if strategy is None and options.preset is None:
+        strategy = DEFAULT_STRATEGY[head]
+    config = decoding_config(strategy, options.preset, vars(options) | changed)
+    section = section_of(str(config.strategy))
+    for key, value in {"return_best_hypothesis": False, "n_best": n_best}.items() if n_best > 1 else ():
+        OmegaConf.update(config, f"{section}.{key}", value, force_add=True)
+    return config
+
+
+def head_of(strategy: str, default: str) -> str:
+    """The head that a strategy decodes; NeMo's strategies decode the default one."""
+    return STRATEGIES[strategy].family if strategy in STRATEGIES else default
+
+
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
     """The shipped preset of a strategy, if there is one, adapted to the options."""
     if strategy not in preset_names():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, TREE, decoding_config, section_of
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.schema import key_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Search
@@ -166,9 +167,9 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
     from nemo_gpu_decoding.fusion.fusion import Fusion
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
-    names = ("beam_size", "beam_beta", "blank_lm_score_mode", "pruning_mode", "score_norm", "beam", "large_lm_weight")
-    values = point._asdict() | {"beam": point.beam_width}
-    changes: dict[str, Any] = {name: values[name] for name in names if values[name] is not None}
+    values = {name: value for name, value in point._asdict().items() if value is not None}
+    keys = {option.name: key_of(option) for option in fields(decoder.config)}
+    changes: dict[str, Any] = {name: values[key] for name, key in keys.items() if key in values}
     changes["n_best"] = max(n_best, decoder.config.n_best)
     if point.beam_size is not None:
         changes["n_best"] = point.beam_size if n_best > 1 else 1

@@ -71,11 +71,9 @@ def build_recognizer(options: ServeOptions) -> Any:
     from nemo_gpu_decoding.nemo_plugin.restore import default_head
     from nemo_gpu_decoding.nemo_plugin.streaming.recognizer import PipelineRecognizer
 
-    strategy = options.strategy
-    if strategy is None and options.preset is None:
-        strategy = decoding.DEFAULT_STRATEGY[default_head(options.model, verbose=options.verbose)]
-    preset = decoding.decoding_config(strategy, options.preset, vars(options))
-    config = decoding.with_decoding(preset, options)
+    is_named = options.strategy is not None or options.preset is not None
+    head = "ctc" if is_named else default_head(options.model, verbose=options.verbose)
+    config = decoding.with_decoding(decoding.config_with_n_best(options, head, 1), options)
     decoding.check_weights(config, options, has_own_phrases=True)
     pipeline = decoding.fields_of(PipelineOptions, options)
     return PipelineRecognizer.build(options.model, config, pipeline, device=options.device, verbose=options.verbose)

@@ -23,7 +23,6 @@ from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
@@ -49,10 +48,7 @@ EXAMPLES = (
 )
 FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "grammar", "rescore")  # and `lms`
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
-NOT_IN_TRANSCRIPTS = {
-    *("audio", "manifest", "tarred_audio", "out", "partition_seconds"),
-    *("device", "verbose", "workers", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
-}
+NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
 
 
 @dataclass
@@ -219,7 +215,7 @@ def load(options: TranscribeOptions) -> Loaded:
         options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
     )
     config = build_decoding(options, model.default_head)
-    model.head(head_of(options, str(config.strategy), model.default_head)).use(config)
+    model.head(options.head or decoding.head_of(str(config.strategy), model.default_head)).use(config)
     second = None
     if options.rescore:
         second = Rescoring(load_scorer(options.rescore), options.rescore_weight, options.rescore_lm_share)
@@ -261,7 +257,8 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
     """Options on which transcripts depend; files are represented by digests of their content."""
     from nemo_gpu_decoding.cluster.output import content_of
 
-    given = {name: value for name, value in vars(options).items() if name not in NOT_IN_TRANSCRIPTS}
+    resumable = {option.name for option in fields(PartitionOptions)} - {"batch_seconds"} | NOT_IN_TRANSCRIPTS
+    given = {name: value for name, value in vars(options).items() if name not in resumable}
     for name in FILE_OPTIONS:
         if given[name] is not None:
             given[name] = content_of(str(given[name]))
@@ -278,23 +275,9 @@ def workers_of(options: TranscribeOptions) -> Workers:
     return Workers(address, least, most, options.gpus_per_worker, options.verbose)
 
 
-def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:
-    """The head of the model that decodes: the option `head`, else the head that the strategy decodes."""
-    if options.head:
-        return options.head
-    return STRATEGIES[strategy].family if strategy in STRATEGIES else default
-
-
 def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> DictConfig:
     """NeMo's decoding section for these options."""
-    strategy = options.strategy
-    if strategy is None and options.preset is None:
-        strategy = decoding.DEFAULT_STRATEGY[options.head or default_head]
-    config = decoding.decoding_config(strategy, options.preset, vars(options))
-    if options.n_best > 1:
-        section = decoding.section_of(str(config.strategy))
-        OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
-        OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
+    config = decoding.config_with_n_best(options, options.head or default_head, options.n_best)
     if options.timestamps or options.subtitles or options.min_confidence:
         config.compute_timestamps = True
         OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, fields_named
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.result import NBest
 
@@ -124,10 +124,8 @@ def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
             if not isinstance(conditions, Mapping):
                 raise FieldError(f"{name}.{rule}", conditions, "conditions, or null")
             _check_keys(f"{name}.{rule}", conditions, default)
-            try:
+            with fields_named(f"{name}.{rule}.{{}}"):
                 default = replace(default, **conditions)
-            except FieldError as error:
-                raise error.named(f"{name}.{rule}.{error.field}") from None
         rules[rule] = None if conditions is None else default
     return replace(KALDI_RULES, **rules)
 

@@ -18,8 +18,8 @@ from nemo_gpu_decoding.schema import defaults_of
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig, TransducerConfig
 
-MORE = defaults_of(FusionOptions, AllowedOptions) | {"n_best": None, "lm_pool": None, "lm_pool_alpha": None}
-MORE |= {"confidence_map": None}  # of word confidence, as tune writes it
+MORE = defaults_of(FusionOptions, AllowedOptions) | {"n_best": None, "source_lm_alpha": None}
+MORE |= {"lm_pool": None, "lm_pool_alpha": None, "confidence_map": None}  # of word confidence, as tune writes it
 
 FLEXCTC = Section(
     "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE,

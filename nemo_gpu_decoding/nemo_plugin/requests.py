@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, fields_named
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
 from nemo_gpu_decoding.fusion.written import WrittenRequest
@@ -147,10 +147,8 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
     if biasing is None or biasing.is_empty():
         return None
     request = getattr(biasing, "request", None)
-    try:
+    with fields_named("biasing_cfg.boosting_model_cfg.{}"):
         config = replace(infer.options.fusion.boosting, **vars(biasing.boosting_model_cfg))
-    except FieldError as error:
-        raise error.named(f"biasing_cfg.boosting_model_cfg.{error.field}") from None
     if config.is_empty:
         if request is not None:
             return request

@@ -61,7 +61,7 @@ class FusionOptions:
     boosting: BoostingConfig = option(BoostingConfig(), nemo=None)
     boosting_weight: float = option(0.0, nemo=None)
     source_lm_path: Path | None = option(None, nemo="source_lm_model")
-    source_lm_weight: float | None = option(None, low=0, nemo="source_lm_alpha")
+    source_lm_weight: float = option(0.0, low=0, nemo="source_lm_alpha")
     allowed: AllowedOptions = option(AllowedOptions(), nemo=None)
     grammar: Path | tuple[str, ...] | None = None  # a file, see `load_grammar`, or sentences
     grammar_price: float = option(math.inf, low=0, infinite=True)  # of tokens outside
