@@ -18,8 +18,8 @@ from tqdm import tqdm
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.metrics import PhraseWords
+from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.text_file import read_lines
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.audio import AudioSource

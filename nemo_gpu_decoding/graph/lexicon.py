@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from nemo_gpu_decoding.graph.openfst import Fst
+from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 Spelling = tuple[int, ...]

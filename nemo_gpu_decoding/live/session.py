@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS, written_request
 from nemo_gpu_decoding.fusion.phrases import as_phrase
-from nemo_gpu_decoding.fusion.written import KEYS, written_request
 from nemo_gpu_decoding.live.interface import (
     MAX_END_SILENCE,
     MAX_GRAMMAR_LETTERS,
@@ -51,7 +51,7 @@ class Start(StreamOptions):
     partials: bool = True  # false: finals only
 
 
-START_KEYS = ("sample_rate", "partials", *(field.name for field in fields(StreamOptions)[1:]), *KEYS)
+START_KEYS = ("sample_rate", "partials", *(field.name for field in fields(StreamOptions)[1:]), *REQUEST_KEYS)
 
 
 def read_start(text: str, limits: Limits) -> Start:
@@ -76,7 +76,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
     for key, value in message.items():
         if key not in START_KEYS:
             raise FieldError(key[:SHOWN], _short(value), f"none; the keys are {', '.join(START_KEYS)}")
-    given = {key: _short(value) for key, value in message.items() if key not in KEYS}
+    given = {key: _short(value) for key, value in message.items() if key not in REQUEST_KEYS}
     phrases, weight, silence = message.get("phrases", ()), given.get("boosting_weight"), given.get("end_silence")
     _check_phrases(phrases, limits)
     if weight is not None:
