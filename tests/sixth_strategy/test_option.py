@@ -37,7 +37,7 @@ def test_section_reads_the_key():
     def read(**beam):
         return Section("toy", "ctc", "beam", WiderConfig, MORE).read(OmegaConf.create({"beam": beam}))
 
-    assert read(num_labels=5).config(WiderConfig, n_best=1) == WiderConfig(labels=5, beam_size=8)
+    assert read(num_labels=5).config(WiderConfig, n_best=1).labels == 5
     assert read().config(WiderConfig, n_best=1).labels == 3
     with pytest.raises(FieldError, match=r"beam\.num_labels is 0, expected an integer 1 .. 9"):
         read(num_labels=0).config(WiderConfig, n_best=1)
