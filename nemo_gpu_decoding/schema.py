@@ -102,7 +102,8 @@ def checked_options(cls: type[T]) -> type[T]:
             if rule and isinstance(rule.get("high"), str):
                 rule = {**rule, "high": getattr(self, rule["high"])}
             value = getattr(self, field.name)
-            check_option(field.name, value, str(field.type), rule)
+            kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+            check_option(field.name, value, kind, rule)
             if rule and "unused" in rule and value != field.default:
                 note = f", which has no effect here: {rule['unused']}"
                 raise FieldError(field.name, value, repr(field.default), note)
