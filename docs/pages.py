@@ -38,6 +38,7 @@ def option_table(name: str, strategy: str = "") -> str:
     """The fields of a public options dataclass: name, default, with a strategy NeMo's key and default, meaning."""
     import nemo_gpu_decoding
     from nemo_gpu_decoding.cli.options import field_comments, show_value
+    from nemo_gpu_decoding.schema import key_of
 
     options = getattr(nemo_gpu_decoding, name)
     comments = field_comments(options)
@@ -49,10 +50,9 @@ def option_table(name: str, strategy: str = "") -> str:
     for option in fields(options):
         in_nemo = []
         if section:
-            key = section.renamed.get(option.name, option.name)
-            hidden = key in section.hidden
+            key = key_of(option)
             default = (section.defaults | section.added).get(key, option.default)
-            in_nemo = ["-", "-"] if hidden else [f"`{key}`", show_value(default)]
+            in_nemo = ["-", "-"] if key is None else [f"`{key}`", show_value(default)]
         rows.append([f"`{option.name}`", show_value(option.default), *in_nemo, _cell(comments[option.name])])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -7,20 +7,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig
 from tqdm import tqdm
 
-from nemo_gpu_decoding.checks import check_int
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.metrics import PhraseWords
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.audio import AudioSource
@@ -35,6 +34,7 @@ CHARACTERS = 3  # least length of an alias
 PUNCTUATION = ".,;:!?\"'()"
 
 
+@checked_options
 @dataclass
 class AliasesOptions(decoding.DecodingOptions):
     """Options of `aliases`. The phrases are not boosted. null keeps the value of the preset, or of NeMo."""
@@ -49,21 +49,18 @@ class AliasesOptions(decoding.DecodingOptions):
     # both gets them as its last arguments. It is run without a shell.
     command: Any = None
     # Sentences that the commands speak, with PHRASE in place of the phrase.
-    sentences: list[str] = field(default_factory=lambda: ["PHRASE"])
+    sentences: list[str] = option(["PHRASE"])
     # Text file of ordinary sentences, such as the text of the LM. Words that occur in it are no alias. The transcripts
     # and sentences always count.
     texts: str | None = None
     # Hypotheses of each recording that are looked at, >= 1.
-    n_best: int = 1
+    n_best: int = option(1, low=1, high=1000)
     # Maximum number of new aliases per phrase, the most frequent ones, >= 1.
-    most: int = 4
+    most: int = option(4, low=1, high=1000)
     # Number of times that an alias has to be heard, >= 1.
-    min_count: int = 1
+    min_count: int = option(1, low=1, high=1000)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("n_best", "most", "min_count"):
-            check_int(name, getattr(self, name), 1, 1000)
+    def check_rules(self) -> None:
         for sentence in self.sentences:
             if PLACE not in sentence:
                 raise ValueError(f"sentences holds {sentence!r}, expected texts with {PLACE}")
@@ -156,8 +153,7 @@ def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> I
 
     model = Model.load(options.model, device=options.device, verbose=options.verbose)
     config = build_decoding(options, model.default_head)
-    strategy = str(config.strategy)
-    model.head(STRATEGIES[strategy].family if strategy in STRATEGIES else model.default_head).use(config)
+    model.head(decoding.head_of(str(config.strategy), model.default_head)).use(config)
     with tqdm(total=len(recordings), unit="utt", desc="decoding", disable=None, file=sys.stderr) as shown:
         for outputs in model.encode(recordings, options.batch_size):
             for transcript in model.decode(outputs):
@@ -167,15 +163,8 @@ def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> I
 
 def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
     """NeMo's decoding section, without phrases."""
-    strategy = options.strategy
-    if strategy is None and options.preset is None:
-        strategy = decoding.DEFAULT_STRATEGY[default_head]
-    config = decoding.decoding_config(strategy, options.preset, {**vars(options), "phrases": None})
-    section = decoding.section_of(str(config.strategy))
-    config[section].pop("boosting_tree", None)
-    if options.n_best > 1:
-        OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
-        OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
+    config = decoding.config_with_n_best(options, default_head, options.n_best, phrases=None)
+    config[decoding.section_of(str(config.strategy))].pop("boosting_tree", None)
     return decoding.with_decoding(config, options)
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.plain_text import format_table, read_lines
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ EXAMPLES = (
 )
 
 
+@checked_options
 @dataclass
 class BuildGraphOptions:
     """Options of `build-graph`."""
@@ -56,16 +57,16 @@ class BuildGraphOptions:
     lexicon: str | None = None
     # Maximum number of spellings per word, >= 1: the tokenizer's, then those with the fewest pieces. More spellings
     # cover more alignments and make the graph larger.
-    segmentations: int = 1
+    segmentations: int = option(1, low=1)
     # Text file of words or phrases (the format of boosting lists) whose words are added to the graph. Words that the
     # LM does not list get the probability of <unk>. Boosting works only for words in the graph.
     added_words: str | None = None
     # Also decode words that the LM does not list, piece by piece. The LM must contain <unk>.
     open_vocabulary: bool = False
     # With open_vocabulary: cost of a word that the LM does not list, natural log, >= 0, in addition to that of <unk>.
-    unknown_word_cost: float = WORD_COST
+    unknown_word_cost: float = option(WORD_COST, low=0)
     # With open_vocabulary: cost of each piece of such a word, natural log, >= 0.
-    unknown_piece_cost: float = PIECE_COST
+    unknown_piece_cost: float = option(PIECE_COST, low=0)
     # Output file: the words of the LM that the tokens cannot spell, one per line.
     oov: str | None = None
     # Print the report as JSON instead of a table.
@@ -73,21 +74,17 @@ class BuildGraphOptions:
     # Show NeMo's own messages.
     verbose: bool = False
 
-    def __post_init__(self) -> None:
+    def check_rules(self) -> None:
         if (self.model is None) == (self.tokenizer is None):
             raise ValueError("give either model=... or tokenizer=FILE: their tokens spell the words")
         if self.source_lang is not None and self.model is None:
             raise ValueError(f"source_lang is {self.source_lang!r}, which needs model=...")
-        if self.segmentations < 1:
-            raise ValueError(f"segmentations is {self.segmentations}, expected an integer >= 1")
         if self.lexicon is not None and self.segmentations > 1:
             raise ValueError(
                 f"segmentations is {self.segmentations} with a lexicon, expected 1: the lexicon lists "
                 "all spellings of its words"
             )
         costs = (self.unknown_word_cost, self.unknown_piece_cost)
-        for name in ("unknown_word_cost", "unknown_piece_cost"):
-            check_number(name, getattr(self, name))
         if not self.open_vocabulary and costs != (WORD_COST, PIECE_COST):
             raise ValueError("unknown_word_cost and unknown_piece_cost need open_vocabulary=true")
 

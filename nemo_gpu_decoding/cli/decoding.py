@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
 from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
+from nemo_gpu_decoding.schema import checked_options, option
 
+T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 
+TREE = ("segmentations", "refund", "overlapping", "ac_threshold")  # options of the boosting tree
 # option -> key of NeMo's section
-BEAM_KEYS = {
-    "beam_size": "beam_size",
-    "lm": "ngram_lm_model",
-    "lm_weight": "ngram_lm_alpha",
-    "lms": "lm_pool",
-    "source_lm": "source_lm_model",
-    "source_lm_weight": "source_lm_alpha",
-    "allowed_scripts": "allowed_scripts",
-    "grammar": "grammar",
-    "beam_beta": "beam_beta",
-    "blank_lm_score_mode": "blank_lm_score_mode",
-    "pruning_mode": "pruning_mode",
-    "score_norm": "score_norm",
-    "phrases": "boosting_tree.key_phrases_file",
-    "boosting_weight": "boosting_tree_alpha",
-    "segmentations": "boosting_tree.segmentations",
-    "refund": "boosting_tree.refund",
-    "overlapping": "boosting_tree.overlapping",
-    "ac_threshold": "boosting_tree.ac_threshold",
-}
-WORD_GRAPH_KEYS = {
-    "beam_width": "beam_width",
-    "lm": "arpa_lm_path",  # or, for a graph, wfst_lm_path
-    "lm_weight": "lm_weight",
-    "phrases": "boosting_tree.key_phrases_file",
-    "boosting_weight": "boosting_tree_alpha",
-    "ac_threshold": "boosting_tree.ac_threshold",
-}
+PHRASE_OPTIONS = {"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"}
+BEAM_KEYS = {"beam_size": "beam_size", "lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"}
+BEAM_KEYS |= {"source_lm": "source_lm_model", "source_lm_weight": "source_lm_alpha"}
+BEAM_KEYS |= {name: name for name in ("allowed_scripts", "grammar", "beam_beta")}
+BEAM_KEYS |= {name: name for name in ("blank_lm_score_mode", "pruning_mode", "score_norm")}
+BEAM_KEYS |= PHRASE_OPTIONS | {name: f"boosting_tree.{name}" for name in TREE}
+# `lm` is, for a graph, wfst_lm_path
+WORD_GRAPH_KEYS = {"beam_width": "beam_width", "lm": "arpa_lm_path", "lm_weight": "lm_weight"}
+WORD_GRAPH_KEYS |= PHRASE_OPTIONS | {"ac_threshold": "boosting_tree.ac_threshold"}
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
 FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
@@ -66,6 +49,7 @@ SUITED: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+@checked_options
 @dataclass
 class ModelOptions:
     """Options of the commands that decode with a model."""
@@ -94,16 +78,14 @@ class ModelOptions:
     # spellings that are written as the phrase. `tune` reports precision, recall and F-score of the phrases.
     phrases: str | None = None
     # Utterances per batch of the encoder.
-    batch_size: int = 8
+    batch_size: int = option(8, low=1)
     # Where the model runs: auto, cpu, cuda, cuda:1 ...
     device: str = "auto"
     # Show NeMo's own messages.
     verbose: bool = False
 
-    def __post_init__(self) -> None:
-        check_counts(self, "batch_size")
 
-
+@checked_options
 @dataclass
 class DecodingOptions(ModelOptions):
     """Options of the commands that decode with one setting. null keeps the value of the preset, or of NeMo."""
@@ -140,22 +122,13 @@ class DecodingOptions(ModelOptions):
     decoding: dict[str, Any] = field(default_factory=dict)
 
 
-def check_counts(options: Any, *names: str) -> None:
-    """Raise a ValueError for the first of these options that is below 1."""
-    for name in names:
-        if getattr(options, name) < 1:
-            raise ValueError(f"{name} is {getattr(options, name)}, expected an integer >= 1")
+def fields_of(cls: type[T], options: Any) -> T:
+    """A dataclass whose fields get the values of the options of the same names."""
+    return cls(**{field.name: getattr(options, field.name) for field in fields(cast(Any, cls))})
 
 
 def check_rescoring(options: Any) -> None:
-    """Raise a ValueError for a second pass (`rescore`) with n_best=1, or with weights below 0."""
-    weights = options.rescore_weight
-    for name, values in (
-        ("rescore_weight", weights if isinstance(weights, list) else [weights]),
-        ("rescore_lm_share", [options.rescore_lm_share]),
-    ):
-        for value in values:
-            check_number(name, value)
+    """Raise a ValueError for a second pass (`rescore`) with n_best=1."""
     if options.rescore and options.n_best < 2:
         raise ValueError(
             f"rescore={options.rescore} orders n_best hypotheses; n_best is {options.n_best}, expected >= 2"
@@ -249,6 +222,28 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     if options.get("source_lm") is not None and config.beam.get("source_lm_alpha") is None:
         raise ValueError("source_lm_weight is not set, expected the weight of source_lm, a number >= 0; tune finds it")
     return config
+
+
+def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> DictConfig:
+    """NeMo's `decoding` section for the options of a command, changed ones in their place, without `decoding`.
+
+    Args:
+        head: of the model; it decides the strategy if neither options nor preset do.
+        n_best: hypotheses per utterance.
+    """
+    strategy = options.strategy
+    if strategy is None and options.preset is None:
+        strategy = DEFAULT_STRATEGY[head]
+    config = decoding_config(strategy, options.preset, vars(options) | changed)
+    section = section_of(str(config.strategy))
+    for key, value in {"return_best_hypothesis": False, "n_best": n_best}.items() if n_best > 1 else ():
+        OmegaConf.update(config, f"{section}.{key}", value, force_add=True)
+    return config
+
+
+def head_of(strategy: str, default: str) -> str:
+    """The head that a strategy decodes; NeMo's strategies decode the default one."""
+    return STRATEGIES[strategy].family if strategy in STRATEGIES else default
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:

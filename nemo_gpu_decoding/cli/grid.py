@@ -10,15 +10,17 @@ limit of false phrases, both try thresholds of a phrase's probability at last.
 from __future__ import annotations
 
 import itertools
+from collections import namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, decoding_config, section_of
+from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, TREE, decoding_config, section_of
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.schema import key_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Search
@@ -29,27 +31,53 @@ if TYPE_CHECKING:
 
 # options that are weights
 WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight", "beam_beta", "rescore_weight")
-TREE = ("segmentations", "refund", "overlapping", "ac_threshold")  # options of the boosting tree
 
 
-class Point(NamedTuple):
+class Axis(NamedTuple):
+    """The values of an option in the first stage. An option may have several axes, of which at most one is used."""
+
+    option: str
+    facts: str  # the axis is used if all of them hold, see `facts_of`
+    values: Sequence[Any] = ()  # unless the option has values; (): the option stays None
+
+
+LM_WEIGHTS, BOOSTING_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+# a word of a graph is several tokens, so its weights are larger
+WORD_LM_WEIGHTS, WORD_BOOSTING_WEIGHTS = (0.3, 0.5, 0.7, 1.0, 1.3), (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+BEAM_SIZES, SEGMENTATIONS = (8, 32), (1, 8)  # more than the first only with phrases
+BEAM_WIDTHS = (16.0, 40.0)  # 40 if a word's bonus may exceed half of 16
+AC_THRESHOLDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)  # tried with false_phrases_per_hour
+AXES = (
+    Axis("beam_size", "tokens", BEAM_SIZES[:1]),
+    Axis("beam_beta", "ctc tokens", (0.0, 0.5, 1.0, 1.5)),
+    Axis("beam_beta", "rnnt fused", (0.0, 1.0)),
+    Axis("lm_weight", "tokens lm", LM_WEIGHTS),
+    Axis("lm_weight", "graph", WORD_LM_WEIGHTS),
+    # bonuses add up over the tokens of a phrase (five words earn 14 times the weight): small weights suit these
+    Axis("boosting_weight", "tokens phrases", BOOSTING_WEIGHTS),
+    Axis("boosting_weight", "graph phrases", (0.0,)),
+    Axis("blank_lm_score_mode", "rnnt fused", ("lm_weighted_full", "no_score")),
+    Axis("beam_width", "graph", BEAM_WIDTHS),
+    Axis("large_lm_weight", "large", (0.5, 1.0)),  # 0 is cuda_wfst
+    Axis("pruning_mode", "rnnt fused"),
+    Axis("rescore_weight", "rescore"),
+    Axis("segmentations", "tokens phrases", SEGMENTATIONS[:1]),
+    Axis("refund", "tokens phrases", ("full",)),
+    Axis("overlapping", "tokens phrases", (False,)),
+    Axis("source_lm_weight", "tokens source", (0.0, 0.1, 0.2, 0.3, 0.4)),
+    Axis("ac_threshold", "phrases"),
+    Axis("score_norm", "rnnt fused"),
+)
+# `tune` refuses the first three without an LM or phrases
+CHECKED = ("lm_weight", "source_lm_weight", "boosting_weight", "rescore_weight")
+
+
+_NAMES = list(dict.fromkeys(axis.option for axis in AXES))
+_Values: Any = namedtuple("_Values", _NAMES, defaults=[None] * len(_NAMES))  # type: ignore[misc]
+
+
+class Point(_Values):
     """One combination of options. None: the strategy has no such option, or there is no LM or no phrase."""
-
-    beam_size: int | None = None
-    beam_beta: float | None = None
-    lm_weight: float | None = None
-    boosting_weight: float | None = None
-    blank_lm_score_mode: str | None = None
-    beam_width: float | None = None
-    large_lm_weight: float | None = None
-    pruning_mode: str | None = None
-    rescore_weight: float | None = None
-    segmentations: int | None = None
-    refund: str | None = None
-    overlapping: bool | None = None
-    source_lm_weight: float | None = None
-    ac_threshold: float | None = None
-    score_norm: bool | None = None
 
     def __str__(self) -> str:
         """The options in the form in which a user types them."""
@@ -139,9 +167,9 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
     from nemo_gpu_decoding.fusion.fusion import Fusion
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
-    names = ("beam_size", "beam_beta", "blank_lm_score_mode", "pruning_mode", "score_norm", "beam", "large_lm_weight")
-    values = point._asdict() | {"beam": point.beam_width}
-    changes: dict[str, Any] = {name: values[name] for name in names if values[name] is not None}
+    values = {name: value for name, value in point._asdict().items() if value is not None}
+    keys = {option.name: key_of(option) for option in fields(decoder.config)}
+    changes: dict[str, Any] = {name: values[key] for name, key in keys.items() if key in values}
     changes["n_best"] = max(n_best, decoder.config.n_best)
     if point.beam_size is not None:
         changes["n_best"] = point.beam_size if n_best > 1 else 1
@@ -164,48 +192,11 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
 Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try next
 
 
-class Axis(NamedTuple):
-    """The values of an option in the first stage. An option may have several axes, of which at most one is used."""
-
-    option: str
-    facts: str  # the axis is used if all of them hold, see `facts_of`
-    values: Sequence[Any] = ()  # unless the option has values; (): the option stays None
-
-
-LM_WEIGHTS, BOOSTING_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-# a word of a graph is several tokens, so its weights are larger
-WORD_LM_WEIGHTS, WORD_BOOSTING_WEIGHTS = (0.3, 0.5, 0.7, 1.0, 1.3), (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
-BEAM_SIZES, SEGMENTATIONS = (8, 32), (1, 8)  # more than the first only with phrases
-BEAM_WIDTHS = (16.0, 40.0)  # 40 if a word's bonus may exceed half of 16
-AC_THRESHOLDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)  # tried with false_phrases_per_hour
-AXES = (
-    Axis("beam_size", "tokens", BEAM_SIZES[:1]),
-    Axis("beam_beta", "ctc tokens", (0.0, 0.5, 1.0, 1.5)),
-    Axis("beam_beta", "rnnt fused", (0.0, 1.0)),
-    Axis("lm_weight", "tokens lm", LM_WEIGHTS),
-    Axis("lm_weight", "graph", WORD_LM_WEIGHTS),
-    Axis("source_lm_weight", "tokens source", (0.0, 0.1, 0.2, 0.3, 0.4)),
-    Axis("large_lm_weight", "large", (0.5, 1.0)),  # 0 is cuda_wfst
-    # bonuses add up over the tokens of a phrase (five words earn 14 times the weight): small weights suit these
-    Axis("boosting_weight", "tokens phrases", BOOSTING_WEIGHTS),
-    Axis("boosting_weight", "graph phrases", (0.0,)),
-    Axis("blank_lm_score_mode", "rnnt fused", ("lm_weighted_full", "no_score")),
-    Axis("pruning_mode", "rnnt fused"),
-    Axis("score_norm", "rnnt fused"),
-    Axis("segmentations", "tokens phrases", SEGMENTATIONS[:1]),
-    Axis("refund", "tokens phrases", ("full",)),
-    Axis("overlapping", "tokens phrases", (False,)),
-    Axis("beam_width", "graph", BEAM_WIDTHS),
-    Axis("ac_threshold", "phrases"),
-)
-CHECKED = ("lm_weight", "source_lm_weight", "boosting_weight")  # `tune` refuses them without an LM or phrases
-
-
 def facts_of(options: TuneOptions, strategy: str, has_lm: bool, has_phrases: bool) -> set[str]:
     """What is known of a search: what it scores, the head of the model, and what is fused with it."""
     facts = {STRATEGIES[strategy].family, "graph" if section_of(strategy) == "wfst" else "tokens"}
     named = {"large": strategy == LARGE_LM_STRATEGY, "source": options.source_lm is not None, "lm": has_lm}
-    named |= {"phrases": has_phrases, "fused": has_lm or has_phrases}
+    named |= {"rescore": options.rescore is not None, "phrases": has_phrases, "fused": has_lm or has_phrases}
     return facts | {name for name, holds in named.items() if holds}
 
 
@@ -219,7 +210,7 @@ def points_of(
     """
     facts = facts_of(options, strategy, has_lm, has_phrases)
     values = {axis.option: axis.values for axis in AXES if facts >= set(axis.facts.split())}
-    for name in dict.fromkeys(axis.option for axis in AXES):
+    for name in Point._fields:
         if getattr(options, name) and name not in values and name not in CHECKED:
             how = strategy if facts & {"fused", "graph"} else f"{strategy} without lm or phrases"
             raise ValueError(f"{name} is {getattr(options, name)}, which has no effect with {how}")

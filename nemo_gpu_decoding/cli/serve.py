@@ -6,11 +6,12 @@ import asyncio
 import gc
 import os
 import sys
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.live.interface import Address, Limits
+from nemo_gpu_decoding.live.interface import Address, Limits, PipelineOptions
+from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.server import LiveServer
@@ -22,36 +23,22 @@ EXAMPLES = (
     "model=cache_aware.nemo strategy=alsd_pp max_streams=200 end_silence=0.6",
     "model=model.nemo host=0.0.0.0 token=...",
 )
-T = TypeVar("T")
 
 
+@checked_options
 @dataclass
-class ServeOptions(Limits, Address, decoding.DecodingOptions):
+class ServeOptions(PipelineOptions, Limits, Address, decoding.DecodingOptions):
     """Options of `serve`."""
 
     # Maximum number of streams in one step of encoder and decoder, >= 1.
-    batch_size: int = 64
-    # NeMo's pipeline: buffered for offline checkpoints, cache_aware for streaming checkpoints; auto: chosen by the
-    # encoder's config.
-    pipeline: str = "auto"
-    # Buffered pipeline: seconds of new audio per step.
-    chunk_seconds: float = 0.4
-    # Buffered pipeline: seconds of past audio that the encoder reads again in each step.
-    left_seconds: float = 1.6
-    # Buffered pipeline: seconds of future audio that each step waits for. Less is faster and less accurate.
-    right_seconds: float = 0.8
-    # Seconds of silence that end an utterance, at most 60; below 0: utterances end only with the stream.
-    end_silence: float = 0.8
-    # Kaldi's endpointing rules, in place of end_silence: kaldi for the defaults, or single values, such as
-    # {rule2: {min_trailing_silence: 0.8}}.
-    rules: Any = None
+    batch_size: int = option(64, low=1)
     # Seconds that a step waits for chunks of other streams.
     tick_seconds: float = 0.02
-    # Maximum n_best of a stream. null: 5 for beam searches, 1 for word graphs, which keep lattices if it is more.
-    max_n_best: int | None = None
 
-    def __post_init__(self) -> None:
-        decoding.check_counts(self, "batch_size")
+    def check_rules(self) -> None:
+        self.token = self.token or os.environ.get(TOKEN_VARIABLE)
+        Address.check_rules(self)
+        PipelineOptions.check_rules(self)
 
 
 OPTIONS = ServeOptions
@@ -70,8 +57,7 @@ def build_server(options: ServeOptions) -> LiveServer:
     from nemo_gpu_decoding.live.interface import warm_up
     from nemo_gpu_decoding.live.server import LiveServer
 
-    token = options.token or os.environ.get(TOKEN_VARIABLE)
-    address, limits = _fields_of(Address, replace(options, token=token)), _fields_of(Limits, options)
+    address, limits = decoding.fields_of(Address, options), decoding.fields_of(Limits, options)
     recognizer = build_recognizer(options)
     print("warming up: compiling the code that is not in the cache", file=sys.stderr)
     warm_up(recognizer)
@@ -83,22 +69,14 @@ def build_server(options: ServeOptions) -> LiveServer:
 def build_recognizer(options: ServeOptions) -> Any:
     """The model in NeMo's pipeline, with the strategy."""
     from nemo_gpu_decoding.nemo_plugin.restore import default_head
-    from nemo_gpu_decoding.nemo_plugin.streaming.recognizer import PipelineOptions, PipelineRecognizer
+    from nemo_gpu_decoding.nemo_plugin.streaming.recognizer import PipelineRecognizer
 
-    strategy = options.strategy
-    if strategy is None and options.preset is None:
-        strategy = decoding.DEFAULT_STRATEGY[default_head(options.model, verbose=options.verbose)]
-    preset = decoding.decoding_config(strategy, options.preset, vars(options))
-    config = decoding.with_decoding(preset, options)
+    is_named = options.strategy is not None or options.preset is not None
+    head = "ctc" if is_named else default_head(options.model, verbose=options.verbose)
+    config = decoding.with_decoding(decoding.config_with_n_best(options, head, 1), options)
     decoding.check_weights(config, options, has_own_phrases=True)
-    return PipelineRecognizer.build(
-        options.model, config, _fields_of(PipelineOptions, options), device=options.device, verbose=options.verbose
-    )
-
-
-def _fields_of(cls: type[T], options: ServeOptions) -> T:
-    """A dataclass whose fields get the values of the options of the same names."""
-    return cls(**{field.name: getattr(options, field.name) for field in fields(cast(Any, cls))})
+    pipeline = decoding.fields_of(PipelineOptions, options)
+    return PipelineRecognizer.build(options.model, config, pipeline, device=options.device, verbose=options.verbose)
 
 
 async def _serve(server: LiveServer) -> None:

@@ -18,13 +18,12 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector, part_of
-from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.output import Totals
@@ -49,15 +48,12 @@ EXAMPLES = (
 )
 FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "grammar", "rescore")  # and `lms`
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
-NOT_IN_TRANSCRIPTS = {
-    *("audio", "manifest", "tarred_audio", "out", "partition_seconds"),
-    *("device", "verbose", "workers", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
-}
+NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
 
 
 @dataclass
-class TranscribeOptions(decoding.DecodingOptions):
-    """Options of `transcribe`. null keeps the value of the preset, or of NeMo."""
+class RecordingOptions(decoding.DecodingOptions):
+    """What is transcribed, and what is written."""
 
     # Audio to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
     audio: Any = None
@@ -81,18 +77,24 @@ class TranscribeOptions(decoding.DecodingOptions):
     # gets partitions, which are resumed likewise.
     out: str | None = None
     # Hypotheses per utterance in `out`, >= 1; for beam searches at most beam_size.
-    n_best: int = 1
+    n_best: int = option(1, low=1)
     # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weight of the second-pass LM, >= 0.
-    rescore_weight: float = 0.5
+    rescore_weight: float = option(0.5, low=0)
     # Factor of the first LM's scores in the second pass, >= 0; 0 drops them.
-    rescore_lm_share: float = 1.0
+    rescore_lm_share: float = option(1.0, low=0)
     # Add the start and end of every word, in seconds, and its confidence, in [0, 1], to `out`.
     timestamps: bool = False
     # The head of a hybrid model: ctc or rnnt. null: the head that the strategy decodes; otherwise ctc if the model
     # has it.
-    head: str | None = None
+    head: str | None = option(None, choices=("ctc", "rnnt"))
+
+
+@dataclass
+class PartitionOptions:
+    """Options of a run with a folder as `out`."""
+
     # Processes that decode partitions into the folder `out`; each loads the model. [2,64]: Ray chooses the number.
     # More than one process needs Ray: pip install 'nemo-gpu-decoding[cluster]'.
     workers: Any = 1
@@ -100,53 +102,34 @@ class TranscribeOptions(decoding.DecodingOptions):
     # ray://head:10001. null: local if there are several workers. A single worker runs in this process without Ray.
     ray: str | None = None
     # GPUs per worker; with 0.5 two workers share one. null: one if the cluster has GPUs.
-    gpus_per_worker: float | None = None
+    gpus_per_worker: float | None = option(None, low=0)
     # Seconds of audio per partition, > 0. If a worker dies, its partition is decoded again.
-    partition_seconds: float = 600.0
+    partition_seconds: float = option(600.0, above=0)
     # For partitions, in place of batch_size: seconds of audio per batch, padding included, > 0.
-    batch_seconds: float | None = None
+    batch_seconds: float | None = option(None, above=0)
     # For partitions: stop when more utterances than this have failed, >= 0. null: never.
-    max_errors: int | None = 100
+    max_errors: int | None = option(100, low=0)
     # Decode partitions with failed utterances again.
     retry_errors: bool = False
-    # Files that are longer than max_segment_seconds are cut into segments of about segment_seconds, at pauses between
-    # words that last min_pause seconds or more. The LM and phrases begin anew in each segment. Seconds, > 0.
-    segment_seconds: float = 30.0
-    # Maximum seconds of a segment, >= segment_seconds.
-    max_segment_seconds: float = 60.0
-    # Minimum seconds without a word, for a cut and between lines of subtitles, > 0.
-    min_pause: float = 0.3
-    # Seconds of silence that always end a segment, > 0. Models that were trained on single sentences need less.
-    max_pause: float = 0.6
-    # Seconds of a pause with nothing but background noise that always end a segment, > 0. null: max_pause.
-    max_quiet_pause: float | None = None
-    # Seconds of silence that a segment keeps at both ends, >= 0. Few models need any; many make errors beside silence.
-    kept_silence: float = 0.0
-    # Segments of long files whose words have a lower mean confidence are left out: music and noise. A number in
-    # [0, 1]; 0 keeps all. The option implies timestamps.
-    min_confidence: float = 0.0
-    # Also write a file with lines and their times per recording: srt, vtt, tsv (milliseconds) or txt (no times), or
-    # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. Parts of a
-    # file share one, with times in the file. The option implies timestamps.
-    subtitles: list[str] | None = None
     # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. The field
     # shard_id of a row gives the number of its tar; without it the k-th manifest belongs to the k-th tar.
     tarred_audio: Any = None
 
-    def __post_init__(self) -> None:
-        decoding.check_counts(self, "n_best", "batch_size")
+
+@checked_options
+@dataclass
+class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
+    """Options of `transcribe`. null keeps the value of the preset, or of NeMo."""
+
+    # Also write a file with lines and their times per recording: srt, vtt, tsv (milliseconds) or txt (no times), or
+    # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. Parts of a
+    # file share one, with times in the file. The option implies timestamps.
+    subtitles: list[str] | None = option(None, choices=subtitles.FORMATS)
+
+    def check_rules(self) -> None:
+        super().check_rules()
         decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
-        if self.head not in (None, "ctc", "rnnt"):
-            raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
-        for name, above_zero in (("partition_seconds", True), ("batch_seconds", True), ("gpus_per_worker", False)):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), above_zero=above_zero)
-        if self.max_errors is not None and self.max_errors < 0:
-            raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
-        self.cutting  # noqa: B018  checks its values
-        for file_format in self.subtitles or ():
-            check_choice("subtitles", file_format, subtitles.FORMATS)
         fewest_and_most(self.workers)
         self._check_partitioned()
 
@@ -156,18 +139,12 @@ class TranscribeOptions(decoding.DecodingOptions):
             if self.subtitles:
                 raise ValueError(f"subtitles={','.join(self.subtitles)} needs a file as out, or none, not a folder")
             return
-        plain = {option.name: option.default for option in fields(TranscribeOptions)}
-        for name in PARTITION_OPTIONS:
-            if getattr(self, name) != plain[name]:
+        for field in fields(PartitionOptions):
+            if getattr(self, field.name) != field.default:
                 raise ValueError(
-                    f"{name}={getattr(self, name)} is for partitions, out is {self.out!r}, expected a folder or URL "
-                    "that ends with /"
+                    f"{field.name}={getattr(self, field.name)} is for partitions, out is {self.out!r}, expected a "
+                    "folder or URL that ends with /"
                 )
-
-    @property
-    def cutting(self) -> Cutting:
-        """Where long recordings are cut."""
-        return Cutting(**{option.name: getattr(self, option.name) for option in fields(Cutting)})
 
     @property
     def is_partitioned(self) -> bool:
@@ -184,10 +161,6 @@ def fewest_and_most(workers: Any) -> tuple[int, int]:
     return ends[0], ends[1]
 
 
-PARTITION_OPTIONS = (
-    *("workers", "ray", "gpus_per_worker", "partition_seconds"),
-    *("batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
-)
 OPTIONS = TranscribeOptions
 
 
@@ -242,7 +215,7 @@ def load(options: TranscribeOptions) -> Loaded:
         options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
     )
     config = build_decoding(options, model.default_head)
-    model.head(head_of(options, str(config.strategy), model.default_head)).use(config)
+    model.head(options.head or decoding.head_of(str(config.strategy), model.default_head)).use(config)
     second = None
     if options.rescore:
         second = Rescoring(load_scorer(options.rescore), options.rescore_weight, options.rescore_lm_share)
@@ -268,7 +241,7 @@ def run_partitions(options: TranscribeOptions) -> int:
         tuple(plan.shards),
         batch_size=options.batch_size,
         batch_seconds=options.batch_seconds,
-        cutting=options.cutting,
+        cutting=decoding.fields_of(Cutting, options),
     )
     started = time.perf_counter()
     totals = transcribe_corpus(
@@ -284,7 +257,8 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
     """Options on which transcripts depend; files are represented by digests of their content."""
     from nemo_gpu_decoding.cluster.output import content_of
 
-    given = {name: value for name, value in vars(options).items() if name not in NOT_IN_TRANSCRIPTS}
+    resumable = {option.name for option in fields(PartitionOptions)} - {"batch_seconds"} | NOT_IN_TRANSCRIPTS
+    given = {name: value for name, value in vars(options).items() if name not in resumable}
     for name in FILE_OPTIONS:
         if given[name] is not None:
             given[name] = content_of(str(given[name]))
@@ -301,23 +275,9 @@ def workers_of(options: TranscribeOptions) -> Workers:
     return Workers(address, least, most, options.gpus_per_worker, options.verbose)
 
 
-def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:
-    """The head of the model that decodes: the option `head`, else the head that the strategy decodes."""
-    if options.head:
-        return options.head
-    return STRATEGIES[strategy].family if strategy in STRATEGIES else default
-
-
 def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> DictConfig:
     """NeMo's decoding section for these options."""
-    strategy = options.strategy
-    if strategy is None and options.preset is None:
-        strategy = decoding.DEFAULT_STRATEGY[options.head or default_head]
-    config = decoding.decoding_config(strategy, options.preset, vars(options))
-    if options.n_best > 1:
-        section = decoding.section_of(str(config.strategy))
-        OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
-        OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
+    config = decoding.config_with_n_best(options, options.head or default_head, options.n_best)
     if options.timestamps or options.subtitles or options.min_confidence:
         config.compute_timestamps = True
         OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)
@@ -372,11 +332,11 @@ def _transcripts(
     """The transcript of each utterance, or its error message; `log` is that of long recordings."""
     from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole, with_checked_request
 
-    seconds = sum(utterance.duration for utterance in utterances)
+    seconds, cutting = sum(utterance.duration for utterance in utterances), decoding.fields_of(Cutting, options)
     with tqdm(total=seconds, unit="s", unit_scale=True, desc="transcribing", disable=None, file=sys.stderr) as bar:
 
         def parts(items: list[Item]) -> Iterator[tuple[Item, Transcript | str]]:
-            for part in encoded_cut(loaded.model, items, options.cutting, options.batch_size, log):
+            for part in encoded_cut(loaded.model, items, cutting, options.batch_size, log):
                 transcripts = decoded(loaded, part)
                 segment = part.items[0].part
                 if part.logged:

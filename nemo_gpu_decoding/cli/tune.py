@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from omegaconf import MISSING
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import check_channel_selector
-from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, points_of, tried_values, varied
@@ -23,6 +22,8 @@ from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table
 from nemo_gpu_decoding.presets import load_preset, write_preset
+from nemo_gpu_decoding.schema import checked_options, option
+from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
@@ -37,10 +38,10 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
 AGGREGATIONS = ("min", "mean", "prod")  # of NeMo's confidence_cfg
-STORES, OBJECTIVES = ("float32", "float16"), ("wer", "fscore")
 FALSE_PHRASE_COST = 2.0  # word errors
 
 
+@checked_options
 @dataclass
 class TuneOptions(decoding.ModelOptions):
     """Options of `tune`. A list, or a single value, holds the values to try; every combination is decoded. With
@@ -60,10 +61,10 @@ class TuneOptions(decoding.ModelOptions):
     beam_beta: list[float] | None = None
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score the LM lowers the scores of tokens
     # only, so that a large weight deletes words. null: both.
-    blank_lm_score_mode: list[str] | None = None
+    blank_lm_score_mode: list[str] | None = option(None, choices=BLANK_LM_SCORE_MODES)
     # For RNN-T and TDT with an LM or phrases: whether labels are pruned after fusion (late) or before it (early),
     # such as [late,early]. null: as in the preset.
-    pruning_mode: list[str] | None = None
+    pruning_mode: list[str] | None = option(None, choices=PRUNING_MODES)
     # For RNN-T and TDT with an LM or phrases: whether final hypotheses are ranked by score per token. null: true, then
     # false with bonuses per token above 0, with the best LM weight and those next to it.
     score_norm: list[bool] | None = None
@@ -75,7 +76,7 @@ class TuneOptions(decoding.ModelOptions):
     # Numbers of token sequences to boost per phrase; word graphs have none. null: 1, then 8 with the best weights.
     segmentations: list[int] | None = None
     # Refunds of phrases to try (boosting_tree.refund): full, nemo. null: both, the second one with the best weights.
-    refund: list[str] | None = None
+    refund: list[str] | None = option(None, choices=("full", "nemo"))
     # With refund full: whether phrases that overlap in the text all count (boosting_tree.overlapping). null: false,
     # then true with the best weights.
     overlapping: list[bool] | None = None
@@ -84,25 +85,25 @@ class TuneOptions(decoding.ModelOptions):
     ac_threshold: list[float] | None = None
     # Most false phrases per hour of speech, >= 0: combinations with more rank last. Put speech without phrases into
     # the manifest. null: no limit.
-    false_phrases_per_hour: float | None = None
+    false_phrases_per_hour: float | None = option(None, low=0)
     # For word graphs: beam widths to try, natural log, > 0. null: 16, or 40 if a word's bonus exceeds half of 16.
     beam_width: list[float] | None = None
     # The measure to optimise: wer (with phrases: and their false_phrase_cost), or fscore of the phrases.
-    objective: str = "wer"
+    objective: str = option("wer", choices=("wer", "fscore"))
     # With the objective wer and phrases: word errors that a false phrase counts on top of its own errors, >= 0. 0: WER
     # alone. It gains from a large boosting weight that inserts phrases in place of words that are wrong anyway.
-    false_phrase_cost: float = FALSE_PHRASE_COST
+    false_phrase_cost: float = option(FALSE_PHRASE_COST, low=0)
     # Output file: the best combination, as a preset for `transcribe preset=...`.
     out: str | None = None
     # Hypotheses per utterance, >= 1 and at most beam_size. With more than 1 a column shows the oracle WER, the lowest
     # WER of the hypotheses (of the whole lattice with wfst.decoding_mode lattice in the preset).
-    n_best: int = 1
+    n_best: int = option(1, low=1)
     # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weights of the second-pass LM to try, >= 0.
-    rescore_weight: list[float] = field(default_factory=lambda: [0.2, 0.5, 1.0])
+    rescore_weight: list[float] = option([0.2, 0.5, 1.0], low=0)
     # Factor of the first LM's scores in the second pass, >= 0; 0 drops them.
-    rescore_lm_share: float = 1.0
+    rescore_lm_share: float = option(1.0, low=0)
     # Output file for a plot of the error rates over the weights (.png, .svg or .pdf). null: the path of `out` with
     # the ending .png, if the extra plot is installed.
     plot: str | None = None
@@ -113,47 +114,25 @@ class TuneOptions(decoding.ModelOptions):
     channel_selector: Any = None
     # Aggregations of token confidence to words to try: min, mean or prod. Fits a map of word confidence to the
     # probability that the word is right. `out` gets the map and the best aggregation. null: no map.
-    confidence: list[str] | None = None
+    confidence: list[str] | None = option(None, choices=AGGREGATIONS)
     # Type of the stored encoder output: float32, or float16 for half the memory.
-    store: str = "float32"
+    store: str = option("float32", choices=("float32", "float16"))
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        decoding.check_counts(self, "n_best")
+    def check_rules(self) -> None:
         decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
-        for name in Point.__annotations__:
+        for name in Point._fields:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
-        from nemo_gpu_decoding.fusion.boosting import REFUNDS
-        from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
-
-        _check_names("blank_lm_score_mode", self.blank_lm_score_mode or [], BLANK_LM_SCORE_MODES)
-        _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)
-        _check_names("refund", self.refund or [], REFUNDS)
-        check_number("false_phrase_cost", self.false_phrase_cost)
-        if self.false_phrases_per_hour is not None:
-            check_number("false_phrases_per_hour", self.false_phrases_per_hour)
-            if self.phrases is None:
-                raise ValueError(f"false_phrases_per_hour is {self.false_phrases_per_hour}, which needs phrases=FILE")
-        _check_names("confidence", self.confidence or [], AGGREGATIONS)
-        for name, known in (("strategy", STRATEGIES), ("store", STORES), ("objective", OBJECTIVES)):
-            if getattr(self, name) is not None:
-                check_choice(name, getattr(self, name), known)
+        if self.false_phrases_per_hour is not None and self.phrases is None:
+            raise ValueError(f"false_phrases_per_hour is {self.false_phrases_per_hour}, which needs phrases=FILE")
         if self.objective == "fscore" and self.phrases is None:
             raise ValueError("objective is 'fscore', which needs phrases=FILE")
 
 
 OPTIONS = TuneOptions
-
-
-def _check_names(option: str, values: Collection[str], known: Collection[str]) -> None:
-    unknown = [value for value in values if value not in known]
-    if unknown:
-        expected = ", ".join(known)
-        raise ValueError(f"{option} holds {', '.join(unknown)}, expected any of {expected}")
 
 
 @dataclass(frozen=True)
@@ -254,8 +233,6 @@ def search_points(
     in_graph = decoding.section_of(strategy) == "wfst"
     given: dict[str, Any] = {"has_phrases": bool(phrases), "most_bonus": searches.most_bonus if in_graph else 0.0}
     points = points_of(options, strategy, has_lm=options.lm is not None, **given)
-    if options.rescore:
-        points = [point._replace(rescore_weight=weight) for point in points for weight in options.rescore_weight]
     order = partial(ranked, objective=options.objective, false_phrase_cost=options.false_phrase_cost)
     trials = order(try_points(searches, dev, points, phrases, options))
     for stage in later_stages(options, strategy, points, **given, refunds=searches.refunds):
@@ -287,7 +264,7 @@ def try_points(
 def ranked(
     trials: Sequence[Trial],
     objective: str,
-    false_phrase_cost: float = FALSE_PHRASE_COST,
+    false_phrase_cost: float = option(FALSE_PHRASE_COST, low=0),
     most_false: float = float("inf"),
 ) -> list[Trial]:
     """Best first; ties go to the smaller beam, then to the smaller weights.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError, check_number, fields_named
 from nemo_gpu_decoding.cuda.launch import as_records
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, with_costs
@@ -309,10 +309,8 @@ def _checked_requests(
 def _check_lm_name(i: int, name: str | None, fusion: Fusion, labels: FusionLabels) -> None:
     if name is not None and labels.lm_in_graph:
         raise FieldError(f"requests[{i}].lm", name, "None: the LM of a word graph is in the graph")
-    try:
+    with fields_named(f"requests[{i}].{{}}"):
         fusion.check_lm_name(name)
-    except FieldError as error:
-        raise error.named(f"requests[{i}].lm") from None
 
 
 def _batch_of(

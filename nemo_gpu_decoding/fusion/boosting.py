@@ -10,7 +10,7 @@ with those of "ann", unless `whole_words` is False or `refund` is "nemo".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import fspath
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, check_choice, check_number, checked_options
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
@@ -34,11 +34,13 @@ from nemo_gpu_decoding.fusion.phrases import (
     weight_of,
     without_repetitions,
 )
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
 
 REFUNDS = ("full", "nemo")
 BPE_MODES = ("default", "bpe_dropout", "var_bpe", "case_insensitive")
 VAR_BPE_SEGMENTATIONS = 8  # of modes in which NeMo boosts every segmentation
+_PAID_ALIKE = "all segmentations of a phrase are paid alike"
 _SHOWN = 3  # phrases at fault listed in messages
 
 
@@ -61,15 +63,15 @@ class BoostingConfig:
     # and aliases.
     key_phrase_items_list: Sequence[Any] | None = None
     # Bonus of the first token of a phrase, >= 0.
-    context_score: float = 1.0
+    context_score: float = option(1.0, low=0)
     # Token n > 1 of a phrase gets context_score * depth_scaling + log(n); >= 0.
-    depth_scaling: float = 2.0
+    depth_scaling: float = option(2.0, low=0)
     # Weight of a token that neither continues nor begins a phrase.
-    unk_score: float = 0.0
+    unk_score: float = option(0.0)
     # Bonus of the end-of-sentence token of attention decoders; without effect for CTC, RNN-T and TDT.
-    final_eos_score: float = 1.0
+    final_eos_score: float = option(1.0, unused="only attention decoders have an end-of-sentence token to boost")
     # If not 0: context_score of a phrase = score_per_phrase / number of its characters.
-    score_per_phrase: float = 0.0
+    score_per_phrase: float = option(0.0, low=0)
     # Language of the phrases for aggregate tokenizers.
     source_lang: str = "en"
     # Ignored: this package does not use Triton.
@@ -80,23 +82,23 @@ class BoostingConfig:
     use_bpe_dropout: bool = False
     # Of NeMo's development branch. default; bpe_dropout: use_bpe_dropout; var_bpe: at least 8 segmentations;
     # case_insensitive: at least 8 segmentations, with ignore_case.
-    bpe_mode: str = "default"
+    bpe_mode: str = option("default", choices=BPE_MODES)
     # Of NeMo's development branch; without effect here: all segmentations of a phrase are paid alike.
-    var_bpe_scoring_temp: float = 10.0
+    var_bpe_scoring_temp: float = option(10.0, unused=_PAID_ALIKE)
     # Of NeMo's development branch; without effect here.
-    var_bpe_penalize_subsplits: bool = True
+    var_bpe_penalize_subsplits: bool = option(True, unused=_PAID_ALIKE)
     # Number of these segmentations, including the tokenizer's own; enumerated, fewest pieces first.
-    num_of_transcriptions: int = 5
+    num_of_transcriptions: int = option(5, low=1)
     # Sampling parameter of NeMo's segmentations; without effect here, because all are enumerated.
-    bpe_alpha: float = 0.3
+    bpe_alpha: float = option(0.3, unused="segmentations are enumerated, not sampled")
     # Token sequences boosted per phrase and spelling. With refund "full" each has the same total
     # bonus as the tokenizer's own segmentation, however many pieces it has.
-    segmentations: int = 1
+    segmentations: int = option(1, low=1)
     # Boost the phrase as written, in lower case, in upper case and with capital initials.
     ignore_case: bool = False
     # full: bonuses of unfinished phrases are taken back exactly; nemo: the weights of NeMo 2.7 and 3.0 to the bit, all
     # >= 0.
-    refund: str = "full"
+    refund: str = option("full", choices=REFUNDS)
     # False: each token counts for one phrase, and a phrase that begins inside a complete phrase and ends
     # after it earns no bonus. True: all phrases count, even where they overlap in the text. Use True for
     # lists with overlapping parts ("new york", "york city"). In lists of digit strings, one more digit after
@@ -111,46 +113,24 @@ class BoostingConfig:
     # Least probability of a phrase in a result, 0 .. 1; 0: no limit. The probability is the smallest posterior of
     # its tokens. Phrases below it are withdrawn: the utterance is decoded again with the phrases above it only.
     # `tune false_phrases_per_hour=1` finds a value; 0.0001 is typical. Not for model_path.
-    ac_threshold: float = 0.0
+    ac_threshold: float = option(0.0, low=0)
 
-    def __post_init__(self) -> None:
+    def check_rules(self) -> None:
         for name in ("key_phrases_list", "key_phrase_items_list"):
             if isinstance(getattr(self, name), str | Mapping):
                 raise FieldError(name, getattr(self, name), "a list of phrases")
         object.__setattr__(self, "key_phrases_list", _freeze(self.key_phrases_list))
         object.__setattr__(self, "key_phrase_items_list", _freeze(self.key_phrase_items_list))
-        for name in ("context_score", "depth_scaling", "score_per_phrase"):
-            check_number(name, getattr(self, name))
-        check_number("unk_score", self.unk_score, negative=True)
-        for name in ("segmentations", "num_of_transcriptions"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise FieldError(name, value, "at least 1")
-        check_choice("refund", self.refund, REFUNDS)
-        check_choice("bpe_mode", self.bpe_mode, BPE_MODES)
-        check_number("ac_threshold", self.ac_threshold)
         if self.ac_threshold > 1 or (self.ac_threshold and self.model_path):
             note = "with model_path, which names no phrases" if self.model_path else ""
             raise FieldError("ac_threshold", self.ac_threshold, "0" if self.model_path else "0 .. 1", note)
-        for name in ("whole_words", "overlapping"):
-            if not isinstance(getattr(self, name), bool | None):
-                raise FieldError(name, getattr(self, name), "True, False or None")
         self._check_without_effect()
 
     def _check_without_effect(self) -> None:
-        reasons = {
-            "final_eos_score": "only attention decoders have an end-of-sentence token to boost",
-            "bpe_alpha": "segmentations are enumerated, not sampled",
-            "var_bpe_scoring_temp": "all segmentations of a phrase are paid alike",
-            "var_bpe_penalize_subsplits": "all segmentations of a phrase are paid alike",
-        }
-        if not self.drops_pieces:
-            reasons["num_of_transcriptions"] = "use_bpe_dropout is False; set it, or use segmentations"
-        defaults = {f.name: f.default for f in fields(self)}
-        for name, reason in reasons.items():
-            if getattr(self, name) != defaults[name]:
-                note = f", which has no effect here: {reason}"
-                raise FieldError(name, getattr(self, name), f"{defaults[name]!r}", note)
+        if not self.drops_pieces and self.num_of_transcriptions != BoostingConfig.num_of_transcriptions:
+            note = ", which has no effect here: use_bpe_dropout is False; set it, or use segmentations"
+            default = BoostingConfig.num_of_transcriptions
+            raise FieldError("num_of_transcriptions", self.num_of_transcriptions, repr(default), note)
         if self.refund != "full" or self.model_path:
             # None, and the value that describes NeMo's trees
             for name, nemo in (("whole_words", False), ("overlapping", True)):

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError, check_number, checked_options, did_you_mean
+from nemo_gpu_decoding.checks import FieldError, check_number, did_you_mean
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, joined
 from nemo_gpu_decoding.fusion.density_ratio import density_ratio
 from nemo_gpu_decoding.fusion.grammar import Grammar
+from nemo_gpu_decoding.schema import checked_options, option
 
 NO_LM = "none"  # the name by which a request switches the LM off
 
@@ -33,20 +34,18 @@ class Fusion:
     """
 
     lm: BackoffAutomaton | None = None  # over tokens; None for word graphs, which hold their LM
-    lm_weight: float = 1.0  # of natural logs, >= 0; 0 switches the LM off. Word graphs: of their costs
+    lm_weight: float = option(1.0, low=0)  # of natural logs, >= 0; 0 switches the LM off. Word graphs: of their costs
     boosting: BackoffAutomaton | None = None  # over tokens; for word graphs over words
-    boosting_weight: float = 1.0  # >= 0; 0 switches boosting off
+    boosting_weight: float = option(1.0, low=0)  # >= 0; 0 switches boosting off
     source_lm: BackoffAutomaton | None = None  # over tokens, of the network's training text: subtracted from `lm`
-    source_lm_weight: float | None = None  # of natural logs, >= 0; 0 switches the source LM off
+    source_lm_weight: float | None = option(None, low=0)  # of natural logs, >= 0; 0 switches the source LM off
     allowed: AllowedTokens | None = None  # None: all tokens may be written; not for word graphs
     grammar: Grammar | None = None  # of all utterances, instead of phrases; not for word graphs
     # LMs over tokens for `Request.lm`, by name; not for word graphs
     lm_pool: Mapping[str, BackoffAutomaton] = field(default_factory=dict, hash=False)
     lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # by name, > 0; others: lm_weight
 
-    def __post_init__(self) -> None:
-        check_number("lm_weight", self.lm_weight)
-        check_number("boosting_weight", self.boosting_weight)
+    def check_rules(self) -> None:
         check_lm_pool(self.lm_pool, self.lm_pool_weights)
         if self.grammar is not None and self.boosting is not None:
             raise FieldError("boosting", self.boosting.name, "None", "with a grammar, which has all sentences")
@@ -57,7 +56,6 @@ class Fusion:
             return
         if self.source_lm_weight is None:
             raise FieldError("source_lm_weight", None, "the weight of source_lm, a number >= 0")
-        check_number("source_lm_weight", self.source_lm_weight)
         if self.lm is None and not self.lm_pool:
             raise FieldError("lm", None, "the LM from which source_lm is subtracted")
         if self.source_lm_weight > 0 and self.lm_weight == 0:
@@ -114,19 +112,15 @@ class Request:
     """
 
     boosting: BackoffAutomaton | None = None
-    boosting_weight: float | None = None
-    lm_weight: float | None = None
+    boosting_weight: float | None = option(None, low=0)
+    lm_weight: float | None = option(None, low=0)
     allowed: AllowedTokens | None = None  # see `allowed_tokens`
     lm: str | None = None
     grammar: Grammar | None = None  # see `build_grammar`; replaces the decoder's phrases
 
-    def __post_init__(self) -> None:
-        if self.lm_weight is not None:
-            check_number("lm_weight", self.lm_weight)
-            if self.lm == NO_LM and self.lm_weight > 0:
-                raise FieldError("lm_weight", self.lm_weight, "None or 0", f"with lm '{NO_LM}'")
-        if self.boosting_weight is not None:
-            check_number("boosting_weight", self.boosting_weight)
+    def check_rules(self) -> None:
+        if self.lm == NO_LM and self.lm_weight:
+            raise FieldError("lm_weight", self.lm_weight, "None or 0", f"with lm '{NO_LM}'")
 
 
 def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> None:

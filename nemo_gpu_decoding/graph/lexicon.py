@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 Spelling = tuple[int, ...]
@@ -119,6 +119,7 @@ class Lexicon:
         return cls.from_pieces(entries, pieces, str(Path(path)))
 
 
+@checked_options
 @dataclass(frozen=True)
 class OpenVocabulary:
     """Costs and tokens of words that the LM does not list: a beginning piece, then any pieces.
@@ -127,14 +128,12 @@ class OpenVocabulary:
     """
 
     # Natural-log penalties, >= 0, of an unknown word and of each of its pieces
-    word_cost: float = 2.0
-    piece_cost: float = 4.0
+    word_cost: float = option(2.0, low=0, nemo="unknown_word_cost")
+    piece_cost: float = option(4.0, low=0, nemo="unknown_piece_cost")
     # Tokens that may only begin a word; None: from the model's vocabulary
-    beginning_tokens: tuple[int, ...] | None = None
+    beginning_tokens: tuple[int, ...] | None = option(None, nemo=None)
 
-    def __post_init__(self) -> None:
-        for name in ("word_cost", "piece_cost"):
-            check_number(name, getattr(self, name))
+    def check_rules(self) -> None:
         if self.beginning_tokens is not None:
             object.__setattr__(self, "beginning_tokens", tuple(self.beginning_tokens))
 

@@ -18,6 +18,7 @@ from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.openfst import read_input_symbols
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, load_graph, save_graph
 from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases
 
 _BLANKS = ("<blk>", "<blank>")  # as NeMo and k2 name it
@@ -25,19 +26,20 @@ _TOKENWORD = "#1"  # begins and ends a spelled word in graphs of NeMo's `mkgraph
 _LOOKED_AT = 2000  # number of spellings of a graph to compare with the model's vocabulary
 
 
+@checked_options
 @dataclass(frozen=True)
 class GraphOptions:
     """The source of a graph and its options, before it is loaded."""
 
-    ready_made: Path | None  # a graph file of this package, a folder with one, or an OpenFst file
-    arpa: Path | None  # the LM to build a graph from, if there is no ready-made one
-    keep_at: Path | None = None  # file to save a built graph to
-    topology: str | None = None
-    words: Path | None = None  # words.txt of an OpenFst file
-    open_vocabulary: OpenVocabulary | None = None
-    segmentations: int = 1
-    added_words: tuple[str, ...] | Path = ()
-    source_lang: str | None = None
+    ready_made: Path | None = option(nemo=None)  # a graph file of this package, a folder with one, or an OpenFst file
+    arpa: Path | None = option(nemo=None)  # the LM to build a graph from, if there is no ready-made one
+    keep_at: Path | None = option(None, nemo=None)  # file to save a built graph to
+    topology: str | None = None  # compact, normal or minimal; None: compact, or the one inside a ready-made graph
+    words: Path | None = option(None, nemo="words_path")  # words.txt of an OpenFst file
+    open_vocabulary: OpenVocabulary | None = option(None, nemo=None)
+    segmentations: int = option(1, low=1)  # spellings of each word
+    added_words: tuple[str, ...] | Path | None = None  # words that the LM lacks, or a text file of words or phrases
+    source_lang: str | None = None  # for aggregate tokenizers: the language of the LM
 
 
 class LoadedGraph(NamedTuple):
@@ -72,7 +74,7 @@ def load_word_graph(
             partial(_load, path, options, vocabulary, blank_id),
         )
     assert options.arpa is not None
-    added, boosted = tuple(_words_of(options.added_words)), tuple(boosted_words)
+    added, boosted = tuple(_words_of(options.added_words or ())), tuple(boosted_words)
     words = added, boosted, ignore_case
     return cached(
         ("built graph", file_key(options.arpa), options, vocabulary, words),

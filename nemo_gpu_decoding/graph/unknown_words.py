@@ -28,11 +28,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph import csr
 from nemo_gpu_decoding.graph.grammar import Grammar
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.jit import read_only
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 WORD_COST, PIECE_COST = "unknown word cost", "unknown piece cost"  # in the report of a graph
@@ -184,6 +185,7 @@ def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None)
     return replace(graph, arrays=arrays, words=words, pieces=labels)
 
 
+@checked_options
 @dataclass(frozen=True)
 class Speller:
     """Spells words that a graph `with_piece_labels` lacks, and computes their refunds."""
@@ -191,10 +193,7 @@ class Speller:
     vocabulary: Vocabulary
     # lm_weight / boosting_weight of the utterance: the first scales the graph's costs, the second the
     # refunds
-    weight_ratio: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("weight_ratio", self.weight_ratio)
+    weight_ratio: float = option(1.0, low=0)
 
     def spelled(self, word: str, graph: csr.WordGraph) -> tuple[list[int], np.ndarray]:
         """The n olabels of a word in the loop of <unk>, and their costs, [n] natural log.

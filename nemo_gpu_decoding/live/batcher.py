@@ -81,7 +81,7 @@ class Batcher:
             raise ServerFullError
         self._reserved += 1
         try:
-            options = await asyncio.to_thread(self.recognizer.prepare, start.options)
+            options = await asyncio.to_thread(self.recognizer.prepare, start)
         finally:
             self._reserved -= 1
         shape = self.recognizer.sample_rate, self.recognizer.chunk_samples

@@ -17,18 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from numbers import Real
 from typing import Any
 
-from nemo_gpu_decoding.checks import FieldError, check_bool
+from nemo_gpu_decoding.checks import FieldError, fields_named
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.result import NBest
 
 
-def _check_not_negative(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:  # NaN is not
-        raise FieldError(name, value, "a number >= 0")
-
-
+@checked_options
 @dataclass(frozen=True)
 class StreamProgress:
     """The state of a stream that the rules read. Times are in seconds.
@@ -37,15 +33,15 @@ class StreamProgress:
         ValueError: a number is negative or NaN, or the silence is longer than the utterance.
     """
 
-    utterance_length: float  # since the stream was opened
-    trailing_silence: float  # since the last token; all of the utterance if there is none
+    utterance_length: float = option(low=0, infinite=True)  # since the stream was opened
+    trailing_silence: float = option(
+        low=0, infinite=True
+    )  # since the last token; all of the utterance if there is none
     # Score of the best hypothesis minus that of the best hypothesis that may end here, natural log. 0 if any
     # hypothesis may end; inf if none may, or if it is unknown.
-    relative_cost: float = math.inf
+    relative_cost: float = option(math.inf, low=0, infinite=True)
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            _check_not_negative(field.name, getattr(self, field.name))
+    def check_rules(self) -> None:
         if self.trailing_silence > self.utterance_length:
             raise ValueError(
                 f"trailing_silence is {self.trailing_silence}, expected at most "
@@ -57,6 +53,7 @@ class StreamProgress:
         return self.trailing_silence < self.utterance_length
 
 
+@checked_options
 @dataclass(frozen=True)
 class EndpointRule:
     """A rule; it holds if all of its conditions do.
@@ -68,16 +65,11 @@ class EndpointRule:
     # The best hypothesis has at least one token.
     must_contain_speech: bool
     # Minimum seconds of silence at the end, >= 0; 0: no condition.
-    min_trailing_silence: float = 0.0
+    min_trailing_silence: float = option(0.0, low=0, infinite=True)
     # Maximum of `StreamProgress.relative_cost`, >= 0; inf: no condition.
-    max_relative_cost: float = math.inf
+    max_relative_cost: float = option(math.inf, low=0, infinite=True)
     # Minimum seconds since the stream was opened, >= 0; 0: no condition.
-    min_utterance_length: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_bool("must_contain_speech", self.must_contain_speech)
-        for field in fields(self)[1:]:
-            _check_not_negative(field.name, getattr(self, field.name))
+    min_utterance_length: float = option(0.0, low=0, infinite=True)
 
     def holds(self, progress: StreamProgress) -> bool:
         return (
@@ -132,10 +124,8 @@ def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
             if not isinstance(conditions, Mapping):
                 raise FieldError(f"{name}.{rule}", conditions, "conditions, or null")
             _check_keys(f"{name}.{rule}", conditions, default)
-            try:
+            with fields_named(f"{name}.{rule}.{{}}"):
                 default = replace(default, **conditions)
-            except FieldError as error:
-                raise error.named(f"{name}.{rule}.{error.field}") from None
         rules[rule] = None if conditions is None else default
     return replace(KALDI_RULES, **rules)
 

@@ -1,20 +1,21 @@
 """What the live server, its clients and its model agree on: address, limits, options of a stream, and `Recognizer`.
 
 A recognizer is a model that decodes many streams. A step reads a chunk of several streams. `serve --help` shows the
-comments of `Address` and `Limits`.
+comments of `Address`, `Limits` and `PipelineOptions`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_int, check_number
+from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.fusion.batch import WrittenRequest
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.result import Place
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
@@ -22,14 +23,16 @@ MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
 
 
-class StreamOptions(NamedTuple):
+@checked_options
+@dataclass(frozen=True)
+class StreamOptions:
     """Options of a client for its stream; None: the server's values."""
 
     request: WrittenRequest | None = None  # LM, phrases, language lock and grammar
     boosting_weight: float | None = None  # of these phrases, natural log
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # for models with a language option
-    n_best: int = 1  # hypotheses of each transcript
+    n_best: int = option(1, low=1, high=MAX_N_BEST)  # hypotheses of each transcript
 
 
 class Chunk(NamedTuple):
@@ -125,6 +128,7 @@ def warm_up(recognizer: Recognizer) -> None:
             recognizer.step([Chunk(stream, samples, not is_last, is_last, options)])
 
 
+@checked_options
 @dataclass
 class Address:
     """The address of the server, and its access control.
@@ -136,18 +140,16 @@ class Address:
     # Address to listen on. An address that other machines can reach needs a token, or open_to_all=true.
     host: str = "127.0.0.1"
     # Port to listen on; 0: any free port.
-    port: int = 8765
+    port: int = option(8765, low=0, high=65535)
     # Required from every client, in the header "Authorization: Bearer TOKEN" or as ?token=TOKEN. null: the
     # value of the environment variable NEMO_GPU_DECODING_TOKEN; without it no token is required.
     token: str | None = None
     # Allow an address that other machines can reach without a token.
     open_to_all: bool = False
     # Seconds at shutdown to finish open utterances.
-    shutdown_seconds: float = 10.0
+    shutdown_seconds: float = option(10.0, low=0)
 
-    def __post_init__(self) -> None:
-        check_int("port", self.port, 0, 65535)
-        check_number("shutdown_seconds", self.shutdown_seconds)
+    def check_rules(self) -> None:
         if self.token is not None and not self.token.strip():
             raise FieldError("token", self.token, "a text that is not blank")
         if not (self.token or self.open_to_all or self._is_loopback):
@@ -161,6 +163,7 @@ class Address:
             return self.host == "localhost"
 
 
+@checked_options
 @dataclass
 class Limits:
     """Limits of the options and the timing of clients.
@@ -170,30 +173,57 @@ class Limits:
     """
 
     # Maximum number of open streams.
-    max_streams: int = 64
+    max_streams: int = option(64, low=1, high=1 << 31)
     # Maximum size of a message, in bytes.
-    max_message_bytes: int = 1_000_000
+    max_message_bytes: int = option(1_000_000, low=1, high=1 << 31)
     # Maximum number of phrases and aliases per stream. Together they may have 50 times as many characters.
-    max_phrases: int = 1000
+    max_phrases: int = option(1000, low=1, high=1 << 31)
     # Maximum boosting_weight of a stream, natural log.
-    max_boosting_weight: float = 100.0
+    max_boosting_weight: float = option(100.0, above=0)
     # Maximum size of a request with a recording, in bytes.
-    max_upload_bytes: int = 25_000_000
+    max_upload_bytes: int = option(25_000_000, low=1, high=1 << 31)
     # Maximum length of a recording, in seconds.
-    max_upload_seconds: float = 7200.0
+    max_upload_seconds: float = option(7200.0, above=0)
     # Seconds without a message after which the server ends a stream.
-    idle_seconds: float = 30.0
+    idle_seconds: float = option(30.0, above=0)
     # Maximum length of an utterance, in seconds; a longer one is cut.
-    utterance_seconds: float = 60.0
+    utterance_seconds: float = option(60.0, above=0)
     # Seconds of undecoded audio per client; beyond that the server stops reading from the client until it catches up.
-    pending_seconds: float = 2.0
+    pending_seconds: float = option(2.0, above=0)
     # Seconds within which a client must receive a message; a slower client is disconnected.
-    send_seconds: float = 10.0
+    send_seconds: float = option(10.0, above=0)
 
-    def __post_init__(self) -> None:
-        for field in fields(Limits):
-            value = getattr(self, field.name)
-            if isinstance(field.default, int):
-                check_int(field.name, value, 1, 1 << 31)
-            else:
-                check_number(field.name, value, above_zero=True)
+
+@checked_options
+@dataclass
+class PipelineOptions:
+    """Options of a pipeline. The encoder of a cache-aware model defines its chunks."""
+
+    # NeMo's pipeline: buffered for offline checkpoints, cache_aware for streaming checkpoints; auto: chosen by the
+    # encoder's config.
+    pipeline: str = option("auto", choices=("auto", "buffered", "cache_aware"))
+    # Buffered pipeline: seconds of new audio per step.
+    chunk_seconds: float = option(0.4, above=0)
+    # Buffered pipeline: seconds of past audio that the encoder reads again in each step.
+    left_seconds: float = option(1.6, low=0)
+    # Buffered pipeline: seconds of future audio that each step waits for. Less is faster and less accurate.
+    right_seconds: float = option(0.8, low=0)
+    # Seconds of silence that end an utterance, at most 60; below 0: utterances end only with the stream.
+    end_silence: float = option(0.8)
+    # Kaldi's endpointing rules, in place of end_silence: kaldi for the defaults, or single values, such as
+    # {rule2: {min_trailing_silence: 0.8}}.
+    rules: Any = None
+    # Maximum number of open streams.
+    max_streams: int = option(64, low=1, high=100_000)
+    # Maximum n_best of a stream. null: 5 for beam searches, 1 for word graphs, which keep lattices if it is more.
+    max_n_best: int | None = option(None, low=1, high=MAX_N_BEST)
+
+    def check_rules(self) -> None:
+        check_end_silence(self.end_silence)
+
+
+def check_end_silence(seconds: float) -> None:
+    """Raise a FieldError unless this many seconds of silence can end an utterance; below 0: none do."""
+    check_number("end_silence", seconds, negative=True)
+    if seconds > MAX_END_SILENCE:
+        raise FieldError("end_silence", seconds, f"at most {MAX_END_SILENCE:g}, or below 0 for no silence")

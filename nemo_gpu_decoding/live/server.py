@@ -39,13 +39,13 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.live import transcriptions
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
 from nemo_gpu_decoding.live.interface import Address
-from nemo_gpu_decoding.live.session import SHOWN, Session, Start, read_json, read_start
+from nemo_gpu_decoding.live.session import SHOWN, START_KEYS, Session, read_json, read_start
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
 DONE, RESTART, REFUSED, FULL, FAILED = 1000, 1012, 1008, 1013, 1011  # codes of RFC 6455 and its registry
 # Outcomes of streams in the metrics: fields of errors among them, but no names chosen by clients.
-OUTCOMES = frozenset(Start._fields).union(
+OUTCOMES = frozenset(START_KEYS).union(
     ("end", "restart", "disconnect", "send_seconds", "streams", "idle_seconds", "audio", "file", "server")
 )
 MESSAGES = 4  # maximum number of unread messages per client

@@ -16,54 +16,42 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS, written_request
-from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
+from nemo_gpu_decoding.fusion.phrases import as_phrase
 from nemo_gpu_decoding.live.interface import (
     MAX_END_SILENCE,
     MAX_GRAMMAR_LETTERS,
-    MAX_N_BEST,
     Chunk,
     Limits,
     StepOutput,
     StreamOptions,
     Words,
 )
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.result import places_as_json
 
-RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
 MEAN_PHRASE_CHARACTERS = 50  # of all phrases together, for each of `Limits.max_phrases`
 SHOWN = 80  # characters of a client's text in a message
 PENDING_FINALS = 100  # final transcripts not sent yet
 
 
-class Start(NamedTuple):
+@checked_options
+@dataclass(frozen=True)
+class Start(StreamOptions):
     """The first message of a client."""
 
-    sample_rate: int = 16000  # hertz
-    phrases: tuple[str | Phrase, ...] = ()
-    boosting_weight: float | None = None
-    end_silence: float | None = None
-    language: str | None = None
+    sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
     partials: bool = True  # false: finals only
-    n_best: int = 1  # hypotheses in each message
-    lm: str | None = None
-    allowed_scripts: tuple[str, ...] | None = None
-    allowed_tokens: tuple[str, ...] | None = None
-    allowed_price: float | str | None = None
-    grammar: tuple[str, ...] | None = None
-    grammar_price: float | str | None = None
 
-    @property
-    def options(self) -> StreamOptions:
-        """Raises a FieldError for a value of the request that is out of range."""
-        request = written_request(self._asdict() | {"phrases": self.phrases or None})
-        return StreamOptions(request, self.boosting_weight, self.end_silence, self.language, self.n_best)
+
+START_KEYS = ("sample_rate", "partials", *(field.name for field in fields(StreamOptions)[1:]), *REQUEST_KEYS)
 
 
 def read_start(text: str, limits: Limits) -> Start:
@@ -85,34 +73,27 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
     Raises:
         FieldError: names the wrong key.
     """
-    given = {key: value if key in REQUEST_KEYS else _short(value) for key, value in message.items()}
-    for key in given:
-        if key not in Start._fields:
-            raise FieldError(key[:SHOWN], _short(given[key]), f"none; the keys are {', '.join(Start._fields)}")
-    start = Start(**given)
-    check_int("sample_rate", start.sample_rate, *RATES)
-    check_bool("partials", start.partials)
-    check_int("n_best", start.n_best, 1, MAX_N_BEST)
-    _check_phrases(start.phrases, limits)
-    weight, silence = start.boosting_weight, start.end_silence
+    for key, value in message.items():
+        if key not in START_KEYS:
+            raise FieldError(key[:SHOWN], _short(value), f"none; the keys are {', '.join(START_KEYS)}")
+    given = {key: _short(value) for key, value in message.items() if key not in REQUEST_KEYS}
+    phrases, weight, silence = message.get("phrases", ()), given.get("boosting_weight"), given.get("end_silence")
+    _check_phrases(phrases, limits)
     if weight is not None:
-        if not start.phrases:
+        if not phrases:
             raise FieldError("boosting_weight", weight, "phrases that it is for")
         if not _is_number(weight) or not 0 < weight <= limits.max_boosting_weight:
             raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
     if silence is not None and not (_is_number(silence) and -math.inf < silence <= MAX_END_SILENCE):
         raise FieldError("end_silence", silence, f"seconds, at most {MAX_END_SILENCE:g}; below 0: no silence")
-    if not isinstance(start.language, str | None):
-        raise FieldError("language", start.language, "a text")
-    if len(str(start.lm)) > SHOWN:
-        raise FieldError("lm", _short(start.lm), "the name of an LM")
-    _check_grammar(start)
-    start = start._replace(phrases=tuple(map(as_phrase, start.phrases)))
+    if len(str(message.get("lm"))) > SHOWN:
+        raise FieldError("lm", _short(message["lm"]), "the name of an LM")
+    _check_grammar(message)
     try:
-        start.options  # noqa: B018
+        request = written_request(message | {"phrases": list(map(as_phrase, phrases)) or None})
     except FieldError as error:
         raise FieldError(error.field, _short(error.value), error.expected) from None
-    return start
+    return Start(request, **given)
 
 
 def read_json(text: str) -> Any:
@@ -136,9 +117,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_grammar(start: Start) -> None:
+def _check_grammar(message: dict[str, Any]) -> None:
     for name in ("allowed_scripts", "allowed_tokens", "grammar"):
-        texts = getattr(start, name)
+        texts = message.get(name)
         letters = sum(map(len, map(str, texts if isinstance(texts, list) else [texts or ""])))
         if letters > MAX_GRAMMAR_LETTERS:
             raise FieldError(name, f"{letters} characters", f"at most {MAX_GRAMMAR_LETTERS}")

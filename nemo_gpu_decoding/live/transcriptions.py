@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
 from nemo_gpu_decoding.live.interface import Limits, Word
-from nemo_gpu_decoding.live.session import Session, Start, checked_start, read_json
+from nemo_gpu_decoding.live.session import START_KEYS, Session, checked_start, read_json
 from nemo_gpu_decoding.live.subtitles import subtitles
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
@@ -112,7 +112,7 @@ def _read(form: FormData, limits: Limits) -> Upload:
     for key, value in form.multi_items():
         name = key.removesuffix("[]") if key.removesuffix("[]") in LISTS else key
         fields.setdefault(name, []).append(value)
-    known = (*OWN_FIELDS, "keywords", *(key for key in Start._fields if key not in ("sample_rate", "partials")))
+    known = (*OWN_FIELDS, "keywords", *(key for key in START_KEYS if key not in ("sample_rate", "partials")))
     for name, values in fields.items():
         if name not in known:
             raise FieldError(name[:80], str(values[0])[:80], f"none; the fields are {', '.join(known)}")

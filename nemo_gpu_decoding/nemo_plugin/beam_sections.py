@@ -7,27 +7,22 @@ CTC has the keys of NeMo's `beam_batch`, transducers those of its `malsd_batch` 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 from nemo.utils import logging
 from omegaconf import DictConfig
 
-from nemo_gpu_decoding.nemo_plugin.section import NoEffect, Options, Section, Values
+from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, NoEffect, Options, Section, Values
+from nemo_gpu_decoding.schema import defaults_of
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig, TransducerConfig
 
-MORE = {
-    **{"n_best": None, "lm_encoding": "auto", "source_lm_model": None, "source_lm_alpha": None},
-    **{"lm_pool": None, "lm_pool_alpha": None},
-    **{"allowed_scripts": None, "allowed_tokens": None, "allowed_text": None, "allowed_price": math.inf},
-    **{"grammar": None, "grammar_price": math.inf},
-    "confidence_map": None,  # of word confidence, as tune writes it
-}
+MORE = defaults_of(FusionOptions, AllowedOptions) | {"n_best": None, "source_lm_alpha": None}
+MORE |= {"lm_pool": None, "lm_pool_alpha": None, "confidence_map": None}  # of word confidence, as tune writes it
 
 FLEXCTC = Section(
-    "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE, hidden=("alignments",),
+    "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE,
     foreign={"flashlight_cfg": "strategy 'flashlight'", "pyctcdecode_cfg": "strategy 'pyctcdecode'"},
 )  # fmt: skip
 DEPRECATED = {"beam_alpha": "ngram_lm_alpha", "kenlm_path": "ngram_lm_model"}
@@ -55,7 +50,7 @@ def _transducer(strategy: str, search: type[TransducerConfig]) -> Section:
     reason = f"has no effect with '{strategy}'"
     unused = UNUSED | OTHERS[strategy]
     return Section(
-        strategy, "rnnt", "beam", search, MORE, hidden=("alignments",),
+        strategy, "rnnt", "beam", search, MORE,
         undeclared=("max_symbols", "tsd_max_sym_exp", "compute_timestamps"),
         optional=("blank_lm_score_mode", "pruning_mode", "allow_cuda_graphs"),
         unused={key: NoEffect(neutral, reason) for key, neutral in unused.items()},
@@ -124,6 +119,4 @@ def _read_transducer(cfg: DictConfig, strategy: str) -> Values:
 
 def _options(beam: Values, search: Any) -> Options[Any]:
     n_best, return_best = beam.n_best(), beam.flag("return_best_hypothesis")
-    return Options(
-        beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion(), beam.confidence_map()
-    )
+    return Options(beam.config(search, n_best=n_best), n_best, return_best, beam.fusion(), beam.confidence_map())

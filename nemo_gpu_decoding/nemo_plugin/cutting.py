@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import check_number
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.schema import checked_options, option
 
 SHORTEST = 1.0  # seconds of a segment; NeMo pads shorter files on both sides, which would shift times
 _ROOM = 0.5  # seconds between a cut and the next word; more is not better
@@ -20,45 +21,33 @@ _WORD_SILENCE = 0.4  # seconds; a longer silence within a greedy word is a pause
 _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound: fricatives, breath, reverberation
 
 
-@dataclass(frozen=True)
+@checked_options
+@dataclass
 class Cutting:
-    """Where long recordings are cut, and which segments are left out. Times are in seconds.
+    """Where long recordings are cut, and which segments are left out."""
 
-    Args:
-        segment_seconds: target length of a segment, >= 2.
-        max_segment_seconds: maximum length of a segment, >= segment_seconds. Longer recordings are cut.
-        min_pause: minimum time between two words for a cut, > 0.
-        max_pause: silence of this length always ends a segment, > 0.
-        kept_silence: silence that a segment keeps at both ends, >= 0.
-        min_confidence: segments whose words have a lower mean confidence are left out, in [0, 1]; 0 keeps all.
-        max_quiet_pause: a pause of this length with nothing but background noise always ends a segment, > 0; None:
-            `max_pause`. Other silence may be up to 20 dB below the words, as in closures of stops.
-    """
+    # Files that are longer than max_segment_seconds are cut into segments of about segment_seconds, at pauses between
+    # words that last min_pause seconds or more. The LM and phrases begin anew in each segment. Seconds, >= 2.
+    segment_seconds: float = option(30.0, low=2 * SHORTEST)
+    # Maximum seconds of a segment, >= segment_seconds.
+    max_segment_seconds: float = option(60.0, above=0)
+    # Minimum seconds without a word, for a cut and between lines of subtitles, > 0.
+    min_pause: float = option(0.3, above=0)
+    # Seconds of silence that always end a segment, > 0. Models that were trained on single sentences need less.
+    max_pause: float = option(0.6, above=0)
+    # Seconds of silence that a segment keeps at both ends, >= 0. Few models need any; many make errors beside silence.
+    kept_silence: float = option(0.0, low=0)
+    # Segments of long files whose words have a lower mean confidence are left out: music and noise. A number in
+    # [0, 1]; 0 keeps all. The option implies timestamps.
+    min_confidence: float = option(0.0, low=0, high=1)
+    # Seconds of a pause with nothing but background noise that always end a segment, > 0. null: max_pause. Other
+    # silence may be up to 20 dB below the words, as in closures of stops.
+    max_quiet_pause: float | None = option(None, above=0)
 
-    segment_seconds: float = 30.0
-    max_segment_seconds: float = 60.0
-    min_pause: float = 0.3
-    max_pause: float = 0.6
-    kept_silence: float = 0.0
-    min_confidence: float = 0.0
-    max_quiet_pause: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("segment_seconds", "max_segment_seconds", "min_pause", "max_pause"):
-            check_number(name, getattr(self, name), above_zero=True)
-        if self.max_quiet_pause is not None:
-            check_number("max_quiet_pause", self.max_quiet_pause, above_zero=True)
-        check_number("kept_silence", self.kept_silence)
-        check_number("min_confidence", self.min_confidence)
-        if self.min_confidence > 1:
-            raise ValueError(f"min_confidence is {self.min_confidence}, expected a number in [0, 1]")
-        if self.segment_seconds < 2 * SHORTEST:
-            raise ValueError(f"segment_seconds is {self.segment_seconds}, expected a number >= {2 * SHORTEST}")
+    def check_rules(self) -> None:
         if self.max_segment_seconds < self.segment_seconds:
-            raise ValueError(
-                f"max_segment_seconds is {self.max_segment_seconds}, expected a number >= segment_seconds, "
-                f"{self.segment_seconds}"
-            )
+            expected = f"a number >= segment_seconds, {self.segment_seconds}"
+            raise FieldError("max_segment_seconds", self.max_segment_seconds, expected)
 
 
 class _Levels(NamedTuple):

@@ -18,7 +18,7 @@ from nemo.utils import logging
 from omegaconf import DictConfig
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, fields_named
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
@@ -246,7 +246,5 @@ def load_allowed(options: AllowedOptions, vocabulary: Vocabulary, section: str =
             vocabulary, scripts=options.scripts, tokens=options.tokens, texts=texts, price=options.price
         )
 
-    try:
+    with fields_named(f"{section}allowed_{{}}"):
         return cached(("allowed", options, options.text and file_key(options.text), vocabulary), load)
-    except FieldError as error:
-        raise error.named(f"{section}allowed_{error.field}") from None

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, fields_named
 from nemo_gpu_decoding.fusion.batch import WrittenRequest
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
@@ -129,10 +129,10 @@ def request_of(
 def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
     """The language lock of a request; a price alone is for the tokens of the decoding config."""
     if written.allowed_scripts or written.allowed_tokens:
-        lock = lock._replace(scripts=written.allowed_scripts or (), tokens=written.allowed_tokens or (), text=None)
+        lock = replace(lock, scripts=written.allowed_scripts or (), tokens=written.allowed_tokens or (), text=None)
     elif not (lock.scripts or lock.tokens or lock.text):
         raise FieldError("allowed_price", written.allowed_price, "allowed_scripts or allowed_tokens that it is for")
-    return lock if written.allowed_price is None else lock._replace(price=written.allowed_price)
+    return lock if written.allowed_price is None else replace(lock, price=written.allowed_price)
 
 
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
@@ -147,10 +147,8 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
     if biasing is None or biasing.is_empty():
         return None
     request = getattr(biasing, "request", None)
-    try:
+    with fields_named("biasing_cfg.boosting_model_cfg.{}"):
         config = replace(infer.options.fusion.boosting, **vars(biasing.boosting_model_cfg))
-    except FieldError as error:
-        raise error.named(f"biasing_cfg.boosting_model_cfg.{error.field}") from None
     if config.is_empty:
         if request is not None:
             return request

@@ -24,10 +24,11 @@ from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.calibration import ConfidenceMap
-from nemo_gpu_decoding.checks import FieldError, check_bool, check_number, did_you_mean
+from nemo_gpu_decoding.checks import FieldError, did_you_mean
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.fusion import check_lm_pool
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
+from nemo_gpu_decoding.schema import check_option, checked_options, defaults_of, key_of, option
 from nemo_gpu_decoding.search.config import SearchConfig
 
 T = TypeVar("T")
@@ -37,31 +38,35 @@ S = TypeVar("S", bound=SearchConfig)
 K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30, "max_active_states": 10000}
 
 
-class AllowedOptions(NamedTuple):
+@checked_options
+@dataclass(frozen=True)
+class AllowedOptions:
     """The tokens that may be written, see `allowed_tokens`; all of them without scripts, tokens and text."""
 
-    scripts: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()
-    text: Path | None = None  # a file of sentences
-    price: float = math.inf  # of others, also for the requests' own scripts
+    scripts: tuple[str, ...] = option((), nemo="allowed_scripts")
+    tokens: tuple[str, ...] = option((), nemo="allowed_tokens")
+    text: Path | None = option(None, nemo="allowed_text")  # a file of sentences
+    # of others, also for the requests' own scripts
+    price: float = option(math.inf, low=0, infinite=True, nemo="allowed_price")
 
 
+@checked_options
 @dataclass(frozen=True)
 class FusionOptions:
     """Paths and weights of token-level LMs and phrases, before loading."""
 
-    lm_path: Path | None
-    lm_weight: float
-    lm_encoding: str
-    boosting: BoostingConfig
-    boosting_weight: float
-    source_lm_path: Path | None = None
-    source_lm_weight: float = 0.0
-    allowed: AllowedOptions = field(default_factory=AllowedOptions)
+    lm_path: Path | None = option(None, nemo="ngram_lm_model")
+    lm_weight: float = option(0.0, nemo="ngram_lm_alpha")
+    lm_encoding: str = option("auto", choices=ENCODINGS)
+    boosting: BoostingConfig = option(BoostingConfig(), nemo=None)
+    boosting_weight: float = option(0.0, nemo=None)
+    source_lm_path: Path | None = option(None, nemo="source_lm_model")
+    source_lm_weight: float = option(0.0, low=0, nemo="source_lm_alpha")
+    allowed: AllowedOptions = option(AllowedOptions(), nemo=None)
     grammar: Path | tuple[str, ...] | None = None  # a file, see `load_grammar`, or sentences
-    grammar_price: float = math.inf  # of tokens outside
-    lm_pool: Mapping[str, Path] = field(default_factory=dict, hash=False)  # LMs that requests name
-    lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # of some of them
+    grammar_price: float = option(math.inf, low=0, infinite=True)  # of tokens outside
+    lm_pool: Mapping[str, Path] = option({}, nemo=None)  # LMs that requests name
+    lm_pool_weights: Mapping[str, float] = option({}, nemo=None)  # of some of them
 
     @property
     def has_phrases(self) -> bool:
@@ -105,8 +110,6 @@ class Section:
     search: type[SearchConfig]
     # Further keys that NeMo lacks, and fields of `search` with another default here: key -> default
     more: Mapping[str, Any]
-    renamed: Mapping[str, str] = field(default_factory=dict)  # field of `search` -> its key, if different
-    hidden: tuple[str, ...] = ()  # fields that are no keys
     undeclared: tuple[str, ...] = ()  # NeMo's decoders read these keys, but its dataclass lacks them
     optional: tuple[str, ...] = ()  # keys of NeMo's that may be null: NeMo's default, or the search's
     search_types: tuple[str, ...] = ("default",)  # other names of this strategy
@@ -123,9 +126,8 @@ class Section:
     @property
     def added(self) -> dict[str, Any]:
         """Keys that NeMo lacks, with their defaults."""
-        known = {*self.defaults, *self.undeclared, *self.hidden}
-        of_search = {self.renamed.get(f.name, f.name): f.default for f in fields(self.search)}
-        return {key: value for key, value in of_search.items() if key not in known} | dict(self.more)
+        ours = defaults_of(self.search) | dict(self.more)
+        return {key: value for key, value in ours.items() if key not in (*self.defaults, *self.undeclared)}
 
     @property
     def valid(self) -> tuple[str, ...]:
@@ -194,21 +196,16 @@ class Values:
         """The error for a key: "beam.key is 3, expected ..."."""
         return FieldError(f"{self.section}.{key}", self.entries[key], expected, note)
 
+    def checked(self, key: str, kind: str, **rule: Any) -> Any:
+        """The value of a key that has the type and the rule of an option."""
+        check_option(f"{self.section}.{key}", self.entries[key], kind, rule)
+        return self.entries[key]
+
     def flag(self, key: str) -> bool:
-        value = self.entries.get(key, False)
-        check_bool(f"{self.section}.{key}", value)
-        return value
+        return key in self.entries and bool(self.checked(key, "bool"))
 
     def weight(self, key: str) -> float:
-        """A finite number >= 0."""
-        check_number(f"{self.section}.{key}", self.entries[key])
-        return float(self.entries[key])
-
-    def count(self, key: str) -> int:
-        value = self.entries[key]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, "an integer >= 1")
-        return value
+        return float(self.checked(key, "float", low=0))
 
     def choice(self, key: str, choices: Collection[str], note: str = "") -> str:
         """One of `choices`, from a string in any letter case or an enum member."""
@@ -242,23 +239,21 @@ class Values:
             raise self.error(key, "a mapping from names to values")
         return Values(f"{self.section}.{key}", value or {})
 
-    def config(self, kind: Callable[..., T], renamed: Mapping[str, str] | None = None, **settled: Any) -> T:
+    def config(self, kind: Callable[..., T], **settled: Any) -> T:
         """A dataclass of options from the keys of its fields; the dataclass checks the values.
 
         Args:
-            renamed: field -> key, if different.
             settled: values of fields that are not read from keys.
         """
-        keys, options = renamed or {}, dict(settled)
-        for option in fields(cast(Any, kind)):
-            key = keys.get(option.name, option.name)
-            if option.name not in settled and key in self.entries:
-                value = self.entries[key]
-                options[option.name] = _spelled(value) if option.type == "str" else value
+        keys = {field.name: key_of(field) for field in fields(cast(Any, kind))}
+        types = {field.name: str(field.type) for field in fields(cast(Any, kind))}
+        names = [name for name, key in keys.items() if name not in settled and key in self.entries]
+        read = {"str": lambda key: _spelled(self[key]), "Path | None": self.file, "tuple[str, ...]": self._texts}
+        options = {name: read.get(types[name], self.__getitem__)(str(keys[name])) for name in names}
         try:
-            return kind(**options)
+            return kind(**options, **settled)
         except FieldError as error:
-            raise error.named(f"{self.section}.{keys.get(error.field, error.field)}") from None
+            raise error.named(f"{self.section}.{keys.get(error.field) or error.field}") from None
         except ValueError as error:  # an error inside a value
             raise ValueError(f"{self.section}: {error}") from None
 
@@ -289,23 +284,19 @@ class Values:
 
     def fusion(self) -> FusionOptions:
         """LMs over tokens and phrases of a `beam` section."""
-        lm, source = self.file("ngram_lm_model"), self.file("source_lm_model")
-        pool, pool_weights = self.lm_pool()
+        lm, (pool, pool_weights) = self.file("ngram_lm_model"), self.lm_pool()
         model = "lm_pool" if lm is None and pool else "ngram_lm_model"
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
-        sources = source, self._source_weight(lm is not None or bool(pool), weight)
-        encoding = self.choice("lm_encoding", ENCODINGS)
+        source_weight = self._source_weight(lm is not None or bool(pool), weight)
         boosting, boosting_weight = self.boosting()
         grammar = self.entries["grammar"]
         if grammar is not None:
             grammar = self.file("grammar") if isinstance(grammar, str) else self._texts("grammar")
             if not boosting.is_empty and boosting_weight > 0:
                 raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
-        prices = [self._price(key) for key in ("allowed_price", "grammar_price")]
-        texts = self._texts("allowed_scripts"), self._texts("allowed_tokens"), self.file("allowed_text")
-        rules = AllowedOptions(*texts, prices[0]), grammar, prices[1]
-        fused = lm, weight, encoding, boosting, boosting_weight, *sources
-        return FusionOptions(*fused, *rules, pool, pool_weights)
+        settled = {"boosting": boosting, "boosting_weight": boosting_weight, "grammar": grammar, "lm_pool": pool}
+        settled |= {"lm_weight": weight, "source_lm_weight": source_weight, "lm_pool_weights": pool_weights}
+        return self.config(FusionOptions, allowed=self.config(AllowedOptions), **settled)
 
     def lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
         """The files of the LMs that requests name, and the weights of those that have their own."""
@@ -318,10 +309,6 @@ class Values:
             key = error.field.replace("lm_pool_weights", "lm_pool_alpha")
             raise error.named(f"{self.section}.{key}") from None
         return pool, pool_weights
-
-    def _price(self, key: str) -> float:
-        """A number >= 0, or inf."""
-        return math.inf if self.entries[key] == math.inf else self.weight(key)
 
     def _texts(self, key: str) -> tuple[str, ...]:
         """A text or a list of texts; () if it is not set."""

@@ -19,25 +19,19 @@ from nemo_gpu_decoding.graph.csr import NEMO_NAMES, TOPOLOGIES
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.load import GraphOptions
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, NoEffect, Options, Section, Values, check_no_effect
+from nemo_gpu_decoding.schema import defaults_of
 from nemo_gpu_decoding.search.config import BACKENDS
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 
 DECODING_MODES = ("nbest", "mbr", "lattice")
 
+GRAPH = defaults_of(GraphOptions, OpenVocabulary)
 # Options of a graph that is built from `arpa_lm_path`, with their defaults
-BUILD_KEYS: dict[str, Any] = {
-    "segmentations": 1,  # spellings of each word
-    "added_words": None,  # words that the LM lacks: a list, or a text file of words or phrases
-    "source_lang": None,  # for aggregate tokenizers: the language of the LM
-    "unknown_word_cost": OpenVocabulary.word_cost,  # with open_vocabulary_decoding; natural log
-    "unknown_piece_cost": OpenVocabulary.piece_cost,
-}
-MORE: dict[str, Any] = BUILD_KEYS | {
-    "topology": None,  # compact, normal or minimal; None: compact, or the one inside a ready-made graph
+BUILD_KEYS = {key: value for key, value in GRAPH.items() if key not in ("topology", "words_path")}
+MORE: dict[str, Any] = GRAPH | {
     "lattice_beam": None,  # natural log; None: beam_width, as in NeMo's Riva decoder
     "posterior_paths": 20,  # number of best texts for confidence and minimum Bayes risk
     "n_best": None,  # None: beam_size
-    "words_path": None,  # words.txt of an OpenFst file without symbols
     # phrases, as in the `beam` section
     "boosting_tree": None,
     "boosting_tree_alpha": 1.0,
@@ -47,7 +41,6 @@ LARGE_LM: dict[str, Any] = {
     "large_lm_path": None,  # packed, or an ARPA file, which is packed in memory at each load
     "small_lm_path": None,  # likewise; None: arpa_lm_path. For a ready-made graph: the LM that it was built from
 }
-RENAMED = {"beam": "beam_width"}
 RIVA = "riva_decoding_cfg.online_opts"
 COUNTERPARTS = {  # options of other decoders in NeMo's section -> the keys here with the same effect
     f"{RIVA}.decoder_opts.default_beam": "beam_width",
@@ -65,8 +58,7 @@ COUNTERPARTS = {  # options of other decoders in NeMo's section -> the keys here
 
 def _section(strategy: str, search: type[WFSTConfig], more: dict[str, Any]) -> Section:
     return Section(
-        strategy, "ctc", "wfst", search, more, RENAMED,
-        hidden=("lattice",),
+        strategy, "ctc", "wfst", search, more,
         search_types=("default", "riva"),
         foreign={"riva_decoding_cfg": "Riva's decoder", "k2_decoding_cfg": "k2's decoder"},
         counterparts=COUNTERPARTS,
@@ -167,7 +159,7 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
         "search": _search_config(wfst, search, n_best, mode),
         "n_best": n_best,
         "return_best": wfst.flag("return_best_hypothesis"),
-        "fusion": FusionOptions(None, wfst.weight("lm_weight"), "auto", boosting, weight),
+        "fusion": FusionOptions(lm_weight=wfst.weight("lm_weight"), boosting=boosting, boosting_weight=weight),
         "confidence_map": wfst.confidence_map(),
         "decoding_mode": mode,
         "graph": _graph_options(wfst),
@@ -176,12 +168,12 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
 
 def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: str) -> WFSTConfig:
     """Options of the search; it keeps alternatives, which cost time and memory, only if the result needs them."""
-    paths = wfst.count("posterior_paths")
+    paths = wfst.checked("posterior_paths", "int", low=1)
     settled = {"topology": WFSTConfig.topology, "lattice": mode == "lattice", "backend": _backend(wfst)}
     if wfst["lattice_beam"] is None:
         settled["lattice_beam"] = wfst["beam_width"]
     n_best = max(n_best, paths) if n_best > 1 or mode != "nbest" else 1
-    return wfst.config(search, RENAMED, n_best=n_best, **settled)
+    return wfst.config(search, n_best=n_best, **settled)
 
 
 def _backend(wfst: Values) -> Any:
@@ -198,7 +190,7 @@ def _backend(wfst: Values) -> Any:
 
 def _n_best(wfst: Values, mode: str) -> int:
     for key in ("beam_size",) if wfst["n_best"] is None else ("beam_size", "n_best"):
-        wfst.count(key)
+        wfst.checked(key, "int", low=1)
     n_best = wfst.n_best()
     if mode != "mbr":
         return n_best
@@ -222,17 +214,9 @@ def _graph_options(wfst: Values) -> GraphOptions:
     topology = None if wfst["topology"] is None else wfst.choice("topology", (*TOPOLOGIES, *NEMO_NAMES))
     if topology == "graph" and ready_made is None:
         raise ValueError("wfst.topology is 'graph', which is for ready-made T o L o G files only")
-    return GraphOptions(
-        ready_made=ready_made,
-        arpa=None if ready_made else arpa,
-        keep_at=keep_at,
-        topology=topology,
-        words=wfst.file("words_path"),
-        open_vocabulary=_open_vocabulary(wfst),
-        segmentations=wfst.count("segmentations"),
-        added_words=_added_words(wfst),
-        source_lang=wfst.text("source_lang"),
-    )
+    files = {"ready_made": ready_made, "arpa": None if ready_made else arpa, "keep_at": keep_at}
+    words = {"added_words": _added_words(wfst), "source_lang": wfst.text("source_lang")}
+    return wfst.config(GraphOptions, topology=topology, open_vocabulary=_open_vocabulary(wfst), **files, **words)
 
 
 def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | None]:
@@ -268,19 +252,18 @@ def _check_not_built(wfst: Values, arpa: Path | None) -> None:
 
 
 def _open_vocabulary(wfst: Values) -> OpenVocabulary | None:
-    costs = {"word_cost": "unknown_word_cost", "piece_cost": "unknown_piece_cost"}
     is_open = wfst.flag("open_vocabulary_decoding")
-    options = wfst.config(OpenVocabulary, costs)
-    for key in () if is_open else costs.values():
-        if wfst[key] != BUILD_KEYS[key]:
+    options = wfst.config(OpenVocabulary)
+    for key, unset in {} if is_open else defaults_of(OpenVocabulary).items():
+        if wfst[key] != unset:
             raise ValueError(f"wfst.{key} is {wfst[key]}, which needs wfst.open_vocabulary_decoding: true")
     return options if is_open else None
 
 
-def _added_words(wfst: Values) -> tuple[str, ...] | Path:
+def _added_words(wfst: Values) -> tuple[str, ...] | Path | None:
     value = wfst["added_words"]
     if value is None:
-        return ()
+        return None
     if isinstance(value, str):
         return cast(Path, wfst.file("added_words"))
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.checks import check_choice, check_int, checked_options
+from nemo_gpu_decoding.schema import checked_options, option
 
 BACKENDS = ("auto", "cuda", "cpu")
 
@@ -20,18 +20,13 @@ class SearchConfig:
 
     # Number of hypotheses returned per utterance, >= 1, with different tokens (word graphs: different words). NeMo's
     # interfaces return hypotheses with different texts.
-    n_best: int = 1
+    n_best: int = option(1, low=1, high="max_n_best")
     # auto: cuda for tensors on a GPU if the kernels can run there, else cpu.
-    backend: str = "auto"
+    backend: str = option("auto", choices=BACKENDS)
     # CPU threads of the search in one call; 0 = torch.get_num_threads().
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        check_int("n_best", self.n_best, 1, self.max_n_best)
-        check_choice("backend", self.backend, BACKENDS)
-        check_int("threads", self.threads, 0, 4096)
+    threads: int = option(0, low=0, high=4096)
 
     @property
     def max_n_best(self) -> int:
-        """The largest valid `n_best`."""
-        return 10000
+        """The largest valid `n_best`: the beam size, if there is one."""
+        return int(getattr(self, "beam_size", 10000))

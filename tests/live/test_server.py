@@ -400,7 +400,7 @@ def test_fast_client_is_slowed_to_the_pending_limit():
 
 def test_latency_counts_from_the_arrival_of_the_audio():
     async def seconds():
-        session = Session(Start(RATE), None, (RATE, CHUNK), Limits(), lambda: 0)
+        session = Session(Start(sample_rate=RATE), None, (RATE, CHUNK), Limits(), lambda: 0)
         session.feed(audio(1))
         await asyncio.sleep(0.05)
         session.feed(audio(2))

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.checks import check_int, checked_options
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.engine import Engine
@@ -24,15 +24,7 @@ from nemo_gpu_decoding.search.streams import Streams
 @checked_options
 @dataclass(frozen=True)
 class ToyConfig(SearchConfig):
-    beam_size: int = 6
-
-    def __post_init__(self) -> None:
-        check_int("beam_size", self.beam_size, 1, 100)
-        super().__post_init__()
-
-    @property
-    def max_n_best(self) -> int:
-        return self.beam_size
+    beam_size: int = option(6, low=1, high=100)
 
 
 class Token(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_int
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import interface as live
+from nemo_gpu_decoding.live.interface import PipelineOptions
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.nemo_plugin.transcript import boosted_phrases
@@ -31,31 +32,6 @@ from nemo_gpu_decoding.search.result import NBest, places_in_seconds
 from nemo_gpu_decoding.search.result import Path as SearchPath
 
 N_BEST = 5  # of searches that have it anyway
-KINDS = ("auto", "buffered", "cache_aware")
-
-
-@dataclass(frozen=True)
-class PipelineOptions:
-    """Chunk sizes in seconds and other options; the encoder of a cache-aware model defines its chunks."""
-
-    pipeline: str = "auto"  # one of `KINDS`; auto: by the encoder's training
-    chunk_seconds: float = 0.4  # new audio of a step
-    left_seconds: float = 1.6  # audio before it that the encoder sees again
-    right_seconds: float = 0.8  # audio behind it that the encoder waits for
-    end_silence: float = 0.8  # silence that ends an utterance, at most 60; < 0: only the stream's end does
-    rules: Any = None  # Kaldi's endpointing rules, which replace `end_silence`; see `endpointing.read_rules`
-    max_streams: int = 64
-    max_n_best: int | None = None  # largest n_best of a stream; None: 5 for beams, else 1
-
-    def __post_init__(self) -> None:
-        check_choice("pipeline", self.pipeline, KINDS)
-        check_number("chunk_seconds", self.chunk_seconds, above_zero=True)
-        check_number("left_seconds", self.left_seconds)
-        check_number("right_seconds", self.right_seconds)
-        check_end_silence(self.end_silence)
-        check_int("max_streams", self.max_streams, 1, 100_000)
-        if self.max_n_best is not None:
-            check_int("max_n_best", self.max_n_best, 1, live.MAX_N_BEST)
 
 
 class PipelineRecognizer:
@@ -132,7 +108,7 @@ class PipelineRecognizer:
 
         options: dict[str, Any] = {"biasing_cfg": self._biasing(wanted)}
         if wanted.end_silence is not None:
-            check_end_silence(wanted.end_silence)
+            live.check_end_silence(wanted.end_silence)
             options["stop_history_eou"] = milliseconds(wanted.end_silence)
         if wanted.language is not None:
             languages = self.languages
@@ -282,13 +258,6 @@ def head_of(config: DictConfig, strategy: str) -> str:
         return family
     check_choice("strategy", strategy, [*NATIVE["ctc"]["greedy"], *STRATEGIES])
     return heads[0]
-
-
-def check_end_silence(seconds: float) -> None:
-    """Raise a FieldError unless this many seconds of silence can end an utterance; below 0: none do."""
-    check_number("end_silence", seconds, negative=True)
-    if seconds > live.MAX_END_SILENCE:
-        raise FieldError("end_silence", seconds, f"at most {live.MAX_END_SILENCE:g}, or below 0 for no silence")
 
 
 def milliseconds(seconds: float) -> int:

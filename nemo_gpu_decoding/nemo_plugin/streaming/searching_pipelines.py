@@ -16,7 +16,7 @@ from nemo.collections.asr.parts.context_biasing.biasing_multi_model import Biasi
 from nemo.utils import logging
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import fields_named
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.phrases import Aliases
 from nemo_gpu_decoding.live.endpointing import StreamProgress, find_endpoint, progress_of
@@ -87,11 +87,9 @@ def in_slots(base: Any) -> type:
             decoder = self.infer.decoder()
             if self.n_best == 1:
                 return decoder
-            try:
+            with fields_named("streaming.{}"):
                 n_best = self.infer.candidates(self.n_best)
                 return decoder.with_options(replace(decoder.config, n_best=n_best), decoder.fusion)
-            except FieldError as error:
-                raise error.named(f"streaming.{error.field}") from None
 
         def transcribe_step(self, requests: list[Any]) -> list[Any]:
             self.errors, self.ended, self.gone = {}, {}, {}

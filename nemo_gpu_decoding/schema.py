@@ -1,0 +1,114 @@
+"""Options: a field of a dataclass declares its type, default, range and choices; the comment above it is its help."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number, did_you_mean
+
+T = TypeVar("T")
+
+_TYPES: Mapping[str, tuple[type, str]] = {  # annotation -> the type of values, and its name in messages
+    "bool": (bool, "True or False"),
+    "int": (Integral, "an integer"),
+    "float": (Real, "a number"),
+    "str": (str, "a string"),
+}
+
+
+def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
+    """A field of a dataclass with `checked_options`, and its rule. Items of lists are checked.
+
+    Args:
+        low, high: least and greatest value; `high` may be the name of an attribute.
+        above: values are greater than this. A float without `low` and `above` is any finite number.
+        infinite: inf is valid.
+        choices: the valid texts.
+        unused: why values other than the default have no effect; they are invalid.
+        nemo: the key in NeMo's section, if it has another name there; None: it has no key.
+    """
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=default.copy, hash=False, metadata={"rule": rule})
+    return dataclasses.field(default=default, metadata={"rule": rule})
+
+
+def key_of(field: dataclasses.Field[Any]) -> str | None:
+    """The key of an option in NeMo's section; None: it has none."""
+    return field.metadata.get("rule", {}).get("nemo", field.name)  # type: ignore[no-any-return]
+
+
+def defaults_of(*classes: Any) -> dict[str, Any]:
+    """The keys of the options of these dataclasses in NeMo's section, with their defaults."""
+    options = [field for cls in classes for field in dataclasses.fields(cls)]
+    return {key: field.default for field in options if (key := key_of(field))}
+
+
+def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any] | None = None) -> None:
+    """Raise a FieldError unless `value` suits an annotation such as "float | None", and the rule.
+
+    An int is valid for "float"; a bool is not. Values with other annotations are not checked.
+    """
+    kind, _, other = annotation.partition(" | ")
+    least = None if rule is None else rule.get("low", rule.get("above"))
+    if value is None and other == "None":
+        return
+    if kind.startswith("list["):
+        for item in value:
+            check_option(name, item, kind[5:-1], rule)
+    elif rule and "choices" in rule:
+        check_choice(name, value, rule["choices"])
+    elif kind == "int" and rule and least is not None:
+        check_int(name, value, least, rule.get("high"))
+    elif kind == "float" and rule is not None and "unused" not in rule:
+        infinite = rule.get("infinite", False)
+        check_number(name, value, above_zero="above" in rule, negative=least is None, infinite=infinite)
+        if not rule.get("low", value) <= value <= rule.get("high", value):
+            expected = f"a number in [{least}, {rule['high']}]" if "high" in rule else f"a number >= {least}"
+            raise FieldError(name, value, expected)
+    elif kind in _TYPES:
+        known, expected = _TYPES[kind]
+        if not isinstance(value, known) or (isinstance(value, bool) and kind != "bool"):
+            text = "True, False" if kind == "bool" and other else expected
+            raise FieldError(name, value, text + (" or None" if other else ""))
+
+
+def checked_options(cls: type[T]) -> type[T]:
+    """Decorator of a dataclass of options, whose errors name invalid values and unknown keywords.
+
+    Rules between options are the method `check_rules`, which is called when all values are checked.
+
+    Raises:
+        FieldError: by `cls(...)`, for an invalid value.
+        TypeError: by `cls(...)`, for an unknown keyword; suggests the closest valid one and lists all.
+    """
+    create, fields = cls.__init__, dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = [field.name for field in fields if field.init]
+    # ranges that depend on other options are checked last
+    declared = sorted(fields, key=lambda field: isinstance(field.metadata.get("rule", {}).get("high"), str))
+
+    @wraps(create)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name not in names:
+                hint, listed = did_you_mean(name, names), ", ".join(names)
+                raise TypeError(f"{cls.__name__}() has no option '{name}'{hint}; valid options: {listed}")
+        create(self, *args, **options)
+        for field in declared:
+            rule = field.metadata.get("rule")
+            if rule and isinstance(rule.get("high"), str):
+                rule = {**rule, "high": getattr(self, rule["high"])}
+            value = getattr(self, field.name)
+            kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+            check_option(field.name, value, kind, rule)
+            if rule and "unused" in rule and value != field.default:
+                note = f", which has no effect here: {rule['unused']}"
+                raise FieldError(field.name, value, repr(field.default), note)
+        if hasattr(self, "check_rules"):
+            self.check_rules()
+
+    cls.__init__ = checked  # type: ignore[method-assign]
+    return cls
