@@ -73,7 +73,7 @@ class Decoder(ABC, Generic[C, R]):
         self.config = config
         self.fusion = fusion or Fusion()
         self._labels = labels
-        self._is_sampled = not self.reads_log_probs  # whether the first frames have been checked
+        self._is_sampled = not self.reads_log_probs  # whether no more frames are checked: a warning has been given
         check_fusion(self.fusion, labels)
 
     # ------------------------------------------------------------------------------------ verbs
@@ -297,7 +297,9 @@ class Decoder(ABC, Generic[C, R]):
             for row in np.flatnonzero((counts > 0) & ~streams.is_open)[:1]:
                 raise ValueError(f"lengths[{row}] is {counts[row]}, expected 0: stream {row} is closed")
         if not self._is_sampled:
-            self._is_sampled = warn_unless_normalised(inputs, counts)
+            has_warned = warn_unless_normalised(inputs, counts)
+            # on a GPU a later check would wait for the device
+            self._is_sampled = has_warned or (inputs.is_cuda and not torch.cuda.is_current_stream_capturing())
         errors: dict[int, ValueError] = {}
         while True:
             try:
