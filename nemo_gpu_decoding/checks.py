@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+logger = logging.getLogger("nemo_gpu_decoding")
 
+MOST_FAULTS = 3  # listed in a message
 MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # outside of these, float32 sums overflow or factors become 0
 
 
@@ -93,6 +96,20 @@ def check_type(field: str, value: Any, annotation: str) -> None:
     kind, expected = _TYPES[name]
     if not isinstance(value, kind) or (isinstance(value, bool) and name != "bool"):
         raise FieldError(field, value, expected + (" or None" if other else ""))
+
+
+def leave_out(name: str, faults: Sequence[str], kept: int, what: str = "phrases") -> None:
+    """One warning for the items of a list that are left out because of their faults.
+
+    Raises:
+        ValueError: no items are kept.
+    """
+    if not faults:
+        return
+    shown = "; ".join(faults[:MOST_FAULTS]) + (f"; and {len(faults) - MOST_FAULTS} more" * (len(faults) > MOST_FAULTS))
+    if not kept:
+        raise ValueError(f"{name}: {shown}")
+    logger.warning("%s: %d of %d %s left out: %s", name, len(faults), len(faults) + kept, what, shown)
 
 
 def did_you_mean(name: str, valid: Iterable[str], form: str = " (did you mean '{}'?)", cutoff: float = 0.6) -> str:

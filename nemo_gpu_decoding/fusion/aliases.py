@@ -93,7 +93,7 @@ class Aliases:
         units = [self._key(text[begin:end]) for begin, end in pairwise(bounds)]
         n = 0
         while n < len(units):
-            if is_open and self._begins_alias(text[bounds[n] :], units[n:]):
+            if is_open and self._begins_alias(units[n:]):
                 yield bounds[n], len(text), ""
                 return
             last = min(n + self._most_units, len(units)) if units[n] in self._first_units else n
@@ -103,16 +103,16 @@ class Aliases:
                 yield bounds[n], bounds[end], self._table["".join(units[n:end])]
             n = end or n + 1
 
-    def _begins_alias(self, rest: str, units: Sequence[str]) -> bool:
-        if len(rest) > self._longest:
-            return False
+    def _begins_alias(self, units: Sequence[str]) -> bool:
         key = "".join(units)
+        if len(key) > self._longest:
+            return False
         place = bisect_left(self._sorted, key)
         return place < len(self._sorted) and self._sorted[place].startswith(key)
 
     def _key(self, text: str) -> str:
         """The form in which texts are compared."""
-        spaced = " " if text.isspace() else text
+        spaced = " " if text.isspace() else unicodedata.normalize("NFC", text)
         return spaced.lower() if self.ignore_case else spaced
 
     @cached_property

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, check_choice, check_number, checked_options
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_number, checked_options, leave_out
 from nemo_gpu_decoding.fusion.aliases import is_word_character
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
@@ -31,6 +31,7 @@ from nemo_gpu_decoding.fusion.phrases import (
     as_phrase,
     read_phrases,
     spelled_phrases,
+    warn_if_large,
     weight_of,
     without_repetitions,
 )
@@ -39,7 +40,6 @@ from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
 REFUNDS = ("full", "nemo")
 BPE_MODES = ("default", "bpe_dropout", "var_bpe", "case_insensitive")
 VAR_BPE_SEGMENTATIONS = 8  # of modes in which NeMo boosts every segmentation
-_SHOWN = 3  # phrases at fault listed in messages
 
 
 @checked_options
@@ -121,6 +121,7 @@ class BoostingConfig:
         object.__setattr__(self, "key_phrase_items_list", _freeze(self.key_phrase_items_list))
         for name in ("context_score", "depth_scaling", "score_per_phrase"):
             check_number(name, getattr(self, name))
+        warn_if_large("context_score", self.context_score)
         check_number("unk_score", self.unk_score, negative=True)
         for name in ("segmentations", "num_of_transcriptions"):
             value = getattr(self, name)
@@ -258,12 +259,12 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
     for phrase in spelled_phrases(kept, lambda phrase: can_spell(phrase, vocabulary, config)):
         try:
             sequences += _sequences(phrase, vocabulary, config, space)
+        except FieldError:
+            raise
         except ValueError as error:
             faults.append(str(error))
         texts += [aliases.written(phrase.text) if aliases else phrase.text] * (len(sequences) - len(texts))
-    if faults:
-        more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-        raise ValueError(f"{name}: {'; '.join(faults[:_SHOWN])}{more}")
+    leave_out(name, faults, len(set(texts)))
     is_continuation = word_continuations(vocabulary) if config.checks_word_boundary else None
     build = partial(
         build_context_graph,

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from os import PathLike
 from typing import Any
+from unicodedata import normalize
 
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import MOST_FAULTS, FieldError, check_number, leave_out
 from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.text_file import read_lines
 
 logger = logging.getLogger("nemo_gpu_decoding")
+
+LARGE_WEIGHT = 5.0
+# "phrase :2.0" of sherpa-onnx, "phrase 2.0", "phrase,2.0"
+_OTHER_FORMAT = re.compile(r"(?P<text>.*\S)(?:\s:(?P<weight>\d+(?:\.\d+)?)|(?:\s|,\s*)\d+\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,8 @@ class Phrase:
         is_list = isinstance(aliases, Iterable) and not isinstance(aliases, str | Mapping)
         if not is_list or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
             raise FieldError(f"aliases of phrase {self.text!r}", self.aliases, "a list of texts that are not blank")
-        object.__setattr__(self, "aliases", tuple(aliases))
+        object.__setattr__(self, "text", normalize("NFC", self.text))
+        object.__setattr__(self, "aliases", tuple(normalize("NFC", alias) for alias in aliases))
 
 
 def as_phrase(item: Any) -> Phrase:
@@ -65,6 +73,16 @@ def as_phrase(item: Any) -> Phrase:
     return Phrase(text, **values)
 
 
+@lru_cache(maxsize=64)  # one warning for each
+def warn_if_large(name: str, weight: float) -> None:
+    """Warn of a weight far above the usual ones."""
+    if weight > LARGE_WEIGHT:
+        logger.warning(
+            "%s is %g, expected at most %g: bonuses are natural logs, and larger ones insert phrases that nobody said",
+            name, weight, LARGE_WEIGHT,
+        )  # fmt: skip
+
+
 def weight_of(phrase: Phrase) -> float:
     """The factor of the phrase's bonus; default 1."""
     return 1.0 if phrase.weight is None else phrase.weight
@@ -74,20 +92,19 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
     """Read a phrase file. UTF-8.
 
     A line is a phrase, optionally followed by its weight and its aliases, each after a tab. The weight may be blank.
-    Blank lines and duplicates are skipped with one warning.
+    Blank lines and duplicates are skipped with one warning, and so are lines whose weight is no finite number.
 
     Raises:
-        ValueError: a weight is no finite number, or the file is not UTF-8; names file and line.
+        ValueError: no line is left, or the file is not UTF-8; names file and line.
     """
-    phrases = []
+    phrases, faults = [], []
     for number, line in enumerate(read_lines(path), 1):
         text, weight, *aliases = (part.strip() for part in f"{line}\t".split("\t"))
         try:
             phrases.append(Phrase(text, float(weight) if weight else None, None, tuple(filter(None, aliases))))
         except ValueError as error:
-            raise ValueError(
-                f"{path}, line {number}: {error}, expected 'phrase<tab>weight' and, after more tabs, aliases"
-            ) from error
+            faults.append(f"line {number}: {error}, expected 'phrase<tab>weight' and, after more tabs, aliases")
+    leave_out(str(path), faults, len(phrases), "lines")
     return without_repetitions(phrases, str(path))
 
 
@@ -98,8 +115,14 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
     """
     kept: dict[tuple[str, str | None], Phrase] = {}
     blank = duplicate = 0
+    others = []
     for phrase in phrases:
         text = " ".join(phrase.text.split())
+        other_format = None if phrase.weight is not None else _OTHER_FORMAT.fullmatch(text)
+        if other_format:
+            others.append(text)
+        if other_format and other_format["weight"]:  # of sherpa-onnx
+            text, phrase = other_format["text"], replace(phrase, weight=float(other_format["weight"]))
         blank += not text
         if not text:
             continue
@@ -110,6 +133,14 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
             heavier = other if weight_of(other) >= weight_of(own) else own
             own = replace(heavier, aliases=tuple(dict.fromkeys(other.aliases + own.aliases)))
         kept[text, phrase.lang] = own
+    for heaviest in sorted(kept.values(), key=weight_of)[-1:]:
+        warn_if_large(f"{name}: the weight of {heaviest.text!r}", weight_of(heaviest))
+    if others:
+        logger.warning(
+            "%s: %s in the format of another decoder; only 'phrase :weight' is read as a weight. Expected the phrase, "
+            "a tab and the weight",
+            name, ", ".join(map(repr, others[:MOST_FAULTS])),
+        )  # fmt: skip
     if blank or duplicate:
         logger.warning("%s: skipped %d blank and %d duplicate phrases", name, blank, duplicate)
     if not kept:
