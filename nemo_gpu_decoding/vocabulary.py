@@ -381,6 +381,12 @@ def unicode_forms(text: str) -> list[str]:
     return list(dict.fromkeys(unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")))
 
 
+def spellings_of(word: str, ignore_case: bool) -> list[str]:
+    """A word as written, and in its other Unicode forms; with `ignore_case` in other letter cases, too."""
+    cases = letter_cases(word) if ignore_case else [word]
+    return list(dict.fromkeys(form for case in cases for form in (case, *unicode_forms(case))))
+
+
 def letter_cases(text: str) -> list[str]:
     """A text as written, in lower case, in upper case and with capital initials, without duplicates."""
     capitalized = " ".join(word[:1].upper() + word[1:].lower() for word in text.split())
