@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
@@ -70,6 +70,7 @@ class Decoder(ABC, Generic[C, R]):
     strategy: ClassVar[str] = "a search"  # its name in NeMo's config, for messages
 
     def __init__(self, config: C, fusion: Fusion | None, labels: FusionLabels) -> None:
+        check_kind("fusion", fusion or Fusion(), Fusion)
         self.config = config
         self.fusion = fusion or Fusion()
         self._labels = labels

@@ -135,7 +135,9 @@ def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log
     is_float = values.dtype.kind == "f"
     is_fraction = is_float and frames > 1 and 0 < values.max() <= 1  # as some toolkits have them
     if is_fraction or not (values.dtype.kind in "iu" or (is_float and (values == np.floor(values)).all())):
-        raise ValueError(f"lengths holds {values.tolist()}, expected integers: frames, no fractions of the longest row")
+        raise ValueError(
+            f"lengths holds {values.tolist()}, expected integers: frames, no fractions of the longest row"
+        )
     values = values.astype(np.int64)
     bad = np.flatnonzero((values < 0) | (values > frames))
     if len(bad):
