@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 from tqdm import tqdm
 
+from nemo_gpu_decoding.checks import MOST_FAULTS, leave_out
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.plain_text import format_table
@@ -120,11 +121,15 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
-    """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr."""
+    """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr.
+
+    Lines that cannot be read or spelled are left out with one warning.
+    """
     from nemo_gpu_decoding.fusion.ngram import nemo_symbol
     from nemo_gpu_decoding.lm.estimate import BOS, EOS, UNK
 
-    reserved, has_words = {UNK, BOS, EOS}, False
+    reserved, kept = {UNK, BOS, EOS}, 0
+    faults: list[str] = []
     for name in files:
         opened = gzip.open if name.endswith(".gz") else open
         is_manifest = name.removesuffix(".gz").endswith(MANIFEST_SUFFIXES)
@@ -140,11 +145,13 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
                     if words and vocabulary is not None:
                         words = [nemo_symbol(token) for token in vocabulary.tokenize(" ".join(words))]
                 except ValueError as error:
-                    raise ValueError(f"text={name}, line {number}: {error}") from error
+                    faults.append(f"text={name}, line {number}: {error}" if len(faults) < MOST_FAULTS else "")
+                    continue
                 if words:
-                    has_words = True
+                    kept += 1
                     yield words
-    if not has_words:
+    leave_out("build-lm", faults, kept, "lines")
+    if not kept:
         raise ValueError(f"text={','.join(files)} has no words")
 
 
