@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import unicodedata
@@ -101,6 +102,11 @@ class Vocabulary:
             model = SentencePieceProcessor(model_file=fspath(model))
         pieces = tuple(model.id_to_piece(i) for i in range(model.get_piece_size()))
         return cls(pieces, "bpe", model.encode_as_ids)
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs between tokenizers with different pieces."""
+        return hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()[:16]
 
     @cached_property
     def space(self) -> int | None:

@@ -11,7 +11,7 @@ import json
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ def internal_lm_of(name: str) -> Arpa:
     from nemo_gpu_decoding.search.transducer.internal_lm import internal_lm
 
     head: Any = Model.load(name, device="cpu").head("rnnt")
-    return internal_lm(head.networks())
+    return replace(internal_lm(head.networks()), tokenizer=head.vocabulary().fingerprint)
 
 
 def lm_of_text(options: BuildLMOptions) -> Arpa:
@@ -117,7 +117,8 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
     lines = sentences(files, vocabulary)
     symbols = None if vocabulary is None else [nemo_symbol(token) for token in range(len(vocabulary))]
     order = 3 if options.order is None else options.order
-    return estimate_ngram_lm(lines, order, symbols=symbols, min_counts=min_counts)
+    arpa = estimate_ngram_lm(lines, order, symbols=symbols, min_counts=min_counts)
+    return arpa if vocabulary is None else replace(arpa, tokenizer=vocabulary.fingerprint)
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
@@ -197,7 +198,7 @@ def prune_lm(options: PruneLMOptions) -> int:
 
     source = read_arpa(lm)
     small = prune_ngram_lm(source, size=options.size, threshold=options.threshold)
-    write_arpa(small, out)
+    write_arpa(replace(small, tokenizer=source.tokenizer), out)
     sizes = [" + ".join(str(len(block.symbols)) for block in arpa.orders) for arpa in (source, small)]
     print(f"{sizes[1]} of {sizes[0]} n-grams written to {out}", file=sys.stderr)
     return 0

@@ -52,6 +52,7 @@ _OTHER_FILES = dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"\\\0", b"\0\\"), "text
     b"PK\x03\x04": "a zip archive",
 }
 _DATA, _END = b"\\data\\", b"\\end\\"
+TOKENIZER = b"# tokenizer "  # before the fingerprint of a vocabulary, in a line before the header; KenLM skips it
 UNKNOWN_WORDS = ("<unk>", "<UNK>")
 _TOO_LARGE = float(np.finfo(np.float32).max) / math.log(10)  # log10; its cost, natural log, is infinite in float32
 _NEVER = -90.0  # log10; a 1-gram below it means "impossible": SRILM writes -99 for log10 0
@@ -74,6 +75,7 @@ class Arpa:
     symbols: tuple[str, ...]  # of the 1-grams, in the order of the file
     orders: tuple[NGramBlock, ...]  # orders[n - 1] holds all n-grams
     added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
+    tokenizer: str = ""  # the fingerprint of the vocabulary in an LM over tokens, if it is known
 
 
 def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order: int | None = None) -> Arpa:
@@ -92,7 +94,7 @@ def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order
         groups = itertools.groupby(blocks, attrgetter("order"))
         by_order = {order: join_blocks(order, of_order) for order, of_order in groups}
         orders = [by_order.get(order) or join_blocks(order, ()) for order in wanted]
-        return Arpa(tuple(arpa.symbols), tuple(orders), arpa.added)
+        return Arpa(tuple(arpa.symbols), tuple(orders), arpa.added, arpa.tokenizer)
 
 
 def join_blocks(order: int, blocks: Iterable[NGramBlock]) -> NGramBlock:
@@ -129,6 +131,7 @@ class ArpaReader:
         self.path = Path(path)
         self.symbols: list[str] = []  # complete once the first block of order 2 is read
         self.added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
+        self.tokenizer = ""  # see `Arpa`
         self._one_grams: NGramBlock | None = None  # set once they are read
         self._table = SymbolTable()
         self._text = b""  # whole lines, read ahead
@@ -245,6 +248,8 @@ class ArpaReader:
 
     def _read_header(self) -> dict[int, int]:
         while (line := self._next_line()) not in (_DATA, BOM_UTF8 + _DATA):
+            if line is not None and line.startswith(TOKENIZER):
+                self.tokenizer = line.removeprefix(TOKENIZER).decode("utf-8", "replace")
             if line is None:
                 raise ValueError(f"{self.path} is not an ARPA file: it has no line {_quote(_DATA)}")
         counts: dict[int, int] = {}
