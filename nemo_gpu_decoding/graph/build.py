@@ -141,13 +141,7 @@ def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> 
     Args:
         added_words: words to add to the LM.
     """
-    try:
-        opened = ArpaReader(arpa, added_words)
-    except FieldError:
-        raise
-    except ValueError as error:  # of the header
-        raise ValueError(f"{error}. Of text, KenLM makes an LM: lmplz -o 3 < text > lm.arpa") from None
-    with opened as reader:
+    with ArpaReader(arpa, added_words) as reader:
         for block in reader.blocks():
             if block.order > 1:
                 break

@@ -251,7 +251,8 @@ class ArpaReader:
             if line is not None and line.startswith(TOKENIZER):
                 self.tokenizer = line.removeprefix(TOKENIZER).decode("utf-8", "replace")
             if line is None:
-                raise ValueError(f"{self.path} is not an ARPA file: it has no line {_quote(_DATA)}")
+                hint = "Of text, KenLM makes an LM: lmplz -o 3 < text > lm.arpa"
+                raise ValueError(f"{self.path} is not an ARPA file: it has no line {_quote(_DATA)}. {hint}")
         counts: dict[int, int] = {}
         while (line := self._peek_line()) is not None and not line.startswith(b"\\"):
             self._next_line()
