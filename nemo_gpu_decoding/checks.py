@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
+logger = logging.getLogger("nemo_gpu_decoding")
+
+MOST_FAULTS = 3  # listed in a message
 MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # outside of these, float32 sums overflow or factors become 0
 
 
@@ -82,6 +86,26 @@ def check_bool(field: str, value: Any) -> None:
     """Raise a FieldError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise FieldError(field, value, "True or False")
+
+
+def check_kind(field: str, value: Any, kind: type, made_by: str = "") -> None:
+    """Raise a FieldError unless `value` is of this class; `made_by` says what makes such objects."""
+    if not isinstance(value, kind):
+        raise FieldError(field, value, f"a {kind.__name__}{made_by}")
+
+
+def leave_out(name: str, faults: Sequence[str], kept: int, what: str = "phrases") -> None:
+    """One warning for the items of a list that are left out because of their faults.
+
+    Raises:
+        ValueError: no items are kept.
+    """
+    if not faults:
+        return
+    shown = "; ".join(faults[:MOST_FAULTS]) + (f"; and {len(faults) - MOST_FAULTS} more" * (len(faults) > MOST_FAULTS))
+    if not kept:
+        raise ValueError(f"{name}: {shown}")
+    logger.warning("%s: %d of %d %s left out: %s", name, len(faults), len(faults) + kept, what, shown)
 
 
 def did_you_mean(name: str, valid: Iterable[str], form: str = " (did you mean '{}'?)", cutoff: float = 0.6) -> str:

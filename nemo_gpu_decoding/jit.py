@@ -86,13 +86,20 @@ def linked(function: F) -> F:
 
 def _jit(function: F, **options: Any) -> Any:
     decorator: Any = numba.njit  # its type hints lack some options
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return functools.partial(_refuse, function.__name__)
     return decorator(nogil=True, **options)(function)
+
+
+def _refuse(name: str, *_: Any, **__: Any) -> Any:
+    """Plain Python cannot read the fields of records by their names."""
+    raise ValueError(f"NUMBA_DISABLE_JIT is set, expected unset: {name} exists as compiled code only")
 
 
 def _njit(function: F, **options: Any) -> Any:
     settings: Any = config
     outer, dispatcher = settings.CACHE_DIR, _jit(function, **options)
-    if settings.DISABLE_JIT:  # the function itself, for debuggers
+    if settings.DISABLE_JIT:
         return dispatcher
     try:
         settings.CACHE_DIR = str(cache_folder())  # numba reads it when it makes the cache

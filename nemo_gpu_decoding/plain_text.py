@@ -19,7 +19,10 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
         ValueError: a line is not UTF-8.
         OSError: the file cannot be read.
     """
-    content = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    content = Path(path).read_bytes()
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, as programs of Windows save it
+        content = content.decode("utf-16", "replace").encode()
+    content = content.removeprefix(b"\xef\xbb\xbf")
     lines = content.split(b"\n")
     if not lines[-1]:
         lines.pop()  # no text after the last line break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import unicodedata
@@ -102,6 +103,11 @@ class Vocabulary:
         pieces = tuple(model.id_to_piece(i) for i in range(model.get_piece_size()))
         return cls(pieces, "bpe", model.encode_as_ids)
 
+    @property
+    def fingerprint(self) -> str:
+        """Differs between tokenizers with different pieces."""
+        return hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()[:16]
+
     @cached_property
     def space(self) -> int | None:
         """The id of the piece that separates words, if there is such a piece."""
@@ -197,20 +203,28 @@ class Vocabulary:
         Raises:
             ValueError: a character is in no piece, or the aggregate has no such language.
         """
+        return self._fitted(text, language)[1]
+
+    def _fitted(self, text: str, language: str | None) -> tuple[str, Segmentation]:
+        """The first Unicode form of a text that the pieces spell, and its tokens."""
         words = " ".join(text.split())
         if not words:
             raise ValueError("text is empty, expected at least one word")
-        encode = self._encoder(language)
-        ids = [int(i) for i in encode(words)] if encode else self._spelled(words)
-        bad_id = next((i for i in ids if not 0 <= i < len(self.pieces)), None)
-        if bad_id is not None:
-            raise ValueError(f"the tokenizer gave id {bad_id} for {text!r}, expected 0 .. {len(self) - 1}")
-        if uncovered := self._uncovered(words, ids):
-            raise ValueError(
-                f"phrase {text!r} has the character {uncovered!r}, which is not in the model's vocabulary; letter "
-                "case matters: try ignore_case, or another spelling"
-            )
-        return ids
+        encode, missing = self._encoder(language), ""
+        for form in unicode_forms(words):
+            ids = [int(i) for i in encode(form)] if encode else self._spelled(form)
+            bad_id = next((i for i in ids if not 0 <= i < len(self.pieces)), None)
+            if bad_id is not None:
+                raise ValueError(f"the tokenizer gave id {bad_id} for {text!r}, expected 0 .. {len(self) - 1}")
+            uncovered = self._uncovered(form, ids)
+            if uncovered is None:
+                return form, ids
+            missing = missing or uncovered
+        is_case = set(missing.swapcase()) <= self._alphabet
+        hint = "; letter case matters: try ignore_case, or another spelling" if is_case else ""
+        raise ValueError(
+            f"phrase {text!r} has the character {missing!r}, which is not in the model's vocabulary{hint}"
+        )
 
     def segmentations(
         self, text: str, limit: int = 1, ignore_case: bool = False, language: str | None = None
@@ -233,8 +247,9 @@ class Vocabulary:
         uncovered: ValueError | None = None
         for spelling in letter_cases(text) if ignore_case else [text]:
             try:
-                canonical.append(self.tokenize(spelling, language))
-                spellings.append(spelling)
+                form, ids = self._fitted(spelling, language)
+                canonical.append(ids)
+                spellings.append(form)
             except ValueError as error:
                 uncovered = uncovered or error
         if not canonical:
@@ -243,11 +258,11 @@ class Vocabulary:
         found = dict.fromkeys(map(tuple, canonical))
         for spelling, first in zip(spellings, canonical, strict=True):
             own = {tuple(first)}
-            candidates = self._fewest_pieces(" ".join(spelling.split()), limit) if limit > 1 else []
-            for ids in map(tuple, candidates):
+            candidates = self._fewest_pieces(spelling, limit) if limit > 1 else []
+            for tokens in map(tuple, candidates):
                 if len(own) < limit:
-                    own.add(ids)
-                    found.setdefault(ids)
+                    own.add(tokens)
+                    found.setdefault(tokens)
         return [list(ids) for ids in found]
 
     def _encoder(self, language: str | None) -> Callable[[str], list[int]] | None:
@@ -365,6 +380,17 @@ def _unlink(chain: tuple) -> Iterator[int]:
     while chain:
         i, chain = chain
         yield i
+
+
+def unicode_forms(text: str) -> list[str]:
+    """The Unicode forms of a text, composed before decomposed, canonical before compatible ones."""
+    return list(dict.fromkeys(unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")))
+
+
+def spellings_of(word: str, ignore_case: bool) -> list[str]:
+    """A word as written, and in its other Unicode forms; with `ignore_case` in other letter cases, too."""
+    cases = letter_cases(word) if ignore_case else [word]
+    return list(dict.fromkeys(form for case in cases for form in (case, *unicode_forms(case))))
 
 
 def letter_cases(text: str) -> list[str]:

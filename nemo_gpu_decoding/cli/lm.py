@@ -11,7 +11,7 @@ import json
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 from tqdm import tqdm
 
+from nemo_gpu_decoding.checks import MOST_FAULTS, leave_out
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.plain_text import format_table
@@ -95,7 +96,7 @@ def internal_lm_of(name: str) -> Arpa:
     from nemo_gpu_decoding.search.transducer.internal_lm import internal_lm
 
     head: Any = Model.load(name, device="cpu").head("rnnt")
-    return internal_lm(head.networks())
+    return replace(internal_lm(head.networks()), tokenizer=head.vocabulary().fingerprint)
 
 
 def lm_of_text(options: BuildLMOptions) -> Arpa:
@@ -116,15 +117,20 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
     lines = sentences(files, vocabulary)
     symbols = None if vocabulary is None else [nemo_symbol(token) for token in range(len(vocabulary))]
     order = 3 if options.order is None else options.order
-    return estimate_ngram_lm(lines, order, symbols=symbols, min_counts=min_counts)
+    arpa = estimate_ngram_lm(lines, order, symbols=symbols, min_counts=min_counts)
+    return arpa if vocabulary is None else replace(arpa, tokenizer=vocabulary.fingerprint)
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
-    """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr."""
+    """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr.
+
+    Lines that cannot be read or spelled are left out with one warning.
+    """
     from nemo_gpu_decoding.fusion.ngram import nemo_symbol
     from nemo_gpu_decoding.lm.estimate import BOS, EOS, UNK
 
-    reserved, has_words = {UNK, BOS, EOS}, False
+    reserved, kept = {UNK, BOS, EOS}, 0
+    faults: list[str] = []
     for name in files:
         opened = gzip.open if name.endswith(".gz") else open
         is_manifest = name.removesuffix(".gz").endswith(MANIFEST_SUFFIXES)
@@ -140,11 +146,13 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
                     if words and vocabulary is not None:
                         words = [nemo_symbol(token) for token in vocabulary.tokenize(" ".join(words))]
                 except ValueError as error:
-                    raise ValueError(f"text={name}, line {number}: {error}") from error
+                    faults.append(f"text={name}, line {number}: {error}" if len(faults) < MOST_FAULTS else "")
+                    continue
                 if words:
-                    has_words = True
+                    kept += 1
                     yield words
-    if not has_words:
+    leave_out("build-lm", faults, kept, "lines")
+    if not kept:
         raise ValueError(f"text={','.join(files)} has no words")
 
 
@@ -190,7 +198,7 @@ def prune_lm(options: PruneLMOptions) -> int:
 
     source = read_arpa(lm)
     small = prune_ngram_lm(source, size=options.size, threshold=options.threshold)
-    write_arpa(small, out)
+    write_arpa(replace(small, tokenizer=source.tokenizer), out)
     sizes = [" + ".join(str(len(block.symbols)) for block in arpa.orders) for arpa in (source, small)]
     print(f"{sizes[1]} of {sizes[0]} n-grams written to {out}", file=sys.stderr)
     return 0

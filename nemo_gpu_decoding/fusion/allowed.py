@@ -25,9 +25,9 @@ from functools import cached_property
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError, check_number, leave_out
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
-from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.vocabulary import Vocabulary, unicode_forms
 
 PRICE_WEIGHT = 2.0**-60
 # First words in the names of letters: of scripts with other names, and of accents and apostrophes that scripts share
@@ -133,12 +133,21 @@ def allowed_tokens(
     is_allowed = [all(own & names for own in of_token) for of_token in letters]
     numbers = {piece: i for i, piece in enumerate(vocabulary.pieces)}
     for token in tokens:
-        if token not in numbers:
+        form = next((form for form in (token, *unicode_forms(token)) if form in numbers), None)
+        if form is None:
             raise FieldError("tokens", token, "pieces of the vocabulary, with their word marks")
-        is_allowed[numbers[token]] = True
-    for text in texts:
-        for i in vocabulary.tokenize(text) if text.strip() else ():
+        is_allowed[numbers[form]] = True
+    kept, faults = 0, []
+    for text in filter(str.strip, texts):
+        try:
+            spelled = vocabulary.tokenize(text)
+        except ValueError as error:
+            faults.append(str(error))
+            continue
+        kept += 1
+        for i in spelled:
             is_allowed[i] = True
+    leave_out("allowed texts", faults, kept, "lines")
     return AllowedTokens(tuple(is_allowed), price)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.checks import FieldError, check_number, fields_named
+from nemo_gpu_decoding.checks import FieldError, check_kind, check_number, fields_named
 from nemo_gpu_decoding.cuda.launch import as_records
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, with_costs
@@ -256,6 +256,7 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
 def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: FusionLabels) -> None:
     if automaton is None:
         return
+    check_kind(name, automaton, BackoffAutomaton, ": load_ngram_lm or build_boosting_tree makes it")
     if automaton.vocab_size not in (labels.size, labels.opened):
         raise ValueError(
             f"{name} ({automaton.name}) was made for {automaton.vocab_size} {labels.unit}, "
@@ -268,7 +269,10 @@ def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: Fusi
 
 
 def _check_rules(name: str, given: Fusion | Request, labels: FusionLabels) -> None:
-    for field in ("allowed", "grammar"):
+    for field, kind in (("allowed", AllowedTokens), ("grammar", Grammar)):
+        if getattr(given, field) is not None:
+            maker = {"allowed": "allowed_tokens", "grammar": "build_grammar"}[field]
+            check_kind(f"{name}.{field}", getattr(given, field), kind, f": {maker} makes it")
         if labels.unlocked and getattr(given, field) is not None:
             raise ValueError(f"{name}.{field} is given, expected None: {labels.unlocked}")
     if given.allowed is not None and len(given.allowed.is_allowed) != labels.size:
@@ -282,6 +286,7 @@ def _checked_requests(
 ) -> list[Request]:
     if requests is None:
         return [_UNCHANGED] * n
+    check_kind("requests", requests, Sequence, " with a Request or None for each utterance")  # type: ignore[type-abstract]
     if len(requests) != n:
         raise ValueError(f"requests has {len(requests)} entries, expected {n}: one per utterance")
     seen: set[int] = set()  # utterances may share a request

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, leave_out
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
@@ -31,6 +31,7 @@ from nemo_gpu_decoding.fusion.phrases import (
     is_word_character,
     read_phrases,
     spelled_phrases,
+    warn_if_large,
     weight_of,
     without_repetitions,
 )
@@ -41,7 +42,6 @@ REFUNDS = ("full", "nemo")
 BPE_MODES = ("default", "bpe_dropout", "var_bpe", "case_insensitive")
 VAR_BPE_SEGMENTATIONS = 8  # of modes in which NeMo boosts every segmentation
 _PAID_ALIKE = "all segmentations of a phrase are paid alike"
-_SHOWN = 3  # phrases at fault listed in messages
 
 
 @checked_options
@@ -121,6 +121,7 @@ class BoostingConfig:
                 raise FieldError(name, getattr(self, name), "a list of phrases")
         object.__setattr__(self, "key_phrases_list", _freeze(self.key_phrases_list))
         object.__setattr__(self, "key_phrase_items_list", _freeze(self.key_phrase_items_list))
+        warn_if_large("context_score", self.context_score)
         if self.ac_threshold > 1 or (self.ac_threshold and self.model_path):
             note = "with model_path, which names no phrases" if self.model_path else ""
             raise FieldError("ac_threshold", self.ac_threshold, "0" if self.model_path else "0 .. 1", note)
@@ -238,12 +239,12 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
     for phrase in spelled_phrases(kept, lambda phrase: can_spell(phrase, vocabulary, config)):
         try:
             sequences += _sequences(phrase, vocabulary, config, space)
+        except FieldError:
+            raise
         except ValueError as error:
             faults.append(str(error))
         texts += [aliases.written(phrase.text) if aliases else phrase.text] * (len(sequences) - len(texts))
-    if faults:
-        more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-        raise ValueError(f"{name}: {'; '.join(faults[:_SHOWN])}{more}")
+    leave_out(name, faults, len(set(texts)))
     is_continuation = word_continuations(vocabulary) if config.checks_word_boundary else None
     build = partial(
         build_context_graph,

@@ -15,6 +15,7 @@ its best hypothesis is outside. Costs are no bonuses: the automaton has the weig
 
 from __future__ import annotations
 
+import logging
 import math
 import unicodedata
 from collections.abc import Sequence
@@ -25,16 +26,19 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError, check_number, leave_out
 from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.vocabulary import WORD_START, Vocabulary
 
+logger = logging.getLogger("nemo_gpu_decoding")
 MOST_SHOWN = 80  # characters of a value in a message
 
 MOST_LETTERS = 300_000
 JSGF = "#JSGF"  # begins files of the Java Speech Grammar Format
 OUTSIDE, BEGIN = 0, 1
+OTHER_SPEECH = ("[unk]", "<unk>")  # an entry in grammars of other toolkits, in any letter case
+OTHER_PRICE = 4.0  # with such an entry, in place of inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +81,11 @@ def build_grammar(
 
 def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_letters: int) -> Grammar:
     tokens = _Tokens(vocabulary)
-    sentences = _Sentences(texts, tokens, most_letters)
+    others = [text for text in texts if isinstance(text, str) and text.strip().lower() in OTHER_SPEECH]
+    if others and price == math.inf:
+        price = OTHER_PRICE
+        logger.warning("grammar has %r, other speech: grammar_price is %g in place of inf", others[0], price)
+    sentences = _Sentences([text for text in texts if text not in others], tokens, most_letters)
     arcs = _live_arcs(sentences, tokens)
     number_of = {state: number for number, state in enumerate(arcs, BEGIN)}
     rows = [sorted((label, number_of[after]) for label, after in leaving) for leaving in arcs.values()]
@@ -123,7 +131,7 @@ class _Tokens:
 
     def letters_of(self, text: str) -> str:
         """A text without letter case and punctuation."""
-        plain = unicodedata.normalize("NFKC", text).lower()
+        plain = unicodedata.normalize("NFKD", text.lower()).lower()
         return "".join(c for c in plain if unicodedata.category(c)[0] != "P")
 
 
@@ -138,12 +146,20 @@ class _Sentences:
         # without separator in the tokens, words are not separated
         separator = tokens.separator if tokens.separator in tokens.alphabet else ""
         left = most
+        faults: list[str] = []
         for sentence in sentences:
-            letters = "".join(separator + word for word in _words_of(sentence, tokens) if word)
+            try:
+                letters = "".join(separator + word for word in _words_of(sentence, tokens) if word)
+            except FieldError:
+                raise
+            except ValueError as error:
+                faults.append(str(error))
+                continue
             left -= len(letters)
             if left < 0:
                 raise ValueError(f"grammar has more than {most} letters")
             self._whole.add(self._add(letters))
+        leave_out("grammar", faults, len(sentences) - len(faults), "sentences")
         if separator in self.after[self.begin]:  # the separator before the first word may be missing
             self.after[self.begin] |= self.after[self.after[self.begin][separator]]
 
@@ -171,9 +187,11 @@ def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
     words = sentence.split()
     spelled = [tokens.letters_of(word) for word in words]
     for word, letters in zip(words, spelled, strict=True):
+        if word.lower() in OTHER_SPEECH:
+            raise ValueError(f"{sentence!r} has {word!r} beside words, expected it alone, or grammar_price")
         for letter in letters:
             if letter not in tokens.alphabet:
-                raise ValueError(f"grammar: {word!r} has the character {letter!r}, which is in no token of the model")
+                raise ValueError(f"{word!r} has the character {letter!r}, which is in no token of the model")
     return spelled
 
 

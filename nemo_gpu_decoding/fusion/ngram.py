@@ -102,6 +102,10 @@ def _load(
     if path.suffix == ".nemo" or tarfile.is_tarfile(path):
         return load_nemo_automaton(path, vocab_size, with_final_weights=True)
     arpa = read_arpa(path)
+    if pieces is not None and arpa.tokenizer not in ("", own := Vocabulary(pieces, "char").fingerprint):
+        raise ValueError(
+            f"{path} was made for the tokenizer {arpa.tokenizer}, expected {own}: build it for this model"
+        )
     labels = _labels(path, arpa.symbols, vocab_size, pieces, encoding)
     orders = [replace(block, symbols=labels[block.symbols]) for block in arpa.orders]
     return build_ngram_automaton(orders, vocab_size, normalize_unk=normalize_unk, name=str(path))

@@ -11,6 +11,7 @@ place, the longest is replaced. Tokens, times and scores of the result stay thos
 from __future__ import annotations
 
 import logging
+import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +21,14 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
 
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import MOST_FAULTS, FieldError, check_number, leave_out
 from nemo_gpu_decoding.plain_text import read_lines
 
 logger = logging.getLogger("nemo_gpu_decoding")
+
+LARGE_WEIGHT = 5.0
+# "phrase :2.0" of sherpa-onnx, "phrase 2.0", "phrase,2.0"
+_OTHER_FORMAT = re.compile(r"(?P<text>.*\S)(?:\s:(?P<weight>\d+(?:\.\d+)?)|(?:\s|,\s*)\d+\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class Phrase:
         is_list = isinstance(aliases, Iterable) and not isinstance(aliases, str | Mapping)
         if not is_list or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
             raise FieldError(f"aliases of phrase {self.text!r}", self.aliases, "a list of texts that are not blank")
-        object.__setattr__(self, "aliases", tuple(aliases))
+        object.__setattr__(self, "text", unicodedata.normalize("NFC", self.text))
+        object.__setattr__(self, "aliases", tuple(unicodedata.normalize("NFC", alias) for alias in aliases))
 
 
 def as_phrase(item: Any) -> Phrase:
@@ -76,6 +82,16 @@ def as_phrase(item: Any) -> Phrase:
     return Phrase(text, **values)
 
 
+@lru_cache(maxsize=64)  # one warning for each
+def warn_if_large(name: str, weight: float) -> None:
+    """Warn of a weight far above the usual ones."""
+    if weight > LARGE_WEIGHT:
+        logger.warning(
+            "%s is %g, expected at most %g: bonuses are natural logs, and larger ones insert phrases that nobody said",
+            name, weight, LARGE_WEIGHT,
+        )  # fmt: skip
+
+
 def weight_of(phrase: Phrase) -> float:
     """The factor of the phrase's bonus; default 1."""
     return 1.0 if phrase.weight is None else phrase.weight
@@ -85,20 +101,19 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
     """Read a phrase file. UTF-8.
 
     A line is a phrase, optionally followed by its weight and its aliases, each after a tab. The weight may be blank.
-    Blank lines and duplicates are skipped with one warning.
+    Blank lines and duplicates are skipped with one warning, and so are lines whose weight is no finite number.
 
     Raises:
-        ValueError: a weight is no finite number, or the file is not UTF-8; names file and line.
+        ValueError: no line is left, or the file is not UTF-8; names file and line.
     """
-    phrases = []
+    phrases, faults = [], []
     for number, line in enumerate(read_lines(path), 1):
         text, weight, *aliases = (part.strip() for part in f"{line}\t".split("\t"))
         try:
             phrases.append(Phrase(text, float(weight) if weight else None, None, tuple(filter(None, aliases))))
         except ValueError as error:
-            raise ValueError(
-                f"{path}, line {number}: {error}, expected 'phrase<tab>weight' and, after more tabs, aliases"
-            ) from error
+            faults.append(f"line {number}: {error}, expected 'phrase<tab>weight' and, after more tabs, aliases")
+    leave_out(str(path), faults, len(phrases), "lines")
     return without_repetitions(phrases, str(path))
 
 
@@ -109,8 +124,14 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
     """
     kept: dict[tuple[str, str | None], Phrase] = {}
     blank = duplicate = 0
+    others = []
     for phrase in phrases:
         text = " ".join(phrase.text.split())
+        other_format = None if phrase.weight is not None else _OTHER_FORMAT.fullmatch(text)
+        if other_format:
+            others.append(text)
+        if other_format and other_format["weight"]:  # of sherpa-onnx
+            text, phrase = other_format["text"], replace(phrase, weight=float(other_format["weight"]))
         blank += not text
         if not text:
             continue
@@ -121,6 +142,14 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
             heavier = other if weight_of(other) >= weight_of(own) else own
             own = replace(heavier, aliases=tuple(dict.fromkeys(other.aliases + own.aliases)))
         kept[text, phrase.lang] = own
+    for heaviest in sorted(kept.values(), key=weight_of)[-1:]:
+        warn_if_large(f"{name}: the weight of {heaviest.text!r}", weight_of(heaviest))
+    if others:
+        logger.warning(
+            "%s: %s in the format of another decoder; only 'phrase :weight' is read as a weight. Expected the phrase, "
+            "a tab and the weight",
+            name, ", ".join(map(repr, others[:MOST_FAULTS])),
+        )  # fmt: skip
     if blank or duplicate:
         logger.warning("%s: skipped %d blank and %d duplicate phrases", name, blank, duplicate)
     if not kept:
@@ -243,7 +272,7 @@ class Aliases:
         units = [self._key(text[begin:end]) for begin, end in pairwise(bounds)]
         n = 0
         while n < len(units):
-            if is_open and self._begins_alias(text[bounds[n] :], units[n:]):
+            if is_open and self._begins_alias(units[n:]):
                 yield bounds[n], len(text), ""
                 return
             last = min(n + self._most_units, len(units)) if units[n] in self._first_units else n
@@ -253,16 +282,16 @@ class Aliases:
                 yield bounds[n], bounds[end], self._table["".join(units[n:end])]
             n = end or n + 1
 
-    def _begins_alias(self, rest: str, units: Sequence[str]) -> bool:
-        if len(rest) > self._longest:
-            return False
+    def _begins_alias(self, units: Sequence[str]) -> bool:
         key = "".join(units)
+        if len(key) > self._longest:
+            return False
         place = bisect_left(self._sorted, key)
         return place < len(self._sorted) and self._sorted[place].startswith(key)
 
     def _key(self, text: str) -> str:
         """The form in which texts are compared."""
-        spaced = " " if text.isspace() else text
+        spaced = " " if text.isspace() else unicodedata.normalize("NFC", text)
         return spaced.lower() if self.ignore_case else spaced
 
     @cached_property

@@ -50,6 +50,9 @@ Progress = Callable[[str], None]
 BUILD_STEPS = 7  # calls of `progress` while a graph is built
 
 
+UNSPELLED = "LM words without spelling"  # in reports of graphs
+
+
 def build_graph(
     arpa: str | PathLike[str],
     lexicon: Lexicon | Vocabulary,
@@ -85,7 +88,20 @@ def build_graph(
     if open_vocabulary is not None and open_vocabulary.beginning_tokens is None:
         note = "with a Lexicon and an open vocabulary"
         raise FieldError("beginning_tokens", None, "the tokens that may begin a word", note)
-    return Recipe(Path(arpa), lexicon, open_vocabulary, tuple(dict.fromkeys(added_words)), progress).load(cache)
+    recipe = Recipe(Path(arpa), lexicon, open_vocabulary, tuple(dict.fromkeys(added_words)), progress)
+    return with_warning(recipe.load(cache), str(arpa))
+
+
+def with_warning(graph: WordGraph, name: str) -> WordGraph:
+    """The graph, with a warning if it lacks words of its LM that cannot be spelled."""
+    lacking, examples = graph.report.get(UNSPELLED, 0), graph.report.get("examples of them", ())
+    if lacking:
+        logger.warning(
+            "%s: %d of %d words have no spelling, e.g. %s, and are left out: %s",
+            name, lacking, lacking + graph.report["words"], ", ".join(examples[:3]),
+            graph.report["why"] or "the lexicon lacks them",
+        )  # fmt: skip
+    return graph
 
 
 def spell_words(
@@ -125,13 +141,7 @@ def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> 
     Args:
         added_words: words to add to the LM.
     """
-    try:
-        opened = ArpaReader(arpa, added_words)
-    except FieldError:
-        raise
-    except ValueError as error:  # of the header
-        raise ValueError(f"{error}. Of text, KenLM makes an LM: lmplz -o 3 < text > lm.arpa") from None
-    with opened as reader:
+    with ArpaReader(arpa, added_words) as reader:
         for block in reader.blocks():
             if block.order > 1:
                 break
@@ -221,9 +231,10 @@ class Recipe:
         """By label: epsilon, all words of the LM that can be spelled, <unk> in an open vocabulary."""
         spoken = [word for word in self.grammar.words if word in self.lexicon.spellings]
         if not spoken:
+            known = f"its words are {', '.join(map(repr, list(self.lexicon.spellings)[:3]))}"
             raise ValueError(
                 f"{self.grammar.name} and the lexicon have no word in common, e.g. "
-                f"{list(self.grammar.words[:3])} against {list(self.lexicon.spellings)[:3]}"
+                f"{', '.join(map(repr, self.grammar.words[:3]))}: {self.lexicon.reason or known}"
             )
         unknown = [] if self.open_vocabulary is None else [self.grammar.words[self.grammar.unknown or 0]]
         return [EPSILON_WORD, *spoken, *unknown]
@@ -305,7 +316,7 @@ class Recipe:
             **({} if costs is None else {WORD_COST: costs.word_cost, PIECE_COST: costs.piece_cost}),
             "n-grams": self.grammar.num_ngrams,
             "n-grams by order": list(self.grammar.counts),
-            "LM words without spelling": len(unspoken),
+            UNSPELLED: len(unspoken),
             "examples of them": list(unspoken.values())[:10],
             "why": self.lexicon.reason,
             "n-grams that end in such a word": int(np.isin(read, list(unspoken)).sum()),

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.graph.build import build_graph, listed_words, load_fst_graph
+from nemo_gpu_decoding.checks import FieldError, leave_out
+from nemo_gpu_decoding.graph.build import build_graph, listed_words, load_fst_graph, with_warning
 from nemo_gpu_decoding.graph.csr import DEFAULT_TOPOLOGY, GRAPH, TOPOLOGIES, WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.openfst import read_input_symbols
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, load_graph, save_graph
 from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases
+from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases, spellings_of
 
 _BLANKS = ("<blk>", "<blank>")  # as NeMo and k2 name it
 _TOKENWORD = "#1"  # begins and ends a spelled word in graphs of NeMo's `mkgraph_ctc_ov`
@@ -91,8 +91,14 @@ def _build(
     if boosted:
         listed = set(listed_words(options.arpa))
         words += [_to_add(w, vocabulary, ignore_case) for w in boosted if not _has(listed, w, ignore_case)]
+    faults = {}
     for word in words:
-        vocabulary.tokenize(word)  # an LM may list words that cannot be spelled, a user's list may not
+        try:
+            vocabulary.tokenize(word)
+        except ValueError as error:
+            faults[word] = str(error)
+    words = [word for word in words if word not in faults]
+    leave_out("wfst.added_words", [faults[word] for word in added if word in faults], len(words), "words")
     graph = build_graph(
         options.arpa,
         vocabulary,
@@ -107,7 +113,7 @@ def _build(
 
 
 def _has(listed: set[str], word: str, ignore_case: bool) -> bool:
-    return any(case in listed for case in (letter_cases(word) if ignore_case else [word]))
+    return any(form in listed for form in spellings_of(word, ignore_case))
 
 
 def _to_add(word: str, vocabulary: Vocabulary, ignore_case: bool) -> str:
@@ -124,7 +130,7 @@ def _load(path: Path, options: GraphOptions, vocabulary: Vocabulary, blank_id: i
     if is_ours and options.words is not None:
         raise ValueError(f"wfst.words_path is set, but {path} holds its words itself")
     if is_ours:
-        graph = load_graph(path)
+        graph = with_warning(load_graph(path), str(path))
     else:
         _check_input_symbols(path, vocabulary, blank_id)
         graph = _load_fst(path, options.words)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, leave_out
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
@@ -30,10 +30,11 @@ from nemo_gpu_decoding.fusion.phrases import (
     read_phrases,
     spelled_phrases,
     weight_of,
+    without_repetitions,
 )  # fmt: skip
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.unknown_words import Speller
-from nemo_gpu_decoding.vocabulary import letter_cases
+from nemo_gpu_decoding.vocabulary import spellings_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -52,7 +53,7 @@ def configured_phrases(config: BoostingConfig) -> list[Phrase]:
 
 def as_phrases(items: Sequence[Any]) -> list[Phrase]:
     """Convert texts and items to phrases."""
-    return [as_phrase(item) for item in items]
+    return without_repetitions(map(as_phrase, items), "phrases") if items else []
 
 
 def words_of(phrases: Sequence[Phrase]) -> list[str]:
@@ -89,13 +90,10 @@ def word_boosting(
     worth = {text: bonus for text, bonus in bonuses.items() if bonus != 0}  # a weight may be 0
     if not worth:
         raise ValueError(f"{name} has no phrase with a bonus other than 0, expected at least one")
-    lacking = [text for text in worth if not set(text.split()) <= graph.word_ids.keys()]
-    if lacking and missing == "error" and speller is None:
-        raise ValueError(
-            f"{name}: the graph has not all words of {', '.join(map(repr, lacking[:5]))}; "
-            "wfst.added_words adds words to a graph that is built from wfst.arpa_lm_path; with "
-            "wfst.open_vocabulary_decoding: true, the words of a request need not be in the graph"
-        )
+    if missing == "error":
+        faults = {text: fault for text in worth if (fault := _fault(text, graph, speller))}
+        leave_out(name, list(faults.values()), len(worth) - len(faults))
+        worth = {text: bonus for text, bonus in worth.items() if text not in faults}
     tree = build_word_boosting(worth, graph, missing=missing, name=name, speller=speller)
     table = tree.table
     if aliases is not None and table is not None:
@@ -119,6 +117,22 @@ def _is_known(phrase: Phrase, config: BoostingConfig, graph: WordGraph, speller:
         return False
 
 
+def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
+    """Why a phrase cannot be found; "": it can."""
+    lacking = [word for word in text.split() if word not in graph.word_ids]
+    if lacking and speller is None:
+        return (
+            f"the graph has not all words of {text!r}; wfst.added_words adds words to a graph that is built from "
+            "wfst.arpa_lm_path; with wfst.open_vocabulary_decoding: true, the words of a request need not be in it"
+        )
+    try:
+        for word in lacking if speller else ():
+            speller.vocabulary.tokenize(word)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
     """The bonus of the whole phrase, natural log."""
     weight = weight_of(phrase)
@@ -131,10 +145,10 @@ def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
 
 def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
     """The phrase as written or, with `ignore_case`, in all letter cases that the graph has of its words."""
-    forms = [[word] for word in text.split()]
-    if config.is_case_ignored:
-        known = [[case for case in letter_cases(word) if case in graph.word_ids] for (word,) in forms]
-        forms = [cases or form for cases, form in zip(known, forms, strict=True)]
+    forms = [
+        [form for form in spellings_of(word, config.is_case_ignored) if form in graph.word_ids] or [word]
+        for word in text.split()
+    ]
     return [" ".join(words) for words in islice(product(*forms), _MOST_CASES)]
 
 

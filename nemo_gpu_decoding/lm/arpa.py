@@ -16,10 +16,12 @@ Probabilities then sum to slightly more than 1.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import itertools
 import logging
+import lzma
 import math
 import re
 import zlib
@@ -43,8 +45,14 @@ logger = logging.getLogger("nemo_gpu_decoding")
 _BLOCK_BYTES = 1 << 22
 _COUNT_LINE = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION_LINE = re.compile(rb"\\(\d{1,3})-grams:$")
-_GZIP_MAGIC = b"\x1f\x8b"
+_SPACES = re.compile(rb"[ \t\r\n]+")
+_COMPRESSED = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+_OTHER_FILES = dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"\\\0", b"\0\\"), "text in UTF-16") | {
+    b"(\xb5/\xfd": "compressed by zstd",
+    b"PK\x03\x04": "a zip archive",
+}
 _DATA, _END = b"\\data\\", b"\\end\\"
+TOKENIZER = b"# tokenizer "  # before the fingerprint of a vocabulary, in a line before the header; KenLM skips it
 UNKNOWN_WORDS = ("<unk>", "<UNK>")
 _TOO_LARGE = float(np.finfo(np.float32).max) / math.log(10)  # log10; its cost, natural log, is infinite in float32
 _NEVER = -90.0  # log10; a 1-gram below it means "impossible": SRILM writes -99 for log10 0
@@ -67,6 +75,7 @@ class Arpa:
     symbols: tuple[str, ...]  # of the 1-grams, in the order of the file
     orders: tuple[NGramBlock, ...]  # orders[n - 1] holds all n-grams
     added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
+    tokenizer: str = ""  # the fingerprint of the vocabulary in an LM over tokens, if it is known
 
 
 def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order: int | None = None) -> Arpa:
@@ -85,7 +94,7 @@ def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order
         groups = itertools.groupby(blocks, attrgetter("order"))
         by_order = {order: join_blocks(order, of_order) for order, of_order in groups}
         orders = [by_order.get(order) or join_blocks(order, ()) for order in wanted]
-        return Arpa(tuple(arpa.symbols), tuple(orders), arpa.added)
+        return Arpa(tuple(arpa.symbols), tuple(orders), arpa.added, arpa.tokenizer)
 
 
 def join_blocks(order: int, blocks: Iterable[NGramBlock]) -> NGramBlock:
@@ -122,6 +131,7 @@ class ArpaReader:
         self.path = Path(path)
         self.symbols: list[str] = []  # complete once the first block of order 2 is read
         self.added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
+        self.tokenizer = ""  # see `Arpa`
         self._one_grams: NGramBlock | None = None  # set once they are read
         self._table = SymbolTable()
         self._text = b""  # whole lines, read ahead
@@ -137,6 +147,8 @@ class ArpaReader:
             self._raw.seek(0)
             # n-grams of each order, by order
             self.counts = self._binary.counts if self._binary else self._read_header()
+            if self._binary is None:
+                self._one_grams = self._without_repetitions(join_blocks(1, self._section(1)))
             if wanted:
                 self._add_words(wanted)
         except BaseException:
@@ -186,11 +198,17 @@ class ArpaReader:
     def _open(self) -> tuple[BinaryIO, BinaryIO]:
         """The raw file and its text stream; the same object unless the file is compressed."""
         raw = open(self.path, "rb")  # noqa: SIM115  (closed in _close)
-        magic = raw.read(len(_GZIP_MAGIC))
+        magic = raw.read(8)
         raw.seek(0)
-        if magic.startswith(_GZIP_MAGIC):
-            # the readline of GzipFile is slow Python; that of the buffer is in C
-            return raw, cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK_BYTES))
+        for other, what in _OTHER_FILES.items():
+            if magic.startswith(other):
+                raw.close()
+                expected = "a file in UTF-8, plain or compressed by gzip, xz or bzip2"
+                raise ValueError(f"{self.path} is {what}, expected {expected}")
+        for start, opened in _COMPRESSED.items():
+            if magic.startswith(start):
+                # the readline of GzipFile is slow Python; that of the buffer is in C
+                return raw, cast(BinaryIO, io.BufferedReader(opened(raw), _BLOCK_BYTES))  # type: ignore[operator]
         return raw, raw
 
     def _close(self) -> None:
@@ -203,8 +221,10 @@ class ArpaReader:
             return True
         try:
             self._text = self._file.read(_BLOCK_BYTES) + self._file.readline()
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise self._error(f"truncated or damaged gzip file ({error})") from error
+        except (EOFError, zlib.error, OSError, lzma.LZMAError) as error:
+            if not self.is_compressed:
+                raise
+            raise self._error(f"truncated or damaged compressed file ({error})") from error
         self._position = 0
         if self._text and not self._text.endswith(b"\n"):
             self._text += b"\n"
@@ -214,7 +234,7 @@ class ArpaReader:
         """The next line that is not blank, stripped; None at the end of the file."""
         while self._read_ahead():
             end = self._text.index(b"\n", self._position) + 1
-            line = self._text[self._position : end].strip()
+            line = self._text[self._position : end].strip(b" \t\r\n")
             self._position = end
             self._line_number += 1
             if line:
@@ -228,8 +248,11 @@ class ArpaReader:
 
     def _read_header(self) -> dict[int, int]:
         while (line := self._next_line()) not in (_DATA, BOM_UTF8 + _DATA):
+            if line is not None and line.startswith(TOKENIZER):
+                self.tokenizer = line.removeprefix(TOKENIZER).decode("utf-8", "replace")
             if line is None:
-                raise ValueError(f"{self.path} is not an ARPA file: it has no line {_quote(_DATA)}")
+                hint = "Of text, KenLM makes an LM: lmplz -o 3 < text > lm.arpa"
+                raise ValueError(f"{self.path} is not an ARPA file: it has no line {_quote(_DATA)}. {hint}")
         counts: dict[int, int] = {}
         while (line := self._peek_line()) is not None and not line.startswith(b"\\"):
             self._next_line()
@@ -268,7 +291,7 @@ class ArpaReader:
 
     def _add_words(self, wanted: tuple[str, ...]) -> None:
         """Read all 1-grams and insert the missing words before them."""
-        listed = join_blocks(1, self._section(1))
+        listed = self._one_grams or join_blocks(1, self._section(1))
         self.added = tuple(word for word in wanted if word.encode() not in self._table)
         log10_probs = dict(zip(self.symbols, listed.log10_probs.tolist(), strict=True))
         unknown = next((log10_probs[word] for word in UNKNOWN_WORDS if word in log10_probs), -np.inf)
@@ -291,6 +314,8 @@ class ArpaReader:
         if self._binary:
             yield from self._binary_section(self._binary, order)
             return
+        if not self.counts[order] and (self._peek_line() or b"") != b"\\%d-grams:" % order:
+            return  # as some writers do
         self._expect_section(order)
         seen, count = 0, self.counts[order]
         for block in self._section_blocks(order):
@@ -349,14 +374,29 @@ class ArpaReader:
                 self.symbols.append(name.decode("utf-8"))
             except UnicodeDecodeError:
                 raise self.fault(row, "the symbol is not UTF-8") from None
-        double = self._table.add(names)
-        if double >= 0:
-            raise self.fault(double, "the symbol is listed twice")
+
+    def _without_repetitions(self, listed: NGramBlock) -> NGramBlock:
+        """The 1-grams with the likeliest entry of each symbol, and a warning if there are several."""
+        if self._table.add([symbol.encode() for symbol in self.symbols]) >= 0:
+            best: dict[str, int] = {}
+            for row, symbol in enumerate(self.symbols):
+                if listed.log10_probs[row] > listed.log10_probs[best.setdefault(symbol, row)]:
+                    best[symbol] = row
+            several = next(symbol for row, symbol in enumerate(self.symbols) if best[symbol] != row)
+            logger.warning("%s lists %r more than once: the likelier entry counts", self.path, several)
+            rows = np.array(list(best.values()))
+            self.symbols[:] = best
+            self._table = SymbolTable()
+            self._table.add([symbol.encode() for symbol in self.symbols])
+            self.counts[1] = len(rows)
+            columns = listed.log10_probs[rows], listed.log10_backoffs[rows]
+            listed = NGramBlock(1, np.arange(len(rows), dtype=np.int32)[:, None], *columns)
+        return listed
 
     def _explain(self, order: int) -> ValueError:
         """The error about the line at which the scan stopped."""
         line = self._next_line() or b""
-        row = line.split()
+        row = _SPACES.split(line)
         if order == 1 and row[:1] == [b"<s>"]:
             row.insert(0, b"-99")
         fault = _fault(order, row)

@@ -233,8 +233,8 @@ def _next_field(text, position):
 
 @linked
 def _is_space(character):
-    """Whether this is white space, as in `bytes.split()`."""
-    return character == 32 or (9 <= character <= 13)
+    """Whether this is a space, a tab or a line end; a vertical tab or form feed may be in a symbol, as in KenLM."""
+    return character == 32 or character == 9 or character == 10 or character == 13
 
 
 @linked

@@ -30,7 +30,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.container import written_whole
-from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock
+from nemo_gpu_decoding.lm.arpa import TOKENIZER, Arpa, NGramBlock
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -123,11 +123,16 @@ def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
 
     The file is created only if writing succeeds.
     """
-    write_ngrams(path, arpa.symbols, [len(block.symbols) for block in arpa.orders], arpa.orders)
+    counts = [len(block.symbols) for block in arpa.orders]
+    write_ngrams(path, arpa.symbols, counts, arpa.orders, tokenizer=arpa.tokenizer)
 
 
 def write_ngrams(
-    path: str | PathLike[str], symbols: Sequence[str], counts: Sequence[int], blocks: Iterable[NGramBlock]
+    path: str | PathLike[str],
+    symbols: Sequence[str],
+    counts: Sequence[int],
+    blocks: Iterable[NGramBlock],
+    tokenizer: str = "",
 ) -> None:
     """Like `write_arpa`, for an LM that may be larger than memory.
 
@@ -138,7 +143,7 @@ def write_ngrams(
     path = Path(path)
     opened = gzip.open if path.suffix == ".gz" else open
     with written_whole(path) as temporary, opened(temporary, "wt", encoding="utf-8", newline="\n") as file:
-        file.write("\\data\\\n")
+        file.write(f"{TOKENIZER.decode()}{tokenizer}\n" * bool(tokenizer) + "\\data\\\n")
         file.writelines(f"ngram {order}={count}\n" for order, count in enumerate(counts, 1))
         begun = 0
         for block in blocks:

@@ -17,10 +17,15 @@ from contextvars import ContextVar
 from dataclasses import is_dataclass
 from functools import cache, partial
 from inspect import BoundArguments
+from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from nemo.collections.asr.parts.utils.timestamp_utils import get_segment_offsets
+from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
+from nemo.utils import logging
+from nemo.utils.app_state import AppState
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.calibration import calibrated
@@ -327,9 +332,30 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
     instance.cfg.strategy = spec.name  # also for an alias: NeMo treats some names ("wfst") specially later on
     instance.__class__ = adapted(instance.__class__, family, spec.section)
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
-    instance.decoding = spec.build(instance, instance.cfg, **networks)
+    try:
+        instance.decoding = spec.build(instance, instance.cfg, **networks)
+    except (ValueError, OSError) as error:
+        if not AppState().is_model_being_restored:
+            raise
+        logging.warning(f"The model is restored without its decoding strategy {spec.name}: {error}")
+        instance.decoding = _Unusable(error)
     if _changing.get() and isinstance(instance.decoding, FusedInfer):
         instance.decoding.decoder()
+
+
+class _Unusable:
+    """The decoder of a restored model whose config names a file that is missing: any use raises the error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copies and pickles
+            raise AttributeError(name)
+        raise self._error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error
 
 
 _changing: ContextVar[bool] = ContextVar("changing_strategy", default=False)
@@ -339,13 +365,44 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     """Replaces `change_decoding_strategy` and loads LM, graph and phrases at once.
 
     So a file that does not fit the model raises here, and the model keeps its strategy. Restoring a model does
-    not load them, because NeMo then creates the decoding object more than once.
+    not load them, because NeMo then creates the decoding object more than once. CUDA graphs that are off stay off.
     """
     token = _changing.set(True)
     try:
-        wrapped(*call.args, **call.kwargs)
+        with _lock_of(instance):
+            before = getattr(instance, "decoding", None)
+            are_graphs_off = _are_graphs_off(before)
+            wrapped(*call.args, **call.kwargs)
+            if are_graphs_off and instance.decoding is not before:
+                instance.disable_cuda_graphs()
     finally:
         _changing.reset(token)
+
+
+def alone(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Any:
+    """Replaces `transcribe`, which changes the model while it runs: calls from several threads wait for each other."""
+    with _lock_of(instance):
+        return wrapped(*call.args, **call.kwargs)
+
+
+_locks: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()  # of models; a lock inside a model could not be copied
+_locks_lock = RLock()
+
+
+def _lock_of(model: Any) -> RLock:
+    with _locks_lock:
+        return _locks.setdefault(model, RLock())
+
+
+def _are_graphs_off(decoding: Any) -> bool:
+    """Whether the CUDA graphs of a decoding object are off and could be on."""
+    inner = getattr(decoding, "decoding", None)
+    if not isinstance(inner, WithOptionalCudaGraphs):
+        return False
+    if inner.disable_cuda_graphs():
+        inner.maybe_enable_cuda_graphs()
+        return False
+    return inner.maybe_enable_cuda_graphs() and inner.disable_cuda_graphs()
 
 
 construct_ctc = partial(_construct, "ctc")

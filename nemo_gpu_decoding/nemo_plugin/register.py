@@ -1,9 +1,9 @@
 """Register the strategies with NeMo: the table of strategies, and `register()`.
 
 `HOOKS` lists the wrapped methods of NeMo. `adapters.py` wraps `AbstractCTCDecoding.__init__`,
-`AbstractRNNTDecoding.__init__` and `change_decoding_strategy`. `streaming/hooks.py` wraps methods that decode greedily
-and ignore the config; `hypotheses.py` wraps two functions that do not support n-best lists. Importing this module does
-not import NeMo: the methods are wrapped when NeMo is imported.
+`AbstractRNNTDecoding.__init__`, `change_decoding_strategy` and `transcribe`. `streaming/hooks.py` wraps methods that
+decode greedily and ignore the config; `hypotheses.py` wraps two functions that do not support n-best lists. Importing
+this module does not import NeMo: the methods are wrapped when NeMo is imported.
 
 A `.nemo` file that was saved with a strategy of this package has it in its config, and NeMo alone cannot
 restore it. Without this package, give `restore_from` another decoding section (for the CTC head of a hybrid
@@ -115,6 +115,16 @@ HOOKS = tuple(
                 ("rnnt_bpe_models", "EncDecRNNTBPEModel"),
                 ("hybrid_rnnt_ctc_models", "EncDecHybridRNNTCTCModel"),
                 ("hybrid_rnnt_ctc_bpe_models", "EncDecHybridRNNTCTCBPEModel"),
+            )
+        ),
+        # calls that change the model while they run
+        *(
+            (module, owner, "transcribe", "adapters:alone")
+            for module, owner in (
+                ("models.ctc_models", "EncDecCTCModel"),
+                ("models.rnnt_models", "EncDecRNNTModel"),
+                ("models.hybrid_rnnt_ctc_models", "EncDecHybridRNNTCTCModel"),
+                ("parts.mixins.transcription", "TranscriptionMixin"),  # of others
             )
         ),
         # functions of scripts that misread n-best lists

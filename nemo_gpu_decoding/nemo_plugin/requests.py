@@ -63,6 +63,7 @@ def infer_of(model: ASRModel) -> FusedInfer:
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
     infer = getattr(_decoding(model), "decoding", None)
+    getattr(infer, "options", None)  # raises the error of a model that was restored without its files
     if not isinstance(infer, FusedInfer):
         raise ValueError(
             f"the model decodes with strategy '{_decoding(model).cfg.strategy}', expected {' or '.join(STRATEGIES)} "

@@ -37,6 +37,14 @@ S = TypeVar("S", bound=SearchConfig)
 # NeMo 2.7 has this section in `wfst`, and so do configs saved by it
 K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30, "max_active_states": 10000}
 
+# Values in NeMo's model configs that differ from its defaults, whatever the strategy
+STOCK: dict[str, tuple[Any, ...]] = {
+    "greedy.max_symbols": (3, 5, 10),
+    "beam.beam_size": (1, 2, 4, 5),
+    "beam.return_best_hypothesis": (True, False),
+    "wfst.search_type": ("riva",),
+}
+
 
 @checked_options
 @dataclass(frozen=True)
@@ -93,11 +101,15 @@ class NoEffect(NamedTuple):
 
 
 @functools.cache
-def nemo_defaults(family: str, section: str) -> dict[str, Any]:
-    """The defaults of a section in `change_decoding_strategy`; families are "ctc" and "rnnt"."""
+def nemo_config(family: str) -> dict[str, Any]:
+    """NeMo's decoding config of a family, "ctc" or "rnnt", with its defaults."""
     schema = {"ctc": CTCDecodingConfig, "rnnt": RNNTDecodingConfig}[family]
-    values: Any = OmegaConf.to_container(OmegaConf.structured(schema), resolve=True)
-    return ({"k2_decoding_cfg": K2_DEFAULTS} if section == "wfst" else {}) | values[section]
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(schema), resolve=True))
+
+
+def nemo_defaults(family: str, section: str) -> dict[str, Any]:
+    """The defaults of a section in `change_decoding_strategy`."""
+    return ({"k2_decoding_cfg": K2_DEFAULTS} if section == "wfst" else {}) | nemo_config(family)[section]
 
 
 @dataclass(frozen=True)
@@ -140,12 +152,14 @@ class Section:
         Raises:
             ValueError: a key is unknown or without effect; the message has the key and the valid ones.
         """
-        for key in self.added:
-            if key in cfg:
-                raise ValueError(f"'{key}' is outside of `{self.name}`, expected inside: {self.name}.{key}")
-        section = cfg.get(self.name) or OmegaConf.create({})
-        given: Any = OmegaConf.to_container(section, resolve=True)
-        check_keys(self.name, [key for key in given if key not in self.unused], self.valid)
+        whole: Any = OmegaConf.to_container(cfg, resolve=True)
+        given = whole.get(self.name) or {}
+        schema = nemo_config(self.family)
+        places: dict[str, Collection[str]] = {f"{self.name}.": self.valid, "": schema}
+        places |= {f"{name}.": keys for name, keys in schema.items() if isinstance(keys, dict) and name != self.name}
+        check_keys("", whole, schema, places)
+        check_keys(self.name, [key for key in given if key not in self.unused], self.valid, places)
+        self._check_others(whole)
         entries = {**self.defaults, **self.added, **given}
         for key in self.optional:
             if entries.get(key) is None and self.defaults.get(key) is None:
@@ -164,6 +178,20 @@ class Section:
         if cfg.get("preserve_alignments") is None:  # the value outside of the section has priority, as in NeMo
             values.flag("preserve_alignments")
         return values
+
+    def _check_others(self, whole: Mapping[str, Any]) -> None:
+        """Raise for a key that NeMo ignores, or a setting in a section that this strategy does not read."""
+        confidence, schema = whole.get("confidence_cfg") or {}, nemo_config(self.family)
+        check_keys("confidence_cfg", confidence, schema["confidence_cfg"])
+        methods = schema["confidence_cfg"]["method_cfg"]
+        check_keys("confidence_cfg.method_cfg", confidence.get("method_cfg") or {}, methods)
+        for name in {"beam", "wfst", "greedy"} & schema.keys() - {self.name}:
+            neutral = _flat(nemo_defaults(self.family, name), "")
+            for key, value in _flat(whole.get(name) or {}, "").items():
+                is_stock = _spelled(value) in (None, _spelled(neutral.get(key)), *STOCK.get(f"{name}.{key}", ()))
+                instead = f"set {self.name}.{key} instead" if key in self.valid else ""
+                what = NoEffect((value,) if is_stock else (), f"'{self.strategy}' does not read", instead)
+                check_no_effect(f"{name}.{key}", value, what)
 
     def _check_foreign(self, values: Values) -> None:
         for name, owner in self.foreign.items():
@@ -361,12 +389,19 @@ class Values:
         return weight
 
 
-def check_keys(section: str, given: Collection[str], valid: Collection[str]) -> None:
-    """Raise a ValueError for an unknown key of `section`; it suggests the closest key and lists the valid ones."""
+def check_keys(
+    section: str, given: Collection[str], valid: Collection[str], places: Mapping[str, Collection[str]] | None = None
+) -> None:
+    """Raise a ValueError for an unknown key of `section`; it suggests the closest key and lists the valid ones.
+
+    `places`: the keys of other sections, by the texts before them, for keys at the wrong place.
+    """
     for key in given:
         if key not in valid:
-            hint = did_you_mean(str(key), valid)
-            raise ValueError(f"unknown key '{section}.{key}'{hint}; valid keys: {', '.join(sorted(valid))}")
+            there = [f"{place}{key}" for place, keys in (places or {}).items() if key in keys]
+            hint = f", expected {' or '.join(there)}" if there else did_you_mean(str(key), valid)
+            name = f"{section}.{key}" if section else key
+            raise ValueError(f"unknown key '{name}'{hint}; valid keys: {', '.join(sorted(valid))}")
 
 
 def check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> None:

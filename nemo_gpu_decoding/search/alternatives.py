@@ -11,6 +11,7 @@ after each arc. Texts that lead to the same state share one alignment.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -172,7 +173,14 @@ def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
         return [TimedWord(word.text, word.start_frame, word.end_frame) for word in path.words]
     frames, repeats = path.frames.tolist(), path.repeats.tolist()
     spans = vocabulary.words(path.tokens.tolist())
-    return [
-        TimedWord(span.text, frames[span.first_token], frames[span.end_token - 1] + repeats[span.end_token - 1])
-        for span in spans
-    ]
+    words = []
+    for span in spans:
+        last = span.end_token - 1
+        while last > span.first_token and _is_punctuation(vocabulary.text([path.tokens[last]])):
+            last -= 1  # as in NeMo's timestamps
+        words.append(TimedWord(span.text, frames[span.first_token], frames[last] + repeats[last]))
+    return words
+
+
+def _is_punctuation(text: str) -> bool:
+    return text != "" and all(unicodedata.category(character)[0] == "P" for character in text)

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.checks import FieldError, check_int, check_kind
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
@@ -70,10 +70,11 @@ class Decoder(ABC, Generic[C, R]):
     strategy: ClassVar[str] = "a search"  # its name in NeMo's config, for messages
 
     def __init__(self, config: C, fusion: Fusion | None, labels: FusionLabels) -> None:
+        check_kind("fusion", fusion or Fusion(), Fusion)
         self.config = config
         self.fusion = fusion or Fusion()
         self._labels = labels
-        self._is_sampled = not self.reads_log_probs  # whether the first frames have been checked
+        self._is_sampled = not self.reads_log_probs  # whether no more frames are checked: a warning has been given
         check_fusion(self.fusion, labels)
 
     # ------------------------------------------------------------------------------------ verbs
@@ -297,7 +298,9 @@ class Decoder(ABC, Generic[C, R]):
             for row in np.flatnonzero((counts > 0) & ~streams.is_open)[:1]:
                 raise ValueError(f"lengths[{row}] is {counts[row]}, expected 0: stream {row} is closed")
         if not self._is_sampled:
-            self._is_sampled = warn_unless_normalised(inputs, counts)
+            has_warned = warn_unless_normalised(inputs, counts)
+            # on a GPU a later check would wait for the device
+            self._is_sampled = has_warned or (inputs.is_cuda and not torch.cuda.is_current_stream_capturing())
         errors: dict[int, ValueError] = {}
         while True:
             try:

@@ -132,9 +132,12 @@ def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log
         return np.zeros(0, np.int64)
     if values.ndim != 1 or len(values) != batch:
         raise ValueError(f"lengths has shape {values.shape}, expected ({batch},): one per row of {of}")
-    whole = values.dtype.kind in "iu" or (values.dtype.kind == "f" and (values == np.floor(values)).all())
-    if not whole:
-        raise ValueError(f"lengths holds {values.tolist()}, expected integers")
+    is_float = values.dtype.kind == "f"
+    is_fraction = is_float and frames > 1 and 0 < values.max() <= 1  # as some toolkits have them
+    if is_fraction or not (values.dtype.kind in "iu" or (is_float and (values == np.floor(values)).all())):
+        raise ValueError(
+            f"lengths holds {values.tolist()}, expected integers: frames, no fractions of the longest row"
+        )
     values = values.astype(np.int64)
     bad = np.flatnonzero((values < 0) | (values > frames))
     if len(bad):
@@ -177,30 +180,36 @@ def _remedy(row: np.ndarray) -> str:
 
 
 def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool:
-    """Warn if a few frames of the longest utterance are not log-probabilities.
+    """Warn if the last frame of an utterance, or most of a few frames of the longest, are not log-probabilities.
 
     Values that the search itself rejects give no warning.
 
     Returns:
-        Whether a frame was checked; while a CUDA graph is captured, no frame can be read.
+        Whether it has warned; while a CUDA graph is captured, no frame can be read.
     """
     if log_probs.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
-    counts = lengths.cpu().numpy() if isinstance(lengths, Tensor) else lengths
-    b = int(counts.argmax())
-    frames = np.unique(np.linspace(0, min(int(counts[b]), log_probs.shape[1]) - 1, SAMPLED_ROWS).astype(np.int64))
-    if frames[0] < 0:
+    counts = np.minimum(lengths.cpu().numpy() if isinstance(lengths, Tensor) else lengths, log_probs.shape[1])
+    ends = np.flatnonzero(counts > 0)
+    if not len(ends):
         return False
-    rows = log_probs[b, torch.from_numpy(frames).to(log_probs.device)].detach().double().cpu()
+    longest = int(counts.argmax())
+    sampled = np.unique(np.linspace(0, counts[longest] - 1, SAMPLED_ROWS).astype(np.int64))
+    utterances = np.append(np.full(len(sampled), longest), ends)
+    frames = np.append(sampled, counts[ends] - 1)
+    index = torch.from_numpy(np.stack([utterances, frames])).to(log_probs.device)
+    rows = log_probs[index[0], index[1]].detach().double().cpu()
     sums = rows.logsumexp(-1).numpy()
     is_off = (np.abs(sums) > NORMALISED) & np.isfinite(sums) & (rows.numpy() <= MOST_LOG_PROB).all(axis=1)
-    if 2 * is_off.sum() > len(frames):
-        i = int(np.flatnonzero(is_off)[0])
+    if 2 * is_off[: len(sampled)].sum() <= len(sampled):
+        is_off[: len(sampled)] = False
+    for i in np.flatnonzero(is_off)[:1]:
+        what = _remedy(rows[i].numpy()) if i < len(sampled) else "if this is padding, give lengths"
         logger.warning(
             "log_probs[%d, %d] holds no log-probabilities: their exponentials sum to %.4g, expected 1: %s",
-            b, frames[i], np.exp(sums[i]), _remedy(rows[i].numpy()),
+            utterances[i], frames[i], np.exp(sums[i]), what,
         )  # fmt: skip
-    return True
+    return bool(is_off.any())
 
 
 def rows_in_shared_memory(columns: int, item_bytes: int, room: int) -> tuple[int, int]:

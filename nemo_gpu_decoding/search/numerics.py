@@ -26,6 +26,9 @@ LARGEST = np.float32(np.finfo(np.float32).max)
 MOST_LOG_PROB = np.float32(0.01)  # no log-probability exceeds it; above 0 because types such as bfloat16 round
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 
+# Larger scores are subtracted from those of a beam. A sum of so many log-probs takes hours of speech
+MOST_SCORE = np.float32(4096.0)
+
 
 @compiled
 def log_add(a, b):
@@ -139,6 +142,12 @@ def floor_of(candidates, count, margin):
 TEXT_SCORES = np.dtype(
     [("lm", np.float64), ("boosting", np.float64), ("lm_state", np.int32), ("boosting_state", np.int32)]
 )
+
+
+@linked
+def rebased(beam, size):
+    """The score that is to be subtracted from those of a beam, so that float32 can tell them apart; mostly 0."""
+    return beam[0].score if size > 0 and MOST_SCORE < abs(beam[0].score) < LARGEST else np.float32(0.0)
 
 
 @linked

@@ -613,6 +613,7 @@ def test_refused_chunk_does_not_change_the_streams(subject, decoder, inputs, exp
         ([5, 6], r"lengths\[1\] is 6, expected 0 \.\. 5"),
         ([-1, 5], r"lengths\[0\] is -1, expected 0 \.\. 5"),
         ([2.5, 5], r"lengths holds \[2\.5, 5\.0\], expected integers"),
+        ([1.0, 0.0], r"lengths holds \[1\.0, 0\.0\], expected integers: frames, no fractions"),
     ],
 )
 def test_bad_lengths_are_named(subject, decoder, lengths, message):
@@ -769,6 +770,23 @@ def test_rows_that_are_not_normalised_are_warned_of_once(subject, variant, input
     found = re.search(r"sum to (\S+), expected 1: if these are logits, give log_probs.log_softmax\(-1\)", warnings[0])
     assert found is not None
     assert float(found[1]) == pytest.approx(0.01832, rel=0.02)  # the inputs may have been rounded to bfloat16
+
+
+@of(LogProbs)
+@pytest.mark.parametrize("row", [0, 1, 2])
+@pytest.mark.parametrize("padding", [0.0, -100.0])
+def test_padding_without_lengths_is_warned_of(subject, variant, row, padding, caplog):
+    decoder = subject.fused(variant)
+    rows = torch.log_softmax(torch.randn(3, 9, subject.width), -1).to(subject.device)
+    decoder.decode(rows)  # a later call is checked, too
+    rows[row, 6:] = padding
+    for _ in range(2):
+        decoder.decode(rows)
+    expected = f"log_probs[{row}, 8] holds no log-probabilities"
+    is_checked = rows.device.type == "cpu"
+    assert [expected in r.getMessage() for r in caplog.records if "give lengths" in r.getMessage()] == (
+        [True] if is_checked else []
+    )
 
 
 @of(LogProbs)

@@ -200,6 +200,7 @@ class PyctcdecodeSubject(LogProbs):
         ),
         "each utterance is an array of its own, without padding and lengths": (
             "test_padding_is_not_read",
+            "test_padding_without_lengths_is_warned_of",
             "test_bad_lengths_are_named",
             "test_lengths_of_lists_are_those_of_each_array",
         ),

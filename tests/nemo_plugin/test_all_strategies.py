@@ -1,7 +1,10 @@
 """What every strategy keeps behind NeMo's interfaces, timestamps included."""
 
 import copy
+import os
 import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import soundfile
@@ -13,6 +16,7 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 
 from nemo_gpu_decoding import Phrase, Request, cache, register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin import infer
+from nemo_gpu_decoding.nemo_plugin.requests import infer_of
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from tests.nemo_plugin.conftest import emissions_of
 from tests.nemo_plugin.usage import (
@@ -172,7 +176,46 @@ def test_hooks_of_training_and_validation_switch_the_graphs_of_transducers(case)
     assert not switched or search._graphs.allowed
 
 
+def test_cuda_graphs_that_are_off_stay_off_when_the_strategy_changes(case, files):
+    case.use()
+    switched = case.model.disable_cuda_graphs()
+    case.texts(files[:1], timestamps=True)
+    case.use(beam_size=4)
+    assert case.infer.disable_cuda_graphs() is False
+    assert case.infer.maybe_enable_cuda_graphs() is switched
+    case.use()
+    assert case.infer.disable_cuda_graphs() is switched
+
+
+def test_threads_that_transcribe_wait_for_each_other(case, files):
+    case.use()
+    expected = case.texts(files[:2])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: case.texts(files[:2], timestamps=n % 2 == 0), range(12)))
+    assert found == [expected] * 12
+
+
 # ------------------------------------------------------------------------ copies, files, laziness
+def test_model_is_restored_without_the_files_that_its_strategy_names(case, files, tmp_path):
+    phrases, options = tmp_path / "phrases.txt", {**case.options, **case.lm}
+    phrases.write_text("gdansk\n")
+    section = {"boosting_tree": {"key_phrases_file": str(phrases)}, "boosting_tree_alpha": 1.0}
+    for key in [key for key, value in options.items() if isinstance(value, str) and os.path.isfile(value)]:
+        section[key] = shutil.copy(options[key], tmp_path / key)
+    case.use(**case.lm, **section)
+    saved = str(tmp_path / "model.nemo")
+    case.model.save_to(saved)
+    for file in [phrases, *(tmp_path / key for key in section if (tmp_path / key).is_file())]:
+        file.rename(tmp_path / "away")
+        other = type(case.model).restore_from(saved, map_location="cpu").eval()
+        for call in (lambda: other.transcribe(files[:1], verbose=False), lambda: infer_of(other)):  # noqa: B023
+            with pytest.raises((ValueError, OSError), match=str(file)):
+                call()
+        other.change_decoding_strategy(GREEDY, verbose=False)
+        assert other.transcribe(files[:1], verbose=False)[0].text
+        (tmp_path / "away").rename(file)
+
+
 def test_decoding_and_results_can_be_copied(case):
     expected = case.decode(**case.lm)
     other = copy.deepcopy(case.model.decoding)

@@ -35,7 +35,7 @@ class CPUEngine(Engine):
         back_pointers = self._back_pointers_for(lengths)
         before = self._state
         beam, sizes, frames_done = (part.copy() for part in before[:3])
-        state = FlexCTCBeams(beam, sizes, frames_done, back_pointers)
+        state = FlexCTCBeams(beam, sizes, frames_done, back_pointers, before.offsets.copy())
         fusions = self._fusion.arrays
 
         def advance_rows(rows: np.ndarray) -> None:
@@ -103,7 +103,9 @@ class CPUEngine(Engine):
         fresh = new_state(fusion.arrays, self._config.beam_size, 0)
         beam[rows], sizes[rows], frames_done[rows] = fresh.beam[rows], 1, 0
         self._dropped[rows] = 0
+        offsets = self._state.offsets.copy()
+        offsets[rows] = 0.0
         for b in rows:
             self._committed[b] = CommittedTokens()
-        self._state = self._state._replace(beam=beam, sizes=sizes, frames_done=frames_done)
+        self._state = self._state._replace(beam=beam, sizes=sizes, frames_done=frames_done, offsets=offsets)
         self._fusion = fusion

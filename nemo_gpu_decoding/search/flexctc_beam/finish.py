@@ -77,6 +77,7 @@ def rank(which, rows, state, params, fusions, final, order, scores):
                 score[k] += fusion.boosting_weight * end.final_weight
         merge_equal_texts(beam, score, params.merge == MERGE_SUM)
         select_best(score, score, order[r], scores[r])
+        scores[r] += np.float32(state.offsets[b])
 
 
 @compiled

@@ -45,6 +45,7 @@ from nemo_gpu_decoding.search.numerics import (
     insert,
     log_add,
     next_label,
+    rebased,
 )
 
 # A hypothesis extended by the label of a frame.
@@ -70,6 +71,7 @@ class FlexCTCBeams(NamedTuple):
     sizes: np.ndarray  # [B] int32, number of live hypotheses; they are the first ones
     frames_done: np.ndarray  # [B] int64
     back_pointers: BackPointers
+    offsets: np.ndarray  # [B] float64, the part of the scores that is not in `beam`, see `rebased`
 
 
 class FrameWorkspace(NamedTuple):
@@ -94,7 +96,7 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeam
     first["boosting_state"] = fusions.utterances["boosting_start"]
     first["token_score"] = IMPOSSIBLE
     back_pointers = new_back_pointers(n, frames, beam_size)
-    return FlexCTCBeams(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers)
+    return FlexCTCBeams(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers, np.zeros(n))
 
 
 @no_refcount
@@ -118,6 +120,13 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
             if count <= 0:
                 break
             frames_done[b] += 1
+            shift = rebased(hypotheses, count)
+            if shift != 0:
+                state.offsets[b] += shift
+                for k in range(count):
+                    hypotheses[k].score -= shift
+                    hypotheses[k].blank_score -= shift
+                    hypotheses[k].token_score -= shift
 
 
 @linked

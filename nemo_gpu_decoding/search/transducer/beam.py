@@ -25,7 +25,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays
 from nemo_gpu_decoding.jit import linked
-from nemo_gpu_decoding.search.numerics import extended_hash, log_add
+from nemo_gpu_decoding.search.numerics import extended_hash, log_add, rebased
 from nemo_gpu_decoding.search.transducer.records import (
     BAD_INPUT,
     HYPOTHESIS,
@@ -48,6 +48,7 @@ class TransducerBeams(NamedTuple):
     cache_hashes: np.ndarray  # [n, P] uint64
     cache_lengths: np.ndarray  # [n, P] int32, -1 for a free entry
     cache_used: np.ndarray  # [n, P] int64, step of the last use
+    offsets: np.ndarray  # [n] float64, the part of the scores that is not in `beam`, see `rebased`
 
     @property
     def live(self) -> np.ndarray:
@@ -96,6 +97,7 @@ def new_beam_state(fusions: FusionArrays, beam_size: int) -> TransducerBeams:
         cache_hashes=np.zeros((n, entries), np.uint64),
         cache_lengths=cache_lengths,
         cache_used=np.full((n, entries), -1, np.int64),
+        offsets=np.zeros(n),
     )
 
 
@@ -165,13 +167,18 @@ def find_duplicate(beam, size, hypothesis):
 
 @linked
 def begin_step(b, data, params):
-    """Count the step and protect the cache entries of the present hypotheses.
+    """Count the step, protect the cache entries of the present hypotheses, and keep their scores small.
 
     Returns False, and sets a size of BAD_INPUT, if the joint returned NaN or +inf.
     """
     state = data.state
     state.steps[b] += 1
     data.pending.counts[b] = 0
+    shift = rebased(state.beam[b], state.counters[b].size)
+    if shift != 0:
+        state.offsets[b] += shift
+        for k in range(state.counters[b].size):
+            state.beam[b, k].score -= shift
     for k in range(state.counters[b].size):
         state.cache_used[b, state.beam[b, k].cache_entry] = state.steps[b]
         if data.row_of[b, k] >= 0 and is_bad(data.log_probs[data.row_of[b, k]], params):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.checks import check_kind
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.batch import FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -58,6 +59,7 @@ class TransducerDecoder(Decoder[C, NBest]):
     def __init__(self, networks: TransducerNetworks, config: C | None = None, fusion: Fusion | None = None) -> None:
         self.networks = checked_networks(networks)
         config = config or self.config_type()
+        check_kind("config", config, self.config_type)
         size = networks.vocab_size
         labels = FusionLabels(size, blank_id=size, unlocked=_why_unlocked(config), beam_beta=config.beam_beta)
         super().__init__(config, fusion, labels)

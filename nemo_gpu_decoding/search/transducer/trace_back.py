@@ -38,8 +38,9 @@ def rank(rows, state, fusions, final, score_norm, order, scores):
         rating = score.copy()  # the sort key
         if score_norm:
             for k in range(len(score)):
-                rating[k] /= np.float32(state.beam[b, k].length + 1)
+                rating[k] = (rating[k] + np.float32(state.offsets[b])) / np.float32(state.beam[b, k].length + 1)
         select_best(rating, score, order[r], scores[r])
+        scores[r] += np.float32(state.offsets[b])
 
 
 @compiled

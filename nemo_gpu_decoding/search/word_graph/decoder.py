@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_kind
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -99,8 +99,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             raise FieldError("vocab_size", vocab_size, f"1 .. {records.MAX_LABELS - 1}")
         if not 0 <= blank_id <= vocab_size:
             raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
-        self.graph, self.vocab_size, self.blank_id, self.pieces = graph, vocab_size, blank_id, pieces
         config = config or WFSTConfig()
+        check_kind("config", config, WFSTConfig)
+        check_kind("graph", graph, WordGraph, ": build_graph or load_graph makes it")
+        self.graph, self.vocab_size, self.blank_id, self.pieces = graph, vocab_size, blank_id, pieces
         self._check_graph(config)
         labels = FusionLabels(
             len(graph.words),

@@ -117,7 +117,7 @@ def _read_paths(found_paths, before, graph, spellings, index, labels):
         count, emits = _split_steps(steps_of_path, end.epsilon, graph, labels, tokens[:, n:], confidence[n:], emitted)
         own_words = emitted[:, before[p].words : emits]
         w = own_words.shape[1]
-        dead, choice = np.zeros((w + 1, count + 1), np.bool_), np.zeros(w + 1, np.int64)
+        dead, choice = np.zeros(8 * (w + count) + 9, np.int64), np.zeros(w + 1, np.int64)
         tries = Tries(own_words, tokens[0, n : n + count], choice, dead)
         _find_word_spans(tries, spellings, index, labels, begins[:w], ends[:w])
         _fill_words(words[size : size + w], own_words[0], begins, ends, tokens[:, n:], before[p])
@@ -133,7 +133,9 @@ class Tries(NamedTuple):
     words: np.ndarray  # [2, w] int64: label; number of tokens before the arc that emits the word
     tokens: np.ndarray  # [n] int32
     choice: np.ndarray  # [w + 1] int64, number of spellings of each word that were tried
-    dead: np.ndarray  # [w + 1, n + 1] bool, pairs (word, first token) from which no division exists
+    # int64, a cache of pairs (word, first token) from which no division exists, as word * (n + 1) + first token + 1.
+    # A pair at another pair's place replaces it, so that memory grows with the length only
+    dead: np.ndarray
 
 
 @linked
@@ -292,12 +294,14 @@ def find_spans(tries, unknown, index, spellings, ends):
     count, n, at = words.shape[1], 0, 0
     while n < count:
         end = next_end(words[0, n], n == count - 1, tokens, at, choice, n, unknown, index, spellings)
-        if end >= 0 and not dead[n + 1, end]:
+        pair = (n + 1) * (len(tokens) + 1) + end + 1
+        if end >= 0 and dead[pair % len(dead)] != pair:
             ends[n] = at = end
             n += 1
             choice[n] = 0
         elif end < 0:
-            dead[n, at] = True
+            pair = n * (len(tokens) + 1) + at + 1
+            dead[pair % len(dead)] = pair
             if n == 0:
                 return False
             n -= 1
