@@ -118,7 +118,7 @@ def test_the_format_is_safetensors(kept, path):
         assert file.metadata()["kind"] == kept.kind.name
 
 
-def test_damage_anywhere_is_refused(kept, path):
+def test_damaged_container_is_refused(kept, path):
     whole = path.read_bytes()
     for place in [*range(0, 64, 3), *range(64, len(whole), 997), len(whole) - 1]:
         path.write_bytes(whole)
@@ -135,7 +135,7 @@ def test_truncation_is_refused_without_reading_the_arrays(kept, path, size):
         kept.load(path, verify=False)
 
 
-def test_more_bytes_than_expected(kept, path):
+def test_file_with_extra_bytes_is_refused(kept, path):
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(ValueError, match="damaged"):
         kept.load(path, verify=False)
@@ -232,7 +232,7 @@ def test_a_full_disk_names_the_lm_that_was_to_be_written(name, tmp_path, monkeyp
     assert not (tmp_path / name).exists()
 
 
-def test_other_errors_stay_as_they_are(tmp_path):
+def test_full_disk_handling_keeps_other_errors(tmp_path):
     with pytest.raises(OSError, match="of the writer"), written_whole(tmp_path / "file"):
         raise OSError("of the writer")
 
@@ -247,7 +247,7 @@ def test_device_file_is_written_and_not_replaced(tmp_path):
     assert not Path("/dev/null").is_file()
 
 
-def test_of_unfinished_copies_those_of_dead_processes_are_removed(tmp_path):
+def test_unfinished_copies_of_dead_processes_are_removed(tmp_path):
     def copy_of(name, seconds, *others):
         folder = tmp_path / f".file.{name}"
         folder.mkdir()

@@ -118,13 +118,13 @@ def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, 
     ],
 )
 @pytest.mark.parametrize("out", ["hyps.jsonl", "parts/"])
-def test_a_weight_without_what_it_weighs_is_refused(argument, problem, out, audio, tmp_path, capsys):
+def test_weight_without_lm_or_phrases_is_refused(argument, problem, out, audio, tmp_path, capsys):
     assert main(["transcribe", "model=m.nemo", f"audio={audio}", f"out={tmp_path}/{out}", argument]) == 2
     assert problem in capsys.readouterr().err
     assert not (tmp_path / out).exists()
 
 
-def test_weights_of_what_a_preset_or_raw_keys_name(assets, tmp_path):
+def test_weight_of_an_lm_in_preset_or_raw_keys_is_accepted(assets, tmp_path):
     preset = tmp_path / "best.yaml"
     preset.write_text(f"strategy: flexctc_beam\nbeam:\n  ngram_lm_model: {assets}/lm/tok3.arpa\n")
     for arguments in (
@@ -138,7 +138,7 @@ def test_weights_of_what_a_preset_or_raw_keys_name(assets, tmp_path):
     check_weights(build_decoding(options), options, has_own_phrases=True)
 
 
-def test_serve_refuses_the_weight_of_no_lm_and_accepts_that_of_phrases_per_stream():
+def test_serve_refuses_a_weight_without_lm():
     options = parse_options(ServeOptions, ["model=m.nemo", "strategy=flexctc_beam", "lm_weight=0.5"])
     with pytest.raises(ValueError, match=r"lm_weight is 0\.5, which has no effect without an LM; add lm=FILE"):
         build_recognizer(options)
@@ -227,7 +227,7 @@ def test_raw_keys_win_over_options():
 
 
 # ------------------------------------------------------------------------------------- partitions in a folder
-def test_a_folder_gets_partitions_and_a_run_goes_on(assets, manifest, tmp_path, capsys):
+def test_run_into_a_folder_can_be_repeated(assets, manifest, tmp_path, capsys):
     arguments = [f"model={assets}/models/self_ctc.nemo", "beam_size=8", "n_best=3", "timestamps=true"]
     rows = rows_of(manifest)
     (tmp_path / "bad.flac").write_bytes(Path(rows[1]["audio_filepath"]).read_bytes()[:20000])
@@ -279,7 +279,7 @@ def odd_files(folder, source):
 
 
 @pytest.mark.parametrize("out", ["odd.jsonl", "parts/"])
-def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, messages):
+def test_bad_audio_is_an_error_of_its_row_only(out, assets, manifest, tmp_path, capsys, messages):
     odd = odd_files(tmp_path, rows_of(manifest)[0])
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={odd}", f"out={tmp_path}/{out}", "batch_size=3"]
     assert main(["transcribe", *arguments]) == (0 if out.endswith("/") else 1)
@@ -300,7 +300,7 @@ def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, me
         assert "4 of 9 utterances failed" in err
 
 
-def test_the_channel_that_is_selected_is_decoded(assets, manifest, tmp_path, capsys):
+def test_selected_channel_is_decoded(assets, manifest, tmp_path, capsys):
     source = rows_of(manifest)[0]
     samples, rate = soundfile.read(source["audio_filepath"])
     soundfile.write(tmp_path / "right.wav", np.stack([np.zeros_like(samples), samples], 1), rate)

@@ -33,7 +33,7 @@ def copied(emulated_runtime, source):
     return out.tolist()
 
 
-def test_it_runs_on_the_cpu_and_nowhere_else(emulated_runtime):
+def test_emulator_refuses_other_devices(emulated_runtime):
     assert emulated_runtime.why_not(CPU) is None
     assert "not on cuda:0" in emulated_runtime.why_not(torch.device("cuda:0"))
     assert emulated_runtime.device_for(CPU) == CPU

@@ -56,7 +56,7 @@ def emulated_runtime(request, device):
     return HostTensors(device)
 
 
-def test_no_test_is_forgotten():
+def test_gpu_tests_of_primitives_are_complete():
     """All of the emulator's tests stand above, but for those of the compiler."""
     all_tests = {name for name in vars(emulated) if name.startswith("test_") and "nvrtc" not in name}
     assert all_tests <= set(globals())

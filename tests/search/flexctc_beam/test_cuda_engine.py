@@ -97,7 +97,7 @@ def test_back_pointers_grow_as_frames_come(decoder, log_probs, expected):
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
 
 
-def test_pushes_allocate_no_buffers_and_copy_once(decoder, log_probs, expected, emulated_runtime, monkeypatch):
+def test_pushes_allocate_nothing_and_copy_once(decoder, log_probs, expected, emulated_runtime, monkeypatch):
     """From the second push on; each push is a frame of 80 ms. Opening the streams allocates the back-pointers."""
     streams = decoder.open(3, capacity=T, device="cpu")
     copies = []

@@ -177,7 +177,7 @@ def test_aes_equals_plain_python(durations, what, pruning, weighted):
 
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_never_more_probable_than_all_alignments_together(durations, seed):
+def test_scores_do_not_exceed_the_sum_of_all_alignments(durations, seed):
     networks = TableNetworks(2, durations, seed=seed, max_length=3)
     frames = random_frames(1, 4, seed=seed)
     whole = brute_force(Scorer(networks, frames[0]), max_length=3)
@@ -316,7 +316,7 @@ class Params(NamedTuple):
 
 
 @pytest.mark.parametrize("size", range(1, 7))
-def test_of_equally_probable_labels_the_first_ones_are_kept(size):
+def test_equally_probable_labels_keep_the_first(size):
     row = np.array([-2, -1, -1, -np.inf, -2, -1, -3], np.float32)
     labels = np.full(size, -1, np.int32)
     assert labels_of(row, labels) == size

@@ -123,7 +123,7 @@ def test_a_running_stream_has_the_alternatives_of_lazy_composition():
 
 
 @pytest.mark.parametrize("options", [{}, {"n_best": 3, "lattice": True}])
-def test_results_and_failures_leave_streams_as_they_were(options):
+def test_let_results_and_errors_do_not_change_streams(options):
     decoder = make_paged(*pairs(), beam=9.0, composition="let", **options)
     log_probs = random_log_probs(2, 40, VOCAB + 1, seed=4)
     streams, most = decoder.open(2), options.get("n_best", 1)
@@ -181,7 +181,7 @@ def new_work():
     return let_engine.new_let_workspace(1000, VOCAB + 1)
 
 
-def test_silence_takes_no_nodes():
+def test_let_silence_allocates_no_nodes():
     """An hour of it, frames of 40 ms; other labels are far off, or within the beam now and then."""
     decoder, frames = make_paged(*pairs(), beam=9.0, composition="let"), 1500
     for likely in (-1e4, -7.0):
