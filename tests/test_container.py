@@ -1,7 +1,6 @@
 """Packed LMs and word graphs on disk: what is written is read, what is damaged is refused."""
 
 import errno
-import gzip
 import os
 import re
 import struct
@@ -18,8 +17,6 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.container import encode_words, write_text, written_whole
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph, save_graph
-from nemo_gpu_decoding.lm.arpa import read_arpa
-from nemo_gpu_decoding.lm.estimate import write_arpa as write_lm
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PACKED_LM, is_packed_lm, load_packed_lm, save_packed_lm
 from tests.graph.toy import toy_arpa, toy_lexicon
@@ -217,19 +214,6 @@ def test_a_full_disk_leaves_the_older_file_and_names_it(tmp_path, monkeypatch):
     check_full_disk(caught.value, target)
     assert target.read_text() == "old\n"
     assert list(tmp_path.iterdir()) == [target]
-
-
-@pytest.mark.parametrize("name", ["lm.arpa", "lm.arpa.gz"])
-def test_a_full_disk_names_the_lm_that_was_to_be_written(name, tmp_path, monkeypatch):
-    arpa = read_arpa(write_arpa(tmp_path / "toy.arpa", closed_table(seed=0, order=2)))
-    if name.endswith(".gz"):
-        monkeypatch.setattr(gzip.GzipFile, "write", disk_is_full)
-    else:
-        monkeypatch.setattr(os, "fsync", disk_is_full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        write_lm(arpa, tmp_path / name)
-    check_full_disk(caught.value, tmp_path / name)
-    assert not (tmp_path / name).exists()
 
 
 def test_full_disk_handling_keeps_other_errors(tmp_path):

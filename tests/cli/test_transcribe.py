@@ -15,7 +15,6 @@ from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from tests.nemo_plugin.usage import write_lower_orders
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
@@ -200,20 +199,6 @@ def test_a_second_pass_orders_the_hypotheses(assets, manifest, tmp_path, capsys)
         for text, score in after.items():  # of the graph's LM a tenth was in the score
             replaced = 0.9 * packed.score(text.split()) - 0.1 * packed.score(text.split())
             assert score == pytest.approx(before[text] - replaced, abs=1e-2)
-
-
-def test_a_large_lm_beside_a_small_one(assets, manifest, tmp_path, capsys):
-    pytest.importorskip("kaldifst")
-    model, lm = f"model={assets}/models/self_ctc.nemo", assets / "lm" / "word3.arpa"
-    small = write_lower_orders(lm, tmp_path / "small.arpa", most=2)
-    assert main(["pack-lm", f"lm={lm}", f"out={tmp_path}/large.packed"]) == 0
-    arguments = ["transcribe", model, f"manifest={manifest}", "decoding.wfst.beam_width=20"]
-    capsys.readouterr()
-    assert main([*arguments, "strategy=cuda_wfst", f"lm={lm}"]) == 0
-    expected = capsys.readouterr().out
-    lms = [f"lm={small}", f"large_lm={tmp_path}/large.packed"]
-    assert main([*arguments, "strategy=paged_biglm", *lms]) == 0
-    assert capsys.readouterr().out == expected
 
 
 def test_raw_keys_win_over_options():
@@ -410,23 +395,3 @@ def test_values_out_of_range_and_options_of_partitions(arguments, problem, tmp_p
     monkeypatch.chdir(tmp_path)
     assert main(["transcribe", "model=m.nemo", *arguments]) == 2
     assert problem in capsys.readouterr().err
-
-
-def test_workers_share_the_graph_of_an_lm(assets, manifest, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("kaldifst")
-    from nemo_gpu_decoding import cache
-    from nemo_gpu_decoding.graph import build
-
-    arguments = ["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "strategy=cuda_wfst"]
-    arguments += [f"lm={assets}/lm/word3.arpa", "decoding.wfst.segmentations=2"]
-    assert main(arguments) == 0
-    expected = capsys.readouterr().out.splitlines()
-    monkeypatch.setattr(build, "graph_cache_folder", lambda: tmp_path / "graphs")
-    made, make = [], build.Recipe.build
-    monkeypatch.setattr(build.Recipe, "build", lambda recipe: made.append(recipe) or make(recipe))
-    for out in ("first", "second"):
-        cache.clear()  # as in another process
-        assert main([*arguments, f"out={tmp_path}/{out}/"]) == 0
-        assert [row["pred_text"] for row in rows_of(tmp_path / out / "part-00000.jsonl")] == expected
-    assert len(made) == 1
-    assert len(list((tmp_path / "graphs").glob("*.graph"))) == 1

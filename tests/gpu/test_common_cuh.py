@@ -18,7 +18,6 @@ from tests.cuda.test_common_cuh import (  # noqa: F401  (collected here)
     test_reductions_and_scans,
     test_rows_fetched_ahead_arrive_whole,
     test_sorting_in_place,
-    test_threads_know_their_lane_warp_and_block,
 )
 
 

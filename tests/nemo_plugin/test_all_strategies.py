@@ -90,17 +90,6 @@ def test_n_best_lists(case, files, return_hypotheses):
         assert results[0].alignments is results[0].y_sequence
 
 
-def test_strategy_can_be_changed_again_and_again(case, files):
-    greedy = texts(case.model.transcribe(files[:2], verbose=False))
-    expected = []
-    for _ in range(2):
-        expected.append(texts(transcribed(case.model, case.cfg(), files[:2])))
-        assert type(case.infer).__module__.startswith("nemo_gpu_decoding.")
-        assert texts(transcribed(case.model, GREEDY, files[:2])) == greedy
-        assert type(case.model.decoding).__module__.startswith("nemo.")
-    assert expected[0] == expected[1]
-
-
 # ----------------------------------------------------------------------------------- stored inputs
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("timestamps", [False, True])

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.fusion.batch import on_device
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedModule
-from tests.random_models import random_boosting, random_log_probs
+from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion
 from tests.search.pushes import Operators
 
@@ -78,13 +78,6 @@ def test_no_synchronisation_while_capturing(monkeypatch, capturing):
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     upload.synchronize_unless_capturing("cuda:1")
     assert waited == ([] if capturing else ["cuda:1"])
-
-
-def test_uploaded_automaton_has_the_bytes_of_the_automaton():
-    automaton = random_boosting(V, seed=1)
-    states, arcs = on_device(automaton, torch.device("cpu"))
-    assert states.numpy().tobytes() == automaton.arrays.states.tobytes()
-    assert arcs.numpy().tobytes() == automaton.arrays.arcs.tobytes()
 
 
 def test_back_pointers_grow_as_frames_come(decoder, log_probs, expected):
