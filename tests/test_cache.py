@@ -18,7 +18,7 @@ def _empty_cache():
     cache.clear()
 
 
-def test_builds_once_per_key():
+def test_cache_builds_once_per_key():
     built = []
     for key in ("a", "a", "b", "a"):
         cached(key, lambda key=key: built.append(key))
@@ -74,7 +74,7 @@ def test_file_key_changes_with_the_file(tmp_path):
 
 
 # ------------------------------------------------------------------------ shared by processes of a machine
-def test_lock_waits_for_other_processes_and_not_for_dead_ones(tmp_path):
+def test_file_lock_waits_only_for_living_processes(tmp_path):
     code = """
 import sys, time
 from pathlib import Path

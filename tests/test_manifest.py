@@ -228,6 +228,6 @@ def test_a_missing_or_empty_manifest_is_named(folder):
         read_manifest(write_manifest(folder, ""))
 
 
-def test_lines_end_with_line_feeds_and_nothing_else_is_cut(tmp_path):
+def test_manifest_lines_end_only_at_line_feeds(tmp_path):
     (tmp_path / "text").write_bytes("\ufeffa \r\n\n\tb\u2028c\r\r\nd".encode())
     assert read_lines(tmp_path / "text") == ["a ", "", "\tb\u2028c\r", "d"]

@@ -15,7 +15,7 @@ def options(strategy, *more):
 
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
-def test_each_beam_is_searched_without_phrases_and_with_every_way_and_weight(strategy):
+def test_searches_cover_every_beam_way_and_weight(strategy):
     found = boosting.searches(options(strategy, "weights=[1,2]", "beams=[4,8]"))
     names = [*boosting.WAYS] * 2
     assert [row[:3] for row in found] == [
@@ -31,7 +31,7 @@ def test_each_beam_is_searched_without_phrases_and_with_every_way_and_weight(str
         assert tree.items() >= boosting.WAYS.get(name, {}).items()
 
 
-def test_word_graphs_have_one_way_and_no_beam_size():
+def test_searches_of_word_graphs_have_one_way():
     lm = f"lm={ASSETS}/lm/word3.arpa"
     found = boosting.searches(options("cuda_wfst", "weights=5", lm))
     assert [row[:3] for row in found] == [("no phrases", None, 0.0), ("word graph", None, 5.0)]
@@ -43,7 +43,7 @@ def test_word_graphs_have_one_way_and_no_beam_size():
 @pytest.mark.slow
 @pytest.mark.nemo
 @pytest.mark.parametrize("spoken", [True, False])
-def test_phrases_that_are_spoken_or_not(tmp_path, monkeypatch, capsys, spoken):
+def test_boosting_table_counts_words_and_phrases(tmp_path, monkeypatch, capsys, spoken):
     pytest.importorskip("nemo.collections.asr")
     manifest = tmp_path / "few.json"
     manifest.write_text("\n".join(map(json.dumps, speech()[31:36])))

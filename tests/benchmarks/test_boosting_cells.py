@@ -27,7 +27,7 @@ def test_sets_and_heads_are_checked(given, message):
         options(*given)
 
 
-def test_lists_of_the_shipped_set(tmp_path):
+def test_phrase_lists_of_the_shipped_set(tmp_path):
     files = cells.Files("shipped", options("distractors=50"), str(tmp_path))
     listed = (ASSETS / "phrases.txt").read_text().split()
     lists = files.lists
@@ -59,7 +59,7 @@ class FakeCell(cells.Cell):
         return self._on_dev(way, self.lm_weight)
 
 
-def test_dev_chooses_the_weights_as_tune_does():
+def test_measure_takes_the_weights_that_are_best_on_dev():
     def on_dev(way, lm_weight):
         if way.weight is None:
             return counts(10 if lm_weight == 0.6 else 11)
@@ -84,14 +84,14 @@ def test_dev_chooses_the_weights_as_tune_does():
     assert len(keys) == len(set(keys))  # no decoding is repeated
 
 
-def test_word_graphs_have_no_refunds_of_nemo():
+def test_measure_leaves_out_nemo_refunds_for_word_graphs():
     row = cells.measure(FakeCell(cells.HEADS["word graphs"], lambda way, weight: counts(1)), [0.03])
     assert list(row["results"]) == ["none", "default", "threshold", "tuned"]
 
 
 @pytest.mark.slow
 @pytest.mark.nemo
-def test_a_cell_of_the_shipped_set(tmp_path, monkeypatch, capsys):
+def test_boosting_cells_smoke_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("nemo.collections.asr")
     out = tmp_path / "cells.json"
     arguments = ["heads=[CTC]", "thresholds=0.03", "distractors=20", f"out={out}"]

@@ -44,7 +44,7 @@ class ScriptedClock:
 
 
 # ---------------------------------------------------------------------------------------- the clocks
-def test_calls_take_turns():
+def test_time_in_turn_alternates_calls():
     order = []
     calls = [lambda: order.append("peer"), lambda: order.append("ours")]
     theirs, ours = time_in_turn(calls, ScriptedClock(8, 1, 6, 3, 4, 2), 3, most_seconds=60)
@@ -53,7 +53,7 @@ def test_calls_take_turns():
     assert summary(ours)["device"] == {"median": 1, "min": 0.5, "max": 1.5}
 
 
-def test_calls_are_timed_once_or_repeated_until_they_can_be_measured():
+def test_time_in_turn_repeats_short_calls():
     (taken,) = time_in_turn([lambda: None], ScriptedClock(1), 100, most_seconds=0)
     assert len(taken) == 1
     clock = ScriptedClock(0.001, 0.002, 0.002, least_seconds=0.01)
@@ -62,7 +62,7 @@ def test_calls_are_timed_once_or_repeated_until_they_can_be_measured():
     assert [seconds.wall for seconds in taken] == [0.002, 0.002]
 
 
-def test_seconds_are_those_of_one_call(monkeypatch):
+def test_host_clock_divides_by_the_number_of_calls(monkeypatch):
     ticks = iter(range(100))
     monkeypatch.setattr(clock_module.time, "process_time", lambda: float(next(ticks)))
     assert HostClock().measure(lambda: next(ticks), 4).cpu == pytest.approx((4 + 1) / 4)
@@ -81,7 +81,7 @@ def test_clocks_and_threads_of_a_cpu():
 
 # ------------------------------------------------------------------------------------- on a GPU
 @pytest.mark.skipif(why_unavailable(torch.device("cuda")) is None, reason="there is a GPU here")
-def test_without_a_gpu_the_reason_is_given():
+def test_find_hardware_names_the_missing_gpu():
     with pytest.raises(ValueError, match="device is 'cuda', expected cpu or a GPU that runs kernels: "):
         find_hardware("cuda", 1)
 
@@ -128,7 +128,7 @@ def measured(options, emulated, monkeypatch):
     return measure
 
 
-def test_a_row_on_a_gpu_says_all(measured, emulated, tmp_path, capsys):
+def test_gpu_row_has_all_fields(measured, emulated, tmp_path, capsys):
     first, second = measured(out=str(tmp_path))
     assert emulated.launches > 0
     assert first["verified"]
@@ -148,7 +148,7 @@ def test_a_row_on_a_gpu_says_all(measured, emulated, tmp_path, capsys):
     assert [row["batch"] for row in written["rows"]] == [1, 2]
 
 
-def test_a_gpu_that_finds_something_else_is_not_verified(measured):
+def test_gpu_row_with_other_results_is_not_verified(measured):
     def impostor(options, task, setting):
         wrong = changed(lambda path: replace(path, score=path.score + 1e-4))
         return (flexctc_beam if options.device == "cpu" else wrong)(options, task, setting)
@@ -158,7 +158,7 @@ def test_a_gpu_that_finds_something_else_is_not_verified(measured):
     assert row["verified_by"].endswith("GPU = CPU to the bit: 0 of 2")
 
 
-def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
+def test_identical_compares_paths_to_the_bit(tiny_options, tiny_task):
     decoder = flexctc_beam(tiny_options, tiny_task, run_module.Setting(4, lm=True)).decoder
     first, second = (decoder.decode(tiny_task.inputs, tiny_task.lengths)[0].best for _ in range(2))
     assert identical(first, second)
@@ -168,7 +168,7 @@ def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
 
 
 # --------------------------------------------------------------------------------------- word graphs
-def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated, monkeypatch, capsys):
+def test_gpu_rows_of_cuda_wfst_beside_kaldi_and_missing_riva(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldi_decoder")
     monkeypatch.setitem(sys.modules, "riva", None)  # not found, even if it is installed
     rows = run(graph_options, HARDWARE)
@@ -190,7 +190,7 @@ def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated
     assert "cuda_wfst on Emulated GPU" in capsys.readouterr().out
 
 
-def test_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
+def test_gpu_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
     placed = cuda_kernels.PlacedLM  # the smallest cache would hold all of this LM: here half of what is asked
     monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 512, name))
@@ -219,7 +219,7 @@ def test_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
 
 @pytest.mark.nemo
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
-def test_rows_of_transducers(options, emulated, strategy):
+def test_gpu_rows_of_transducers(options, emulated, strategy):
     pytest.importorskip("nemo.collections.asr")
     rows = run(replace(
         options, strategy=strategy, encoder_width=16, prediction_width=16, batches=[2], phrases=0, max_frames=30,

@@ -53,7 +53,7 @@ def test_hostile_clients_over_sockets():
         assert server.batcher.metrics.value("streams_total", outcome=outcome) > 0, outcome
 
 
-def test_what_is_lost_is_seen(numbers):
+def test_simulation_counts_lost_and_wrong_texts(numbers):
     server, load = numbers
     load.texts[1] = "another text"
     step, broken = server.batcher.recognizer.step, []
@@ -72,7 +72,7 @@ def test_what_is_lost_is_seen(numbers):
 
 
 @pytest.mark.parametrize(("slope", "grew"), [(0.0, False), (1.0, True), (0.005, False)])
-def test_memory_that_grows_behind_the_warm_up(slope, grew):
+def test_memory_growth_after_the_warm_up_is_reported(slope, grew):
     load = live_load.Load(OPTIONS, [])
     load.memory = [(t, 1000 + min(t, 60.0) + slope * t) for t in np.arange(0.0, 600.0)]
     row = load._memory_growth()
@@ -83,7 +83,7 @@ def test_memory_that_grows_behind_the_warm_up(slope, grew):
 
 
 @pytest.mark.nemo
-def test_a_strategy_in_simulated_time():
+def test_live_load_smoke_run():
     pytest.importorskip("nemo.collections.asr.inference")
     import numba
     import torch

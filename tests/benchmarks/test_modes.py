@@ -38,7 +38,7 @@ def served(queue: Queue) -> Queue:
     return queue
 
 
-def test_chunks_wait_for_the_step_before_them_and_go_together():
+def test_queue_batches_waiting_chunks():
     chunks = [chunk_at(*c) for c in ((0.0, 0), (0.1, 1), (0.2, 2), (0.3, 1), (5.0, 0))]
     steps = []
     queue = served(Queue(chunks, lambda batch: steps.append([c.stream for c in batch]) or 1.0))
@@ -55,7 +55,7 @@ def test_chunks_wait_for_the_step_before_them_and_go_together():
     assert queue.streams_per_core(0.08) == pytest.approx(5 * 5 * 0.08 / 4)
 
 
-def test_a_queue_without_end_is_given_up_and_has_no_latency():
+def test_queue_that_cannot_keep_up_is_given_up():
     chunks = [chunk_at(0.1 * i, i) for i in range(1000)]
     queue = served(Queue(chunks, lambda batch: 0.2, 1))
     assert not queue.keeps_up
@@ -68,7 +68,7 @@ def test_a_queue_without_end_is_given_up_and_has_no_latency():
 
 
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
-def test_one_by_one_the_queue_is_that_of_the_formula(load):
+def test_queue_wait_equals_the_md1_formula(load):
     """M/D/1 [CUDA-WFST, Kendall 1953]: of chunks that all take D the mean wait is load * D / (2 * (1 - load))."""
     rng, rate = np.random.default_rng(0), load / FIXED
     times = np.cumsum(rng.exponential(1 / rate, 40_000))
@@ -111,7 +111,7 @@ class Deaf(InSlots):
 
 
 @pytest.mark.parametrize("kind", [InSlots, OneByOne, Deaf])
-def test_streams_that_were_harmed_are_not_verified(tiny_task, tiny_options, kind):
+def test_lost_chunk_is_not_verified(tiny_task, tiny_options, kind):
     decoder = flexctc_beam(tiny_options, tiny_task, Setting(4, lm=True)).decoder
     server = Server(kind(decoder, 2) if kind is not OneByOne else OneByOne(decoder, 2), tiny_task, CPU)
     # of two utterances of one text one is heard from its middle on, one is not over
@@ -122,7 +122,7 @@ def test_streams_that_were_harmed_are_not_verified(tiny_task, tiny_options, kind
     assert list(server.equal_to_one_piece()) == ([False, True] if kind is Deaf else [True, True])
 
 
-def test_chunks_of_whole_frames_and_enough_audio(live_options):
+def test_chunk_ms_without_whole_frames_is_refused(live_options):
     assert frames_of_chunk(400.0, 0.08) == 5
     assert frames_of_chunk(160.0, 0.04) == 4
     for chunk_ms in (100.0, 20.0):
@@ -133,7 +133,7 @@ def test_chunks_of_whole_frames_and_enough_audio(live_options):
 
 
 # ----------------------------------------------------------------------------------- LMs of any size
-def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
+def test_scale_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
 
     def in_this_process(name, options, **arguments):
@@ -183,7 +183,7 @@ def runs(tiny_options, tmp_path, monkeypatch):
     )
 
 
-def test_what_an_engine_costs_beside_one_process(runs, tmp_path, capsys):
+def test_cluster_rows_have_seconds_per_utterance(runs, tmp_path, capsys):
     run(runs)
     assert "ms per utterance, all processes" in capsys.readouterr().out
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
@@ -194,7 +194,7 @@ def test_what_an_engine_costs_beside_one_process(runs, tmp_path, capsys):
     assert all(0 < row["work"] < row["per_utterance"] and row["start"] > 0 for row in rows)
 
 
-def test_runs_that_differ_are_no_benchmark(runs, monkeypatch):
+def test_cluster_runs_with_other_transcripts_are_refused(runs, monkeypatch):
     decode, seen = cluster.EmissionModel.decode, []
 
     def decoded(model, outputs, **others):

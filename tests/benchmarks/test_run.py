@@ -109,7 +109,7 @@ def test_a_wrong_decoder_is_not_verified(measured, change, check, seen):
     assert seen in row["verified_by"]
 
 
-def test_a_tie_is_as_good_as_equality(tiny_task, tiny_options):
+def test_compare_verifies_ties(tiny_task, tiny_options):
     """Two tokens, equally likely in every frame: either may come first."""
     log_probs = torch.full((1, 1, 33), -30.0)
     log_probs[0, 0, [3, 7]] = -0.7
@@ -141,14 +141,14 @@ def test_a_tie_is_as_good_as_equality(tiny_task, tiny_options):
         ([([1], -2.0), ([2], -2.5)], ([3], -2.0), "worse"),  # of several it is none
     ],
 )
-def test_what_a_hypothesis_is_beside_others(listed, ours, kind):
+def test_classify_hypotheses(listed, ours, kind):
     n_best = [Hypothesis(*h) for h in listed]
     assert classify(n_best, Hypothesis(*ours), 1e-3, per_token=True)[0] == kind
 
 
 @pytest.mark.parametrize(("gain", "holds"), [(0.0, True), (0.5, True), (-0.5, False)])
 @pytest.mark.parametrize("check", [Check.COSTS, Check.WORDS])
-def test_worse_costs_are_no_success(check, gain, holds):
+def test_compare_does_not_verify_worse_costs(check, gain, holds):
     def fixed(*scores):
         return Ready(None, None, lambda *batch: [[Hypothesis([1], score)] for score in scores])
 
@@ -157,7 +157,7 @@ def test_worse_costs_are_no_success(check, gain, holds):
     assert verdict.verified is holds
 
 
-def test_scores_of_another_lm_are_no_success(tmp_path):
+def test_lm_scores_does_not_verify_other_lms(tmp_path):
     lm = pack_arpa_in_memory(ASSETS / "lm" / "word3.arpa")
     score = -lm.score(["no such word"])
 
@@ -265,7 +265,7 @@ def test_errors_have_the_f_score_of_the_phrases(tiny_task):
     assert Errors.of(tiny_task, tiny_task.tokens) == Errors(0.0, 0.0)
 
 
-def test_rows_that_cannot_be_say_why():
+def test_skipped_rows_have_a_reason():
     task = SimpleNamespace(lm=None, word_lm=None, lexicon={}, transducer=None, kind=None, weights=Weights())
     reasons = {case.skipped for case in listed(BenchOptions(), [task])}
     assert {"no lm= given", "no lm=, word_lm= given", "no lm=, lexicon= given", None} <= reasons
@@ -321,7 +321,7 @@ def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path, tiny_options, few, monke
     assert [row["peer"] for row in json.loads(path.read_text())["rows"]] == ["absent"]
 
 
-def test_texts_beside_those_of_the_large_graph():
+def test_beside_counts_same_better_and_worse():
     def results(*paths):
         return [SimpleNamespace(best=SimpleNamespace(text=text, score=score)) for text, score in paths]
 
@@ -331,7 +331,7 @@ def test_texts_beside_those_of_the_large_graph():
 
 
 @pytest.mark.nemo
-def test_a_model_and_its_speech(tiny_options):
+def test_run_with_a_model_and_a_manifest(tiny_options):
     pytest.importorskip("nemo.collections.asr")
     rows = run(replace(
         tiny_options, peers=["nemo"], model=str(CTC_MODEL),

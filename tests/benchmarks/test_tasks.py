@@ -51,7 +51,7 @@ def test_bad_values_name_the_option(changes, message):
 
 
 # ------------------------------------------------------------------------------------------- peaked
-def test_a_task_has_the_shapes_and_texts_that_are_asked_for_and_comes_again(tiny_task, tiny_options):
+def test_made_task_has_its_shapes_and_is_repeatable(tiny_task, tiny_options):
     assert tiny_task.inputs.shape == (2, int(tiny_task.lengths.max()), 33)
     assert all(20 <= length <= 40 for length in tiny_task.lengths)
     for row, length in zip(tiny_task.inputs, tiny_task.lengths, strict=True):
@@ -73,7 +73,7 @@ def greedy(task):
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
 @pytest.mark.parametrize("task", ["peaked", "hard"])
-def test_transducers_say_nearly_what_was_said(tiny_options, task, strategy):
+def test_made_transducer_tasks_have_few_errors(tiny_options, task, strategy):
     options = replace(tiny_options, encoder_width=64, prediction_width=64, strategy=strategy, tasks=[task])
     for found, kind in zip(make_tasks(options), ("rnnt", "tdt"), strict=True):
         assert (found.kind, found.name) == (kind, f"{task}-{kind}")
@@ -85,7 +85,7 @@ def test_transducers_say_nearly_what_was_said(tiny_options, task, strategy):
 
 
 # --------------------------------------------------------------------------------------------- hard
-def test_speech_is_hard_and_an_lm_mends_it(tiny_options, whole_speech_text):
+def test_hard_task_has_errors_that_an_lm_reduces(tiny_options, whole_speech_text):
     options = replace(tiny_options, tasks=["hard"], utterances=20)
     (task,) = make_tasks(options)
     assert len(task.texts) == 20
@@ -125,7 +125,7 @@ def of_files(files, **changes):
     return BenchOptions(**({key: str(files / name) for key, name in names.items()} | changes))
 
 
-def test_a_task_from_files_is_the_task(files, tiny_task):
+def test_task_from_files_equals_the_task(files, tiny_task):
     (task,) = make_tasks(of_files(files))
     assert torch.equal(task.inputs, tiny_task.inputs)
     assert (task.texts, task.tokens) == (tiny_task.texts, tiny_task.tokens)
@@ -164,7 +164,7 @@ def arpa(scale_options, tmp_path_factory):
     return path / scale.LARGE
 
 
-def test_the_lm_has_the_size_that_was_asked_for_and_is_closed(arpa):
+def test_synthetic_lm_is_closed_and_has_its_size(arpa):
     lm = read_arpa(arpa)
     counts = [len(order.symbols) for order in lm.orders]
     assert len(counts) == 3
@@ -208,7 +208,7 @@ def clear_task(tiny_task: Task) -> Task:
         (Peer("flexctc_beam", OURS["flexctc_beam"]), Setting(4, lm=True, phrases=4)),
     ],
 )
-def test_a_peer_reads_clear_emissions(peer, setting, clear_task, tiny_options):
+def test_peers_decode_clear_emissions(peer, setting, clear_task, tiny_options):
     if peer.unavailable():
         pytest.skip(peer.unavailable())
     ready = peer.prepare(tiny_options, clear_task, setting)

@@ -18,7 +18,7 @@ VOCAB, FRAMES = len(PIECES), 25
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_chains_of_epsilons_come_back_as_single_arcs(seed):
+def test_as_transducer_round_trip(seed):
     graph = toy_graph(seed)
     transducer = as_transducer(graph)
     assert (transducer.arcs["input"] == 0).sum() < len(graph.arrays.epsilons)
@@ -30,7 +30,7 @@ def test_chains_of_epsilons_come_back_as_single_arcs(seed):
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_topologies_are_those_that_nemo_makes(name):
+def test_topology_fst_equals_nemos(name):
     ours, theirs = topology_fst(name, VOCAB), kaldifst_topology(name, VOCAB, VOCAB)
     arcs = {
         (state, arc.ilabel, arc.olabel, arc.nextstate)
@@ -48,7 +48,7 @@ def test_a_ready_made_topology_has_no_transducer():
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_kaldi_finds_our_words_in_it(topology):
+def test_composed_graph_gives_equal_words_in_kaldi(topology):
     kaldi = pytest.importorskip("kaldi_decoder")
     graph = toy_graph(1)
     log_probs = random_log_probs(3, FRAMES, VOCAB + 1, seed=3)

@@ -6,7 +6,7 @@ pytest.importorskip("kaldialign")
 from benchmarks.verify import wer_difference
 
 
-def test_the_difference_is_paired():
+def test_wer_difference_is_paired():
     texts = ["a b c d"] * 50
     worse = ["a b c x"] * 50
     assert wer_difference(texts, worse, worse) == (0.0, 0.0)

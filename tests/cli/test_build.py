@@ -43,7 +43,7 @@ def build(capsys, *arguments, lm="lm.arpa", tokenizer="pieces.txt"):
     return json.loads(capsys.readouterr().out), load_graph("out.graph")
 
 
-def test_the_graph_is_that_of_the_library(here, capsys):
+def test_build_graph_equals_the_library(here, capsys):
     facts, graph = build(capsys)
     expected = build_graph("lm.arpa", Vocabulary.from_pieces(PIECES), cache=False)
     assert graph.fingerprint == expected.fingerprint
@@ -69,7 +69,7 @@ def test_words_that_cannot_be_spelled_are_counted_listed_and_shown(here, capsys)
     assert "use it with  transcribe strategy=cuda_wfst lm=out.graph" in said.err
 
 
-def test_a_lexicon_spells_instead_of_the_tokenizer(here, capsys):
+def test_build_graph_uses_the_lexicon(here, capsys):
     toy_arpa(here / "lm.arpa", seed=0)
     facts, graph = build(capsys, "lexicon=lexicon.txt")
     expected = build_graph("lm.arpa", toy_lexicon(), cache=False)
@@ -77,7 +77,7 @@ def test_a_lexicon_spells_instead_of_the_tokenizer(here, capsys):
     assert facts["spellings"] == sum(map(len, LEXICON.values()))
 
 
-def test_an_open_vocabulary_has_its_costs(here, capsys):
+def test_build_graph_with_open_vocabulary_costs(here, capsys):
     costs = ["open_vocabulary=true", "unknown_word_cost=1", "unknown_piece_cost=0.5"]
     facts, graph = build(capsys, *costs)
     expected = build_graph(
@@ -87,7 +87,7 @@ def test_an_open_vocabulary_has_its_costs(here, capsys):
     assert graph.fingerprint == expected.fingerprint
 
 
-def test_words_can_be_added(here, capsys):
+def test_build_graph_with_added_words(here, capsys):
     (here / "names.txt").write_text("bcd\nabba a\n")
     assert main(["build-graph", "lm=lm.arpa", "tokenizer=pieces.txt", "out=x", "added_words=names.txt"]) == 2
     assert "'abba' cannot be spelled" in capsys.readouterr().err
@@ -157,7 +157,7 @@ TOKENS = ["lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]
         (["lm=lm.arpa", "tokenizer=nemo/vocab.txt", "out=x"], "give tokenizer="),
     ],
 )
-def test_mistakes_are_named(here, arguments, problem, capsys):
+def test_build_graph_errors_are_named(here, arguments, problem, capsys):
     toy_arpa(here / "tokens.arpa", seed=0, order=1, words=PIECES)
     toy_arpa(here / "nemo.arpa", seed=0, order=1, words=[chr(100 + i) for i in range(len(PIECES))])
     (here / "bad.txt").write_text("a\n")
@@ -182,7 +182,7 @@ def with_lm(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_file_is_that_of_the_library(with_lm, capsys):
+def test_pack_lm_equals_the_library(with_lm, capsys):
     assert main(["pack-lm", "lm=lm.arpa", "out=lm.packed", "json=true"]) == 0
     facts = json.loads(capsys.readouterr().out)
     lm = load_packed_lm(with_lm / "lm.packed")
@@ -205,7 +205,7 @@ def test_the_file_is_that_of_the_library(with_lm, capsys):
         (["lm=bad.arpa", "out=lm.packed"], "line 3: found 'x', expected 'ngram <order>=<count>'"),
     ],
 )
-def test_mistakes_take_one_line_and_leave_no_file(with_lm, capsys, arguments, message):
+def test_pack_lm_errors_take_one_line_and_leave_no_file(with_lm, capsys, arguments, message):
     (with_lm / "bad.arpa").write_text("\\data\\\nngram 1=3\nx\n")
     assert main(["pack-lm", *arguments]) == 2
     error = capsys.readouterr().err
@@ -227,7 +227,7 @@ def with_text(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_an_lm_over_words_is_that_of_the_library(with_text, capsys):
+def test_build_lm_equals_the_library(with_text, capsys):
     arguments = ["text=[a.txt,b.txt.gz]", "out=lm.arpa", "order=2", "min_counts=[1,2]"]
     assert main(["build-lm", *arguments]) == 0
     assert "n-grams written to lm.arpa" in capsys.readouterr().err
@@ -242,7 +242,7 @@ def test_an_lm_over_words_is_that_of_the_library(with_text, capsys):
     assert main(["build-graph", "lm=small.arpa.gz", "tokenizer=tokenizer.model", "out=x.graph"]) == 0
 
 
-def test_byte_order_marks_of_texts_are_no_letters(with_text):
+def test_build_lm_ignores_byte_order_marks(with_text):
     (with_text / "c.txt").write_bytes(b"\xef\xbb\xbfthe cat\r\n")
     (with_text / "d.txt").write_bytes(b"the cat\n")
     for name in ("c", "d"):
@@ -251,7 +251,7 @@ def test_byte_order_marks_of_texts_are_no_letters(with_text):
 
 
 @pytest.mark.parametrize("name", ["train.json", "train.jsonl.gz"])
-def test_the_text_of_a_manifest_makes_an_lm(with_text, name):
+def test_build_lm_reads_manifests(with_text, name):
     rows = [json.dumps({"audio_filepath": "a.wav", "text": line}) for line in TEXT.splitlines()] + [""]
     content = "\n".join(rows).encode()
     (with_text / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
@@ -260,7 +260,7 @@ def test_the_text_of_a_manifest_makes_an_lm(with_text, name):
     assert (with_text / "manifest.arpa").read_text() == (with_text / "text.arpa").read_text()
 
 
-def test_the_internal_lm_of_a_transducer(with_text, monkeypatch):
+def test_build_lm_writes_the_internal_lm_of_a_transducer(with_text, monkeypatch):
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
     networks = lstm_networks(9)
@@ -272,7 +272,7 @@ def test_the_internal_lm_of_a_transducer(with_text, monkeypatch):
     assert found.orders[1].log10_probs == pytest.approx(expected.orders[1].log10_probs, abs=1e-5)
 
 
-def test_an_lm_over_tokens_is_fused(with_text):
+def test_build_lm_over_tokens_can_be_fused(with_text):
     arguments = ["text=a.txt", "out=lm.arpa", "order=3", "tokenizer=tokenizer.model"]
     assert main(["build-lm", *arguments]) == 0
     vocabulary = Vocabulary.from_sentencepiece("tokenizer.model")
@@ -298,7 +298,7 @@ def test_an_lm_over_tokens_is_fused(with_text):
         (["prune-lm", "lm=a.txt", "out=x.arpa", "size=5"], "a.txt"),
     ],
 )
-def test_mistakes_with_lms_take_one_line(with_text, capsys, command, message):
+def test_build_lm_errors_take_one_line(with_text, capsys, command, message):
     (with_text / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
     (with_text / "marks.txt").write_text("fine\n<s> bad </s>\n")
     (with_text / "empty.txt").write_text(" \n\n")

@@ -38,7 +38,7 @@ def test_json_has_the_same_facts(capsys):
     ("version", "found", "advice"),
     [("3.0.0", "3.0.0", ""), ("4.1.0rc0", "4.1.0rc0", "tested with"), (None, "not installed", "pip install")],
 )
-def test_nemo_versions(version, found, advice, monkeypatch):
+def test_doctor_reports_the_nemo_version(version, found, advice, monkeypatch):
     monkeypatch.setattr(doctor, "installed_version", lambda _: version)
     fact = doctor.nemo_fact()
     assert fact.found == found
@@ -46,7 +46,7 @@ def test_nemo_versions(version, found, advice, monkeypatch):
     assert bool(advice) == bool(fact.advice)
 
 
-def test_registration(monkeypatch):
+def test_doctor_reports_registration(monkeypatch):
     assert "registers itself" in doctor.registration_fact().found
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
     assert doctor.registration_fact().advice == "call nemo_gpu_decoding.register()"

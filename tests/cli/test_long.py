@@ -49,7 +49,7 @@ def test_a_long_file_gets_segments_and_subtitles(assets, manifest, talk, tmp_pat
     assert (out.parent / "talk.vtt").read_text().startswith("WEBVTT\n\n00:00:0")
 
 
-def test_partitions_cut_as_one_file_does(assets, talk, tmp_path):
+def test_partitions_have_the_cuts_of_one_file(assets, talk, tmp_path):
     model = f"model={assets}/models/self_ctc.nemo"
     for out in (f"{tmp_path}/one.json", f"{tmp_path}/parts/"):
         assert main(["transcribe", model, f"audio={talk}", f"out={out}", "n_best=2", "timestamps=true", *CUT]) == 0

@@ -151,7 +151,7 @@ def test_a_list_needs_no_brackets_and_no_second_value(argument, expected):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_single_value_will_do_for_every_list_of_a_command(name):
+def test_list_options_accept_a_single_value(name):
     options_class = load_command(name).OPTIONS
     options = options_of(options_class)
     required = [f"{option.name}=x" for option in options if option.required]
@@ -174,7 +174,7 @@ def test_a_single_value_will_do_for_every_list_of_a_command(name):
             assert getattr(parsed, option.name) == [value]
 
 
-def test_one_list_may_be_written_without_its_key():
+def test_positional_list_needs_no_key():
     options = parse_options(Sample, ["a.json", "model=m", "b,c.json"], "names")
     assert (options.model, options.names) == ("m", ["a.json", "b,c.json"])
     with pytest.raises(ValueError, match="'--x' is not of the form"):
@@ -183,7 +183,7 @@ def test_one_list_may_be_written_without_its_key():
     assert usage == "usage: program MODEL ... [key=value ...]"
 
 
-def test_null_repeated_values_and_hydras_plus():
+def test_options_accept_null_repeats_and_hydras_plus():
     options = parse_options(Sample, ["model=m", "beam_size=4", "beam_size=null", "note=x", "note=null"])
     assert options == Sample("m", None)
     assert parse_options(Sample, ["model=m", "beam_size=4", "beam_size=8"]).beam_size == 8

@@ -120,7 +120,7 @@ def test_a_long_part_is_cut_again_and_resumed(assets, tmp_path, capsys, monkeypa
     assert (tmp_path / "joined.srt").read_text().startswith("1\n00:00:0")
 
 
-def test_rows_are_the_parts_that_nemo_reads(assets, tmp_path, capsys):
+def test_parts_of_rows_equal_those_of_nemo(assets, tmp_path, capsys):
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
     cut, file = Cut(tmp_path, [[row] for row in speech()[:3]], 16000), f"{assets}/models/self_ctc.nemo"

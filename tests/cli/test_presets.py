@@ -16,7 +16,7 @@ def files(tmp_path):
     return {"lm": str(tmp_path / "lm.arpa"), "phrases": str(tmp_path / "names.txt")}
 
 
-def test_the_shipped_preset_fits_what_is_given(files):
+def test_default_preset_gets_lm_and_phrases(files):
     plain = decoding_config(None, None, {})
     assert plain.strategy == "flexctc_beam"
     assert plain == load_preset("flexctc_beam")
@@ -41,13 +41,13 @@ def test_the_shipped_preset_fits_what_is_given(files):
         ("aes_pp", "lm phrases", (6, "early", 0.5)),
     ],
 )
-def test_values_that_suit_an_lm_and_phrases(strategy, given, expected, files):
+def test_default_values_depend_on_lm_and_phrases(strategy, given, expected, files):
     beam = decoding_config(strategy, None, {name: files[name] for name in given.split()}).beam
     second = beam.beam_beta if strategy == "flexctc_beam" else beam.pruning_mode
     assert (beam.beam_size, second, beam.boosting_tree_alpha) == expected
 
 
-def test_options_win_over_the_preset_and_none_leaves_it_alone():
+def test_options_override_the_preset():
     config = decoding_config(None, "flexctc_beam", {"beam_size": 3, "lm_weight": None, "beam_beta": -1.0})
     preset = load_preset("flexctc_beam")
     assert config.beam.beam_size == 3
@@ -127,7 +127,7 @@ GRAPH_START = bytes(8) + b'{"__metadata__":{"kind":"word graph",'
 
 
 @pytest.mark.parametrize("mark", [GRAPH_START, b"\xd6\xfd\xb2\x7e"])
-def test_a_graph_takes_the_place_of_the_presets_lm(mark, tmp_path, files):
+def test_graph_replaces_the_lm_of_the_preset(mark, tmp_path, files):
     graph = tmp_path / "word.graph"
     graph.write_bytes(mark)
     of_lm = decoding_config("cuda_wfst", None, files)

@@ -15,7 +15,6 @@ from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from tests.nemo_plugin.usage import write_lower_orders
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
@@ -118,13 +117,13 @@ def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, 
     ],
 )
 @pytest.mark.parametrize("out", ["hyps.jsonl", "parts/"])
-def test_a_weight_without_what_it_weighs_is_refused(argument, problem, out, audio, tmp_path, capsys):
+def test_weight_without_lm_or_phrases_is_refused(argument, problem, out, audio, tmp_path, capsys):
     assert main(["transcribe", "model=m.nemo", f"audio={audio}", f"out={tmp_path}/{out}", argument]) == 2
     assert problem in capsys.readouterr().err
     assert not (tmp_path / out).exists()
 
 
-def test_weights_of_what_a_preset_or_raw_keys_name(assets, tmp_path):
+def test_weight_of_an_lm_in_preset_or_raw_keys_is_accepted(assets, tmp_path):
     preset = tmp_path / "best.yaml"
     preset.write_text(f"strategy: flexctc_beam\nbeam:\n  ngram_lm_model: {assets}/lm/tok3.arpa\n")
     for arguments in (
@@ -138,7 +137,7 @@ def test_weights_of_what_a_preset_or_raw_keys_name(assets, tmp_path):
     check_weights(build_decoding(options), options, has_own_phrases=True)
 
 
-def test_serve_refuses_the_weight_of_no_lm_and_accepts_that_of_phrases_per_stream():
+def test_serve_refuses_a_weight_without_lm():
     options = parse_options(ServeOptions, ["model=m.nemo", "strategy=flexctc_beam", "lm_weight=0.5"])
     with pytest.raises(ValueError, match=r"lm_weight is 0\.5, which has no effect without an LM; add lm=FILE"):
         build_recognizer(options)
@@ -202,20 +201,6 @@ def test_a_second_pass_orders_the_hypotheses(assets, manifest, tmp_path, capsys)
             assert score == pytest.approx(before[text] - replaced, abs=1e-2)
 
 
-def test_a_large_lm_beside_a_small_one(assets, manifest, tmp_path, capsys):
-    pytest.importorskip("kaldifst")
-    model, lm = f"model={assets}/models/self_ctc.nemo", assets / "lm" / "word3.arpa"
-    small = write_lower_orders(lm, tmp_path / "small.arpa", most=2)
-    assert main(["pack-lm", f"lm={lm}", f"out={tmp_path}/large.packed"]) == 0
-    arguments = ["transcribe", model, f"manifest={manifest}", "decoding.wfst.beam_width=20"]
-    capsys.readouterr()
-    assert main([*arguments, "strategy=cuda_wfst", f"lm={lm}"]) == 0
-    expected = capsys.readouterr().out
-    lms = [f"lm={small}", f"large_lm={tmp_path}/large.packed"]
-    assert main([*arguments, "strategy=paged_biglm", *lms]) == 0
-    assert capsys.readouterr().out == expected
-
-
 def test_raw_keys_win_over_options():
     arguments = ["model=m", "beam_size=4", "n_best=2", "timestamps=true", "decoding.beam.beam_size=6"]
     config = build_decoding(parse_options(TranscribeOptions, arguments))
@@ -227,7 +212,7 @@ def test_raw_keys_win_over_options():
 
 
 # ------------------------------------------------------------------------------------- partitions in a folder
-def test_a_folder_gets_partitions_and_a_run_goes_on(assets, manifest, tmp_path, capsys):
+def test_run_into_a_folder_can_be_repeated(assets, manifest, tmp_path, capsys):
     arguments = [f"model={assets}/models/self_ctc.nemo", "beam_size=8", "n_best=3", "timestamps=true"]
     rows = rows_of(manifest)
     (tmp_path / "bad.flac").write_bytes(Path(rows[1]["audio_filepath"]).read_bytes()[:20000])
@@ -279,7 +264,7 @@ def odd_files(folder, source):
 
 
 @pytest.mark.parametrize("out", ["odd.jsonl", "parts/"])
-def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, messages):
+def test_bad_audio_is_an_error_of_its_row_only(out, assets, manifest, tmp_path, capsys, messages):
     odd = odd_files(tmp_path, rows_of(manifest)[0])
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={odd}", f"out={tmp_path}/{out}", "batch_size=3"]
     assert main(["transcribe", *arguments]) == (0 if out.endswith("/") else 1)
@@ -300,7 +285,7 @@ def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, me
         assert "4 of 9 utterances failed" in err
 
 
-def test_the_channel_that_is_selected_is_decoded(assets, manifest, tmp_path, capsys):
+def test_selected_channel_is_decoded(assets, manifest, tmp_path, capsys):
     source = rows_of(manifest)[0]
     samples, rate = soundfile.read(source["audio_filepath"])
     soundfile.write(tmp_path / "right.wav", np.stack([np.zeros_like(samples), samples], 1), rate)
@@ -410,23 +395,3 @@ def test_values_out_of_range_and_options_of_partitions(arguments, problem, tmp_p
     monkeypatch.chdir(tmp_path)
     assert main(["transcribe", "model=m.nemo", *arguments]) == 2
     assert problem in capsys.readouterr().err
-
-
-def test_workers_share_the_graph_of_an_lm(assets, manifest, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("kaldifst")
-    from nemo_gpu_decoding import cache
-    from nemo_gpu_decoding.graph import build
-
-    arguments = ["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "strategy=cuda_wfst"]
-    arguments += [f"lm={assets}/lm/word3.arpa", "decoding.wfst.segmentations=2"]
-    assert main(arguments) == 0
-    expected = capsys.readouterr().out.splitlines()
-    monkeypatch.setattr(build, "graph_cache_folder", lambda: tmp_path / "graphs")
-    made, make = [], build.Recipe.build
-    monkeypatch.setattr(build.Recipe, "build", lambda recipe: made.append(recipe) or make(recipe))
-    for out in ("first", "second"):
-        cache.clear()  # as in another process
-        assert main([*arguments, f"out={tmp_path}/{out}/"]) == 0
-        assert [row["pred_text"] for row in rows_of(tmp_path / out / "part-00000.jsonl")] == expected
-    assert len(made) == 1
-    assert len(list((tmp_path / "graphs").glob("*.graph"))) == 1

@@ -50,7 +50,7 @@ def test_the_grid_has_every_combination():
     assert grid(small, has_lm=False, has_phrases=False) == [Point(8, 0.0, None, None)]
 
 
-def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
+def test_ranked_by_errors_phrases_and_size():
     worst, fewer_phrases = trial(3, 4), trial(1, 1)
     large, small = trial(1, 2, beam_size=16), trial(1, 2, lm_weight=0.7)
     smaller = trial(1, 2, lm_weight=0.2)
@@ -60,7 +60,7 @@ def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
     assert ranked([accurate, finds_names], "fscore") == [finds_names, accurate]
 
 
-def test_a_false_phrase_costs_word_errors_beside_its_own():
+def test_ranked_counts_false_phrases():
     careful, eager = trial(5, 2), trial(2, 4, false=2)
     assert ranked([eager, careful], "wer")[0] is careful  # 5 against 2 + 2 * 2.0
     assert ranked([eager, careful], "wer", false_phrase_cost=1.0)[0] is eager
@@ -111,7 +111,7 @@ def test_an_empty_phrase_list_is_refused(manifest, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.nemo
-def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, capsys):
+def test_tune_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, capsys):
     pytest.importorskip("nemo.collections.asr")
     best = tmp_path / "best.yaml"
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", f"out={best}", "show=2"]
@@ -143,7 +143,7 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
 
 # --------------------------------------------------------------------------- the picture of the grid
 @pytest.mark.slow
-def test_the_picture_shows_the_best_trial_of_each_value_whatever_the_others(tmp_path):
+def test_plot_shows_the_best_trial_of_each_value(tmp_path):
     pytest.importorskip("matplotlib")
     trials = ranked(
         [
@@ -182,7 +182,7 @@ def test_without_matplotlib_tune_says_so(monkeypatch, manifest, capsys):
 
 @pytest.mark.slow
 @pytest.mark.nemo
-def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest, tmp_path, capsys):
+def test_tune_transducer_with_both_blank_scoring_modes(assets, manifest, tmp_path, capsys):
     pytest.importorskip("nemo.collections.asr")
     model, best = f"model={assets}/models/self_hybrid_rnnt.nemo", tmp_path / "best.yaml"
     arguments = [model, f"manifest={manifest}", f"lm={assets}/lm/tok3.arpa", "strategy=alsd_pp"]
@@ -202,7 +202,7 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
     assert "WER" in capsys.readouterr().err
 
 
-def test_points_of_a_transducer_have_no_bonus_and_no_blank_scoring_without_fusion():
+def test_grid_of_transducers_without_fusion_has_no_bonus():
     small = options("lm_weight=[0.5]", "beam_beta=[0,1]", "blank_lm_score_mode=[no_score,lm_weighted_full]")
     fused = grid(small, "alsd_pp", has_phrases=False)
     pairs = [(point.beam_beta, point.blank_lm_score_mode) for point in fused]
@@ -213,7 +213,7 @@ def test_points_of_a_transducer_have_no_bonus_and_no_blank_scoring_without_fusio
         grid(small, "alsd_pp", has_lm=False, has_phrases=False)
 
 
-def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
+def test_grid_has_the_given_pruning_modes():
     small = options("lm_weight=[0.5]", "beam_beta=[0]", "blank_lm_score_mode=[no_score]", "pruning_mode=[late,early]")
     points = grid(small, "aes_pp", has_phrases=False)
     assert [point.pruning_mode for point in points] == ["late", "early"]
@@ -224,7 +224,7 @@ def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
         grid(options("pruning_mode=[late,early]"), "flexctc_beam")
 
 
-def test_transducers_are_ranked_by_plain_scores_with_a_bonus_only():
+def test_grid_tries_plain_scores_only_with_a_bonus():
     chosen = options("lm_weight=[0.2,0.4,0.6,0.8]", "beam_beta=[0,1,2]", "blank_lm_score_mode=[no_score]")
     points = grid(chosen, "alsd_pp", has_phrases=False)
     assert {point.score_norm for point in points} == {True}
@@ -245,7 +245,7 @@ def test_transducers_are_ranked_by_plain_scores_with_a_bonus_only():
         grid(options("score_norm=[true,false]"), "flexctc_beam")
 
 
-def test_a_decoder_at_a_point_has_its_ranking():
+def test_at_point_sets_score_norm():
     decoder = ALSDPlusPlus(lstm_networks(VOCAB), fusion=Fusion(token_lm(VOCAB, seed=1)))
     for score_norm in (True, False):
         assert at_point(decoder, Point(lm_weight=0.5, score_norm=score_norm)).config.score_norm is score_norm
@@ -255,7 +255,7 @@ def test_a_decoder_at_a_point_has_its_ranking():
     assert best.cost > best._replace(score_norm=True).cost
 
 
-def test_points_with_a_source_lm_have_its_weight_but_for_an_lm_weight_of_zero():
+def test_grid_has_source_lm_weights():
     given = options("lm=a", "source_lm=b", "lm_weight=[0,0.5]", "source_lm_weight=[0.1,0.3]", "beam_beta=[0]")
     pairs = [(point.lm_weight, point.source_lm_weight) for point in grid(given, has_phrases=False)]
     assert pairs == [(0.0, 0.0), (0.5, 0.1), (0.5, 0.3)]
@@ -263,7 +263,7 @@ def test_points_with_a_source_lm_have_its_weight_but_for_an_lm_weight_of_zero():
     assert {point.source_lm_weight for point in grid(options("lm=a"))} == {None}
 
 
-def test_a_decoder_at_a_point_has_its_density_ratio():
+def test_at_point_sets_the_density_ratio():
     lm, source = token_lm(VOCAB, seed=1), token_lm(VOCAB, seed=2)
     decoder = FlexCTCBeam(VOCAB, VOCAB, fusion=Fusion(lm, source_lm=source, source_lm_weight=1.0))
     point = Point(beam_size=4, lm_weight=0.5, source_lm_weight=0.2)
@@ -273,7 +273,7 @@ def test_a_decoder_at_a_point_has_its_density_ratio():
     assert at_point(decoder, point._replace(lm_weight=0.0)).fusion.token_lm is lm
 
 
-def test_points_of_two_lms_have_a_weight_for_the_large_one():
+def test_grid_has_large_lm_weights():
     small = options("lm_weight=[0.7]", "large_lm_weight=[0.5,1]", "beam_width=[12]")
     points = grid(small, "paged_biglm", has_phrases=False)
     assert points == [Point(lm_weight=0.7, beam_width=12.0, large_lm_weight=w) for w in (0.5, 1.0)]
@@ -283,7 +283,7 @@ def test_points_of_two_lms_have_a_weight_for_the_large_one():
         grid(small, "cuda_wfst")
 
 
-def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
+def test_grid_of_word_graphs_has_beam_widths():
     small = options("lm_weight=[0.5,1]", "beam_width=[12]")
     points = grid(small, "cuda_wfst", has_lm=False, has_phrases=False)
     assert points == [Point(lm_weight=w, beam_width=12.0) for w in (0.5, 1.0)]
@@ -303,7 +303,7 @@ def stages(options, strategy, most_bonus=0.0):
 
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
-def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(strategy):
+def test_second_stage_tries_larger_beams_and_segmentations(strategy):
     points, (*_, larger, _) = stages(options(), strategy)
     assert {(point.beam_size, point.segmentations) for point in points} == {(8, 1)}
     weights = {point.boosting_weight for point in points}
@@ -319,7 +319,7 @@ def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(str
     assert len(more) < len(points) / 2
 
 
-def test_beam_sizes_and_segmentations_that_are_listed_are_combined_with_all_weights():
+def test_grid_combines_listed_beam_sizes_and_segmentations():
     listed = options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]")
     points, (*_, larger, _) = stages(listed, "alsd_pp")
     assert {(point.beam_size, point.segmentations) for point in points} == {(4, 2), (4, 3), (16, 2), (16, 3)}
@@ -328,7 +328,7 @@ def test_beam_sizes_and_segmentations_that_are_listed_are_combined_with_all_weig
     assert {(point.beam_size, point.segmentations) for point in larger(points[0])} == {(4, 1), (4, 8)}
 
 
-def test_the_ways_of_paying_phrases_are_tried_with_the_best_weights():
+def test_later_stage_tries_refunds_and_overlapping():
     every = [("full", False), ("full", True), ("nemo", True)]
     for given, refunds, expected in (
         ((), ("full", "nemo"), every),
@@ -351,7 +351,7 @@ def test_the_ways_of_paying_phrases_are_tried_with_the_best_weights():
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "cuda_wfst"])
-def test_thresholds_are_tried_last_with_the_best_weight_and_larger_ones(strategy):
+def test_last_stage_tries_thresholds(strategy):
     limited = options("boosting_weight=[0,5,10,20]", "false_phrases_per_hour=1", "phrases=names.txt")
     points, (*_, heard) = stages(limited, strategy, most_bonus=1.0)
     best = points[0]._replace(boosting_weight=10.0)
@@ -371,7 +371,7 @@ def test_thresholds_are_tried_last_with_the_best_weight_and_larger_ones(strategy
     ("phrases", "preset", "refunds"),
     [("ann\n", "", ("full", "nemo")), ("ann\t-1\n", "", ("full",)), ("ann\n", "{whole_words: true}", ("full",))],
 )
-def test_nemos_refunds_are_tried_where_phrases_and_preset_permit_them(tmp_path, phrases, preset, refunds):
+def test_nemo_refunds_depend_on_phrases_and_preset(tmp_path, phrases, preset, refunds):
     (tmp_path / "names.txt").write_text(phrases)
     (tmp_path / "own.yaml").write_text(f"strategy: flexctc_beam\nbeam: {{boosting_tree: {preset or '{}'}}}\n")
     files = {"phrases": str(tmp_path / "names.txt"), "boosting_weight": 1.0}
@@ -389,7 +389,7 @@ def test_without_phrases_there_is_one_beam_size_and_no_second_stage():
         grid(options("segmentations=[8]"), "cuda_wfst")
 
 
-def test_word_graphs_get_the_lm_weights_then_the_phrases_then_the_lm_weights_next_to_the_best():
+def test_stages_of_word_graphs():
     points, (boosted, neighbours) = stages(options(), "paged_biglm", most_bonus=1.0)
     assert len(points) == 10
     assert {(point.boosting_weight, point.beam_width) for point in points} == {(0.0, 16.0)}
@@ -411,7 +411,7 @@ def test_word_graphs_get_the_lm_weights_then_the_phrases_then_the_lm_weights_nex
 
 @pytest.mark.slow
 @pytest.mark.nemo
-def test_a_word_graph_is_tuned_in_the_same_way(assets, manifest, tmp_path, capsys):
+def test_tune_word_graph_writes_a_preset(assets, manifest, tmp_path, capsys):
     pytest.importorskip("nemo.collections.asr")
     pytest.importorskip("kaldifst")
     model, best = f"model={assets}/models/self_ctc.nemo", tmp_path / "best.yaml"
@@ -445,7 +445,7 @@ def decoded(decoder):
 
 
 @needs_kaldifst
-def test_both_lms_get_the_weights_of_the_point():
+def test_at_point_sets_both_lm_weights():
     lms = random_lm(1), random_lm(20, keep=0.8)
     decoder = make_paged(*lms, beam=20.0)
     first = decoded(decoder)
@@ -455,14 +455,14 @@ def test_both_lms_get_the_weights_of_the_point():
     assert decoded(at_point(decoder, Point())) == first == decoded(decoder)
 
 
-def test_a_beam_returns_all_that_it_has_only_where_several_texts_count():
+def test_at_point_sets_n_best():
     decoder = FlexCTCBeam(4, 4)
     point = Point(beam_size=16)
     assert [at_point(decoder, point, n).config.n_best for n in (1, 3)] == [1, 16]
 
 
 @needs_kaldifst
-def test_phrases_are_weighted_or_taken_away():
+def test_at_point_sets_the_boosting_weight():
     decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=20.0)
     plain = decoded(decoder)
     boosting = build_word_boosting(dict.fromkeys(decoder.graph.words[1:3], 1.0), decoder.graph)

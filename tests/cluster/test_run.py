@@ -73,7 +73,7 @@ def expected(*counts):
     return [f"{name}_{n:03d}" for name, count in counts for n in range(count)]
 
 
-def test_every_utterance_is_there_once_in_order(tmp_path, corpus):
+def test_run_writes_every_utterance_once_in_order(tmp_path, corpus):
     manifests = [corpus(20, "first.json"), corpus(7, "second.json.gz")]
     run = Run(tmp_path, manifests)
     totals = run.go()
@@ -86,7 +86,7 @@ def test_every_utterance_is_there_once_in_order(tmp_path, corpus):
     assert "slowest" in table
 
 
-def test_finished_partitions_stay_as_they_are(tmp_path, corpus):
+def test_resumed_run_keeps_finished_partitions(tmp_path, corpus):
     run = Run(tmp_path, corpus(20))
     run.go()
     before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in Folder(run.out).names()}
@@ -131,7 +131,7 @@ def test_another_corpus_is_refused(tmp_path, corpus):
         Run(tmp_path, manifest, out="audio")
 
 
-def test_bad_audio_costs_its_own_row(tmp_path, corpus):
+def test_bad_audio_is_an_error_of_its_row_only(tmp_path, corpus):
     manifest = corpus(8)
     (tmp_path / "audio" / "corpus_001.wav").write_bytes(b"RIFF")
     (tmp_path / "audio" / "corpus_003.wav").unlink()
@@ -159,7 +159,7 @@ def test_bad_audio_costs_its_own_row(tmp_path, corpus):
     assert sum(each.errors for each in run.go(retry_errors=True)) == 4
 
 
-def test_a_file_name_that_is_not_utf_8_costs_its_own_row(tmp_path, corpus):
+def test_file_name_that_is_not_utf_8_is_an_error_of_its_row_only(tmp_path, corpus):
     corpus(3)
     name = os.fsdecode(b"corpus_\xe9.wav")
     (tmp_path / "audio" / "corpus_001.wav").rename(tmp_path / "audio" / name)
@@ -171,9 +171,7 @@ def test_a_file_name_that_is_not_utf_8_costs_its_own_row(tmp_path, corpus):
 
 
 @pytest.mark.parametrize("audio", ["audio", "audio/*.wav", ["audio/c*_00[0-3].wav", "audio/c*_00[4-7].wav"]])
-def test_folders_and_patterns_go_on_too_and_bad_audio_among_them_costs_its_own_row(
-    audio, tmp_path, corpus, monkeypatch
-):
+def test_runs_of_folders_and_patterns_can_be_resumed(audio, tmp_path, corpus, monkeypatch):
     corpus(8)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "audio" / "corpus_001.wav").write_bytes(b"RIFF")
@@ -203,7 +201,7 @@ def test_phrases_are_per_utterance(tmp_path, corpus):
         Run(tmp_path, corpus(5, "other.json", **{"2": {"phrases": "x"}}), out="other")
 
 
-def test_any_file_system(tmp_path, corpus):
+def test_run_on_another_file_system(tmp_path, corpus):
     fs = fsspec.filesystem("memory")
     for line in (tmp_path / "x", tmp_path / "y"):
         line.touch()
@@ -276,7 +274,7 @@ def test_parts_of_a_file_are_rows_of_their_own(place, tmp_path, corpus, monkeypa
     assert (totals.rows, totals.errors, totals.audio) == (4, 1, 5.5)
 
 
-def test_a_damaged_tar_costs_only_the_members_after_the_damage(tmp_path, corpus):
+def test_damaged_tar_loses_only_members_after_the_damage(tmp_path, corpus):
     manifest = corpus(6)
     tar = tmp_path / "audio.tar"
     with tarfile.open(tar, "w") as archive:
@@ -294,7 +292,7 @@ def test_a_damaged_tar_costs_only_the_members_after_the_damage(tmp_path, corpus)
         Run(tmp_path, None, audio=str(tmp_path / "audio"), tars=str(tar), out="other")
 
 
-def test_rows_without_durations_fill_partitions_too(tmp_path):
+def test_partitions_limit_rows_without_durations(tmp_path):
     row = json.dumps({"audio_filepath": "nowhere.wav"})
     (tmp_path / "many.json").write_text(f"{row}\n" * (MAX_ROWS + 1))
     assert [partition.rows for partition in Run(tmp_path, str(tmp_path / "many.json")).plan.partitions] == [
@@ -346,7 +344,7 @@ def wait_for(what, seconds=180):  # busy machines start Ray slowly
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks for processes in /proc")
-def test_every_utterance_is_written_once_if_workers_and_driver_die(tmp_path, corpus):
+def test_killed_workers_and_driver_lose_no_utterance(tmp_path, corpus):
     pytest.importorskip("ray.data")
     manifest = corpus(240)
     environment = {**os.environ, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
@@ -373,7 +371,7 @@ def test_every_utterance_is_written_once_if_workers_and_driver_die(tmp_path, cor
 
 
 @pytest.mark.slow
-def test_what_a_worker_finds_wrong_with_its_model_is_one_line(tmp_path, corpus, monkeypatch):
+def test_error_of_a_worker_takes_one_line(tmp_path, corpus, monkeypatch):
     pytest.importorskip("ray.data")
     monkeypatch.setenv("RAY_worker_niceness", "0")
     run = Run(tmp_path, corpus(2), load=fake.broken)
@@ -383,7 +381,7 @@ def test_what_a_worker_finds_wrong_with_its_model_is_one_line(tmp_path, corpus, 
         run.go(Workers("local", 2, 2))
 
 
-def test_without_ray_the_command_says_what_to_install(tmp_path, corpus, monkeypatch):
+def test_missing_ray_is_named(tmp_path, corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'nemo-gpu-decoding\[cluster\]'"):
         Run(tmp_path, corpus(2)).go(Workers("local", 2, 2))

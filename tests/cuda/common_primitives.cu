@@ -16,12 +16,6 @@ struct Better {  // score down, parent up, label up
   }
 };
 
-struct WhoAmIArgs { int* out; };
-extern "C" __global__ void who_am_i(const WhoAmIArgs args) {
-  auto [out] = args;
-  out[blockIdx.x * threads() + thread()] = 10000 * warps() + 100 * warp() + lane();
-}
-
 struct HalfToFloatArgs {
   const Half* half;
   const BFloat16* brain;

@@ -96,23 +96,6 @@ def test_failure_has_the_name_that_the_driver_gives(library):
     )
 
 
-def test_signature_with_wrong_sizes_is_not_launched(library):
-    lines = output_of(
-        "more = {'a': Scalar(np.float64), 'b': Scalar(np.float64)}\n"
-        "wrong = Signature('axpy', AXPY.parameters | more)\n"
-        "try:\n"
-        "    runtime().load('a/kernel.cu', device).launch(\n"
-        "        wrong, grid=1, block=32, x=None, a=0.1, n=1, last=False, b=1.0)\n"
-        "except ValueError as error:\n"
-        "    print('refused', error)\n",
-        library,
-    )
-    (refused,) = [line for line in lines if line.startswith("refused")]
-    assert "parameters of [24] bytes" in refused
-    assert "its signature says [32]" in refused
-    assert not any(line.startswith("launch") for line in lines)
-
-
 @pytest.mark.skipif(importlib.metadata.version("cuda-bindings") < "13", reason="CUDA 12 has edges without data")
 def test_while_node_arrives_in_the_driver(library):
     """Handles, sizes and the graph of the body pass through cuda-python's own structures."""

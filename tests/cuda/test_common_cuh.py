@@ -42,15 +42,6 @@ def launch(runtime, name, parameters, *, block, grid=1, shared_bytes=0, **argume
     module.launch(Signature(name, parameters), grid=grid, block=block, shared_bytes=shared_bytes, **arguments)
 
 
-@CHECKED
-@pytest.mark.parametrize("block", [32, 96])
-def test_threads_know_their_lane_warp_and_block(emulated_runtime, block):
-    out = torch.zeros(2 * block, dtype=torch.int32)
-    launch(emulated_runtime, "who_am_i", {"out": ints("N")}, block=block, grid=2, out=out)
-    t = np.arange(block)
-    assert (out.view(2, block).numpy() == 10000 * (block // 32) + 100 * (t // 32) + t % 32).all()
-
-
 def test_floats_are_rounded_as_torch_rounds_them(emulated_runtime):
     """All halves and bfloat16s, what lies half-way between neighbours and just beside that, and random numbers."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)

@@ -265,7 +265,7 @@ def test_missing_or_old_cuda_python_is_named(fake, monkeypatch):
 
 
 @pytest.mark.usefixtures("gpus")
-def test_reason_is_found_once_per_device(fake, monkeypatch):
+def test_why_not_is_cached_per_device(fake, monkeypatch):
     cuda = CudaRuntime(fake)
     assert cuda.why_not(FIRST) is None
     monkeypatch.setattr(availability, "_torch_problem", lambda _: "asked again")

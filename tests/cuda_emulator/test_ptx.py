@@ -45,14 +45,14 @@ CHECKED = pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirec
 
 @CHECKED
 @pytest.mark.parametrize("merge", ["max", "prefix"])
-def test_results_of_nvrtcs_code_equal_the_cpu_flexctc_beam(emulated_runtime, merge):
+def test_nvrtc_code_of_flexctc_beam_equals_the_cpu(emulated_runtime, merge):
     log_probs = random_log_probs(2, 8, 31, seed=1, sharpness=1.0)
     ctc.assert_equal(log_probs, [8, 5], fusion=ctc.random_fusion(30), merge=merge, beam_size=5, n_best=5)
 
 
 @CHECKED
 @pytest.mark.parametrize("strategy", list(tables.STRATEGIES))
-def test_results_of_nvrtcs_code_equal_the_cpu_transducers(emulated_runtime, strategy):
+def test_nvrtc_code_of_transducers_equals_the_cpu(emulated_runtime, strategy):
     make, config = tables.STRATEGIES[strategy]
     for pruning, durations in itertools.product(("late", "early"), ((), (0, 1, 2))):
         own = tables.TableNetworks(20, durations, seed=1, sharpness=1.0, blank_bias=0.0)
@@ -62,7 +62,7 @@ def test_results_of_nvrtcs_code_equal_the_cpu_transducers(emulated_runtime, stra
 
 
 @CHECKED
-def test_results_of_nvrtcs_code_equal_the_cpu_word_graphs(emulated_runtime):
+def test_nvrtc_code_of_cuda_wfst_equals_the_cpu(emulated_runtime):
     graph = random_graph(1, columns=20, states=20)
     log_probs = random_log_probs(2, 5, 20, seed=1, sharpness=0.7)
     options = {"vocab_size": 19, "blank_id": 19, "max_active": 30, "beam": 6.0, "topology": "normal"}
@@ -71,7 +71,7 @@ def test_results_of_nvrtcs_code_equal_the_cpu_word_graphs(emulated_runtime):
 
 
 @CHECKED
-def test_results_of_nvrtcs_code_equal_the_cpu_large_lm(emulated_runtime):
+def test_nvrtc_code_of_paged_biglm_equals_the_cpu(emulated_runtime):
     graph, lms = word_graph.random_case(1)
     log_probs = random_log_probs(2, 5, word_graph.RANDOM_COLUMNS, seed=1, sharpness=0.7)
     word_graph.assert_equal_paged(graph, lms, log_probs, [5, 3], topology="normal", beam=8.0, chunk=3)
@@ -130,7 +130,7 @@ def test_faults_are_named(emulated_runtime, kernels_cu, body):
 
 @CHECKED
 @pytest.mark.parametrize("body", CHECKED_FAULTS)
-def test_the_checker_looks_at_ptx_too(emulated_runtime, kernels_cu, body):
+def test_race_checker_checks_ptx(emulated_runtime, kernels_cu, body):
     with pytest.raises(EmulatorError, match=CHECKED_FAULTS[body]):
         run_cuda(emulated_runtime, kernels_cu, body)
 
@@ -170,7 +170,7 @@ def module_of(*bodies: str) -> str:
     return ".version 9.5\n.target sm_90\n.address_size 64\n" + "".join(kernels)
 
 
-def test_parameters_end_where_they_end(tmp_path):
+def test_load_beyond_the_parameters_is_named(tmp_path):
     body = "ld.param.u64 %rd1, [THIS_param_0+8]; cvt.u32.u64 %r1, %rd1;"
     library = link_ptx(module_of(body), tmp_path, tmp_path)
     signature = Signature("kernel_0", {"out": Tensor(torch.int32, (32,), written=True)})

@@ -1,6 +1,5 @@
 """The emulator as a `Runtime`: what it promises to decoders, and its messages for wrong launches."""
 
-import os
 import threading
 
 import numpy as np
@@ -33,7 +32,7 @@ def copied(emulated_runtime, source):
     return out.tolist()
 
 
-def test_it_runs_on_the_cpu_and_nowhere_else(emulated_runtime):
+def test_emulator_refuses_other_devices(emulated_runtime):
     assert emulated_runtime.why_not(CPU) is None
     assert "not on cuda:0" in emulated_runtime.why_not(torch.device("cuda:0"))
     assert emulated_runtime.device_for(CPU) == CPU
@@ -127,34 +126,6 @@ def test_several_threads_may_launch_at_once(emulated_runtime):
     for thread in threads:
         thread.join()
     assert not failures
-
-
-@pytest.fixture
-def cache(emulated_runtime, source, tmp_path):
-    """A cache of libraries of the test's own, with none in it."""
-    copied(emulated_runtime, source)  # the engine takes seconds to compile: it is there now
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    for engine in emulated_runtime.cache.glob("engine-*.o"):
-        os.symlink(engine, cache / engine.name)
-    emulated_runtime.cache = cache
-    return cache
-
-
-def test_first_of_two_libraries_compiled_at_once_stays(emulated_runtime, source, cache, monkeypatch):
-    """It is loaded already: lines of the source are found by its name."""
-    forget_oldest, first = build._forget_oldest, []
-
-    def another_is_faster(cache):
-        if not first:
-            first.append(None)
-            copied(emulated_runtime, source)
-            first[:] = [library.stat().st_ino for library in cache.glob("*.so")]
-        forget_oldest(cache)
-
-    monkeypatch.setattr(build, "_forget_oldest", another_is_faster)
-    assert copied(emulated_runtime, source)[1] == 2
-    assert [library.stat().st_ino for library in cache.glob("*.so")] == first
 
 
 # --------------------------------------- Kernels of the kind that decoders are made of, against numpy

@@ -18,7 +18,6 @@ from tests.cuda.test_common_cuh import (  # noqa: F401  (collected here)
     test_reductions_and_scans,
     test_rows_fetched_ahead_arrive_whole,
     test_sorting_in_place,
-    test_threads_know_their_lane_warp_and_block,
 )
 
 
@@ -56,7 +55,7 @@ def emulated_runtime(request, device):
     return HostTensors(device)
 
 
-def test_no_test_is_forgotten():
+def test_gpu_tests_of_primitives_are_complete():
     """All of the emulator's tests stand above, but for those of the compiler."""
     all_tests = {name for name in vars(emulated) if name.startswith("test_") and "nvrtc" not in name}
     assert all_tests <= set(globals())

@@ -44,7 +44,7 @@ def ends(length: float, silence: float, cost: float = math.inf) -> str | None:
         ("rule5", StreamProgress(20.0, 0.0)),
     ],
 )
-def test_every_rule_holds_at_its_thresholds_and_not_below(rule, progress):
+def test_endpoint_rules_at_their_thresholds(rule, progress):
     assert find_endpoint(progress) == rule
     asked = getattr(KALDI_RULES, rule)
     if asked.min_trailing_silence:
@@ -59,7 +59,7 @@ def test_every_rule_holds_at_its_thresholds_and_not_below(rule, progress):
         assert find_endpoint(replace(progress, utterance_length=20.0 - LESS)) is None
 
 
-def test_leading_silence_and_open_hypotheses_end_nothing_early():
+def test_leading_silence_is_no_endpoint():
     assert ends(4.9, 4.9, cost=0.0) is None
     assert ends(4.9, 4.8, cost=0.0) == "rule2"
     assert ends(9.0, 1.9) is None
@@ -133,7 +133,7 @@ def test_stream_without_frames_has_no_endpoint():
     assert find_endpoint(progress_of(partial, FRAME)) is None
 
 
-def test_no_silence_follows_a_token_that_lasts_longer_than_the_audio():
+def test_trailing_silence_is_never_negative():
     """Every token of this TDT model moves on by 4 frames."""
     decoder = ALSDPlusPlus(TableNetworks(9, (4,), seed=3, blank_bias=-20.0))
     streams = decoder.open(1)

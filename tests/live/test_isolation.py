@@ -108,7 +108,7 @@ FIRST = {
 }
 
 
-def test_first_messages_that_are_out_of_range():
+def test_wrong_first_messages_are_named():
     with running(limits=Limits(max_phrases=10)) as server, bystander(server):
         for text, (field, words) in FIRST.items():
             (error,), code = told(server, text)
@@ -120,7 +120,7 @@ def test_first_messages_that_are_out_of_range():
 
 
 @pytest.mark.parametrize("text", [DEEP, "blah", "{}", '{"type": "stop"}', '{"type": "end", "a": 1}', '"\\ud800"'])
-def test_later_messages_that_are_wrong(text):
+def test_wrong_later_messages_are_named(text):
     with running() as server, bystander(server):
         found, code = told(server, "{}", audio(7), text)
     assert code == 1008
@@ -189,7 +189,7 @@ def test_stream_at_fault_is_found_in_a_batch():
     assert [finals(own) for own, _ in found] == [["1"], ["2"], [], ["4"]]
 
 
-def test_a_stream_that_crashes_between_its_first_chunk_and_the_step_is_dropped():
+def test_stream_that_crashes_before_its_step_is_dropped():
     """The step begins the stream, so a drop before the step is too early."""
     reader = NumberReader()
     batcher = Batcher(reader, Limits())
@@ -258,7 +258,7 @@ def failing(member, is_victim, calls):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_fault_in_a_session_ends_it_alone(name, monkeypatch, caplog):
+def test_fault_in_a_session_ends_only_its_stream(name, monkeypatch, caplog):
     caplog.set_level("CRITICAL", "nemo_gpu_decoding")
     calls, reader = [], NumberReader()
 
@@ -280,7 +280,7 @@ def test_a_fault_in_a_session_ends_it_alone(name, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("name", ["_converse", "_transcribe", "_read", "_write", "_send", "_refuse"])
-def test_a_fault_in_a_connection_ends_it_alone(name, monkeypatch, caplog):
+def test_fault_in_a_connection_ends_only_its_stream(name, monkeypatch, caplog):
     caplog.set_level("CRITICAL", "nemo_gpu_decoding")
     calls, reader = [], NumberReader()
 
@@ -297,7 +297,7 @@ def test_a_fault_in_a_connection_ends_it_alone(name, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("name", ["prepare", "drop"])
-def test_fault_in_prepare_or_drop_ends_its_stream_alone(name, monkeypatch):
+def test_fault_in_prepare_or_drop_ends_only_its_stream(name, monkeypatch):
     reader = Fragile()
     with running(reader) as server, bystander(server):
         with monkeypatch.context() as patch:

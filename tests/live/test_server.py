@@ -520,19 +520,19 @@ def test_command_serves_with_its_options(monkeypatch, capsys):
         ("batch_size=0", "batch_size is 0, expected an integer >= 1"),
     ],
 )
-def test_options_of_the_command_that_are_wrong(argument, message, capsys, monkeypatch):
+def test_wrong_options_of_serve_are_named(argument, message, capsys, monkeypatch):
     monkeypatch.delenv(serve.TOKEN_VARIABLE, raising=False)
     assert main(["serve", "model=a.nemo", argument]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys):
+def test_serve_names_the_missing_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "starlette", None)
     assert main(["serve", "model=a.nemo"]) == 2
     assert "starlette is not installed: pip install 'nemo-gpu-decoding[serve]'" in capsys.readouterr().err
 
 
-def test_client_that_leaves_after_its_end_is_noticed():
+def test_disconnect_after_the_end_is_counted():
     with running(NumberReader(seconds=0.05)) as server:
         with stream(server) as socket:
             socket.send(audio(*range(1, 101)))

@@ -69,7 +69,7 @@ TRANSDUCER_KEYS = {
 
 
 @pytest.mark.parametrize("strategy", SOURCED)
-def test_keys_of_nemo_and_ours_arrive(assets, strategy):
+def test_beam_keys_reach_the_options(assets, strategy):
     lm = str(assets / "lm" / "tok3.arpa")
     search = {"beam_size": 16, "n_best": 3, "backend": "cpu", "threads": 2, **OWN_KEYS[strategy]}
     search |= {} if strategy == "flexctc_beam" else TRANSDUCER_KEYS
@@ -123,7 +123,7 @@ def test_weight_without_effect_is_warned_of(assets, warnings):
 
 
 @pytest.mark.parametrize("strategy", SOURCED)
-def test_named_lms_and_their_weights_arrive(assets, strategy, warnings):
+def test_lm_pool_is_loaded_with_its_weights(assets, strategy, warnings):
     files = {"small": str(assets / "lm" / "tok3.arpa"), "large": str(assets / "lm" / "tok6.arpa")}
     beam = {"ngram_lm_alpha": 0.6, "lm_pool": files, "lm_pool_alpha": {"large": 0.3}}
     fusion = load_fusion(any_options(strategy, beam).fusion, 128, None)
@@ -138,7 +138,7 @@ def test_named_lms_and_their_weights_arrive(assets, strategy, warnings):
 
 
 @pytest.mark.parametrize("strategy", SOURCED)
-def test_a_source_lm_and_its_weight_arrive(assets, strategy):
+def test_source_lm_is_loaded_with_its_weight(assets, strategy):
     lm, source = str(assets / "lm" / "tok6.arpa"), str(assets / "lm" / "tok3.arpa")
     beam = {"ngram_lm_model": lm, "ngram_lm_alpha": 0.6, "source_lm_model": source, "source_lm_alpha": 0.2}
     fusion = any_options(strategy, beam).fusion
@@ -164,7 +164,7 @@ PIECES = Vocabulary(("▁the", "▁да", "7", "é"), "bpe")
 
 
 @pytest.mark.parametrize("strategy", SOURCED)
-def test_allowed_tokens_and_their_price_arrive(tmp_path, strategy):
+def test_allowed_tokens_are_loaded_with_their_price(tmp_path, strategy):
     text = tmp_path / "text.txt"
     text.write_text("да\n\n")
     beam = {"allowed_scripts": "Latin", "allowed_tokens": ["▁да"], "allowed_price": 2}
@@ -175,7 +175,7 @@ def test_allowed_tokens_and_their_price_arrive(tmp_path, strategy):
     assert load_fusion(any_options(strategy, {"allowed_price": 2}).fusion, 4, PIECES).allowed is None
 
 
-def test_a_grammar_and_its_price_arrive(tmp_path):
+def test_grammar_is_loaded_with_its_price(tmp_path):
     sentences = tmp_path / "s.txt"
     sentences.write_text("the\n\nthe да\n")
     found = [

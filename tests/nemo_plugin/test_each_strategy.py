@@ -16,7 +16,7 @@ DECODERS = {
 }  # fmt: skip
 
 
-def test_no_strategy_is_left_out():
+def test_cases_cover_every_strategy():
     for names in (CASES, EVERY_CASE, DECODERS):
         assert {name.partition("-")[0] for name in names} == set(STRATEGIES)
 

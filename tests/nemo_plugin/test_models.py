@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
-from hydra.errors import ConfigCompositionException
 from nemo.collections.asr.models import EncDecCTCModelBPE
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
@@ -151,20 +150,6 @@ def test_presets_compose_in_nemos_scripts(group, name):
     assert config == nemos
     in_training = composed(TrainingConfig, f"+{group}@model.decoding={name}").model.decoding
     assert in_training.strategy == preset.strategy
-
-
-@pytest.mark.parametrize("name", ["cuda_wfst", "paged_biglm"])
-def test_our_keys_need_a_plus_in_hydra(name):
-    section = "ctc_decoding.wfst"
-    ours = {"large_lm_path": "large.packed", "boosting_tree.key_phrases_file": "names.txt"}
-    plus = [f"+{section}.{key}={value}" for key, value in ours.items()]
-    config = composed(ScriptConfig, f"+ctc_decoding={name}", *plus, f"{section}.arpa_lm_path=lm.arpa")
-    values = {key: OmegaConf.select(config, f"{section}.{key}") for key in ours}
-    assert values == ours
-    for with_plus in plus:  # without it Hydra refuses what NeMo's dataclass lacks, and says what to type
-        with pytest.raises(ConfigCompositionException) as error:
-            composed(ScriptConfig, f"+ctc_decoding={name}", with_plus[1:])
-        assert f"To append to your config use {with_plus}" in str(error.value)
 
 
 @dataclass

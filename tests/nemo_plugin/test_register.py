@@ -86,7 +86,7 @@ def test_unknown_strategies_list_ours_beside_nemos(hybrid_model):
         char_decoding(strategy="flexctc_beam", beam={"search_type": "pyctcdecode"})
 
 
-def test_other_strategies_are_nemos():
+def test_nemo_builds_other_strategies():
     decoding = char_decoding(strategy="greedy_batch")
     assert type(decoding) is ctc_decoding.CTCDecoding
     assert type(decoding.decoding).__name__ == "GreedyBatchedCTCInfer"
@@ -111,7 +111,7 @@ def test_search_type_names_our_strategy(strategy):
     ],
     ids=["structured", "dataclass", "dict", "DictConfig"],
 )
-def test_every_form_of_config_is_accepted_and_left_as_it_was(cfg):
+def test_configs_of_every_form_are_accepted_and_unchanged(cfg):
     before = repr(cfg)
     decoding = ctc_decoding.CTCDecoding(cfg, LETTERS)
     assert isinstance(decoding.decoding, FlexCTCInfer)
@@ -179,7 +179,7 @@ def build_toy_transducer(owner, cfg, decoder, joint):
     return ToyTransducer(owner.decoding)
 
 
-def test_a_transducer_strategy_is_one_entry(hybrid_model, files, monkeypatch):
+def test_strategy_spec_adds_a_transducer_strategy(hybrid_model, files, monkeypatch):
     spec = StrategySpec("toy", "rnnt", "beam", f"{__name__}:build_toy_transducer")
     monkeypatch.setitem(STRATEGIES, "toy", spec)
     greedy = hybrid_model.transcribe(files[:2], verbose=False)
@@ -196,7 +196,7 @@ def build_toy_graph(owner, cfg):
     return owner.decoding
 
 
-def test_a_strategy_with_options_under_wfst_is_one_entry(monkeypatch):
+def test_strategy_spec_adds_a_strategy_with_wfst_section(monkeypatch):
     monkeypatch.setitem(STRATEGIES, "toy", StrategySpec("toy", "ctc", "wfst", f"{__name__}:build_toy_graph"))
     by_name = char_decoding(strategy="toy", wfst={"beam_width": 3.0, "compute_timestamps": True})
     by_alias = char_decoding(strategy="wfst", wfst={"search_type": "toy", "beam_width": 3.0})

@@ -305,21 +305,6 @@ def static():
 
 
 # ------------------------------------------------------------------------------------------ texts
-def test_large_lm_has_fewer_errors_and_the_words_of_its_graph(
-    ctc_model, paged_cfg, static, small_word_lm, word_lm, many_utterances
-):
-    references = [utterance["text"] for utterance in many_utterances]
-    files = [utterance["audio_filepath"] for utterance in many_utterances]
-    with_small = texts(transcribed(ctc_model, static(small_word_lm), files, batch_size=10))
-    with_large = transcribed(ctc_model, static(word_lm), files, batch_size=10, return_hypotheses=True)
-    ours = transcribed(ctc_model, paged_cfg(), files, batch_size=10, return_hypotheses=True)
-    assert texts(ours) == texts(with_large)
-    for own, other in zip(ours, with_large, strict=True):
-        assert own.score == pytest.approx(other.score, abs=2e-3)
-        assert own.score_parts.lm == pytest.approx(other.score_parts.lm, abs=2e-3)
-    assert word_errors(references, texts(ours)).total < word_errors(references, with_small).total
-
-
 @pytest.mark.parametrize(
     ("paged", "both"),
     [

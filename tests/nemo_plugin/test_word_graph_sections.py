@@ -28,7 +28,7 @@ def read(arpa):
     return options
 
 
-def test_defaults_of_nemo_arrive(read, arpa):
+def test_wfst_defaults_equal_those_of_nemo(read, arpa):
     options = read()
     assert options.search == WFSTConfig(beam=10.0, lattice_beam=10.0)
     assert options.graph == GraphOptions(ready_made=None, arpa=arpa)
@@ -40,7 +40,7 @@ def test_defaults_of_nemo_arrive(read, arpa):
     assert read_cuda_wfst(cfg) == options
 
 
-def test_every_search_key_arrives(read):
+def test_wfst_search_keys_reach_the_config(read):
     options = read(
         beam_width=14, lm_weight=0.7, max_active=500, acoustic_scale=2.0, lattice_beam=5.0, threads=3,
         backend="cpu", return_best_hypothesis=False, beam_size=6, posterior_paths=30,
@@ -52,7 +52,7 @@ def test_every_search_key_arrives(read):
     assert (options.fusion.lm_weight, options.return_best, options.n_best) == (0.7, False, 6)
 
 
-def test_every_graph_key_arrives(read, arpa, tmp_path):
+def test_wfst_graph_keys_reach_the_config(read, arpa, tmp_path):
     words = tmp_path / "names.txt"
     words.write_text("acme\n")
     graph = read(
@@ -97,7 +97,7 @@ def test_scripts_ask_for_n_best_lists_in_the_beam_section(read, best, n_best):
 @pytest.mark.parametrize(
     ("wfst", "backend"), [({}, "auto"), ({"device": "cpu"}, "cpu"), ({"backend": "cuda"}, "cuda")]
 )
-def test_device_is_nemos_word_for_the_backend(read, wfst, backend):
+def test_wfst_device_sets_the_backend(read, wfst, backend):
     assert read(**wfst).search.backend == backend
 
 
@@ -158,14 +158,14 @@ def read_paged(lms):
     return options
 
 
-def test_defaults_of_paged_biglm_arrive(read_paged, lms):
+def test_paged_biglm_section_defaults(read_paged, lms):
     options = read_paged()
     assert options.search == PagedBigLMConfig(beam=10.0, lattice_beam=10.0)
     assert (options.large, options.small) == (lms / "large.packed", lms / "small.arpa")
     assert options.graph.arpa == lms / "small.arpa"
 
 
-def test_paged_every_search_key_arrives(read_paged):
+def test_paged_biglm_search_keys_reach_the_config(read_paged):
     options = read_paged(
         beam_width=14, lm_weight=0.7, max_active=500, decoding_mode="lattice", large_lm_weight=0.8,
         composition="LAZY", group_size=4, difference="never", placement="paged", cache_mb=7,

@@ -1,34 +1,4 @@
 // What kernels may use, one intrinsic after the other; the tests know the answers.
-struct Point {
-  float x;
-  int id;
-};
-
-__constant__ int PRIMES[4] = {2, 3, 5, 7};
-
-template <class T, int TIMES>
-inline T repeated(T value) {
-  T sum = 0;
-#pragma unroll
-  for (int i = 0; i < TIMES; i++) sum += value;
-  return sum;
-}
-
-struct Args { int* out; };
-extern "C" __global__ void indices(const Args args) {
-  auto [out] = args;  // three-dimensional grids and blocks
-  int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-  int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-  out[block * blockDim.x * blockDim.y * blockDim.z + thread] = 1000 * block + thread;
-}
-
-struct PointsArgs { const Point* in; Point* out; };
-extern "C" __global__ __launch_bounds__(64) void points(const PointsArgs args) {
-  auto [in, out] = args;
-  Point p = in[threadIdx.x];
-  out[threadIdx.x] = {repeated<float, 3>(p.x), p.id * PRIMES[threadIdx.x % 4]};
-}
-
 struct WarpOperationsArgs { const int* in; int* out; };
 extern "C" __global__ void warp_operations(const WarpOperationsArgs args) {
   auto [in, out] = args;
@@ -128,8 +98,3 @@ extern "C" __global__ void bit_atomics(const BitAtomicsArgs args) {
 struct AssertsArgs { const int* in; };
 extern "C" __global__ void asserts(const AssertsArgs args) {
   auto [in] = args; assert(in[threadIdx.x] >= 0); }
-
-#ifdef OFFSET
-extern "C" __global__ void offset(const Args args) {
-  auto [out] = args; out[threadIdx.x] = OFFSET; }
-#endif

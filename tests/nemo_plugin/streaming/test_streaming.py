@@ -109,7 +109,7 @@ def test_pipelines_give_the_results_of_the_search(ctc_pipeline, decoding, files,
     assert sorted(found) == expected
 
 
-def test_an_utterance_ends_with_its_best_hypothesis_and_the_next_one_begins(ctc_pipeline, pauses, pushed):
+def test_end_of_utterance_returns_its_best_hypothesis(ctc_pipeline, pauses, pushed):
     ours = ctc_pipeline(FLEXCTC, eou=80)
     found = ours.run(pauses)
     expected = one_shot(hooks.ctc_search(ours.asr_model.asr_model), pushed)
@@ -465,7 +465,7 @@ def test_a_stream_step_searches_log_probs(causal_model, decoding, files):
     assert [row.tolist() for row in steps[-1][0]] == [row.argmax(-1).tolist() for row in rows]  # NeMo's own
 
 
-def test_a_stream_step_goes_on_with_what_the_last_one_returned(causal_model, files):
+def test_stream_step_refuses_a_foreign_state(causal_model, files):
     causal_model.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
     labels = stream(causal_model, files[:1])[-1][0]
     chunk, lengths = torch.zeros(1, 80, 64), torch.tensor([64])
@@ -474,12 +474,12 @@ def test_a_stream_step_goes_on_with_what_the_last_one_returned(causal_model, fil
         causal_model.conformer_stream_step(chunk, lengths, *caches, previous_pred_out=[labels[0].clone()])
 
 
-def test_greedy_stream_steps_are_nemos_own(causal_model, files):
+def test_greedy_stream_steps_keep_no_search_state(causal_model, files):
     causal_model.change_decoding_strategy({"strategy": "greedy_batch"}, decoder_type="ctc", verbose=False)
     assert all(not hasattr(row, "search_state") for row in stream(causal_model, files[:1])[-1][0])
 
 
-def test_buffers_of_labels_say_that_they_are_greedy(ctc_model, files, monkeypatch):
+def test_frame_batch_asr_warns_that_it_is_greedy(ctc_model, files, monkeypatch):
     ctc_model.change_decoding_strategy({"strategy": "flexctc_beam"}, verbose=False)
     batcher = FrameBatchASR(ctc_model, frame_len=0.8, total_buffer=2.4, batch_size=1)
     batcher.read_audio_file(files[0], delay=20, model_stride_in_secs=0.08)
@@ -490,7 +490,7 @@ def test_buffers_of_labels_say_that_they_are_greedy(ctc_model, files, monkeypatc
     assert "flexctc_beam, but FrameBatchASR takes the best label of every frame" in warning
 
 
-def test_merged_alignments_are_refused(hybrid_model):
+def test_batched_frame_asr_rnnt_is_refused(hybrid_model):
     BatchedFrameASRRNNT(hybrid_model)
     hybrid_model.change_decoding_strategy({"strategy": "alsd_pp"}, verbose=False)
     with pytest.raises(ValueError, match=r"alsd_pp, but BatchedFrameASRRNNT merges .*asr_streaming_infer"):

@@ -83,7 +83,7 @@ def test_block_sizes(log_probs, monkeypatch, threads):
 
 @pytest.mark.parametrize("labels", [1, 7, 100])
 @pytest.mark.parametrize("pairs", [1, 33])
-def test_lists_that_are_too_short_for_a_frame(monkeypatch, labels, pairs):
+def test_short_candidate_lists_equal_the_cpu(monkeypatch, labels, pairs):
     """Flat posteriors, no threshold: more labels, pairs and candidates than the lists hold at once."""
     monkeypatch.setattr(cuda_engine, "MAX_LABELS", labels)
     monkeypatch.setattr(cuda_engine, "MAX_PAIRS", pairs)

@@ -70,7 +70,7 @@ def log_softmax(logits, scale):
     return out
 
 
-def test_functions_agree_with_those_of_numpy():
+def test_cpu_math_equals_numpy():
     x = np.concatenate([np.linspace(-40, 40, 10_001), np.linspace(-700, 700, 501), [-1e4, 0.0, 1e-9]])
     found = np.empty((3, len(x)))
     applied(x, found)
@@ -170,7 +170,7 @@ def test_trees_grow_during_a_run(strategy, in_torch):
     assert max(len(path.alignment) for nbest in found for path in nbest) > 3 * T
 
 
-def test_a_recurrent_product_serves_all_extensions_of_a_text(monkeypatch):
+def test_recurrent_products_are_computed_once_per_text(monkeypatch):
     counted = {"texts": 0, "products": 0}
 
     class Counting(cpu_networks.TextCache):

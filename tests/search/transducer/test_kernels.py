@@ -137,7 +137,7 @@ def test_blocks_of_fewer_threads(strategy, monkeypatch):
     compare(strategy, TableNetworks(200, (0, 1), seed=3), random_fusion(200))
 
 
-def test_lists_that_are_too_short_for_a_row(strategy, monkeypatch):
+def test_short_label_lists_equal_the_cpu(strategy, monkeypatch):
     """Flat posteriors and little room: rows are scanned in parts, lists are pruned on the way."""
     monkeypatch.setattr(cuda_engine, "MOST_LABELS", 7)
     networks = TableNetworks(90, (0, 1, 2), seed=7, sharpness=0.2, blank_bias=0.0)
@@ -145,7 +145,7 @@ def test_lists_that_are_too_short_for_a_row(strategy, monkeypatch):
         compare(strategy, networks, random_fusion(90), pruning_mode=pruning)
 
 
-def test_more_nodes_than_fit_between_two_looks(strategy, monkeypatch):
+def test_full_node_buffers_equal_the_cpu(strategy, monkeypatch):
     monkeypatch.setattr(cuda_workspace, "NODE_CAPACITY", 1)
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V), alignments=True)
 

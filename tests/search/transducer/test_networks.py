@@ -86,27 +86,6 @@ def test_dropout_is_off_while_decoding_and_back_afterwards():
     assert [part.training for part in networks.output] == [True, True, False]
 
 
-def test_matrix_products_do_not_mix_utterances():
-    """The same texts whatever the batch and the chunks; scores may differ by rounding in the BLAS."""
-    networks = lstm_networks(seed=2)
-    with torch.no_grad():
-        networks.output[2].bias[VOCAB] += 1.0
-        networks.output[2].weight.mul_(4.0)
-    decoder = ALSDPlusPlus(networks, ALSDConfig(beam_size=6, n_best=3))
-    frames = torch.randn(5, 20, ENCODER)
-    lengths = [20, 7, 13, 1, 18]
-    together = decoder.decode(frames, lengths)
-    streams = decoder.open(5)
-    for t in range(20):
-        decoder.push(streams, frames[:, t : t + 1], [int(t < length) for length in lengths])
-    chunked = decoder.close(streams)
-    for b, length in enumerate(lengths):
-        alone = decoder.decode(frames[b : b + 1], [length])[0]
-        for other in (alone, chunked[b]):
-            assert [p.tokens.tolist() for p in other] == [p.tokens.tolist() for p in together[b]]
-            assert other.best.score == pytest.approx(together[b].best.score, abs=1e-4)
-
-
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("name", list(PRECISIONS))
 def test_a_search_computes_in_the_precision_of_its_networks(name, layers):

@@ -127,7 +127,7 @@ def test_lms_that_cannot_score_all_words_are_named(which):
         make_paged(**lms, graph=random_lm(1).graph)
 
 
-def test_words_that_the_graph_never_tells_need_not_be_in_the_lms():
+def test_lms_need_only_words_that_the_graph_emits():
     from dataclasses import replace
 
     small, large = random_lm(1), random_lm(2)
@@ -140,7 +140,7 @@ def test_words_that_the_graph_never_tells_need_not_be_in_the_lms():
     assert [n.best.score for n in results] == [n.best.score for n in expected]
 
 
-def test_decoders_of_the_same_graph_and_lms_share_what_they_have_made_of_them():
+def test_decoders_share_derived_data_of_graph_and_lms():
     import gc
     import weakref
 

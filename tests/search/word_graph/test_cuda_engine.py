@@ -64,7 +64,7 @@ def both_searches(test):
 
 @both_searches
 @pytest.mark.parametrize("lattice", [False, True])
-def test_pushes_allocate_no_buffers_and_copy_twice(search, emulated_runtime, lattice):
+def test_pushes_allocate_nothing_and_copy_twice(search, emulated_runtime, lattice):
     """From the second push on; each push is a frame of 80 ms: one upload, one launch, one copy back."""
     new, inputs, lengths = search
     decoder, expected = new(lattice=lattice), all_facts(new("cpu", lattice=lattice).decode(inputs, lengths))
@@ -123,7 +123,7 @@ def test_records_are_compacted_and_get_more_room(monkeypatch, log_probs, expecte
 
 
 @both_searches
-def test_an_error_leaves_streams_alone_even_after_compacting(search, expected):
+def test_refused_chunk_after_compacting_does_not_change_streams(search, expected):
     new, inputs, lengths = search
     decoder, done = new(), 4
     streams = decoder.open(3)
@@ -149,7 +149,7 @@ def test_a_path_that_cannot_go_on_is_named():
 
 # ------------------------------------------------------------------------------ what is copied back
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
-def test_what_it_costs_to_end_is_known_to_the_bit(topology):
+def test_final_costs_equal_the_cpu(topology):
     """Ends by epsilon records and words, with phrases that break off, and streams that may not end."""
     for seed in range(3):
         graph = random_graph(seed, columns=12, coarse=seed == 2)
@@ -166,7 +166,7 @@ def test_what_it_costs_to_end_is_known_to_the_bit(topology):
 
 
 @both_searches
-def test_no_more_than_best_paths_is_copied(monkeypatch, search):
+def test_results_copy_only_best_paths(monkeypatch, search):
     """However many tokens and back-pointers streams have in memory."""
     new, inputs, lengths = search
     decoder = new()
@@ -262,7 +262,7 @@ def test_lms_are_uploaded_once(paged_log_probs, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(3))
 @checked
-def test_best_paths_and_what_it_costs_to_end_paged(monkeypatch, seed):
+def test_best_paths_and_final_costs_equal_the_cpu_paged(monkeypatch, seed):
     """The same as on the CPU to the bit, where costs are equal too, of some streams and of all."""
     monkeypatch.setattr(cuda_engine, "FIRST_PATH", 1)
     graph, lms = random_case(seed, coarse=seed == 2, nested=seed == 1)

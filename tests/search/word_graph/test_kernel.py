@@ -112,7 +112,7 @@ def test_min_active(min_active, lattice):
 @pytest.mark.parametrize("capacity", [4, 16, 60])
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("topology", ["compact", "normal"])
-def test_tables_that_are_too_small(monkeypatch, capacity, coarse, topology):
+def test_full_token_tables_equal_the_cpu(monkeypatch, capacity, coarse, topology):
     limit_tokens(monkeypatch, capacity)
     overflows = 0
     for seed in range(3):
@@ -127,7 +127,7 @@ def test_tables_that_are_too_small(monkeypatch, capacity, coarse, topology):
 
 
 @pytest.mark.parametrize("topology", ["compact", "normal"])
-def test_more_groups_than_fit(monkeypatch, topology):
+def test_kernel_with_more_groups_than_fit_equals_the_cpu(monkeypatch, topology):
     monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 32)
     for seed in range(3):
         for coarse in (False, True):
@@ -251,7 +251,7 @@ def test_min_active_paged(min_active, coarse):
 @checked
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("capacity", [4, 16])
-def test_tables_that_are_too_small_paged(monkeypatch, capacity, coarse):
+def test_full_token_tables_equal_the_cpu_paged(monkeypatch, capacity, coarse):
     limit_tokens(monkeypatch, capacity)
     graph, lms = case(1, coarse=coarse)
     log_probs = inputs_of(1, sharpness=0.5)
@@ -317,7 +317,7 @@ def test_arcs_in_host_memory_give_the_same(monkeypatch, cache_bytes):
 
 
 @checked
-def test_all_of_a_search_is_compared():
+def test_everything_notices_another_beam():
     graph, lms = case(0)
     assert everything(on("cpu", graph, lms, beam=5.0), inputs_of(0), [FRAMES, 5]) != everything(
         on("cpu", graph, lms, beam=9.0), inputs_of(0), [FRAMES, 5]

@@ -182,7 +182,7 @@ def test_word_graphs(topology):
 @in_small_blocks
 @pytest.mark.parametrize("topology", ["compact", "normal"])
 @pytest.mark.parametrize("capacity", [16, 60])
-def test_tables_that_are_too_small(monkeypatch, capacity, topology):
+def test_full_token_tables_equal_the_cpu(monkeypatch, capacity, topology):
     limit_tokens(monkeypatch, capacity)
     monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 32)
     overflows = 0
@@ -221,7 +221,7 @@ def test_chunks_and_room_for_links(monkeypatch, first_links):
 
 @in_small_blocks
 @pytest.mark.parametrize("chunk", [9, 72])
-def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk):
+def test_links_dropped_early_are_not_in_the_lattice(monkeypatch, chunk):
     """Two streams that fill their room in other frames, so that one is pruned beside the other; then both again."""
     monkeypatch.setattr(cuda_engine, "FIRST_LINKS", 256)
     frames, lengths, options = 72, [72, 50], {**SEARCH, "max_active": 30, "lattice": True, "lattice_beam": 2.0}

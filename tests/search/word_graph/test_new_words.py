@@ -62,7 +62,7 @@ def request_of(graph, **options):
 
 @pytest.mark.parametrize("search", SEARCHES, ids=" ".join)
 @pytest.mark.parametrize("seed", range(2))
-def test_words_of_a_request_are_found_as_if_the_graph_had_them(search, seed, emulated_runtime):
+def test_new_words_of_a_request_equal_those_of_a_larger_graph(search, seed, emulated_runtime):
     decoder = decoder_of(search, seed, closed_graph(seed))
     other = decoder_of(search, seed, open_graph_with_the_words(seed))
     own = request_of(decoder.opened_graph, speller=Speller(VOCABULARY))
@@ -79,7 +79,7 @@ def test_words_of_a_request_are_found_as_if_the_graph_had_them(search, seed, emu
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=" ".join)
-def test_other_utterances_do_not_change_to_the_bit(search, emulated_runtime):
+def test_new_words_do_not_change_other_utterances(search, emulated_runtime):
     """Nor does a stream after one with new words."""
     decoder = decoder_of(search, 0, closed_graph(0), beam=9.0)
     own = request_of(decoder.opened_graph, speller=Speller(VOCABULARY))
@@ -99,7 +99,7 @@ def test_other_utterances_do_not_change_to_the_bit(search, emulated_runtime):
         assert all_facts([again[n]]) == all_facts([expected[n]])
 
 
-def test_the_loop_is_behind_the_graph():
+def test_new_word_loop_follows_the_graph():
     graph = closed_graph(0)
     opened = with_new_words(graph)
     for name in ("arcs", "epsilons"):

@@ -121,7 +121,7 @@ def test_min_active_keeps_tokens_outside_the_beam(options, beam):
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch, paged):
+def test_full_token_table_is_noted_and_keeps_max_active(monkeypatch, paged):
     log_probs, options = (
         random_log_probs(2, 30, len(PIECES) + 1, seed=8, sharpness=0.3),
         {"beam": 20.0, "max_active": 6},
@@ -144,14 +144,14 @@ def two_words(first, second):
     return WordGraph.from_fst(fst([*first, *second, (1, 1, 0, 0.0, 2)], 4, [1, 2]), ("<eps>", "w1", "w2"))
 
 
-def test_of_equal_paths_the_one_by_the_first_arc_is_kept():
+def test_equal_paths_keep_the_first_arc():
     graph = two_words([(0, 1, 1, 1.0, 1)], [(0, 1, 2, 1.0, 1)])
     first = graph.words[graph.arrays.arcs["olabel"][0]]
     path = make(graph, vocab_size=1, blank_id=1).decode(random_log_probs(1, 3, 2, seed=0), [3])[0].best
     assert path.text == first
 
 
-def test_a_penalty_behind_an_epsilon_lowers_no_cutoff():
+def test_penalty_behind_an_epsilon_does_not_prune():
     """The path by the epsilon leads at first, and falls behind by its word's penalty."""
     graph = two_words([(0, 0, 1, 0.0, 3), (3, 1, 0, 0.0, 1)], [(0, 1, 2, 6.0, 1)])
     assert len(graph.arrays.epsilons) == 1
@@ -163,7 +163,7 @@ def test_a_penalty_behind_an_epsilon_lowers_no_cutoff():
     assert [(path.text, path.score) for path in found] == [("w1", 0.0), ("w2", -6.0)]
 
 
-def test_a_loop_of_a_ready_made_graph_makes_no_other_token_longer():
+def test_loops_of_ready_made_graphs_extend_only_their_token():
     """The loop behind both words reads label 0: it goes on with the token of w1 and not with that of w2."""
     rows = [(0, 1, 1, 0.0, 1), (0, 2, 2, 0.0, 1), (1, 1, 0, 0.0, 1)]
     graph = WordGraph.from_fst(fst(rows, 2, [1]), ("<eps>", "w1", "w2"))
@@ -352,7 +352,7 @@ def test_a_query_cache_of_two_slots_changes_nothing(monkeypatch, composition):
 
 
 @pytest.mark.parametrize("composition", COMPOSITIONS)
-def test_words_that_the_large_lm_lacks_are_its_unk(composition):
+def test_words_missing_from_the_large_lm_are_scored_as_unk(composition):
     small = random_lm(5)
     large = LM(random_lm(6, words=tuple(w for w in WORDS if w not in ("a", "bb"))).table)
     for seed in range(3):
@@ -362,7 +362,7 @@ def test_words_that_the_large_lm_lacks_are_its_unk(composition):
 
 
 @pytest.mark.parametrize("composition", COMPOSITIONS)
-def test_an_lm_without_sentence_ends_ends_for_nothing(composition):
+def test_lm_without_sentence_end_costs_nothing_at_the_end(composition):
     small = random_lm(5)
     table = {gram: value for gram, value in random_lm(7).table.items() if "</s>" not in gram}
     log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=2)
@@ -401,7 +401,7 @@ def test_lattices_hold_every_text_within_their_beam_at_its_true_cost():
         assert [path.score for path in nbest] == sorted((p.score for p in nbest), reverse=True)
 
 
-def test_words_told_by_one_epsilon_after_the_other():
+def test_word_sequences_of_epsilons_are_looked_up_in_order():
     """a, then the words one and two emitted without a frame: one look-up each, in their order."""
     words = ("zero", "one", "two")
     arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4)]
@@ -451,7 +451,7 @@ def cheapest_with_new_words(small, large, log_probs, lm_weight):
 
 
 @pytest.mark.parametrize(("backend", "composition"), [("cuda", "lazy"), *(("cpu", name) for name in COMPOSITIONS)])
-def test_words_of_a_request_are_found_as_the_definition_says(composition, backend, emulated_runtime):
+def test_new_words_of_a_request_equal_the_definition(composition, backend, emulated_runtime):
     """Both LMs score them as <unk>; the large one also by longer n-grams with <unk>."""
     lm_weight, found = 0.8, set()
     for seed in range(4):
@@ -481,7 +481,7 @@ def test_let_composition_has_no_kernels(emulated_runtime):
 
 
 @pytest.mark.parametrize(("backend", "composition"), [("cuda", "lazy"), *(("cpu", name) for name in COMPOSITIONS)])
-def test_labels_of_pieces_are_no_words_of_lms(composition, backend, emulated_runtime):
+def test_piece_labels_are_not_scored_as_words(composition, backend, emulated_runtime):
     """With one LM as both, words and phrases are found as without a large one; with two, as without labels."""
     small, large = LM(lm_table(seed=1)), LM(lm_table(seed=2, order=2))
     graph, log_probs = open_graph(small.path), random_log_probs(2, FRAMES, len(PIECES) + 1, seed=3)

@@ -104,7 +104,7 @@ def test_pruning_keeps_the_paths_within_the_beam():
     assert len(after) < len(before)
 
 
-def test_what_cannot_be_rescored():
+def test_rescoring_errors_are_named():
     _, nbest = small_lattice(0)
     lm = random_lm(1).packed
     with pytest.raises(ValueError, match="weight is -1"):
@@ -177,7 +177,7 @@ def test_determinised_as_by_openfst(seed):
     assert texts_of(written, written.start, (), 0.0, {}) == pytest.approx(expected, abs=1e-3)
 
 
-def test_with_few_states_the_beam_is_what_they_hold():
+def test_max_states_reduces_the_lattice_beam():
     _, nbest = small_lattice(1, beam=9.0)
     all_of_it = nbest.lattice.determinized()
     whole = by_text(all_of_it)
@@ -228,7 +228,7 @@ def test_kaldis_compact_lattice_reads_as_written():
     assert not texts
 
 
-def test_frames_of_states_are_what_was_read_on_the_way():
+def test_state_frames_equal_frames_read():
     _, nbest = small_lattice(0, frames=9)
     lattice = nbest.lattice.determinized()
     for arc in lattice.arcs:
@@ -280,7 +280,7 @@ def test_alternatives_of_a_lattice_are_those_of_all_its_texts(seed):
 # -------------------------------------------------------------------------------- long streams
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("chunk", [7, 300])
-def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk, paged):
+def test_links_dropped_early_are_not_in_the_lattice(monkeypatch, chunk, paged):
     frames, options = 300, {"beam": 12.0, "lattice": True, "lattice_beam": 3.0}
     decoder = make_paged(*nested_pair(1), **options) if paged else make(toy_graph(1), **options)
     log_probs = 2 * random_log_probs(1, frames, len(PIECES) + 1, seed=5)

@@ -70,7 +70,7 @@ def test_work_does_not_depend_on_chunks(composition):
 
 
 @pytest.mark.parametrize("composition", ["lazy", "let"])
-def test_group_size_limits_what_is_prolonged(composition):
+def test_group_size_limits_expanded_contexts(composition):
     small, large = random_lm(1, keep=0.1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(7, batch=8, sharpness=0.8)
     full, one, many = (
@@ -86,7 +86,7 @@ def test_group_size_limits_what_is_prolonged(composition):
     assert any(a < b - 1e-3 for a, b in ended)
 
 
-def test_room_is_made_where_groups_need_more(monkeypatch):
+def test_workspace_grows_with_groups(monkeypatch):
     lms = random_lm(1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(3)
     expected = make_paged(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
@@ -104,7 +104,7 @@ def test_room_is_made_where_groups_need_more(monkeypatch):
         assert ours.work._replace(query_hits=0) == theirs.work._replace(query_hits=0)
 
 
-def test_a_workspace_is_kept_for_the_next_call_until_its_stamps_would_overflow(monkeypatch):
+def test_workspace_is_reused_until_stamps_overflow(monkeypatch):
     """Of another LM, too, whose scores nobody may find in the LM query cache."""
     made, new_workspace, log_probs = [], cpu_engine.new_workspace, log_probs_of(3)
     decoders = [make_paged(random_lm(seed), random_lm(20, keep=0.8), beam=9.0, max_active=1000) for seed in (1, 2)]
@@ -133,7 +133,7 @@ def test_a_workspace_is_kept_for_the_next_call_until_its_stamps_would_overflow(m
     assert len(made) == 3
 
 
-def test_nodes_are_made_room_for_where_there_are_more(monkeypatch):
+def test_let_nodes_grow(monkeypatch):
     """With room for two nodes, links and groups at first."""
     lms, log_probs = (random_lm(1), random_lm(20, keep=0.8)), log_probs_of(3)
     decoder = make_paged(*lms, beam=9.0, composition="let")
@@ -201,7 +201,7 @@ def test_phrases_are_boosted_beside_the_large_lm(composition):
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_utterances_of_a_batch_that_differ_in_one_weight_or_in_phrases_alone(paged):
+def test_requests_that_differ_in_one_value_are_kept_apart(paged):
     """They end differently, too, where phrases of the same bonus break off."""
     decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0) if paged else make(toy_graph(0), beam=9.0)
     one, other = (
@@ -345,7 +345,7 @@ def test_the_order_of_tokens_changes_nothing(options):
 
 
 @pytest.mark.parametrize("size", [4, 5, 7, 16])
-def test_a_small_table_of_candidates_changes_nothing_and_is_kept_to(monkeypatch, size):
+def test_small_candidate_table_changes_no_result(monkeypatch, size):
     small, large = random_lm(1), random_lm(20, keep=0.8)
     log_probs = random_log_probs(3, T, VOCAB + 1, seed=1, sharpness=1.0)
     guards = []
@@ -369,7 +369,7 @@ def test_a_small_table_of_candidates_changes_nothing_and_is_kept_to(monkeypatch,
         assert all((guard["source"] == 77).all() for guard in guards)
 
 
-def test_words_that_the_large_lm_likes_beyond_the_beam_are_found():
+def test_lookahead_keeps_words_beyond_the_beam():
     """All words gain more by the large LM than the beam is wide; the look-ahead gains first."""
     large, gain = random_lm(1), 3.5  # log10, so 8 in the unit of the beam
     small = LM({gram: (prob - gain, backoff) for gram, (prob, backoff) in large.table.items()})
@@ -456,7 +456,7 @@ def test_partial_results_are_as_if_nothing_were_committed_whatever_the_graph(mon
         assert tokens > frames / 8
 
 
-def test_numba_takes_no_record_for_another_one():
+def test_record_types_do_not_convert_to_each_other():
     """A record whose first fields are those of another one would be accepted in its place."""
     modules = records, scorer, contexts, let_groups, let_nodes
     kinds = {numba.from_dtype(kind) for module in modules for kind in vars(module).values()
