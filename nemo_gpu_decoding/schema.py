@@ -87,8 +87,8 @@ def checked_options(cls: type[T]) -> type[T]:
     """
     create, fields = cls.__init__, dataclasses.fields(cls)  # type: ignore[arg-type]
     names = [field.name for field in fields if field.init]
-    # ranges that depend on other options are checked last
-    declared = sorted(fields, key=lambda field: isinstance(field.metadata.get("rule", {}).get("high"), str))
+    kinds = [field.type.__name__ if isinstance(field.type, type) else str(field.type) for field in fields]
+    declared = [(field, kind, field.metadata.get("rule")) for field, kind in zip(fields, kinds, strict=True)]
 
     @wraps(create)
     def checked(self: Any, *args: Any, **options: Any) -> None:
@@ -97,16 +97,18 @@ def checked_options(cls: type[T]) -> type[T]:
                 hint, listed = did_you_mean(name, names), ", ".join(names)
                 raise TypeError(f"{cls.__name__}() has no option '{name}'{hint}; valid options: {listed}")
         create(self, *args, **options)
-        for field in declared:
-            rule = field.metadata.get("rule")
-            if rule and isinstance(rule.get("high"), str):
-                rule = {**rule, "high": getattr(self, rule["high"])}
+        open_ended = []  # ranges that depend on other options
+        for field, kind, rule in declared:
             value = getattr(self, field.name)
-            kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
-            check_option(field.name, value, kind, rule)
-            if rule and "unused" in rule and value != field.default:
-                note = f", which has no effect here: {rule['unused']}"
-                raise FieldError(field.name, value, repr(field.default), note)
+            if rule and isinstance(rule.get("high"), str):
+                open_ended.append((field.name, value, kind, rule))
+            elif value is not field.default:
+                check_option(field.name, value, kind, rule)
+                if rule and "unused" in rule and value != field.default:
+                    note = f", which has no effect here: {rule['unused']}"
+                    raise FieldError(field.name, value, repr(field.default), note)
+        for name, value, kind, rule in open_ended:
+            check_option(name, value, kind, {**rule, "high": getattr(self, rule["high"])})
         if hasattr(self, "check_rules"):
             self.check_rules()
 

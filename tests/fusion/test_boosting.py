@@ -354,7 +354,7 @@ def test_two_sources_of_phrases_are_refused(options, message):
         ({"depth_scaling": float("nan")}, "depth_scaling is nan"),
         ({"score_per_phrase": float("inf")}, "score_per_phrase is inf"),
         ({"unk_score": float("inf")}, "unk_score is inf"),
-        ({"segmentations": 0}, "segmentations is 0, expected at least 1"),
+        ({"segmentations": 0}, "segmentations is 0, expected an integer >= 1"),
         ({"use_bpe_dropout": True, "num_of_transcriptions": 0}, "num_of_transcriptions is 0"),
         ({"whole_words": "yes"}, "whole_words is 'yes', expected True, False or None"),
         ({"whole_words": 1}, "whole_words is 1, expected True, False or None"),
