@@ -157,7 +157,7 @@ class Section:
         places |= {f"{name}.": keys for name, keys in schema.items() if isinstance(keys, dict) and name != self.name}
         both = nemo_config("rnnt") | nemo_config("ctc")  # one config may be for models of both families
         common = [key for key in whole if key in both and whole[key] in (both[key], *STOCK.get(key, ()))]
-        check_keys("", whole.keys() - common, schema, places)
+        check_keys("", [key for key in whole if key not in common], schema, places)
         check_keys(self.name, [key for key in given if key not in self.unused], self.valid, places)
         self._check_others(whole)
         entries = {**self.defaults, **self.added, **given}

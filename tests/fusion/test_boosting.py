@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 
 from nemo_gpu_decoding import cache
+from nemo_gpu_decoding.fusion.allowed import allowed_tokens
 from nemo_gpu_decoding.fusion.boosting import (
     BoostingConfig,
     Phrase,
@@ -17,6 +18,7 @@ from nemo_gpu_decoding.fusion.boosting import (
     word_continuations,
 )
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.grammar import build_grammar
 from nemo_gpu_decoding.fusion.phrases import warn_if_large
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
@@ -468,3 +470,9 @@ def test_forms_of_unicode_are_one_phrase_and_one_alias():
         tree = build_boosting_tree([Phrase("a", aliases=[text])], vocabulary)
         assert tree.table.keys == [(3,), (0, 1, 2, 1)]
         assert [tree.aliases.written(unicodedata.normalize(f, "ab résumé")) for f in ("NFC", "NFD")] == ["ab a"] * 2
+
+
+@pytest.mark.parametrize("make", [build_boosting_tree, build_grammar, lambda texts, v: allowed_tokens(v, texts=texts)])
+def test_a_list_in_place_of_a_vocabulary_is_named(make):
+    with pytest.raises(ValueError, match=r"vocabulary is \['a'\], expected a Vocabulary"):
+        make(["a"], ["a"])
