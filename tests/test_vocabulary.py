@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import unicodedata
 
 import pytest
 
@@ -310,3 +311,23 @@ def test_vocabularies_of_equal_content_find_the_same_cache_entry(processor, voca
     assert again == vocabulary
     assert hash(again) == hash(vocabulary)
     assert Vocabulary(BPE, "bpe") != Vocabulary(BPE, "bpe", encode=processor.encode_as_ids)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (["▁r", "é", "sum"], "résumé"),
+        (["▁r", "e", "\u0301", "sum"], "résumé"),  # decomposed pieces
+        (["▁한", "국"], "한국"),
+        (["▁", *unicodedata.normalize("NFD", "한국")], "한국"),
+        (["▁ガ", "か"], "ガか"),
+        (["▁カ", "\u3099", "か"], "ガか"),
+        (["▁fi", "n"], "\ufb01n"),  # a ligature
+        (["r", "é", "s", "u", "m", " "], "résumé"),
+    ],
+)
+def test_all_unicode_forms_of_a_text_have_the_same_tokens(pieces, text):
+    vocabulary = Vocabulary.from_pieces(pieces)
+    expected = vocabulary.segmentations(text, 4)
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        assert vocabulary.segmentations(unicodedata.normalize(form, text), 4) == expected

@@ -25,7 +25,7 @@ from functools import cached_property
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError, check_number, leave_out
+from nemo_gpu_decoding.checks import FieldError, check_kind, check_number, leave_out
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.vocabulary import Vocabulary, unicode_forms
 
@@ -128,6 +128,7 @@ def allowed_tokens(
     Raises:
         FieldError: no letter of the vocabulary belongs to a script, or a token is not in the vocabulary.
     """
+    check_kind("vocabulary", vocabulary, Vocabulary)
     letters = [list(_scripts_of(vocabulary.text([i]))) for i in range(len(vocabulary))]
     names = _checked_names(scripts, frozenset().union(*itertools.chain(*letters)))
     is_allowed = [all(own & names for own in of_token) for of_token in letters]

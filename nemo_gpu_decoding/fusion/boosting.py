@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, leave_out
+from nemo_gpu_decoding.checks import FieldError, check_kind, leave_out
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
@@ -205,6 +205,8 @@ def build_boosting_tree(
             has a negative weight with refund "nemo"; the config names phrases, too.
     """
     config = config or BoostingConfig()
+    check_kind("vocabulary", vocabulary, Vocabulary)
+    check_kind("config", config, BoostingConfig)
     if isinstance(phrases, str | Mapping):
         raise ValueError(f"phrases is a {type(phrases).__name__}, expected a list of phrases")
     if not config.is_empty:

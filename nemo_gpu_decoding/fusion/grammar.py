@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError, check_number, leave_out
+from nemo_gpu_decoding.checks import FieldError, check_kind, check_number, leave_out
 from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.vocabulary import WORD_START, Vocabulary
@@ -73,6 +73,7 @@ def build_grammar(
     """
     if price != math.inf:
         check_number("price", price, above_zero=True)
+    check_kind("vocabulary", vocabulary, Vocabulary)
     if isinstance(sentences, str):
         raise FieldError("grammar", sentences[:MOST_SHOWN], "a list of sentences")
     arguments = tuple(sentences), vocabulary, price, most_letters

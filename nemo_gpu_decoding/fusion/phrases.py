@@ -47,6 +47,8 @@ class Phrase:
     aliases: tuple[str, ...] = ()  # spellings with the same weight that results show as `text`
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise FieldError("phrase", self.text, "a text")
         if self.weight is not None:
             check_number(f"weight of phrase {self.text!r}", self.weight, negative=True)
         if not isinstance(self.lang, str | None):

@@ -129,9 +129,10 @@ class ArpaReader:
             if word.split() != [word]:
                 raise FieldError("the word to be added", word, "one without white space")
         self.path = Path(path)
-        self.symbols: list[str] = []  # complete once the first block of order 2 is read
+        self.symbols: list[str] = []  # of text, complete once the file is open
         self.added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
         self.tokenizer = ""  # see `Arpa`
+        self._kind = ""  # of compression
         self._one_grams: NGramBlock | None = None  # set once they are read
         self._table = SymbolTable()
         self._text = b""  # whole lines, read ahead
@@ -207,6 +208,7 @@ class ArpaReader:
                 raise ValueError(f"{self.path} is {what}, expected {expected}")
         for start, opened in _COMPRESSED.items():
             if magic.startswith(start):
+                self._kind = opened.__module__
                 # the readline of GzipFile is slow Python; that of the buffer is in C
                 return raw, cast(BinaryIO, io.BufferedReader(opened(raw), _BLOCK_BYTES))  # type: ignore[operator]
         return raw, raw
@@ -222,9 +224,9 @@ class ArpaReader:
         try:
             self._text = self._file.read(_BLOCK_BYTES) + self._file.readline()
         except (EOFError, zlib.error, OSError, lzma.LZMAError) as error:
-            if not self.is_compressed:
+            if not self._kind:
                 raise
-            raise self._error(f"truncated or damaged compressed file ({error})") from error
+            raise self._error(f"truncated or damaged {self._kind} file ({error})") from error
         self._position = 0
         if self._text and not self._text.endswith(b"\n"):
             self._text += b"\n"

@@ -39,7 +39,7 @@ K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30
 
 # Values in NeMo's model configs that differ from its defaults, whatever the strategy
 STOCK: dict[str, tuple[Any, ...]] = {
-    "greedy.max_symbols": (3, 5, 10),
+    "fused_batch_size": (-1,),
     "beam.beam_size": (1, 2, 4, 5),
     "beam.return_best_hypothesis": (True, False),
     "wfst.search_type": ("riva",),
@@ -157,7 +157,9 @@ class Section:
         schema = nemo_config(self.family)
         places: dict[str, Collection[str]] = {f"{self.name}.": self.valid, "": schema}
         places |= {f"{name}.": keys for name, keys in schema.items() if isinstance(keys, dict) and name != self.name}
-        check_keys("", whole, schema, places)
+        both = nemo_config("rnnt") | nemo_config("ctc")  # one config may be for models of both families
+        common = [key for key in whole if key in both and whole[key] in (both[key], *STOCK.get(key, ()))]
+        check_keys("", [key for key in whole if key not in common], schema, places)
         check_keys(self.name, [key for key in given if key not in self.unused], self.valid, places)
         self._check_others(whole)
         entries = {**self.defaults, **self.added, **given}
@@ -190,7 +192,9 @@ class Section:
             for key, value in _flat(whole.get(name) or {}, "").items():
                 is_stock = _spelled(value) in (None, _spelled(neutral.get(key)), *STOCK.get(f"{name}.{key}", ()))
                 instead = f"set {self.name}.{key} instead" if key in self.valid else ""
-                what = NoEffect((value,) if is_stock else (), f"'{self.strategy}' does not read", instead)
+                # other options of greedy decoders are in all model configs, and do not change a search
+                is_neutral = is_stock or (name == "greedy" and not key.startswith(("ngram_lm_model", "boosting_tree")))
+                what = NoEffect((value,) if is_neutral else (), f"'{self.strategy}' does not read", instead)
                 check_no_effect(f"{name}.{key}", value, what)
 
     def _check_foreign(self, values: Values) -> None:

@@ -175,12 +175,12 @@ def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
     spans = vocabulary.words(path.tokens.tolist())
     words = []
     for span in spans:
-        last = span.end_token - 1
-        while last > span.first_token and _is_punctuation(vocabulary.text([path.tokens[last]])):
-            last -= 1  # as in NeMo's timestamps
+        tokens = range(span.end_token - 1, span.first_token - 1, -1)
+        # as in NeMo's timestamps, punctuation does not extend a word
+        last = next((n for n in tokens if not _is_punctuation(vocabulary.text([path.tokens[n]]))), tokens[0])
         words.append(TimedWord(span.text, frames[span.first_token], frames[last] + repeats[last]))
     return words
 
 
 def _is_punctuation(text: str) -> bool:
-    return text != "" and all(unicodedata.category(character)[0] == "P" for character in text)
+    return all(unicodedata.category(character)[0] in "PZ" for character in text)

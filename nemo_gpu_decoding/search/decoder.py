@@ -358,6 +358,7 @@ class Decoder(ABC, Generic[C, R]):
 
 
 def _check_open(streams: Streams) -> None:
+    check_kind("streams", streams, Streams, ": open makes it")
     if streams.closed:
         raise ValueError("streams is closed, expected streams from open() that were not closed yet")
 

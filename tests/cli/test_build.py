@@ -264,7 +264,7 @@ def test_build_lm_writes_the_internal_lm_of_a_transducer(with_text, monkeypatch)
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
     networks = lstm_networks(9)
-    head = SimpleNamespace(networks=lambda: networks)
+    head = SimpleNamespace(networks=lambda: networks, vocabulary=lambda: Vocabulary.from_pieces(("▁a", "b")))
     monkeypatch.setattr(Model, "load", lambda *_, **__: SimpleNamespace(head={"rnnt": head}.__getitem__))
     assert main(["build-lm", "internal=true", "out=internal.arpa", "model=rnnt.nemo"]) == 0
     found, expected = read_arpa("internal.arpa"), internal_lm(networks)
@@ -284,9 +284,7 @@ def test_build_lm_over_tokens_can_be_fused(with_text):
     ("command", "message"),
     [
         (["build-lm", "text=none.txt", "out=x.arpa"], "none.txt"),
-        (["build-lm", "text=bad.txt", "out=x.arpa"], "bad.txt, line 2: 'utf-8' codec"),
-        (["build-lm", "text=marks.txt", "out=x.arpa"], "marks.txt, line 2: has '</s>', a symbol of LMs"),
-        (["build-lm", "text=bad.json", "out=x.arpa"], "bad.json, line 2: has no text, expected a row of"),
+        (["build-lm", "text=bad.txt", "out=x.arpa"], "bad.txt, line 1: 'utf-8' codec"),
         (["build-lm", "text=a.txt", "out=x.arpa", "order=0"], "order is 0, expected an integer 1 .. 10"),
         (["build-lm", "text=a.txt", "out=x.arpa", "model=a", "tokenizer=b"], "not both"),
         (["build-lm", "text=a.txt", "out=x.arpa", "source_lang=de"], "which needs model="),
@@ -299,13 +297,46 @@ def test_build_lm_over_tokens_can_be_fused(with_text):
     ],
 )
 def test_build_lm_errors_take_one_line(with_text, capsys, command, message):
-    (with_text / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
-    (with_text / "marks.txt").write_text("fine\n<s> bad </s>\n")
+    (with_text / "bad.txt").write_bytes(b"\xff\xfe\n")
     (with_text / "empty.txt").write_text(" \n\n")
-    (with_text / "bad.json").write_text('{"text": "fine"}\n{"txt": "fine"}\n')
     (with_text / "worse.json").write_text("fine\n")
     assert main(command) == 2
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
     assert not (with_text / "x.arpa").exists()
+
+
+def test_an_lm_over_tokens_belongs_to_its_tokenizer(with_text):
+    assert main(["build-lm", "text=a.txt", "out=lm.arpa", "order=2", "tokenizer=tokenizer.model"]) == 0
+    assert main(["prune-lm", "lm=lm.arpa", "out=small.arpa", "size=200"]) == 0
+    vocabulary = Vocabulary.from_sentencepiece("tokenizer.model")
+    other = Vocabulary.from_pieces((*vocabulary.pieces[:-1], "other"))
+    for name in ("lm.arpa", "small.arpa"):
+        load_ngram_lm(name, len(vocabulary), vocabulary=vocabulary)
+        with pytest.raises(ValueError, match=f"{name} was made for the tokenizer .*, expected {other.fingerprint}"):
+            load_ngram_lm(name, len(other), vocabulary=other)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.txt", b"the cat\n\xff\xfe\n", "bad.txt, line 2: 'utf-8' codec"),
+        ("marks.txt", b"the cat\n<s> bad </s>\n", "marks.txt, line 2: has '</s>', a symbol of LMs"),
+        ("bad.json", b'{"text": "the cat"}\n{"txt": "fine"}\n', "bad.json, line 2: has no text, expected a row of"),
+        (
+            "pieces.txt",
+            "the cat\nthe \u4e2d cat\n".encode(),
+            "pieces.txt, line 2: phrase 'the \u4e2d cat' has the char",
+        ),
+    ],
+)
+def test_bad_lines_are_left_out_by_name(with_text, caplog, name, content, message):
+    (with_text / name).write_bytes(content)
+    (with_text / "good.txt").write_bytes(b"the cat\n")
+    tokenizer = ["tokenizer=tokenizer.model"] if name == "pieces.txt" else []
+    assert main(["build-lm", f"text={name}", "out=bad.arpa", "order=2", *tokenizer]) == 0
+    assert main(["build-lm", "text=good.txt", "out=good.arpa", "order=2", *tokenizer]) == 0
+    assert (with_text / "bad.arpa").read_text() == (with_text / "good.arpa").read_text()
+    (warning,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert warning.startswith(f"build-lm: 1 of 2 lines left out: text={message}")

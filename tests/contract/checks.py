@@ -662,6 +662,34 @@ def test_bad_requests_are_named(subject, decoder, inputs):
         decoder.decode(inputs, LENGTHS, [None, None])
     with pytest.raises(ValueError, match=r"requests\[1\] is a str"):
         decoder.decode(inputs, LENGTHS, [None, "phrase", None, None, None, None])
+    for request, message in (
+        (Request(), "requests is Request(.*), expected a Sequence with a Request or None for each utterance"),
+        (
+            [Request(boosting=["phrase"])] * BATCH,
+            r"requests\[0\].boosting is \['phrase'\], expected a BackoffAutomaton",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decoder.decode(inputs, LENGTHS, request)
+
+
+def test_wrong_types_of_options_are_named(subject, variant):
+    decoder = subject.fused(variant)
+    for arguments, message in (
+        (({"beam_size": 4}, decoder.fusion), "config is {'beam_size': 4}, expected a "),
+        ((decoder.config, {"lm": None}), "fusion is {'lm': None}, expected a Fusion"),
+        ((decoder.config, Fusion(boosting=["phrase"])), r"fusion.boosting is \['phrase'\], expected a BackoffAutom"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decoder.with_options(*arguments)
+
+
+@of(TokenFusion)
+@pytest.mark.parametrize("field", ["lm", "allowed", "grammar"])
+def test_wrong_types_of_models_are_named(subject, variant, field):
+    decoder = subject.fused(variant)
+    with pytest.raises(ValueError, match=rf"fusion.{field} is 'a\.file', expected a"):
+        decoder.with_options(decoder.config, Fusion(**{field: "a.file"}))
 
 
 def test_boosting_weights_need_phrases(subject, variant, inputs):

@@ -116,3 +116,9 @@ def test_lock_of_another_vocabulary_or_search_is_named():
         check_fusion(fusion, FusionLabels(2, unlocked="it is late"))
     with pytest.raises(ValueError, match=r"requests\[0\].allowed is for 2 tokens"):
         BatchFusion.resolve(Fusion(), 1, [Request(allowed=fusion.allowed)], FusionLabels(3))
+
+
+def test_lines_that_cannot_be_spelled_are_left_out_and_forms_of_unicode_are_equal(caplog):
+    vocabulary = Vocabulary(("▁", "é", "b"), "bpe")
+    assert allowed_tokens(vocabulary, texts=["e\u0301", "x"], tokens=["e\u0301"]).is_allowed == (True, True, False)
+    assert "allowed texts: 1 of 2 lines left out: phrase 'x'" in caplog.text

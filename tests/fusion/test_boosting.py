@@ -2,10 +2,13 @@
 
 import logging
 import random
+import re
+import unicodedata
 
 import pytest
 
 from nemo_gpu_decoding import cache
+from nemo_gpu_decoding.fusion.allowed import allowed_tokens
 from nemo_gpu_decoding.fusion.boosting import (
     BoostingConfig,
     Phrase,
@@ -14,6 +17,9 @@ from nemo_gpu_decoding.fusion.boosting import (
     read_phrases,
     word_continuations,
 )
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.grammar import build_grammar
+from nemo_gpu_decoding.fusion.phrases import warn_if_large
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
 from tests.fusion.test_ngram import write_nemo
@@ -209,12 +215,12 @@ def test_the_shipped_phrase_file_is_clean(caplog):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"abc\nde\tmuch\n", "line 2: .*'much'.*expected 'phrase<tab>weight'"),
+        (b"de\tmuch\n", "line 1: .*'much'.*expected 'phrase<tab>weight'"),
         (b"abc\t-inf\n", "line 1: weight of phrase 'abc' is -inf"),
         (b"abc\tnan\n", "line 1: weight of phrase 'abc' is nan"),
         (b"\n\n", "has no phrases"),
         (b"", "has no phrases"),
-        (b"\xff\xfe", "line 1: byte 0xff at 1, expected UTF-8 text"),
+        (b"ab\xff", "line 1: byte 0xff at 3, expected UTF-8 text"),
     ],
 )
 def test_bad_phrase_files_are_named(tmp_path, content, message):
@@ -223,6 +229,12 @@ def test_bad_phrase_files_are_named(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
         read_phrases(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_files_of_windows_are_read(tmp_path, encoding):
+    (tmp_path / "phrases.txt").write_bytes("ab\t2\r\nabc\r\n".encode(encoding))
+    assert read_phrases(tmp_path / "phrases.txt") == [Phrase("ab", 2.0), Phrase("abc")]
 
 
 def test_changed_phrase_file_is_read_again(tmp_path):
@@ -298,9 +310,9 @@ def test_nemo_boosting_tree_files_load_without_their_end_of_sentence_bonus(tmp_p
 # -- what is refused ---------------------------------------------------------------------------------
 def test_phrases_that_cannot_be_spelled_are_named():
     with pytest.raises(ValueError, match="phrase 'axe' has the character 'x', which is not in the model's vocabulary"):
-        build_boosting_tree(["abc", "axe"], VOCABULARY)
+        build_boosting_tree(["axe"], VOCABULARY)
     with pytest.raises(ValueError, match=r"'x', .*'y', .*'z', .*; and 1 more"):
-        build_boosting_tree(["ax", "ay", "az", "aw", "abc"], VOCABULARY)
+        build_boosting_tree(["ax", "ay", "az", "aw"], VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -407,3 +419,60 @@ def test_negative_weights_avoid_phrases():
     assert score(tree, "de") > 0
     with pytest.raises(ValueError, match=r"weight of phrase 'abc' is -2\.0 with refund 'nemo'"):
         build_boosting_tree([Phrase("abc", weight=-2.0)], VOCABULARY, BoostingConfig(refund="nemo"))
+
+
+@pytest.mark.parametrize("source", ["file", "list"])
+def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_path, caplog, source):
+    texts = ["ab", "route 66", "abc", "müller"]
+    if source == "file":
+        (tmp_path / "phrases.txt").write_text("\n".join([*texts, "c\\tx"]).replace("\\t", "\t"), encoding="utf-8")
+        tree = load_boosting_tree(BoostingConfig(key_phrases_file=str(tmp_path / "phrases.txt")), VOCABULARY)
+    else:
+        tree = build_boosting_tree(texts, VOCABULARY)
+    assert tree.table.texts == ["ab", "abc"]
+    (warning,) = [r.getMessage() for r in caplog.records if "phrases left out" in r.getMessage()]
+    assert "2 of 4" in warning
+    assert all(text in warning for text in ("route 66", "müller"))
+    assert ("1 of 5 lines left out: line 5: could not convert" in caplog.text) == (source == "file")
+
+
+@pytest.mark.parametrize(
+    ("content", "weights", "message"),
+    [
+        ("ab\t40\nabc\t50\n", [40, 50], "the weight of 'abc' is 50, expected at most 5"),
+        ("ab :2.5\nabc\n", [2.5, None], "'ab :2.5' in the format of another decoder; .* a tab and the weight"),
+        ("ab 2.5\n", [None], "'ab 2.5' in the format of another decoder"),
+        ("ab,2.5\n", [None], "'ab,2.5' in the format of another decoder"),
+        ("ab 66\nab\t5\nab:2\n", [None, 5, None], ""),
+    ],
+)
+def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content, weights, message):
+    warn_if_large.cache_clear()
+    (tmp_path / "phrases.txt").write_text(content)
+    assert [phrase.weight for phrase in read_phrases(tmp_path / "phrases.txt")] == weights
+    assert len(caplog.records) == bool(message)
+    assert re.search(message, caplog.text)
+
+
+def test_large_weights_of_requests_and_configs_are_warned_of_once(caplog):
+    warn_if_large.cache_clear()
+    for _ in range(2):
+        Request(boosting_weight=40.0), Fusion(boosting_weight=30.0), BoostingConfig(context_score=20.0)
+    said = [record.getMessage().partition(", expected")[0] for record in caplog.records]
+    assert said == ["boosting_weight is 40", "boosting_weight is 30", "context_score is 20"]
+
+
+def test_forms_of_unicode_are_one_phrase_and_one_alias():
+    vocabulary = Vocabulary.from_pieces(["▁r", "é", "sum", "▁a", "b"])
+    for form in ("NFC", "NFD"):
+        text = unicodedata.normalize(form, "résumé")
+        assert build_boosting_tree([text], vocabulary).table.keys == [(0, 1, 2, 1)]
+        tree = build_boosting_tree([Phrase("a", aliases=[text])], vocabulary)
+        assert tree.table.keys == [(3,), (0, 1, 2, 1)]
+        assert [tree.aliases.written(unicodedata.normalize(f, "ab résumé")) for f in ("NFC", "NFD")] == ["ab a"] * 2
+
+
+@pytest.mark.parametrize("make", [build_boosting_tree, build_grammar, lambda texts, v: allowed_tokens(v, texts=texts)])
+def test_a_list_in_place_of_a_vocabulary_is_named(make):
+    with pytest.raises(ValueError, match=r"vocabulary is \['a'\], expected a Vocabulary"):
+        make(["a"], ["a"])

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import unicodedata
 
 import pytest
 
@@ -104,3 +105,26 @@ def test_a_grammar_replaces_the_phrases_of_the_decoder_only():
         check_fusion(Fusion(grammar=grammar), FusionLabels(9))
     with pytest.raises(ValueError, match=r"fusion\.grammar is given, expected None: it is late"):
         check_fusion(Fusion(grammar=grammar), FusionLabels(8, unlocked="it is late"))
+
+
+@pytest.mark.parametrize("entry", ["[unk]", "<unk>", " [UNK] "])
+@pytest.mark.parametrize(("price", "expected"), [(math.inf, 4.0), (2.5, 2.5)])
+def test_an_entry_for_other_speech_sets_the_price(entry, price, expected, caplog):
+    grammar = build_grammar(["ab", entry], BPE, price)
+    assert not grammar.accepts([2], 99)
+    assert PRICE_WEIGHT * grammar.automaton.score((4, 2)) == -expected
+    assert ("grammar_price is 4 in place of inf" in caplog.text) == (price == math.inf)
+
+
+def test_sentences_that_tokens_cannot_spell_are_left_out(caplog):
+    grammar = build_grammar(["ab", "a c", "a [unk]"], BPE)
+    assert grammar.accepts([4], 99)
+    assert "2 of 3 sentences left out: 'c' has the character 'c'" in caplog.text
+    assert "'a [unk]' has '[unk]' beside words, expected it alone, or grammar_price" in caplog.text
+
+
+def test_forms_of_unicode_are_one_sentence():
+    for pieces, tokens in ((("▁r", "é"), [0, 1]), (("▁r", "e", "\u0301"), [0, 1, 2])):
+        for form in ("NFC", "NFD"):
+            grammar = build_grammar([unicodedata.normalize(form, "Ré")], Vocabulary(pieces, "bpe"))
+            assert grammar.accepts(tokens, 99)

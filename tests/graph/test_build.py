@@ -281,3 +281,15 @@ def test_graph_that_cannot_be_determinised_is_an_error(grammar, finals, reason):
 
     with pytest.raises(ValueError, match=f"L o G cannot be determinized .*{reason}"):
         compose_and_optimize(fst(SAME_SPELLING, [0]), fst(grammar, finals))
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_words_that_the_model_cannot_spell_are_warned_of(tmp_path, caplog, cache):
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("a", "ab", "ZEBRA"))
+    for _ in range(2):  # with a cache, the second graph is loaded
+        caplog.clear()
+        build_graph(arpa, Vocabulary.from_pieces(PIECES), cache=tmp_path / "cache" if cache else False)
+        assert "1 of 3 words have no spelling, e.g. ZEBRA, and are left out: phrase 'ZEBRA' has" in caplog.text
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("A", "AB"))
+    with pytest.raises(ValueError, match=r"no word in common, e\.g\. 'A', 'AB': .* letter case matters"):
+        build_graph(arpa, Vocabulary.from_pieces(PIECES), cache=False)

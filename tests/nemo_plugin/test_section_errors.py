@@ -207,6 +207,7 @@ def test_options_of_other_decoders_are_refused_with_the_key_to_use(key, ours):
         ("cuda_wfst", "beam: {beam_size: 16}", "beam.beam_size is 16 ... set wfst.beam_size instead"),
         ("cuda_wfst", "beam: {boosting_tree: {key_phrases_list: [a]}}", "beam.boosting_tree.key_phrases_list is"),
         ("alsd_pp", "wfst: {beam_width: 3}", "unknown key 'wfst'"),
+        ("flexctc_beam", "fused_batch_size: -1, durations: [], greedy: {use_cuda_graph_decoder: false}", ""),
         ("alsd_pp", "confidence_cfg: {preserve_wrod_confidence: true}", "did you mean 'preserve_word_confidence'"),
         ("alsd_pp", "confidence_cfg: {method_cfg: {nam: x}}", "unknown key 'confidence_cfg.method_cfg.nam'"),
         ("alsd_pp", "big_blank_durations: [2, 4]", "big_blank_durations is [2, 4]"),

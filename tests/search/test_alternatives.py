@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.search.alternatives import word_alternatives
+from nemo_gpu_decoding.search.alternatives import timed_words, word_alternatives
 from nemo_gpu_decoding.search.result import Path, Place, ScoreParts, WordOption, places_as_json, places_in_seconds
 from nemo_gpu_decoding.search.word_graph.result import with_confidence
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -73,3 +73,10 @@ def test_the_transcript_is_in_the_network_where_others_insert_two_words():
     (gap,) = [slot for slot in slots if slot.word_index is None]
     assert "" in dict(gap.alternatives)
     assert sum(option.confidence for option in gap.alternatives) == pytest.approx(1, abs=1e-3)
+
+
+def test_punctuation_does_not_extend_the_word_before_it():
+    vocabulary = Vocabulary(("▁a", ",", "▁b", "▁", "."), "bpe")
+    tokens = np.array([0, 1, 4, 2, 3, 1], np.int32)
+    path = Path(tokens, 4 * np.arange(6, dtype=np.int32), np.full(6, 2, np.int32), np.ones(6), 0.0, ScoreParts(0.0))
+    assert timed_words(path, vocabulary) == [("a,.", 0, 2), ("b", 12, 14), (",", 16, 22)]

@@ -403,24 +403,34 @@ def matches(text: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray)
 
 @compiled
 def align(text, other, matched):
-    """Word errors between two texts; sets `matched` for words of `text` aligned with the same word of `other`."""
-    rows, columns = len(text) + 1, len(other) + 1
-    distances = np.empty((rows, columns), np.int64)
-    for i in range(rows):
-        for j in range(columns):
-            if i == 0 or j == 0:
-                distances[i, j] = i + j
-                continue
-            replaced = distances[i - 1, j - 1] + (text[i - 1] != other[j - 1])
-            distances[i, j] = min(replaced, distances[i - 1, j] + 1, distances[i, j - 1] + 1)
+    """Word errors between two texts; sets `matched` for words of `text` aligned with the same word of `other`.
+
+    An alignment with n errors is within n words of the diagonal, so a band around it is doubled until it has them all.
+    Memory grows with the length of alike texts.
+    """
+    rows, columns, band = len(text) + 1, len(other) + 1, abs(len(text) - len(other)) + 8
+    while True:
+        distances = np.full((rows, 2 * band + 3), rows + columns, np.int64)  # of i and j at [i, j - i + band + 1]
+        for i in range(rows):
+            for j in range(max(0, i - band), min(columns, i + band + 1)):
+                k = j - i + band + 1
+                if i == 0 or j == 0:
+                    distances[i, k] = i + j
+                    continue
+                replaced = distances[i - 1, k] + (text[i - 1] != other[j - 1])
+                distances[i, k] = min(replaced, distances[i - 1, k + 1] + 1, distances[i, k - 1] + 1)
+        errors = distances[rows - 1, columns - rows + band + 1]
+        if errors <= band:
+            break
+        band *= 2
     i, j = rows - 1, columns - 1
     while i > 0 and j > 0:
-        same = text[i - 1] == other[j - 1]
-        if distances[i, j] == distances[i - 1, j - 1] + (not same):
+        k, same = j - i + band + 1, text[i - 1] == other[j - 1]
+        if distances[i, k] == distances[i - 1, k] + (not same):
             i, j = i - 1, j - 1
             matched[i] = same
-        elif distances[i, j] == distances[i - 1, j] + 1:
+        elif distances[i, k] == distances[i - 1, k + 1] + 1:
             i -= 1
         else:
             j -= 1
-    return distances[rows - 1, columns - 1]
+    return errors
