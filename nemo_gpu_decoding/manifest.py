@@ -13,7 +13,7 @@ from typing import Any
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
 from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.fusion.written import KEYS, WrittenRequest, written_request
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.text_file import path_of, read_lines
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
@@ -181,7 +181,7 @@ def references_of(utterances: Sequence[Utterance]) -> list[str]:
 
 
 def _expand(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
+    path = path_of(pattern)
     if path.is_file():
         return [path]
     if path.is_dir():

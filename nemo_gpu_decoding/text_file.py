@@ -1,9 +1,21 @@
-"""Read text files, with errors that name file and line."""
+"""Names of files, and text files, with errors that name file and line."""
 
 from __future__ import annotations
 
+import os
+import re
 from os import PathLike
 from pathlib import Path
+from urllib.parse import unquote
+
+
+def path_of(name: str | PathLike[str]) -> Path:
+    """The path of a file by the name that a user gives: `~/` and file:// are resolved if no file has that very name."""
+    text = os.fspath(name)
+    if os.path.lexists(text):
+        return Path(text)
+    is_url = re.match(r"file:(//(localhost)?)?(?=/)", text)
+    return Path(unquote(text[is_url.end() :]) if is_url else os.path.expanduser(text))
 
 
 def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:

@@ -23,7 +23,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.text_file import read_lines
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.audio import AudioSource
+    from nemo_gpu_decoding.audio import AudioSource, part_of
     from nemo_gpu_decoding.fusion.phrases import Phrase
 
 EXAMPLES = (
@@ -102,6 +102,7 @@ def run(options: AliasesOptions) -> int:
     out = decoding.writable_file("out", options.out)
     with TemporaryDirectory() as folder:
         spoken = list(recordings(options, phrases, Path(folder)))
+        decoding.check_outputs(options, [("manifest", part_of(utterance.audio).path) for utterance in spoken])
         counts = heard_phrases(spoken, transcribed(options, [utterance.audio for utterance in spoken]))
     ordinary = [utterance.text for utterance in spoken] if options.manifest else list(options.sentences)
     ordinary += texts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
 from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
+from nemo_gpu_decoding.text_file import path_of
 
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
@@ -278,10 +280,49 @@ def _set_word_lm(config: DictConfig, file: str) -> None:
 
 def existing_file(option: str, value: str) -> str:
     """The absolute path of a file that an option names."""
-    path = Path(value).expanduser()
+    path = path_of(value)
     if not path.is_file():
         raise ValueError(f"{option}={value} is no file here")
     return str(path.resolve())
+
+
+OUTPUTS = ("out", "oov", "plot")  # options that name a file to write
+
+Named = Iterable[tuple[str, Any]]  # options or other origins of files, and the files
+
+
+def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None:
+    """Raise a ValueError if an output file is an input or another output, also through a link.
+
+    Args:
+        options: of the command, which name inputs and outputs.
+        inputs: further ones, such as recordings; values may be nested.
+        outputs: further ones.
+    """
+    given = [(name, text) for name, value in [*vars(options).items(), *inputs] for text in _texts(value)]
+    taken = {_identity(text): f"{name}={text}" for name, text in given if name not in OUTPUTS and os.path.isfile(text)}
+    for name, text in [*(pair for pair in given if pair[0] in OUTPUTS), *outputs]:
+        if os.path.exists(text) and not os.path.isfile(text):
+            continue  # a folder or a device
+        if other := taken.get(_identity(text)):
+            raise ValueError(f"{name}={text} would overwrite {other}, expected another file")
+        taken[_identity(text)] = f"{name}={text}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in nested lists and mappings, where they may name files."""
+    if isinstance(value, str | os.PathLike):
+        yield str(path_of(value))
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _identity(file: str) -> Any:
+    """Equal for all names of a file."""
+    if os.path.isfile(file):
+        return os.stat(file).st_dev, os.stat(file).st_ino
+    return os.path.realpath(file)
 
 
 def load_phrase_file(path: str | None) -> list[str]:
@@ -299,7 +340,7 @@ def writable_file(option: str, value: str) -> Path:
     Raises:
         ValueError: its folder does not exist, or it is a folder itself.
     """
-    path = Path(value).expanduser()
+    path = path_of(value)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{option}={value}: there is no folder {path.parent}")
     if path.is_dir():

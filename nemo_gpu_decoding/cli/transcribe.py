@@ -25,6 +25,7 @@ from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.text_file import path_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.output import Totals
@@ -172,7 +173,7 @@ class TranscribeOptions(decoding.DecodingOptions):
     @property
     def is_partitioned(self) -> bool:
         """Whether `out` is a folder."""
-        return self.out is not None and (self.out.endswith("/") or Path(self.out).expanduser().is_dir())
+        return self.out is not None and (self.out.endswith("/") or path_of(self.out).is_dir())
 
 
 def fewest_and_most(workers: Any) -> tuple[int, int]:
@@ -209,10 +210,16 @@ def run(options: TranscribeOptions) -> int:
     utterances = find_utterances(options.audio, options.manifest)
     requests = (utterance.request for utterance in utterances)
     has_own_phrases = any(request is not None and request.phrases is not None for request in requests)
-    decoding.check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
+    config = build_decoding(options)
+    decoding.check_weights(config, options, has_own_phrases=has_own_phrases)
     out = decoding.writable_file("out", options.out) if options.out else None
     if options.subtitles:
         _check_names(utterances)
+    recordings = {utterance.path for utterance in utterances}
+    inputs = [("decoding", OmegaConf.to_container(config)), *((options.audio and "audio" or "manifest", recording) for recording in recordings)]
+    written = {str(subtitle_file(options, file, kind)) for file in recordings for kind in options.subtitles or ()}
+    written |= {f"{out}.segments"} if out else set()
+    decoding.check_outputs(options, inputs, [("subtitles", file) for file in sorted(written)])
     loaded = load(options)
     log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
     started, compiled = working_seconds(), progress.seconds
@@ -258,7 +265,7 @@ def run_partitions(options: TranscribeOptions) -> int:
 
     out = str(options.out).rstrip("/")
     if "://" not in out:
-        out = str(Path(out).expanduser().absolute())
+        out = str(path_of(out).absolute())
     decoding.check_weights(build_decoding(options), options, has_own_phrases=options.manifest is not None)
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
@@ -410,7 +417,6 @@ def _subtitled(
     """The transcripts; the subtitles of each file are written after its last part, with times in the file."""
     from nemo_gpu_decoding.nemo_plugin.long_audio import times_from
 
-    folder = Path(options.out).expanduser().parent if options.out else Path()
     last = {utterance.path: n for n, utterance in enumerate(utterances)}
     words_of_parts: dict[Path, list[tuple[float, list[Word]]]] = {}
     for n, (utterance, transcript) in enumerate(zip(utterances, transcripts, strict=True)):
@@ -422,5 +428,11 @@ def _subtitled(
             parts = [words for _, words in sorted(words_of_parts.pop(utterance.path), key=itemgetter(0))]
             for file_format in options.subtitles or ():
                 content = subtitles.subtitles(parts, file_format, options.min_pause)
-                (folder / f"{utterance.path.stem}.{file_format}").write_text(content, encoding="utf-8")
+                subtitle_file(options, utterance.path, file_format).write_text(content, encoding="utf-8")
         yield transcript
+
+
+def subtitle_file(options: TranscribeOptions, recording: Path, file_format: str) -> Path:
+    """The file with the subtitles of a recording."""
+    folder = path_of(options.out).parent if options.out else Path()
+    return folder / f"{recording.stem}.{file_format}"

@@ -29,6 +29,7 @@ from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
 from nemo_gpu_decoding.search.result import places_as_json
+from nemo_gpu_decoding.text_file import path_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.interface import Word
@@ -163,7 +164,7 @@ def content_of(path: str) -> str:
     >>> content_of("no_such_file")
     'no_such_file'
     """
-    file = Path(path).expanduser()
+    file = path_of(path)
     if not file.is_file():
         return path
     return f"{file.name} ({digest_of_ends(str(file))})"
