@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 
 def path_of(name: str | PathLike[str]) -> Path:
-    """The path of a file by the name that a user gives: `~/` and file:// are resolved if no file has that very name."""
+    """The path of a name that a user gives: ~ and file:// are resolved if no file has that very name."""
     text = os.fspath(name)
     if os.path.lexists(text):
         return Path(text)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.audio import MonoReader, check_channel_selector, num_channels, write_mono
+from nemo_gpu_decoding.audio import MonoReader, Sound, check_channel_selector, write_mono
 from nemo_gpu_decoding.cluster.output import Totals, row_of
 from nemo_gpu_decoding.live.interface import BoostedPhrase
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
@@ -162,7 +162,7 @@ def test_selected_channel_is_read(selector, expected, tmp_path):
     soundfile.write(stereo, np.full((2_100_000, 2), (0.5, 0.25)), 8000)
     write_mono(stereo, mono, selector)
     samples, rate = soundfile.read(mono)
-    assert (samples.shape, rate, num_channels(stereo)) == ((2_100_000,), 8000, 2)
+    assert (samples.shape, rate, Sound(stereo).channels) == ((2_100_000,), 8000, 2)
     np.testing.assert_allclose(samples, expected)
 
 

@@ -216,9 +216,9 @@ def run(options: TranscribeOptions) -> int:
     if options.subtitles:
         _check_names(utterances)
     recordings = {utterance.path for utterance in utterances}
-    inputs = [("decoding", OmegaConf.to_container(config)), *((options.audio and "audio" or "manifest", recording) for recording in recordings)]
+    inputs: list[tuple[str, Any]] = [("decoding", OmegaConf.to_container(config))]
+    inputs += [("manifest" if options.audio is None else "audio", recording) for recording in recordings]
     written = {str(subtitle_file(options, file, kind)) for file in recordings for kind in options.subtitles or ()}
-    written |= {f"{out}.segments"} if out else set()
     decoding.check_outputs(options, inputs, [("subtitles", file) for file in sorted(written)])
     loaded = load(options)
     log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None

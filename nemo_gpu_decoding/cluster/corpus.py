@@ -22,7 +22,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.audio import AudioPart, audio_seconds
-from nemo_gpu_decoding.manifest import check_characters, find_audio, parse_row, split_row
+from nemo_gpu_decoding.manifest import FAULT, find_audio, located, read_row, split_row
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
@@ -170,9 +170,8 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
         url = _absolute(name)
         for number, line in _lines(url):
             where = f"manifest={name}, line {number}"
-            row = parse_row(line, where)
-            check_characters(row, where)
-            row = {**split_row(row), **_location(row, url, shard, tars, where), "line": number}
+            row = split_row(read_row(line, where))
+            row |= {**_location(row, url, shard, tars, where), "line": number}
             if row.get("duration") is None:
                 row["duration"] = 0.0 if "member" in row else _seconds(row["audio"], row["part"][0])
             yield shard, row
@@ -190,10 +189,12 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
     if tars:
         index = row.get("shard_id", shard)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tars):
-            raise ValueError(f"{where}: shard_id is {index!r}, expected 0 .. {len(tars) - 1}, a file of tarred_audio")
+            expected = f"0 .. {len(tars) - 1}, a file of tarred_audio"
+            return {"audio": name, FAULT: f"{where}: shard_id is {index!r}, expected {expected}", **row}
         return {"audio": tars[index], "member": name}
-    is_absolute = "://" in name or name.startswith("/") or Path(name).is_absolute()
-    return {"audio": name if is_absolute else f"{url.rsplit('/', 1)[0]}/{name}"}
+    if "://" not in url and (name.startswith("file:") or "://" not in name):
+        return {"audio": str(located(Path(url).parent, name))}
+    return {"audio": name if "://" in name or name.startswith("/") else f"{url.rsplit('/', 1)[0]}/{name}"}
 
 
 def _absolute(url: str) -> str:

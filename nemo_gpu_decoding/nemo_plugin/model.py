@@ -6,7 +6,7 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from nemo_gpu_decoding.audio import AudioSource, check_channel_selector, num_channels, part_of, unreadable, write_mono
+from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.written import WrittenRequest
 from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -162,9 +162,11 @@ class Model:
 
     def _one_channel(self, file: AudioSource, target: Path) -> str | Path:
         """The file or, if it has several channels or this is a part of it, `target` with the selected channel."""
-        channels, selector, part = num_channels(file), self.channel_selector, part_of(file)
-        if channels == 1 and part.is_whole and selector in (None, 0, "average"):
-            return part.path
+        selector, part, channels = self.channel_selector, part_of(file), 0
+        with suppress(RuntimeError, OSError), Sound(part.path) as sound:
+            channels = sound.channels
+            if channels == 1 and part.is_whole and selector in (None, 0, "average") and sound.is_plain:
+                return part.path
         write_mono(file, target, selector)
         if channels > 1 and selector is None and not self._has_warned_of_channels:
             self._has_warned_of_channels = True
