@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import mmap
 import re
 import shutil
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.cache import file_key
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, warn_once
 
 _BLOCK = 1 << 20  # samples read at once
 _FLOATS = ("FLOAT", "DOUBLE")  # formats whose samples can be NaN or infinite
@@ -28,8 +27,6 @@ _SPARE = 0.1  # seconds by which decoders of MP3 differ
 _CANCELLED = 0.1  # of the energy that the average of unrelated channels has
 # what ffmpeg may read: no playlists, which name other files
 _FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav"
-
-logger = logging.getLogger("nemo_gpu_decoding")
 
 
 class AudioPart(NamedTuple):
@@ -314,7 +311,10 @@ class MonoReader:
         self._file.__exit__()
         average, channels = self._energies
         if average * self._file.channels < _CANCELLED * channels:
-            _warn_of_silence(self.name)
+            warn_once(
+                f"{self.name}: the average of its channels is almost silent, because they have opposite signs; "
+                "channel_selector=0 takes one"
+            )
 
     @property
     def fault(self) -> str:
@@ -372,15 +372,6 @@ def open_wav(target: Path, rate: int) -> Any:
     import soundfile
 
     return soundfile.SoundFile(str(target), "w", rate, 1, "FLOAT", format="WAV")
-
-
-@lru_cache(4096)
-def _warn_of_silence(name: str) -> None:
-    """Say it once per file, which may be read more than once."""
-    logger.warning(
-        "%s: the average of its channels is almost silent, as they have opposite signs; channel_selector=0 takes one",
-        name,
-    )
 
 
 def _reason(error: Exception) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -39,6 +40,12 @@ class FieldError(ValueError):
     def named(self, field: str) -> FieldError:
         """The same error about the field under another name."""
         return FieldError(field, self.value, self.expected, self.note)
+
+
+@lru_cache(4096)
+def warn_once(message: str) -> None:
+    """Log a warning, unless it has been logged before."""
+    logging.getLogger("nemo_gpu_decoding").warning("%s", message)
 
 
 def check_int(field: str, value: Any, low: int, high: int) -> None:

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError, check_number, warn_once
 from nemo_gpu_decoding.fusion.written import KEYS, WrittenRequest, written_request
 from nemo_gpu_decoding.text_file import path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-AUDIO_SUFFIXES = tuple(  # of libsndfile, and of ffmpeg
-    ".wav .flac .mp3 .ogg .oga .opus .aiff .aif .aifc .au .snd .w64 .caf .rf64 "
-    ".m4a .mp4 .webm .mka .mkv .aac .wma .amr .3gp .mov .avi .ogv .mp2 .ac3".split()
+# of libsndfile, and of ffmpeg
+AUDIO_SUFFIXES = (
+    *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".aifc", ".au", ".snd", ".w64", ".caf"),
+    *(".rf64", ".m4a", ".mp4", ".webm", ".mka", ".mkv", ".aac", ".wma", ".amr", ".3gp", ".mov", ".avi", ".mp2"),
 )
+NO_TEXT = "-"  # in manifests of NeMo, of a recording without a transcript
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
 RESULT_KEYS = (
     *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "in_grammar", "seconds"),
@@ -87,6 +89,8 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
     seconds, fault = part_of(audio).duration or 0.0, row.get(FAULT, "")
     if fault:
         return Utterance(name, audio, seconds, row.get("text"), None, own_fields(row), fault)
+    if row.get("biasing_request") is not None:
+        warn_once(f"biasing_request of {name} has no effect; expected phrases, a list in its row")
     try:
         name.encode()
         seconds = checked_seconds(audio, name)
@@ -97,7 +101,10 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
         fault = f"{where}: {error}"
     except ValueError as error:
         fault = str(error)
-    return Utterance(name, audio, seconds, row.get("text"), written_request(row), own_fields(row), fault)
+    fields, text = own_fields(row), row.get("text")
+    if text == NO_TEXT:
+        fields, text = {**fields, "text": text}, None
+    return Utterance(name, audio, seconds, text, written_request(row), fields, fault)
 
 
 def find_audio(audio: Any) -> list[Path]:
@@ -200,6 +207,16 @@ def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest's row with the keys for decoding and its `part`; the other keys are in `fields`."""
     kept = {key: row[key] for key in _READ if key in row}
     return {**kept, "part": part_in(row), "fields": own_fields(row)}
+
+
+def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
+    """The utterances that can be decoded and scored; a warning names each other one."""
+    faults = [each.fault or f"{each.label} has no text" * (each.fields.get("text") == NO_TEXT) for each in utterances]
+    if all(faults):
+        raise ValueError(faults[0])
+    for fault in filter(None, faults):
+        logger.warning("left out: %s", fault)
+    return [utterance for utterance, fault in zip(utterances, faults, strict=True) if not fault]
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:

@@ -119,9 +119,9 @@ def run(options: AliasesOptions) -> int:
 def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path) -> Iterator[Spoken]:
     """The recordings of the manifest, or those that the commands make in `folder`."""
     if options.manifest is not None:
-        from nemo_gpu_decoding.manifest import read_manifest, references_of
+        from nemo_gpu_decoding.manifest import read_manifest, references_of, usable
 
-        utterances = read_manifest(Path(decoding.existing_file("manifest", options.manifest)))
+        utterances = usable(read_manifest(Path(decoding.existing_file("manifest", options.manifest))))
         names = tuple(phrase.text for phrase in phrases)
         for utterance, text in zip(utterances, references_of(utterances), strict=True):
             yield Spoken(utterance.audio, text, names)

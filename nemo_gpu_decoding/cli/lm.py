@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
+from nemo_gpu_decoding.manifest import NO_TEXT
 from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def text_of_row(line: bytes) -> str:
     row = json.loads(line) if line.strip() else {"text": ""}
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError("has no text, expected a row of a NeMo manifest: a JSON object with the field text")
-    return str(row["text"])
+    return str(row["text"]) if row["text"] != NO_TEXT else ""
 
 
 @dataclass

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, points_of, tried_values, varied
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
-from nemo_gpu_decoding.manifest import read_manifest
+from nemo_gpu_decoding.manifest import read_manifest, usable
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.presets import load_preset, write_preset
 from nemo_gpu_decoding.report import format_table
@@ -174,7 +174,7 @@ def run(options: TuneOptions) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         decoding.writable_file("out", str(out))
     plot = plot_file(options)
-    utterances = read_manifest(path_of(options.manifest))
+    utterances = usable(read_manifest(path_of(options.manifest)))
     recordings = [("manifest", utterance.path) for utterance in utterances]
     decoding.check_outputs(options, recordings, [("plot", plot)] if plot and not options.plot else [])
     phrases = decoding.load_phrase_file(options.phrases)
