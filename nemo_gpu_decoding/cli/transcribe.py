@@ -415,14 +415,12 @@ def _subtitled(
     utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
     """The transcripts; the subtitles of each file are written after its last part, with times in the file."""
-    from nemo_gpu_decoding.nemo_plugin.long_audio import times_from
-
     last = {utterance.path: n for n, utterance in enumerate(utterances)}
     words_of_parts: dict[Path, list[tuple[float, list[Word]]]] = {}
     for n, (utterance, transcript) in enumerate(zip(utterances, transcripts, strict=True)):
         if not isinstance(transcript, str):
             offset = part_of(utterance.audio).offset
-            words = [word._replace(**times_from(word, offset)) for word in transcript.words]
+            words = [word.later(offset) for word in transcript.words]
             words_of_parts.setdefault(utterance.path, []).append((offset, words))
         if n == last[utterance.path] and utterance.path in words_of_parts:
             parts = [words for _, words in sorted(words_of_parts.pop(utterance.path), key=itemgetter(0))]

@@ -268,7 +268,7 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
 
 def _as_row(word: Word) -> dict[str, Any]:
     rounded = None if word.confidence is None else round(word.confidence, 4)
-    return word._replace(confidence=rounded)._asdict()
+    return word._replace(confidence=rounded).shown()
 
 
 def oracle_of(reference: str, transcript: Transcript) -> str | None:

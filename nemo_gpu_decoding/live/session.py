@@ -347,7 +347,7 @@ class Session:
         message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
             message["committed"] = transcript.committed
-        message["words"] = [word._asdict() for word in self._shifted(transcript.words)]
+        message["words"] = [word.shown() for word in self._shifted(transcript.words)]
         message["audio_seconds"] = round(self.audio_seconds, 3)
         if self.start.n_best > 1:
             message["n_best"] = [alternative._asdict() for alternative in transcript.n_best]

@@ -255,7 +255,7 @@ def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload) -> R
         if "segment" in upload.granularities:
             content["segments"] = segments
         if "word" in upload.granularities:
-            content["words"] = [word._asdict() for word in words]
+            content["words"] = [word.shown() for word in words]
         return JSONResponse(content)
     return PlainTextResponse(
         f"{text}\n" if upload.response_format == "text" else subtitles([words], upload.response_format, LINE_PAUSE)
