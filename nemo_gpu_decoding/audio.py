@@ -295,7 +295,7 @@ class MonoReader:
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{file} cannot be read as audio: {_reason(error)}") from error
         self._channel = channel_selector if isinstance(channel_selector, int) else None
-        self.rate = int(self._file.samplerate)
+        self.rate, self.seconds = self._file.samplerate, self._file.frames / self._file.samplerate
         self._left = sys.maxsize if duration is None else round(duration * self.rate)  # samples of the part
         self._energies = np.zeros(2)  # of the average, and of the channels
         if self._channel is not None and self._channel >= self._file.channels:

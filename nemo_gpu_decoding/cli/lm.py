@@ -263,10 +263,7 @@ COMMANDS = {
     ),
     "pack-lm": SimpleNamespace(
         OPTIONS=PackLMOptions,
-        EXAMPLES=(
-            "lm=large.arpa.gz out=large.packed",
-            "lm=large.arpa.gz out=large.packed json=true",
-        ),
+        EXAMPLES=("lm=large.arpa.gz out=large.packed", "lm=large.arpa.gz out=large.packed json=true"),
         run=pack_lm,
     ),
 }
