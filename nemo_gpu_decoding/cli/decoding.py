@@ -48,6 +48,14 @@ WORD_GRAPH_KEYS = {
     "boosting_weight": "boosting_tree_alpha",
     "ac_threshold": "boosting_tree.ac_threshold",
 }
+# options that have an effect with strategies of NeMo; those of its other beam searches are in `_BATCHED`
+_SIMPLE = ("beam_size", "score_norm", "lm", "lm_weight", "beam_beta")
+_BATCHED = (*_SIMPLE, "blank_lm_score_mode", "pruning_mode", "phrases", "boosting_weight")
+NATIVE_OPTIONS = {
+    **dict.fromkeys(("greedy", "greedy_batch"), ()),
+    **dict.fromkeys(("tsd", "alsd"), _SIMPLE[:2]),
+    **dict.fromkeys(("beam", "pyctcdecode", "flashlight", "maes"), _SIMPLE),
+}
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
 FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
@@ -208,8 +216,10 @@ def section_of(strategy: str) -> str:
 
 def keys_of(config: DictConfig) -> dict[str, str]:
     """Options that have an effect with a config's strategy, and their keys in NeMo's section."""
-    spec = find_strategy(config)
-    keys = WORD_GRAPH_KEYS if section_of(str(config.strategy)) == "wfst" else BEAM_KEYS
+    spec, strategy = find_strategy(config), str(config.strategy)
+    keys = WORD_GRAPH_KEYS if section_of(strategy) == "wfst" else BEAM_KEYS
+    if spec is None and keys is BEAM_KEYS:
+        return {name: keys[name] for name in NATIVE_OPTIONS.get(strategy, _BATCHED)}
     return keys | LARGE_LM_KEYS if spec is not None and spec.name == LARGE_LM_STRATEGY else keys
 
 
@@ -231,6 +241,8 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
         config.strategy = strategy
     section = section_of(str(config.strategy))
     keys = keys_of(config)
+    if not keys and options.get("n_best", 1) > 1:
+        raise ValueError(f"n_best={options['n_best']} has no effect with strategy {config.strategy}, expected 1")
     for name in BEAM_KEYS | WORD_GRAPH_KEYS | LARGE_LM_KEYS:
         value: Any = options.get(name)
         if value is None or value == {}:
@@ -238,7 +250,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
         if name not in keys:
             raise ValueError(
                 f"{name}={value} has no effect with strategy {config.strategy}, whose options are "
-                f"{', '.join(keys)}, and decoding.{section}.KEY=VALUE"
+                f"{', '.join(keys) or 'none of these'}, and decoding.{section}.KEY=VALUE"
             )
         if name in FILES:
             value = existing_file(name, str(value))
