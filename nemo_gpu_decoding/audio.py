@@ -102,7 +102,7 @@ def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
     with Sound(path) as sound:
         first, end = (round(time * sound.samplerate) for time in (offset, offset + seconds))
         sound.seek(first if sound.subtype in _FLOATS else 0)
-        while sound.subtype in _FLOATS and len(block := sound.read(min(_BLOCK, end - sound.at))):
+        while sound.subtype in _FLOATS and len(block := sound.read_channels(min(_BLOCK, end - sound.at))):
             bad = np.argwhere(~np.isfinite(block))
             if len(bad):
                 index = sound.at - len(block) + int(bad[0][0])
@@ -147,18 +147,15 @@ class Sound:
         self._parts, self._fault = _recordings(path)
         first = self._parts[0]
         self.samplerate, self.channels, self.subtype = int(first.samplerate), int(first.channels), str(first.subtype)
-        form = first.samplerate, first.channels
-        alike = [part for part in self._parts if (part.samplerate, part.channels) == form]
-        if len(alike) < len(self._parts):
-            self._fault = "the recordings that are joined in this file differ in sample rate or channels"
-        self._parts = alike
-        self.frames = sum(part.frames for part in alike)
+        if len({(part.samplerate, part.channels) for part in self._parts}) > 1:
+            self._parts, self._fault = [first], "a recording of another sample rate or other channels is joined to it"
+        self.frames = sum(part.frames for part in self._parts)
         is_file = first.name == str(path) and first.format in ("WAV", "FLAC")
-        self.is_plain = is_file and len(alike) == 1 and not self._fault  # NeMo reads the same
+        self.is_plain = is_file and len(self._parts) == 1 and not self._fault  # NeMo reads the same
         self.at = 0  # the next sample
         self.fault = ""  # why the file has no more samples, as far as it is read; "": it is whole
 
-    def __enter__(self) -> Sound:
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,7 +168,7 @@ class Sound:
             part.seek(min(frame, part.frames))
             frame = max(0, frame - part.frames)
 
-    def read(self, count: int) -> np.ndarray:
+    def read_channels(self, count: int) -> np.ndarray:
         """The next samples, [count, channels] float32; fewer at the end of a recording, and none at that of the file.
 
         Raises:
@@ -212,7 +209,7 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
         promised, there = map(int, sizes)
         if name != "RIFF" and there + 8 < promised < _UNKNOWN:
             return sounds, f"the file is cut short: its header promises {promised} bytes and it has {there}"
-    if sounds[-1].format == "OGG" and not _is_ended(path):
+    if sounds[-1].format == "OGG" and not (end := path.read_bytes()[-1 << 17 :])[end.rfind(b"OggS") + 5] & 4:
         return sounds, "the file is cut short: its last page is missing"
     return sounds, ""
 
@@ -254,14 +251,6 @@ def _with_size(content: bytes) -> io.BytesIO:
     return io.BytesIO(content)
 
 
-def _is_ended(path: Path) -> bool:
-    """Whether the last page of an Ogg file is marked as the last."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - (1 << 17)))
-        end = file.read()
-    return bool(end[end.rfind(b"OggS") + 5] & 4)
-
-
 @lru_cache(4)
 def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
     """What ffmpeg decodes of a file, as a temporary file, and its last message or ""; None if it decodes nothing."""
@@ -275,7 +264,7 @@ def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
     return None if done.returncode else (target, f"ffmpeg: {said[0]}" if said else "")
 
 
-class MonoReader:
+class MonoReader(Sound):
     """Reads one channel of a file or of a part, or the average of all, in order; a context manager.
 
     Args:
@@ -289,43 +278,35 @@ class MonoReader:
         path, offset, duration = part_of(file)
         self.name = str(file)
         try:
-            self._file = Sound(path)
+            super().__init__(path)
             if offset:
-                self._file.seek(round(offset * self._file.samplerate))
+                self.seek(round(offset * self.samplerate))
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{file} cannot be read as audio: {_reason(error)}") from error
         self._channel = channel_selector if isinstance(channel_selector, int) else None
-        self.rate, self.seconds = self._file.samplerate, self._file.frames / self._file.samplerate
+        self.rate, self.seconds = self.samplerate, self.frames / self.samplerate
         self._left = sys.maxsize if duration is None else round(duration * self.rate)  # samples of the part
         self._energies = np.zeros(2)  # of the average, and of the channels
-        if self._channel is not None and self._channel >= self._file.channels:
-            channels = "1 channel" if self._file.channels == 1 else f"{self._file.channels} channels"
-            expected = f"average or 0 .. {self._file.channels - 1}"
-            self._file.__exit__()
+        if self._channel is not None and self._channel >= self.channels:
+            channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
+            expected = f"average or 0 .. {self.channels - 1}"
+            self.__exit__()
             raise ValueError(f"channel_selector is {channel_selector}, but {file} has {channels}, expected {expected}")
 
-    def __enter__(self) -> MonoReader:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._file.__exit__()
+        super().__exit__()
         average, channels = self._energies
-        if average * self._file.channels < _CANCELLED * channels:
+        if average * self.channels < _CANCELLED * channels:
             warn_once(
                 f"{self.name}: the average of its channels is almost silent, because they have opposite signs; "
                 "channel_selector=0 takes one"
             )
 
-    @property
-    def fault(self) -> str:
-        """Why the file has no more samples, as far as it is read; "": it is whole."""
-        return self._file.fault
-
     def read(self, count: int) -> np.ndarray:
         """The next samples, [count] float32; fewer at the end of a recording, and none at that of the file."""
-        block = self._file.read(min(count, self._left))
+        block = self.read_channels(min(count, self._left))
         self._left -= len(block)
-        if self._channel is not None or self._file.channels == 1:
+        if self._channel is not None or self.channels == 1:
             return block[:, self._channel or 0]
         average = block.mean(axis=1)
         self._energies += np.square(average).sum(), np.square(block).sum() / block.shape[1]
