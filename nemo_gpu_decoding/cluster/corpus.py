@@ -23,6 +23,7 @@ from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.audio import AudioPart, audio_seconds
 from nemo_gpu_decoding.manifest import FAULT, find_audio, located, read_row, split_row
+from nemo_gpu_decoding.text_file import path_of
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
@@ -76,9 +77,10 @@ def _expand(option: str, value: Any) -> list[str]:
     """The files of a path, a URL, a pattern or a list; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
     urls = []
     for pattern in map(str, value if isinstance(value, (list, tuple)) else [value]):
-        for url in _ranges(pattern):
+        file = path_of(pattern)
+        for url in [str(file)] if file.is_file() else _ranges(pattern):
             matches = [url]
-            if glob.has_magic(url):
+            if glob.has_magic(url) and not file.is_file():
                 fs, path = url_to_fs(url)
                 is_url = "://" in url
                 matches = [fs.unstrip_protocol(match) if is_url else match for match in sorted(fs.glob(path))]
