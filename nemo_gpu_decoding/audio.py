@@ -24,6 +24,7 @@ _FLOATS = ("FLOAT", "DOUBLE")  # formats whose samples can be NaN or infinite
 _UNKNOWN = 0x7FFFF000  # sizes in headers of streams are this or more
 _HEADER = 4096  # bytes; a larger file has samples
 _SPARE = 0.1  # seconds by which decoders of MP3 differ
+_NOTHING = np.zeros((0, 1), np.float32)
 _CANCELLED = 0.1  # of the energy that the average of unrelated channels has
 # what ffmpeg may read: no playlists, which name other files
 _FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav"
@@ -175,13 +176,15 @@ class Sound:
             RuntimeError: the file is damaged here.
         """
         for part in self._parts:
-            block = part.read(count, dtype="float32", always_2d=True)
+            rest = min(count, part.frames - part.tell())
+            block = part.read(rest, dtype="float32", always_2d=True) if rest > 0 else _NOTHING
             self.at += len(block)
-            if len(block) or not count:
+            if rest - len(block) > _SPARE * self.samplerate:  # a hole: soundfile would go on at a wrong place
+                self._parts, self._fault = [], f"{(self.frames - self.at) / self.samplerate:.1f} s of audio are missing"
+            if len(block):
                 return block
-        missing = (self.frames - self.at) / self.samplerate
-        self.fault = self._fault or (f"{missing:.1f} s of audio are missing" if missing > _SPARE else "")
-        return block
+        self.fault = self._fault if count else ""
+        return np.zeros((0, self.channels), np.float32)
 
 
 def _recordings(path: Path) -> tuple[list[Any], str]:
