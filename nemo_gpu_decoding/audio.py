@@ -180,7 +180,8 @@ class Sound:
             block = part.read(rest, dtype="float32", always_2d=True) if rest > 0 else _NOTHING
             self.at += len(block)
             if rest - len(block) > _SPARE * self.samplerate:  # a hole: soundfile would go on at a wrong place
-                self._parts, self._fault = [], f"{(self.frames - self.at) / self.samplerate:.1f} s of audio are missing"
+                missing = (self.frames - self.at) / self.samplerate
+                self._parts, self._fault = [], f"{missing:.1f} s of audio are missing"
             if len(block):
                 return block
         self.fault = self._fault if count else ""

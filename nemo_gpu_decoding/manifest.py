@@ -15,8 +15,8 @@ from typing import Any
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
 from nemo_gpu_decoding.checks import FieldError, check_number, warn_once
-from nemo_gpu_decoding.fusion.written import KEYS, WrittenRequest, written_request
-from nemo_gpu_decoding.text_file import path_of
+from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS, WrittenRequest, written_request
+from nemo_gpu_decoding.plain_text import path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -34,7 +34,7 @@ RESULT_KEYS = (
 )
 
 FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no field of a user
-_READ = (FAULT, "audio_filepath", "duration", "text", "shard_id", *KEYS)
+_READ = (FAULT, "audio_filepath", "duration", "text", "shard_id", *REQUEST_KEYS)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
-from nemo_gpu_decoding.text_file import path_of
 
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM

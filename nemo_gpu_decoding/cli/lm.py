@@ -22,7 +22,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.manifest import NO_TEXT
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.arpa import Arpa

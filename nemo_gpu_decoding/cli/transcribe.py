@@ -25,7 +25,7 @@ from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.text_file import path_of
+from nemo_gpu_decoding.plain_text import path_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.output import Totals
@@ -204,7 +204,7 @@ def run(options: TranscribeOptions) -> int:
         return run_partitions(options)
     if options.manifest is not None and not isinstance(options.manifest, str):
         raise ValueError(f"manifest={options.manifest} needs a folder as out, one that ends with /")
-    from nemo_gpu_decoding.jit_progress import progress, working_seconds
+    from nemo_gpu_decoding.jit import compilation, working_seconds
     from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog
 
     utterances = find_utterances(options.audio, options.manifest)
@@ -222,7 +222,7 @@ def run(options: TranscribeOptions) -> int:
     decoding.check_outputs(options, inputs, [("subtitles", file) for file in sorted(written)])
     loaded = load(options)
     log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
-    started, compiled = working_seconds(), progress.seconds
+    started, compiled = working_seconds(), compilation.seconds
     with ExitStack() as stack:  # a run that dies leaves an older file as it was
         sink = (
             stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
@@ -234,8 +234,8 @@ def run(options: TranscribeOptions) -> int:
     if log is not None:
         log.remove()
     report(totals, working_seconds() - started, loaded.model.device_name)
-    if compiled < progress.seconds:
-        print(f"compiled in {progress.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
+    if compiled < compilation.seconds:
+        print(f"compiled in {compilation.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
     return int(totals.errors > 0)
 
 
@@ -334,7 +334,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
     """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
     from nemo_gpu_decoding.cluster.output import Totals, row_of
-    from nemo_gpu_decoding.jit_progress import working_seconds
+    from nemo_gpu_decoding.jit import working_seconds
 
     totals, before = Totals(), working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):

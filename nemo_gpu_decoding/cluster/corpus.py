@@ -23,7 +23,7 @@ from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.audio import AudioPart, audio_seconds
 from nemo_gpu_decoding.manifest import FAULT, find_audio, located, read_row, split_row
-from nemo_gpu_decoding.text_file import path_of
+from nemo_gpu_decoding.plain_text import path_of
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest

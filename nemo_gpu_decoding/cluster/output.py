@@ -28,8 +28,8 @@ from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, digest_of_ends, 
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.search.result import places_as_json
-from nemo_gpu_decoding.text_file import path_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.interface import Word

@@ -16,7 +16,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.jit import any_order, compiled, linked, no_refcount
+from nemo_gpu_decoding.jit import LANES, any_order, compiled, linked, no_refcount, not_below, trailing_zeros
 from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE, FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.streams import for_each_share
@@ -35,7 +35,6 @@ from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE
 from nemo_gpu_decoding.search.word_graph.labels import SKIPPED
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK, StreamArrays, Workspace
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, models_of_rows
-from nemo_gpu_decoding.simd import LANES, not_below, trailing_zeros
 
 
 class Width(NamedTuple):

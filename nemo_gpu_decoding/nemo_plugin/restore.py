@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.nemo_plugin.register import register
-from nemo_gpu_decoding.text_file import path_of
+from nemo_gpu_decoding.plain_text import path_of
 
 
 def check_model_file(name: str) -> None:

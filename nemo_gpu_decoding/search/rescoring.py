@@ -19,8 +19,8 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM, is_packed_lm, load_packed_lm
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.search.result import NBest, Path
-from nemo_gpu_decoding.text_file import path_of
 
 P = TypeVar("P", bound=Path)
 # log P of each text, natural log; called once with all distinct texts
