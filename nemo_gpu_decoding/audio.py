@@ -179,12 +179,13 @@ class Sound:
             rest = min(count, part.frames - part.tell())
             block = part.read(rest, dtype="float32", always_2d=True) if rest > 0 else _NOTHING
             self.at += len(block)
-            if rest - len(block) > _SPARE * self.samplerate:  # a hole: soundfile would go on at a wrong place
-                missing = (self.frames - self.at) / self.samplerate
-                self._parts, self._fault = [], f"{missing:.1f} s of audio are missing"
+            if rest - len(block) > _SPARE * self.samplerate:
+                self._parts = []  # a hole, behind which soundfile would go on at a wrong place
             if len(block):
                 return block
-        self.fault = self._fault if count else ""
+        missing = (self.frames - self.at) / self.samplerate
+        if count:
+            self.fault = self._fault or (f"{missing:.1f} s of audio are missing" if missing > _SPARE else "")
         return np.zeros((0, self.channels), np.float32)
 
 

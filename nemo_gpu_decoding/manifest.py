@@ -158,7 +158,9 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
         fault = str(error)
     row = {}
     with suppress(ValueError, RecursionError):
-        row = json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace"))
+        row = json.loads(
+            json.dumps(json.loads(line, parse_constant=str), ensure_ascii=False).encode("utf-8", "replace")
+        )
     row = row if isinstance(row, dict) else {}
     texts = {key: row[key] for key in ("audio_filepath", "text") if isinstance(row.get(key), str)}
     return {**own_fields(row), "audio_filepath": "", **texts, FAULT: fault}
@@ -200,7 +202,7 @@ def check_characters(row: Any, where: str) -> None:
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a manifest's row that are copied to the output."""
-    return {key: value for key, value in row.items() if key not in RESULT_KEYS and value is not None}
+    return {key: value for key, value in row.items() if key not in (*RESULT_KEYS, FAULT) and value is not None}
 
 
 def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
