@@ -93,7 +93,7 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
     for text, confidence in zip(texts, hypothesis.token_confidence, strict=True):
         if text == decoding.word_seperator:
             words.append([])
-        elif text in decoding.supported_punctuation and not words[-1] and len(words) > 1:
+        elif text in (decoding.supported_punctuation or ()) and not words[-1] and len(words) > 1:
             words[-2].append(confidence)  # NeMo joins it with the word before
         else:
             words[-1].append(confidence)
