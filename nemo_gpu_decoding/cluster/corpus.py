@@ -21,7 +21,6 @@ from typing import IO, Any, NamedTuple
 import fsspec
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.audio import AudioPart, audio_seconds
 from nemo_gpu_decoding.manifest import FAULT, find_audio, located, read_row, split_row
 from nemo_gpu_decoding.plain_text import path_of
 
@@ -205,9 +204,11 @@ def _absolute(url: str) -> str:
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:
-    """Duration from the file's header; 0 if it cannot be read. The worker reports the error."""
-    with suppress(ValueError, OSError), local_copy(audio) as path:
-        return audio_seconds(AudioPart(path, offset))
+    """Duration from the file's header; 0 if it cannot be read. The worker reads the file, and reports errors."""
+    import soundfile
+
+    with suppress(RuntimeError, ValueError, OSError), local_copy(audio) as path:
+        return max(0.0, float(soundfile.info(str(path)).duration) - offset)
     return 0.0
 
 
