@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import io
+import mmap
+import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.cache import file_key
+from nemo_gpu_decoding.checks import FieldError, warn_once
 
 _BLOCK = 1 << 20  # samples read at once
 _FLOATS = ("FLOAT", "DOUBLE")  # formats whose samples can be NaN or infinite
+_UNKNOWN = 0x7FFFF000  # sizes in headers of streams are this or more
+_HEADER = 4096  # bytes; a larger file has samples
+_SPARE = 0.1  # seconds by which decoders of MP3 differ
+_NOTHING = np.zeros((0, 1), np.float32)
+_CANCELLED = 0.1  # of the energy that the average of unrelated channels has
+# what ffmpeg may read: no playlists, which name other files
+_FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav"
 
 
 class AudioPart(NamedTuple):
@@ -57,11 +72,10 @@ def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
         ValueError: the file cannot be read as audio; the message shows a command that converts it.
         FieldError: the part begins after the end of the file.
     """
-    import soundfile
-
     path, offset, duration = part_of(audio)
     try:
-        info = soundfile.info(str(path))
+        with Sound(path) as info:
+            pass
         if offset and round(offset * info.samplerate) >= info.frames:
             expected = f"a number < {info.frames / info.samplerate}, the seconds of {name or path}"
             raise FieldError("offset", offset, expected)
@@ -81,20 +95,18 @@ def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
     Raises:
         ValueError: as `audio_seconds`; the file has no samples, or samples that are NaN or infinite.
     """
-    import soundfile
-
     path, offset, _ = part_of(audio)
     name = name or str(path)
     seconds = audio_seconds(audio, name)
     if not seconds:
         raise ValueError(f"{name}{part_of(audio).place} has no samples")
-    info = soundfile.info(str(path))
-    if info.subtype in _FLOATS:
-        first, count = round(offset * info.samplerate), round(seconds * info.samplerate)
-        for number, block in enumerate(soundfile.blocks(str(path), _BLOCK, start=first, frames=count)):
+    with Sound(path) as sound:
+        first, end = (round(time * sound.samplerate) for time in (offset, offset + seconds))
+        sound.seek(first if sound.subtype in _FLOATS else 0)
+        while sound.subtype in _FLOATS and len(block := sound.read_channels(min(_BLOCK, end - sound.at))):
             bad = np.argwhere(~np.isfinite(block))
             if len(bad):
-                index = first + number * _BLOCK + int(bad[0][0])
+                index = sound.at - len(block) + int(bad[0][0])
                 raise ValueError(
                     f"{name}: sample {index} is {block[tuple(bad[0])]}, expected finite samples; "
                     "repair the file or leave it out"
@@ -109,6 +121,8 @@ def unreadable(files: Sequence[AudioSource]) -> list[str]:
         try:
             with MonoReader(file, None) as reader:
                 reader.skip(sys.maxsize)
+                if reader.fault:
+                    found.append(str(file))
         except (ValueError, RuntimeError, OSError):
             found.append(str(file))
     return found
@@ -121,17 +135,141 @@ def check_channel_selector(value: Any) -> None:
         raise ValueError(f"channel_selector is {value!r}, expected average, or the number of a channel, from 0")
 
 
-def num_channels(file: AudioSource) -> int:
-    """Channels of a file; 1 if its header cannot be read."""
+class Sound:
+    """The samples of a file, in order; a context manager. Attributes are those of `soundfile.SoundFile`.
+
+    All recordings that are joined in the file are read. ffmpeg decodes what libsndfile cannot.
+
+    Raises:
+        RuntimeError: the file cannot be read as audio.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._parts, self._fault = _recordings(path)
+        first = self._parts[0]
+        self.samplerate, self.channels, self.subtype = int(first.samplerate), int(first.channels), str(first.subtype)
+        if len({(part.samplerate, part.channels) for part in self._parts}) > 1:
+            self._parts, self._fault = [first], "a recording of another sample rate or other channels is joined to it"
+        self.frames = sum(part.frames for part in self._parts)
+        is_file = first.name == str(path) and first.format in ("WAV", "FLAC")
+        self.is_plain = is_file and len(self._parts) == 1 and not self._fault  # NeMo reads the same
+        self.at = 0  # the next sample
+        self.fault = ""  # why the file has no more samples, as far as it is read; "": it is whole
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in self._parts:
+            part.close()
+
+    def seek(self, frame: int) -> None:
+        self.at = frame
+        for part in self._parts:
+            part.seek(min(frame, part.frames))
+            frame = max(0, frame - part.frames)
+
+    def read_channels(self, count: int) -> np.ndarray:
+        """The next samples, [count, channels] float32; fewer at the end of a recording, and none at that of the file.
+
+        Raises:
+            RuntimeError: the file is damaged here.
+        """
+        for part in self._parts:
+            rest = min(count, part.frames - part.tell())
+            block = part.read(rest, dtype="float32", always_2d=True) if rest > 0 else _NOTHING
+            self.at += len(block)
+            if rest - len(block) > _SPARE * self.samplerate:
+                self._parts = []  # a hole, behind which soundfile would go on at a wrong place
+            if len(block):
+                return block
+        missing = (self.frames - self.at) / self.samplerate
+        if count:
+            self.fault = self._fault or (f"{missing:.1f} s of audio are missing" if missing > _SPARE else "")
+        return np.zeros((0, self.channels), np.float32)
+
+
+def _recordings(path: Path) -> tuple[list[Any], str]:
+    """The recordings that are joined in a file, each open at its beginning, and why the end is missing or ""."""
     import soundfile
 
+    begins = _beginnings(*file_key(path))
     try:
-        return int(soundfile.info(str(part_of(file).path)).channels)
+        if len(begins) == 1:
+            sounds = [soundfile.SoundFile(str(path))]
+            if not sounds[0].frames:
+                sounds = [soundfile.SoundFile(_with_size(path.read_bytes()))]
+        else:
+            content = path.read_bytes()
+            ends = [*begins[1:], len(content)]
+            sounds = [soundfile.SoundFile(io.BytesIO(content[a:b])) for a, b in zip(begins, ends, strict=True)]
+        if any(sound.frames >= 1 << 62 or (not sound.frames and path.stat().st_size > _HEADER) for sound in sounds):
+            raise RuntimeError("its header has no length")
     except (RuntimeError, OSError):
-        return 1
+        if (converted := _converted(*file_key(path))) is None:
+            raise
+        return [soundfile.SoundFile(converted[0].name)], converted[1]
+    # the log of libsndfile compares sizes in headers with the size of the file
+    for name, *sizes in re.findall(r"^ *([^:\n]*?) *: (\d+) \(should be (\d+)\)", sounds[-1].extra_info, re.MULTILINE):
+        promised, there = map(int, sizes)
+        if name != "RIFF" and there + 8 < promised < _UNKNOWN:
+            return sounds, f"the file is cut short: its header promises {promised} bytes and it has {there}"
+    if sounds[-1].format == "OGG" and not (end := path.read_bytes()[-1 << 17 :])[end.rfind(b"OggS") + 5] & 4:
+        return sounds, "the file is cut short: its last page is missing"
+    return sounds, ""
 
 
-class MonoReader:
+@lru_cache(4096)
+def _beginnings(path: str, size: int, _time: int) -> tuple[int, ...]:
+    """Where the recordings that are joined in a file begin."""
+    if not size:
+        return (0,)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        magic = content[:4]
+        searched = {b"OggS": rb"OggS\0\x02", b"fLaC": rb"fLaC[\0\x80]\0\0\x22"}.get(magic)
+        if searched:  # the streams of one Ogg file begin together
+            found = [match.start() for match in re.finditer(searched, content)]
+            return (0, *(at for at in found if at > 512))
+        return tuple(_chain(content, {b"RIFF": "little", b"FORM": "big"}.get(magic)))
+
+
+def _chain(content: Any, order: Any) -> Iterator[int]:
+    """Where the recordings of a RIFF or MP3 file begin: the header of one has its size."""
+    header = re.compile(rb"(?s)\xff[\xe2-\xff].{11,34}(?:Xing|Info)\0\0\0[\3\7\x0b\x0f]....(....)")
+    begins, at = rb"ID3|\xff[\xe2-\xff]" if order is None else re.escape(content[:4]), 0
+    while re.match(begins, content[at : at + 4]) or not at:
+        yield at
+        if order:
+            at += 8 + int.from_bytes(content[at + 4 : at + 8], order)
+            continue
+        if content[at : at + 3] == b"ID3":
+            at += 10 + sum(byte << 7 * (3 - n) for n, byte in enumerate(content[at + 6 : at + 10]))
+        match = header.match(content, at)
+        at = at + max(1, int.from_bytes(match[1], "big")) if match else len(content)
+
+
+def _with_size(content: bytes) -> io.BytesIO:
+    """A WAV file with the size of its samples, which a header that was written before them has as 0."""
+    at = content.find(b"data", 12) + 4
+    if content[:4] == b"RIFF" and content[at : at + 4] == bytes(4) and not content[at + 4 : at + 8].strip().isalnum():
+        content = content[:at] + (len(content) - at - 4).to_bytes(4, "little") + content[at + 4 :]
+    return io.BytesIO(content)
+
+
+@lru_cache(4)
+def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
+    """What ffmpeg decodes of a file, as a temporary file, and its last message or ""; None if it decodes nothing."""
+    if shutil.which("ffmpeg") is None:
+        return None
+    target = NamedTemporaryFile(suffix=".w64")  # noqa: SIM115  (removed with the entry of the cache)
+    given = ["-nostdin", "-v", "error", "-y", "-format_whitelist", _FORMATS, "-protocol_whitelist", "file"]
+    command = ["ffmpeg", *given, "-i", f"file:{path}", "-vn", "-c:a", "pcm_f32le", "-f", "w64", target.name]
+    done = subprocess.run(command, capture_output=True, check=False)
+    said = [re.sub(r"^\[[^]]*\] *", "", line) for line in done.stderr.decode(errors="replace").splitlines()]
+    return None if done.returncode else (target, f"ffmpeg: {said[0]}" if said else "")
+
+
+class MonoReader(Sound):
     """Reads one channel of a file or of a part, or the average of all, in order; a context manager.
 
     Args:
@@ -142,35 +280,42 @@ class MonoReader:
     """
 
     def __init__(self, file: AudioSource, channel_selector: int | str | None) -> None:
-        import soundfile
-
         path, offset, duration = part_of(file)
+        self.name = str(file)
         try:
-            self._file = soundfile.SoundFile(str(path))
+            super().__init__(path)
             if offset:
-                self._file.seek(round(offset * self._file.samplerate))
+                self.seek(round(offset * self.samplerate))
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{file} cannot be read as audio: {_reason(error)}") from error
         self._channel = channel_selector if isinstance(channel_selector, int) else None
-        self.rate = int(self._file.samplerate)
+        self.rate, self.seconds = self.samplerate, self.frames / self.samplerate
         self._left = sys.maxsize if duration is None else round(duration * self.rate)  # samples of the part
-        if self._channel is not None and self._channel >= self._file.channels:
-            channels = "1 channel" if self._file.channels == 1 else f"{self._file.channels} channels"
-            expected = f"average or 0 .. {self._file.channels - 1}"
-            self._file.close()
+        self._energies = np.zeros(2)  # of the average, and of the channels
+        if self._channel is not None and self._channel >= self.channels:
+            channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
+            expected = f"average or 0 .. {self.channels - 1}"
+            self.__exit__()
             raise ValueError(f"channel_selector is {channel_selector}, but {file} has {channels}, expected {expected}")
 
-    def __enter__(self) -> MonoReader:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        super().__exit__()
+        average, channels = self._energies
+        if average * self.channels < _CANCELLED * channels:
+            warn_once(
+                f"{self.name}: the average of its channels is almost silent, because they have opposite signs; "
+                "channel_selector=0 takes one"
+            )
 
     def read(self, count: int) -> np.ndarray:
-        """The next samples, [count] float32; fewer at the end."""
-        block = self._file.read(min(count, self._left), dtype="float32", always_2d=True)
+        """The next samples, [count] float32; fewer at the end of a recording, and none at that of the file."""
+        block = self.read_channels(min(count, self._left))
         self._left -= len(block)
-        return block.mean(axis=1) if self._channel is None else block[:, self._channel]
+        if self._channel is not None or self.channels == 1:
+            return block[:, self._channel or 0]
+        average = block.mean(axis=1)
+        self._energies += np.square(average).sum(), np.square(block).sum() / block.shape[1]
+        return average
 
     def skip(self, count: int) -> None:
         """Read over `count` samples, or to the end."""
@@ -186,6 +331,7 @@ class MonoReader:
             except (RuntimeError, OSError) as error:
                 fault = _reason(error)
             if fault or not len(blocks[-1]):
+                fault = fault or self.fault
                 break
             count -= len(blocks[-1])
         return np.concatenate(blocks), fault
@@ -195,12 +341,14 @@ def write_mono(source: AudioSource, target: Path, channel_selector: int | str | 
     """Write the samples of `MonoReader` as WAV with float32 samples at the file's rate.
 
     Raises:
-        ValueError: the samples cannot be read, or there is no such channel.
+        ValueError: the samples cannot all be read, or there is no such channel.
     """
     try:
         with MonoReader(source, channel_selector) as reader, open_wav(target, reader.rate) as sink:
             while len(block := reader.read(_BLOCK)):
                 sink.write(block)
+            if reader.fault:
+                raise ValueError(f"{source} cannot be read as audio to its end: {reader.fault}")
     except (RuntimeError, OSError) as error:
         raise ValueError(f"{source} cannot be read as audio: {_reason(error)}") from error
 

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -49,6 +50,12 @@ def fields_named(form: str) -> Iterator[None]:
         yield
     except FieldError as error:
         raise error.named(form.format(error.field)) from None
+
+
+@lru_cache(4096)
+def warn_once(message: str) -> None:
+    """Log a warning, unless it has been logged before."""
+    logger.warning("%s", message)
 
 
 def check_int(field: str, value: Any, low: int, high: int | None = None) -> None:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import glob
 import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError, check_number, warn_once
 from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS, WrittenRequest, written_request
-from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.plain_text import path_of
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
+logger = logging.getLogger("nemo_gpu_decoding")
+
+# of libsndfile, and of ffmpeg
+AUDIO_SUFFIXES = (
+    *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".aifc", ".au", ".snd", ".w64", ".caf"),
+    *(".rf64", ".m4a", ".mp4", ".webm", ".mka", ".mkv", ".aac", ".wma", ".amr", ".3gp", ".mov", ".avi", ".mp2"),
+)
+NO_TEXT = "-"  # in manifests of NeMo, of a recording without a transcript
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
 RESULT_KEYS = (
     *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "in_grammar", "seconds"),
@@ -23,7 +33,8 @@ RESULT_KEYS = (
     *("wer", "oracle_wer", "error", "manifest", "line"),
 )
 
-_READ = ("audio_filepath", "duration", "text", "shard_id", *REQUEST_KEYS)
+FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no field of a user
+_READ = (FAULT, "audio_filepath", "duration", "text", "shard_id", *REQUEST_KEYS)
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
     if (audio is None) == (manifest is None):
         raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
     if manifest is not None:
-        utterances = read_manifest(Path(manifest))
+        utterances = read_manifest(path_of(manifest))
     else:
         utterances = [opened(str(path), path) for path in find_audio(audio)]
     if all(utterance.fault for utterance in utterances):
@@ -75,7 +86,11 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
         where: the place of the row, for messages.
     """
     row = row or {}
-    seconds, fault = part_of(audio).duration or 0.0, ""
+    seconds, fault = part_of(audio).duration or 0.0, row.get(FAULT, "")
+    if fault:
+        return Utterance(name, audio, seconds, row.get("text"), None, own_fields(row), fault)
+    if row.get("biasing_request") is not None:
+        warn_once(f"biasing_request of {name} has no effect; expected phrases, a list in its row")
     try:
         name.encode()
         seconds = checked_seconds(audio, name)
@@ -86,7 +101,10 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
         fault = f"{where}: {error}"
     except ValueError as error:
         fault = str(error)
-    return Utterance(name, audio, seconds, row.get("text"), written_request(row), own_fields(row), fault)
+    fields, text = own_fields(row), row.get("text")
+    if text == NO_TEXT:
+        fields, text = {**fields, "text": text}, None
+    return Utterance(name, audio, seconds, text, written_request(row), fields, fault)
 
 
 def find_audio(audio: Any) -> list[Path]:
@@ -102,27 +120,50 @@ def read_manifest(manifest: Path) -> list[Utterance]:
 
     A row with `offset` is the part of the file from there, `duration` seconds long.
 
+    If a line is invalid, or its audio cannot be read, the `fault` of its utterance is the reason.
+
     Raises:
-        ValueError: the manifest or an audio file is missing, or a line is invalid. If the audio of an
-            utterance cannot be read, its `fault` is the reason.
+        ValueError: the manifest is missing or empty.
     """
-    manifest = manifest.expanduser()
     if not manifest.is_file():
         raise ValueError(f"manifest={manifest} is no file here")
     utterances = []
-    for number, line in enumerate(read_lines(manifest, f"manifest={manifest}"), 1):
+    for number, line in enumerate(manifest.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"manifest={manifest}, line {number}"
-        row = parse_row(line, where)
-        check_characters(row, where)
-        path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
+        row = read_row(line, where)
+        path = located(manifest.parent, row["audio_filepath"])
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
-            raise ValueError(f"{where}: there is no file {path}")
+            row.setdefault(FAULT, f"{where}: there is no file {path}")
         utterances.append(opened(row["audio_filepath"], AudioPart(path, *part_in(row)), row, where))
     if not utterances:
         raise ValueError(f"manifest={manifest} has no lines")
     return utterances
+
+
+def located(folder: Path, name: str) -> Path:
+    """The file that a row of a manifest in this folder names; an absolute path stays as it is."""
+    path = folder / name
+    return path if os.path.lexists(path) else folder / path_of(name)
+
+
+def read_row(line: bytes, where: str) -> dict[str, Any]:
+    """One line of a NeMo manifest; of an invalid line the fields that can be copied, with the reason as `FAULT`."""
+    try:
+        row = parse_row(line, where)
+        check_characters(row, where)
+        return row
+    except ValueError as error:
+        fault = str(error)
+    row = {}
+    with suppress(ValueError, RecursionError):
+        row = json.loads(
+            json.dumps(json.loads(line, parse_constant=str), ensure_ascii=False).encode("utf-8", "replace")
+        )
+    row = row if isinstance(row, dict) else {}
+    texts = {key: row[key] for key in ("audio_filepath", "text") if isinstance(row.get(key), str)}
+    return {**own_fields(row), "audio_filepath": "", **texts, FAULT: fault}
 
 
 def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
@@ -161,13 +202,23 @@ def check_characters(row: Any, where: str) -> None:
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a manifest's row that are copied to the output."""
-    return {key: value for key, value in row.items() if key not in RESULT_KEYS and value is not None}
+    return {key: value for key, value in row.items() if key not in (*RESULT_KEYS, FAULT) and value is not None}
 
 
 def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest's row with the keys for decoding and its `part`; the other keys are in `fields`."""
     kept = {key: row[key] for key in _READ if key in row}
     return {**kept, "part": part_in(row), "fields": own_fields(row)}
+
+
+def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
+    """The utterances that can be decoded and scored; a warning names each other one."""
+    faults = [each.fault or f"{each.label} has no text" * (each.fields.get("text") == NO_TEXT) for each in utterances]
+    if all(faults):
+        raise ValueError(faults[0])
+    for fault in filter(None, faults):
+        logger.warning("left out: %s", fault)
+    return [utterance for utterance, fault in zip(utterances, faults, strict=True) if not fault]
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
@@ -181,11 +232,11 @@ def references_of(utterances: Sequence[Utterance]) -> list[str]:
 
 
 def _expand(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
+    path = path_of(pattern)
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES)
+        found = sorted(file for file in _files_in(path) if file.suffix.lower() in AUDIO_SUFFIXES)
         if not found:
             raise ValueError(f"audio={pattern}: no {', '.join(AUDIO_SUFFIXES)} in this folder")
         return found
@@ -193,3 +244,12 @@ def _expand(pattern: str) -> list[Path]:
     if not found:
         raise ValueError(f"audio={pattern}: no such file or folder, and no file matches it as a pattern")
     return found
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """The files in a folder, also through links; a folder that cannot be read is named."""
+    seen = {os.path.realpath(folder)}
+    for name, folders, files in os.walk(folder, onerror=lambda error: logger.warning("%s", error), followlinks=True):
+        yield from (Path(name) / file for file in files)
+        folders[:] = [inner for inner in folders if os.path.realpath(Path(name) / inner) not in seen]
+        seen.update(os.path.realpath(Path(name) / inner) for inner in folders)

@@ -1,10 +1,22 @@
-"""Read lines of text files, with errors that name file and line, and format tables for a terminal."""
+"""Names of files; lines of text files, with errors that name file and line; tables for a terminal."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from urllib.parse import unquote
+
+
+def path_of(name: str | PathLike[str]) -> Path:
+    """The path of a name that a user gives: ~ and file:// are resolved if no file has that very name."""
+    text = os.fspath(name)
+    if os.path.lexists(text):
+        return Path(text)
+    is_url = re.match(r"file:(//(localhost)?)?(?=/)", text)
+    return Path(unquote(text[is_url.end() :]) if is_url else os.path.expanduser(text))
 
 
 def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_gpu_decoding.container import write_text
-from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.plain_text import path_of, read_lines
 
 GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
 SECTIONS = ("beam", "wfst", "confidence_cfg", "beam.boosting_tree", "wfst.boosting_tree")
@@ -63,7 +63,7 @@ def load_preset(name: str) -> DictConfig:
     Raises:
         ValueError: there is no such preset, or it is no mapping with a `strategy`.
     """
-    file = Path(name).expanduser()
+    file = path_of(name)
     if not file.is_file():
         if name not in preset_names():
             ours = ", ".join(preset_names())

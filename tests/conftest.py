@@ -1,9 +1,11 @@
 """Which tests of the contract there are; `slow` marks those that run in `make test-all` rather than in `make test`."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
+from nemo_gpu_decoding.checks import warn_once
 from tests.assets import ASSETS
 
 pytest.register_assert_rewrite("tests.contract.checks")
@@ -24,3 +26,15 @@ def _without_subject(item: pytest.Item) -> bool:
 def assets() -> Path:
     """The speech, models and LMs that the repository ships."""
     return ASSETS
+
+
+@pytest.fixture
+def messages():
+    """Messages of our logger, also where a script before has changed the levels of pytest's handlers."""
+    found: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("nemo_gpu_decoding")
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    warn_once.cache_clear()
+    yield found
+    logger.removeHandler(handler)

@@ -3,14 +3,15 @@
 import json
 import math
 import os
+import re
 
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.audio import MonoReader, check_channel_selector, num_channels, write_mono
+from nemo_gpu_decoding.audio import MonoReader, Sound, check_channel_selector, write_mono
 from nemo_gpu_decoding.cluster.output import Totals, row_of
 from nemo_gpu_decoding.live.interface import BoostedPhrase
-from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
+from nemo_gpu_decoding.manifest import find_audio, find_utterances, read_manifest, references_of, usable
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.plain_text import read_lines
 
@@ -162,7 +163,7 @@ def test_selected_channel_is_read(selector, expected, tmp_path):
     soundfile.write(stereo, np.full((2_100_000, 2), (0.5, 0.25)), 8000)
     write_mono(stereo, mono, selector)
     samples, rate = soundfile.read(mono)
-    assert (samples.shape, rate, num_channels(stereo)) == ((2_100_000,), 8000, 2)
+    assert (samples.shape, rate, Sound(stereo).channels) == ((2_100_000,), 8000, 2)
     np.testing.assert_allclose(samples, expected)
 
 
@@ -192,6 +193,7 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ("[" * 100_000, "line 2: not JSON"),
         ({"audio_filepath": "b.wav", "note": "\ud83d"}, r"line 2: has '\\ud83d', half of a surrogate pair"),
         ({"text": "x"}, "line 2: has no audio_filepath"),
+        ({"audio_filepath": "b.wav", "text": 5}, "line 2: text is 5, expected a text"),
         ({"audio_filepath": "nowhere.wav"}, "line 2: there is no file"),
         ({"audio_filepath": "b.wav", "offset": -1.5}, r"line 2: offset is -1.5, expected a finite number >= 0"),
         ({"audio_filepath": "b.wav", "offset": math.nan}, "line 2: offset is nan, expected a finite number >= 0"),
@@ -208,9 +210,66 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
         ({"audio_filepath": "b.wav", "lm": ["law"]}, r"line 2: lm is \['law'\], expected the name of an LM"),
     ],
 )
-def test_a_bad_line_of_a_manifest_is_named(folder, row, problem):
+def test_a_bad_line_of_a_manifest_is_a_fault_of_its_own_utterance(folder, row, problem):
+    good, bad = find_utterances(None, str(write_manifest(folder, {"audio_filepath": "b.wav"}, row)))
+    assert not good.fault
+    assert re.search(problem, bad.fault)
+    assert bad.name == (
+        row.get("audio_filepath", "") if isinstance(row, dict) else "b.wav" if '"b.wav"' in row[:30] else ""
+    )
+    json.dumps(row_of(bad, bad.fault, Totals()), ensure_ascii=False).encode()
     with pytest.raises(ValueError, match=problem):
-        read_manifest(write_manifest(folder, {"audio_filepath": "b.wav"}, row))
+        find_utterances(None, str(write_manifest(folder, "", row)))
+    assert usable([good, bad]) == [good]
+    with pytest.raises(ValueError, match=problem):
+        usable([bad])
+
+
+def test_rows_with_the_placeholder_of_nemo_are_not_scored(folder, messages):
+    rows = [{"audio_filepath": "b.wav", "text": text} for text in ("-", "hi")]
+    found = read_manifest(write_manifest(folder, *rows))
+    totals = Totals()
+    shown = [row_of(utterance, Transcript("hi", -1.0), totals) for utterance in found]
+    assert [(row["text"], row.get("wer")) for row in shown] == [("-", None), ("hi", 0.0)]
+    assert (totals.scored, totals.words) == (1, 1)
+    assert usable(found) == found[1:]
+    assert messages == ["left out: b.wav has no text"]
+
+
+@pytest.mark.parametrize("name", ["a b#%.wav", "~odd.wav", "${x}.wav", "[1].wav", "file:x.wav", "2024-11-28"])
+def test_files_are_found_by_path_url_and_home_folder(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    soundfile.write(tmp_path / "home" / name, np.zeros(800), 16000, format="WAV")
+    file = tmp_path / "home" / name
+    rows = [
+        {"audio_filepath": str(each)} for each in (file, file.as_uri(), f"file:{file}", f"~/{name}", f"home/{name}")
+    ]
+    assert [(each.path, each.fault) for each in read_manifest(write_manifest(tmp_path, *rows))] == [(file, "")] * 5
+    monkeypatch.chdir(tmp_path / "home")
+    for given in (name, file.as_uri(), f"~/{name}", [name]):
+        assert [path.resolve() for path in find_audio(given)] == [file]
+
+
+def test_files_in_a_folder_are_decoded_or_named(tmp_path, messages):
+    for name in ("a.AIFF", "b.au", "in/c.w64", "d.caf", "e.ogg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        soundfile.write(tmp_path / name, np.zeros(8000), 16000, format=name.rsplit(".")[1].upper())
+    for name in ("f.webm", "g.mp4", "notes.txt"):
+        (tmp_path / name).write_bytes(b"no audio")
+    (tmp_path / "in" / "back").symlink_to(tmp_path)
+    (tmp_path.parent / "other").mkdir(exist_ok=True)
+    soundfile.write(tmp_path.parent / "other" / "h.wav", np.zeros(8000), 16000)
+    (tmp_path / "link").symlink_to(tmp_path.parent / "other")
+    found = find_utterances(str(tmp_path), None)
+    assert sorted(names(found)) == ["a.AIFF", "b.au", "c.w64", "d.caf", "e.ogg", "f.webm", "g.mp4", "h.wav"]
+    assert sorted(each.path.name for each in found if each.fault) == ["f.webm", "g.mp4"]
+
+
+def test_nemos_phrases_of_a_row_get_a_warning(folder, messages):
+    row = {"audio_filepath": "b.wav", "biasing_request": {"boosting_model_alpha": 2.0}}
+    read_manifest(write_manifest(folder, row))
+    assert messages == ["biasing_request of b.wav has no effect; expected phrases, a list in its row"]
 
 
 def test_a_name_that_is_not_utf_8_is_a_fault_of_its_own_utterance(folder):

@@ -22,7 +22,7 @@ from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.audio import AudioSource
+    from nemo_gpu_decoding.audio import AudioSource, part_of
     from nemo_gpu_decoding.fusion.phrases import Phrase
 
 EXAMPLES = (
@@ -99,6 +99,7 @@ def run(options: AliasesOptions) -> int:
     out = decoding.writable_file("out", options.out)
     with TemporaryDirectory() as folder:
         spoken = list(recordings(options, phrases, Path(folder)))
+        decoding.check_outputs(options, [("manifest", part_of(utterance.audio).path) for utterance in spoken])
         counts = heard_phrases(spoken, transcribed(options, [utterance.audio for utterance in spoken]))
     ordinary = [utterance.text for utterance in spoken] if options.manifest else list(options.sentences)
     ordinary += texts
@@ -115,9 +116,9 @@ def run(options: AliasesOptions) -> int:
 def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path) -> Iterator[Spoken]:
     """The recordings of the manifest, or those that the commands make in `folder`."""
     if options.manifest is not None:
-        from nemo_gpu_decoding.manifest import read_manifest, references_of
+        from nemo_gpu_decoding.manifest import read_manifest, references_of, usable
 
-        utterances = read_manifest(Path(decoding.existing_file("manifest", options.manifest)))
+        utterances = usable(read_manifest(Path(decoding.existing_file("manifest", options.manifest))))
         names = tuple(phrase.text for phrase in phrases)
         for utterance, text in zip(utterances, references_of(utterances), strict=True):
             yield Spoken(utterance.audio, text, names)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -11,6 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
 from nemo_gpu_decoding.schema import checked_options, option
 
@@ -29,6 +31,14 @@ BEAM_KEYS |= PHRASE_OPTIONS | {name: f"boosting_tree.{name}" for name in TREE}
 # `lm` is, for a graph, wfst_lm_path
 WORD_GRAPH_KEYS = {"beam_width": "beam_width", "lm": "arpa_lm_path", "lm_weight": "lm_weight"}
 WORD_GRAPH_KEYS |= PHRASE_OPTIONS | {"ac_threshold": "boosting_tree.ac_threshold"}
+# options that have an effect with strategies of NeMo; those of its other beam searches are in `_BATCHED`
+_SIMPLE = ("beam_size", "score_norm", "lm", "lm_weight", "beam_beta")
+_BATCHED = (*_SIMPLE, "blank_lm_score_mode", "pruning_mode", "phrases", "boosting_weight")
+NATIVE_OPTIONS = {
+    **dict.fromkeys(("greedy", "greedy_batch"), ()),
+    **dict.fromkeys(("tsd", "alsd"), _SIMPLE[:2]),
+    **dict.fromkeys(("beam", "pyctcdecode", "flashlight", "maes"), _SIMPLE),
+}
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
 FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
@@ -179,8 +189,10 @@ def section_of(strategy: str) -> str:
 
 def keys_of(config: DictConfig) -> dict[str, str]:
     """Options that have an effect with a config's strategy, and their keys in NeMo's section."""
-    spec = find_strategy(config)
-    keys = WORD_GRAPH_KEYS if section_of(str(config.strategy)) == "wfst" else BEAM_KEYS
+    spec, strategy = find_strategy(config), str(config.strategy)
+    keys = WORD_GRAPH_KEYS if section_of(strategy) == "wfst" else BEAM_KEYS
+    if spec is None and keys is BEAM_KEYS:
+        return {name: keys[name] for name in NATIVE_OPTIONS.get(strategy, _BATCHED)}
     return keys | LARGE_LM_KEYS if spec is not None and spec.name == LARGE_LM_STRATEGY else keys
 
 
@@ -202,6 +214,8 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
         config.strategy = strategy
     section = section_of(str(config.strategy))
     keys = keys_of(config)
+    if not keys and options.get("n_best", 1) > 1:
+        raise ValueError(f"n_best={options['n_best']} has no effect with strategy {config.strategy}, expected 1")
     for name in BEAM_KEYS | WORD_GRAPH_KEYS | LARGE_LM_KEYS:
         value: Any = options.get(name)
         if value is None or value == {}:
@@ -209,10 +223,12 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
         if name not in keys:
             raise ValueError(
                 f"{name}={value} has no effect with strategy {config.strategy}, whose options are "
-                f"{', '.join(keys)}, and decoding.{section}.KEY=VALUE"
+                f"{', '.join(keys) or 'none of these'}, and decoding.{section}.KEY=VALUE"
             )
         if name in FILES:
             value = existing_file(name, str(value))
+        if name in FILES and "${" in value:
+            raise ValueError(f"{name}={value} has ${{ in its path, which a config of NeMo cannot hold; rename it")
         if name == "lms":
             value = {lm: existing_file(f"lms.{lm}", str(file)) for lm, file in value.items()}
         if (section, name) == ("wfst", "lm"):
@@ -273,10 +289,49 @@ def _set_word_lm(config: DictConfig, file: str) -> None:
 
 def existing_file(option: str, value: str) -> str:
     """The absolute path of a file that an option names."""
-    path = Path(value).expanduser()
+    path = path_of(value)
     if not path.is_file():
         raise ValueError(f"{option}={value} is no file here")
     return str(path.resolve())
+
+
+OUTPUTS = ("out", "oov", "plot")  # options that name a file to write
+
+Named = Iterable[tuple[str, Any]]  # options or other origins of files, and the files
+
+
+def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None:
+    """Raise a ValueError if an output file is an input or another output, also through a link.
+
+    Args:
+        options: of the command, which name inputs and outputs.
+        inputs: further ones, such as recordings; values may be nested.
+        outputs: further ones.
+    """
+    given = [(name, text) for name, value in [*vars(options).items(), *inputs] for text in _texts(value)]
+    taken = {_identity(text): f"{name}={text}" for name, text in given if name not in OUTPUTS and os.path.isfile(text)}
+    for name, text in [*(pair for pair in given if pair[0] in OUTPUTS), *outputs]:
+        if os.path.exists(text) and not os.path.isfile(text):
+            continue  # a folder or a device
+        if other := taken.get(_identity(text)):
+            raise ValueError(f"{name}={text} would overwrite {other}, expected another file")
+        taken[_identity(text)] = f"{name}={text}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in nested lists and mappings, where they may name files."""
+    if isinstance(value, str | os.PathLike):
+        yield str(path_of(value))
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _identity(file: str) -> Any:
+    """Equal for all names of a file."""
+    if os.path.isfile(file):
+        return os.stat(file).st_dev, os.stat(file).st_ino
+    return os.path.realpath(file)
 
 
 def load_phrase_file(path: str | None) -> list[str]:
@@ -294,7 +349,7 @@ def writable_file(option: str, value: str) -> Path:
     Raises:
         ValueError: its folder does not exist, or it is a folder itself.
     """
-    path = Path(value).expanduser()
+    path = path_of(value)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{option}={value}: there is no folder {path.parent}")
     if path.is_dir():

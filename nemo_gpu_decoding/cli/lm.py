@@ -22,6 +22,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.checks import MOST_FAULTS, leave_out
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
+from nemo_gpu_decoding.manifest import NO_TEXT
 from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def text_of_row(line: bytes) -> str:
     row = json.loads(line) if line.strip() else {"text": ""}
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError("has no text, expected a row of a NeMo manifest: a JSON object with the field text")
-    return str(row["text"])
+    return str(row["text"]) if row["text"] != NO_TEXT else ""
 
 
 @dataclass

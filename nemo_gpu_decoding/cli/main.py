@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(program: str, run: Callable[[], int], module: str = "nemo_gpu_decoding") -> int:
     """Run the program `module`; returns its exit code and prints errors as `main` does."""
+    if hasattr(sys.stdout, "reconfigure"):  # a console may lack letters of a text, or the name of a file is not UTF-8
+        sys.stdout.reconfigure(errors="replace")
     try:
         return run()
     except BrokenPipeError:  # the reader of stdout has ended, as in `... | head`
@@ -124,7 +127,39 @@ def run_program(
         return EXIT_OK
     options = parse_options(module.OPTIONS, arguments, positional)
     require(*needs(options))
-    return int(module.run(options))
+    from nemo_gpu_decoding.cli.decoding import OUTPUTS, check_outputs
+
+    check_outputs(options)
+    if not any(getattr(options, name, None) for name in (*OUTPUTS, "subtitles")):
+        return int(module.run(options))
+    with redirect_stdout(_Lasting(sys.stdout)) as stdout:
+        code = int(module.run(options))
+        stdout.flush()
+        return code
+
+
+class _Lasting:
+    """stdout of a command that writes files, which it completes if its reader ends or its disk is full."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> Any:
+        return self._going_on(self._stream.write, text)
+
+    def flush(self) -> Any:
+        return self._going_on(self._stream.flush)
+
+    def _going_on(self, method: Callable[..., Any], *arguments: str) -> Any:
+        try:
+            return method(*arguments)
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                print(f"the rest of stdout is lost: {error}", file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # what is in the buffer goes there, too
 
 
 def file_of(name: str) -> str:

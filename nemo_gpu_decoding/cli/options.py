@@ -7,10 +7,12 @@ comments.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import date
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
@@ -21,6 +23,7 @@ from nemo_gpu_decoding.checks import did_you_mean
 
 T = TypeVar("T")
 HELP_WIDTH = 100  # columns
+FILES = ("audio", "manifest", "tarred_audio", "text")  # options for one file or several
 
 
 class OptionError(ValueError):
@@ -159,6 +162,8 @@ def _read_value(options_class: type, key: str, value: str) -> Any:
         return value
     if hint == str | None:
         return None if value == "null" else value
+    if key in FILES or key.startswith("lms."):
+        return _names(value)
     try:
         read = yaml.safe_load(value)
     except yaml.YAMLError:
@@ -166,17 +171,36 @@ def _read_value(options_class: type, key: str, value: str) -> Any:
             return value
         problem = f"{key}={value} cannot be read: brackets or quotes do not match"
         raise ValueError(problem) from None
+    if isinstance(read, str | date | None) and value[:1] not in ("", '"', "'") and value not in ("null", "~"):
+        read = value  # YAML reads a part of it, a date or nothing: "a #1", "2024-11-28", "#1"
     is_list = any(get_origin(kind) is list for kind in (hint, *get_args(hint)))
     if not is_list or read is None or isinstance(read, list):
         return read
     return [yaml.safe_load(part) for part in read.split(",")] if isinstance(read, str) else [read]
 
 
+def _names(value: str) -> Any:
+    """A name of a file or pattern as it is, or a list of them in brackets, in which names with commas need quotes."""
+    if value == "null":
+        return None
+    if not (value.startswith("[") and value.endswith("]")) or os.path.lexists(value):
+        return value
+    parts = re.findall(r"""\s*(?:"([^"]*)"|'([^']*)'|([^,]*?))\s*(?:,|$)""", value[1:-1])
+    return [name for part in parts if (name := "".join(part))]
+
+
 def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:
     try:
-        OmegaConf.update(config, key, value, merge=True, force_add="." in key)
+        OmegaConf.update(config, key, _literal(value), merge=True, force_add="." in key)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ValueError(f"{key}={value}: {_first_line(error)}\n{option.describe()}") from error
+
+
+def _literal(value: Any) -> Any:
+    """A value in which `${` is a part of a text, and begins no interpolation of OmegaConf."""
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _first_line(error: Exception) -> str:

@@ -23,6 +23,7 @@ from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
     @property
     def is_partitioned(self) -> bool:
         """Whether `out` is a folder."""
-        return self.out is not None and (self.out.endswith("/") or Path(self.out).expanduser().is_dir())
+        return self.out is not None and (self.out.endswith("/") or path_of(self.out).is_dir())
 
 
 def fewest_and_most(workers: Any) -> tuple[int, int]:
@@ -182,10 +183,16 @@ def run(options: TranscribeOptions) -> int:
     utterances = find_utterances(options.audio, options.manifest)
     requests = (utterance.request for utterance in utterances)
     has_own_phrases = any(request is not None and request.phrases is not None for request in requests)
-    decoding.check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
+    config = build_decoding(options)
+    decoding.check_weights(config, options, has_own_phrases=has_own_phrases)
     out = decoding.writable_file("out", options.out) if options.out else None
     if options.subtitles:
         _check_names(utterances)
+    recordings = {utterance.path for utterance in utterances}
+    inputs: list[tuple[str, Any]] = [("decoding", OmegaConf.to_container(config))]
+    inputs += [("manifest" if options.audio is None else "audio", recording) for recording in recordings]
+    written = {str(subtitle_file(options, file, kind)) for file in recordings for kind in options.subtitles or ()}
+    decoding.check_outputs(options, inputs, [("subtitles", file) for file in sorted(written)])
     loaded = load(options)
     log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
     started, compiled = working_seconds(), compilation.seconds
@@ -231,7 +238,7 @@ def run_partitions(options: TranscribeOptions) -> int:
 
     out = str(options.out).rstrip("/")
     if "://" not in out:
-        out = str(Path(out).expanduser().absolute())
+        out = str(path_of(out).absolute())
     decoding.check_weights(build_decoding(options), options, has_own_phrases=options.manifest is not None)
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
@@ -368,19 +375,22 @@ def _subtitled(
     utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
     """The transcripts; the subtitles of each file are written after its last part, with times in the file."""
-    from nemo_gpu_decoding.nemo_plugin.long_audio import times_from
-
-    folder = Path(options.out).expanduser().parent if options.out else Path()
     last = {utterance.path: n for n, utterance in enumerate(utterances)}
     words_of_parts: dict[Path, list[tuple[float, list[Word]]]] = {}
     for n, (utterance, transcript) in enumerate(zip(utterances, transcripts, strict=True)):
         if not isinstance(transcript, str):
             offset = part_of(utterance.audio).offset
-            words = [word._replace(**times_from(word, offset)) for word in transcript.words]
+            words = [word.later(offset) for word in transcript.words]
             words_of_parts.setdefault(utterance.path, []).append((offset, words))
         if n == last[utterance.path] and utterance.path in words_of_parts:
             parts = [words for _, words in sorted(words_of_parts.pop(utterance.path), key=itemgetter(0))]
             for file_format in options.subtitles or ():
                 content = subtitles.subtitles(parts, file_format, options.min_pause)
-                (folder / f"{utterance.path.stem}.{file_format}").write_text(content, encoding="utf-8")
+                subtitle_file(options, utterance.path, file_format).write_text(content, encoding="utf-8")
         yield transcript
+
+
+def subtitle_file(options: TranscribeOptions, recording: Path, file_format: str) -> Path:
+    """The file with the subtitles of a recording."""
+    folder = path_of(options.out).parent if options.out else Path()
+    return folder / f"{recording.stem}.{file_format}"

@@ -18,9 +18,9 @@ from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, points_of, tried_values, varied
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
-from nemo_gpu_decoding.manifest import read_manifest
+from nemo_gpu_decoding.manifest import read_manifest, usable
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.plain_text import format_table
+from nemo_gpu_decoding.plain_text import format_table, path_of
 from nemo_gpu_decoding.presets import load_preset, write_preset
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
@@ -147,12 +147,14 @@ class Trial:
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
     check_source_lm(options)
-    out = options.out and Path(options.out).expanduser()
+    out = options.out and path_of(options.out)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         decoding.writable_file("out", str(out))
     plot = plot_file(options)
-    utterances = read_manifest(Path(options.manifest))
+    utterances = usable(read_manifest(path_of(options.manifest)))
+    recordings = [("manifest", utterance.path) for utterance in utterances]
+    decoding.check_outputs(options, recordings, [("plot", plot)] if plot and not options.plot else [])
     phrases = decoding.load_phrase_file(options.phrases)
     decoding.check_weight("boosting_weight", options.boosting_weight, bool(phrases))
     files = {name: getattr(options, name, None) for name in decoding.FILES}  # tune has no grammar
@@ -210,7 +212,7 @@ def plot_file(options: TuneOptions) -> Path | None:
     if not is_installed("matplotlib"):
         print(f"no picture of the error rates without matplotlib: {install_command('plot')}", file=sys.stderr)
         return None
-    return Path(options.out).expanduser().with_suffix(".png")
+    return path_of(options.out).with_suffix(".png")
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:

@@ -21,8 +21,8 @@ from typing import IO, Any, NamedTuple
 import fsspec
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.audio import AudioPart, audio_seconds
-from nemo_gpu_decoding.manifest import check_characters, find_audio, parse_row, split_row
+from nemo_gpu_decoding.manifest import FAULT, find_audio, located, read_row, split_row
+from nemo_gpu_decoding.plain_text import path_of
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
@@ -76,9 +76,10 @@ def _expand(option: str, value: Any) -> list[str]:
     """The files of a path, a URL, a pattern or a list; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
     urls = []
     for pattern in map(str, value if isinstance(value, (list, tuple)) else [value]):
-        for url in _ranges(pattern):
+        file = path_of(pattern)
+        for url in [str(file)] if file.is_file() else _ranges(pattern):
             matches = [url]
-            if glob.has_magic(url):
+            if glob.has_magic(url) and not file.is_file():
                 fs, path = url_to_fs(url)
                 is_url = "://" in url
                 matches = [fs.unstrip_protocol(match) if is_url else match for match in sorted(fs.glob(path))]
@@ -170,9 +171,8 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
         url = _absolute(name)
         for number, line in _lines(url):
             where = f"manifest={name}, line {number}"
-            row = parse_row(line, where)
-            check_characters(row, where)
-            row = {**split_row(row), **_location(row, url, shard, tars, where), "line": number}
+            row = split_row(read_row(line, where))
+            row |= {**_location(row, url, shard, tars, where), "line": number}
             if row.get("duration") is None:
                 row["duration"] = 0.0 if "member" in row else _seconds(row["audio"], row["part"][0])
             yield shard, row
@@ -190,10 +190,12 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
     if tars:
         index = row.get("shard_id", shard)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tars):
-            raise ValueError(f"{where}: shard_id is {index!r}, expected 0 .. {len(tars) - 1}, a file of tarred_audio")
+            expected = f"0 .. {len(tars) - 1}, a file of tarred_audio"
+            return {"audio": name, FAULT: f"{where}: shard_id is {index!r}, expected {expected}", **row}
         return {"audio": tars[index], "member": name}
-    is_absolute = "://" in name or name.startswith("/") or Path(name).is_absolute()
-    return {"audio": name if is_absolute else f"{url.rsplit('/', 1)[0]}/{name}"}
+    if "://" not in url and (name.startswith("file:") or "://" not in name):
+        return {"audio": str(located(Path(url).parent, name))}
+    return {"audio": name if "://" in name or name.startswith("/") else f"{url.rsplit('/', 1)[0]}/{name}"}
 
 
 def _absolute(url: str) -> str:
@@ -202,9 +204,11 @@ def _absolute(url: str) -> str:
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:
-    """Duration from the file's header; 0 if it cannot be read. The worker reports the error."""
-    with suppress(ValueError, OSError), local_copy(audio) as path:
-        return audio_seconds(AudioPart(path, offset))
+    """Duration from the file's header; 0 if it cannot be read. The worker reads the file, and reports errors."""
+    import soundfile
+
+    with suppress(RuntimeError, ValueError, OSError), local_copy(audio) as path:
+        return max(0.0, float(soundfile.info(str(path)).duration) - offset)
     return 0.0
 
 

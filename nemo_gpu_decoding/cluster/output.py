@@ -28,6 +28,7 @@ from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, digest_of_ends, 
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.search.result import places_as_json
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def content_of(path: str) -> str:
     >>> content_of("no_such_file")
     'no_such_file'
     """
-    file = Path(path).expanduser()
+    file = path_of(path)
     if not file.is_file():
         return path
     return f"{file.name} ({digest_of_ends(str(file))})"
@@ -267,7 +268,7 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
 
 def _as_row(word: Word) -> dict[str, Any]:
     rounded = None if word.confidence is None else round(word.confidence, 4)
-    return word._replace(confidence=rounded)._asdict()
+    return word._replace(confidence=rounded).shown()
 
 
 def oracle_of(reference: str, transcript: Transcript) -> str | None:

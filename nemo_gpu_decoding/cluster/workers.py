@@ -17,13 +17,14 @@ from nemo_gpu_decoding.cluster.corpus import Audio, Partition, local_audio, one_
 from nemo_gpu_decoding.cluster.output import Folder, Totals, row_of
 from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS
 from nemo_gpu_decoding.jit import cache_folder
-from nemo_gpu_decoding.manifest import Utterance, opened
+from nemo_gpu_decoding.manifest import FAULT, Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.long_audio import joined, planned, segment_files
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
 from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog, Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
+UNREADABLE = "cannot be read as audio"
 SLOWEST = 3  # number of slowest files in a marker
 
 
@@ -166,11 +167,14 @@ def encoded_cut(
     Args:
         log: has the segments that an interrupted run has decoded.
     """
-    is_long = [item.utterance.duration > cutting.max_segment_seconds for item in items]
-    short = [item for item, long in zip(items, is_long, strict=True) if not long]
-    if short:
-        yield from encoded(model, short)
-    for item in (item for item, long in zip(items, is_long, strict=True) if long):
+    short = [item for item in items if item.utterance.duration <= cutting.max_segment_seconds]
+    cut = [item for item in items if item.utterance.duration > cutting.max_segment_seconds]
+    for batch in encoded(model, short) if short else ():
+        if batch.outputs == UNREADABLE:  # what can be read is decoded as of a long recording
+            cut += batch.items
+        else:
+            yield batch
+    for item in cut:
         try:
             key = log.key(item.utterance.audio, item.utterance.request) if log else ""
             plan, done = planned(model, item.utterance.audio, cutting, batch_size, log, key)
@@ -181,7 +185,7 @@ def encoded_cut(
             continue
         spans = plan.spans()
         if not spans:
-            yield Batch([item], _named(item, f"cannot be read as audio: {plan.fault}"))
+            yield Batch([item], _named(item, f"{UNREADABLE}: {plan.fault}"))
         part = Part(item, spans, plan.fault, cutting.min_confidence, key)
 
         def segments(part: Part, begin: int, files: Sequence[AudioSource]) -> list[Item]:
@@ -214,7 +218,7 @@ def whole(transcripts: Iterable[tuple[Item, Transcript | str]]) -> Iterator[tupl
 
 
 def encoded(model: Model, items: list[Item]) -> list[Batch]:
-    """Run the encoder on a batch; if that fails, on each utterance alone."""
+    """Run the encoder on a batch; if that fails, on each utterance alone, with `UNREADABLE` for damaged files."""
     started = time.perf_counter()
     files = [item.utterance.audio for item in items]
     try:
@@ -224,8 +228,7 @@ def encoded(model: Model, items: list[Item]) -> list[Batch]:
         if _is_fatal(error):
             raise
         if len(items) == 1:
-            fault = "cannot be read as audio" if unreadable(files) else one_line(error)
-            return [Batch(items, _named(items[0], fault))]
+            return [Batch(items, UNREADABLE if unreadable(files) else _named(items[0], one_line(error)))]
     return [batch for item in items for batch in encoded(model, [item])]
 
 
@@ -275,7 +278,7 @@ def _opened(position: int, audio: Audio) -> Item:
     read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", *REQUEST_KEYS)}}
     source = AudioPart(Path(file), *row.get("part", (0.0,)))
     utterance = opened(row["audio_filepath"], source, read, f"line {row['line']}")
-    fault = file if isinstance(file, str) else utterance.fault
+    fault = row.get(FAULT) or (file if isinstance(file, str) else utterance.fault)
     if fault:
         utterance = replace(utterance, duration=row["duration"], fault=one_line(ValueError(fault)))
     return Item(position, row, utterance)

@@ -52,6 +52,17 @@ class Word(NamedTuple):
     start: float
     end: float
     confidence: float | None = None  # None if the strategy has none
+    # of a word that is no word of a line, as scripts without spaces have them: its characters or tokens, for subtitles
+    pieces: tuple[Word, ...] = ()
+
+    def shown(self) -> dict[str, Any]:
+        """The word without its pieces, for output."""
+        return {name: value for name, value in self._asdict().items() if name != "pieces"}
+
+    def later(self, seconds: float) -> Word:
+        """The word at a later time."""
+        start, end = round(self.start + seconds, 3), round(self.end + seconds, 3)
+        return self._replace(start=start, end=end, pieces=tuple(piece.later(seconds) for piece in self.pieces))
 
 
 class Alternative(NamedTuple):

@@ -3,6 +3,7 @@
     GET /          a page that transcribes the microphone or a file
     WS  /stream    one stream; see `session.py` for the messages
     POST /v1/audio/transcriptions   a recording; see `transcriptions.py`
+    GET /v1/models   the model, in the form of OpenAI's API
     GET /about     JSON: model, strategy, and the server's phrases
     GET /healthz   200, or 503 if the server accepts no streams
     GET /metrics   counters for Prometheus
@@ -30,6 +31,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
@@ -75,9 +77,10 @@ class LiveServer(uvicorn.Server):
             Route("/metrics", self._metrics),
             WebSocketRoute("/stream", self._stream),
             Route("/v1/audio/transcriptions", self._recording, methods=["POST"]),
+            Route("/v1/models", self._models),
         ]
         limits = batcher.limits
-        app = Starlette(routes=routes, lifespan=self._life)
+        app = Starlette(routes=routes, lifespan=self._life, exception_handlers={HTTPException: transcriptions.refusal})
         super().__init__(
             uvicorn.Config(
                 app, host=address.host, port=address.port, log_level="warning", access_log=False, server_header=False,
@@ -149,6 +152,12 @@ class LiveServer(uvicorn.Server):
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self.batcher.metrics.registry), headers={"Content-Type": content_type})
 
+    async def _models(self, request: Request) -> Response:
+        if not self._knows_token(request):
+            return transcriptions.failure(401, "token is missing or wrong")
+        model = {"id": self.batcher.recognizer.model, "object": "model", "created": 0, "owned_by": "nemo_gpu_decoding"}
+        return JSONResponse({"object": "list", "data": [model]})
+
     async def _recording(self, request: Request) -> Response:
         if not self._knows_token(request):
             return transcriptions.failure(401, "token is missing or wrong")
@@ -216,6 +225,9 @@ class LiveServer(uvicorn.Server):
             first = await asyncio.wait_for(_receive(socket), limits.idle_seconds)
             if not isinstance(first, str):
                 raise FieldError("message", f"{len(first)} bytes", "a JSON object before any audio")
+            if read_json(first) == {"type": "end"}:
+                await self._timely(socket.close(DONE))
+                return "end"
             session = await self.batcher.open(read_start(first, limits))
         except ServerFullError:
             return await self._refuse(

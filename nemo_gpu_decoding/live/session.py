@@ -63,7 +63,9 @@ def read_start(text: str, limits: Limits) -> Start:
     message = read_json(text)
     if not isinstance(message, dict):
         raise FieldError("message", text[:SHOWN], "a JSON object")
-    message.pop("type", None)
+    kind = message.pop("type", "start")
+    if kind != "start":
+        raise FieldError("type", _short(kind), "start or end in the first message")
     return checked_start(message, limits)
 
 
@@ -156,7 +158,7 @@ def _texts_of(number: int, phrase: Any) -> list[Any]:
 
 
 class Resampler:
-    """Resamples int16 PCM of any rate to float32 samples. The result does not depend on the sizes of messages."""
+    """Resamples float32 samples of any rate. The result does not depend on the sizes of messages."""
 
     def __init__(self, rate: int, target: int) -> None:
         self._stream = None
@@ -165,9 +167,7 @@ class Resampler:
 
             self._stream = soxr.ResampleStream(rate, target, 1, dtype="float32")
 
-    def __call__(self, pcm: bytes, *, is_last: bool = False) -> np.ndarray:
-        """Samples [n] in -1 .. 1."""
-        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
+    def __call__(self, samples: np.ndarray, *, is_last: bool = False) -> np.ndarray:
         return samples if self._stream is None else self._stream.resample_chunk(samples, last=is_last)
 
 
@@ -218,14 +218,18 @@ class Session:
         """
         if len(pcm) % 2:
             raise FieldError("audio", f"{len(pcm)} bytes", "int16 samples, two bytes each")
-        self._append(self._resample(pcm))
+        self.feed_samples(np.frombuffer(pcm, "<i2").astype(np.float32) / 32768)
+
+    def feed_samples(self, samples: np.ndarray) -> None:
+        """Append samples, [n] float32, of which full scale is -1 .. 1."""
+        self._append(self._resample(samples))
         if self._pending > self.limits.pending_seconds * self.rate + self.chunk_samples:
             self.read_on.clear()
 
     def end(self) -> None:
         """Mark the end of the audio; pending audio is still decoded."""
         if not self.is_ending:
-            self._append(self._resample(b"", is_last=True))
+            self._append(self._resample(np.zeros(0, np.float32), is_last=True))
             self.is_ending = True
             self.read_on.set()
 
@@ -328,7 +332,7 @@ class Session:
         message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
             message["committed"] = transcript.committed
-        message["words"] = [word._asdict() for word in self._shifted(transcript.words)]
+        message["words"] = [word.shown() for word in self._shifted(transcript.words)]
         message["audio_seconds"] = round(self.audio_seconds, 3)
         if self.start.n_best > 1:
             message["n_best"] = [alternative._asdict() for alternative in transcript.n_best]

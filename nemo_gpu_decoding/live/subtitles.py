@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("srt", "vtt", "tsv", "txt")
 MAX_CHARACTERS = 42  # of a line, usual for subtitles
+MAX_UNSPACED = 20  # of a line in a script without spaces
 MAX_SECONDS = 7.0
+JOINT = "\N{WORD JOINER}"  # before a piece of a word that is not its first
+UNSPACED = re.compile(  # Thai, Lao, Tibetan, Burmese, Khmer, kana, Chinese characters
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 
 
 def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: float) -> str:
@@ -23,7 +29,7 @@ def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: floa
     """
     shown = []
     for number, line in enumerate((line for words in parts for line in lines(words, min_pause)), 1):
-        text = " ".join(word.word for word in line)
+        text = _text(line)
         start, end = line[0].start, line[-1].end
         if file_format == "srt":
             shown.append(f"{number}\n{_time(start, ',')} --> {_time(end, ',')}\n{text}\n")
@@ -40,6 +46,7 @@ def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: floa
 
 def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
     """The words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses."""
+    words = [piece for word in words for piece in word.pieces or (word,)]
     begin = 0
     for n in range(1, len(words) + 1):
         if n == len(words) or words[n].start - words[n - 1].end >= min_pause:
@@ -49,9 +56,7 @@ def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
 
 def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
     """Words in lines that are short enough."""
-    characters = sum(len(word.word) + 1 for word in words) - 1
-    is_short = characters <= MAX_CHARACTERS and words[-1].end - words[0].start <= MAX_SECONDS
-    if is_short or len(words) == 1:
+    if is_line(_text(words), words[-1].end - words[0].start) or len(words) == 1:
         yield words
         return
     middle = len(words) / 2
@@ -59,6 +64,15 @@ def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
     n = max(range(1, len(words)), key=lambda n: (words[n].start - words[n - 1].end, -abs(n - middle)))
     yield from _fitting(words[:n])
     yield from _fitting(words[n:])
+
+
+def is_line(text: str, seconds: float) -> bool:
+    """Whether a text of so many seconds is short enough for a line."""
+    return len(text) <= (MAX_UNSPACED if UNSPACED.search(text) else MAX_CHARACTERS) and seconds <= MAX_SECONDS
+
+
+def _text(words: Sequence[Word]) -> str:
+    return " ".join(word.word for word in words).replace(f" {JOINT}", "").removeprefix(JOINT)
 
 
 def _time(seconds: float, mark: str) -> str:

@@ -2,8 +2,10 @@
 
 A form has the fields of OpenAI's API, and those of a stream's first message (`session.Start`):
 
-    file                       the recording, in a format of libsndfile
+    file                       the recording, in a format of libsndfile or of ffmpeg, if it is installed
     model                      any; the server has one
+    stream                     true: the text as server-sent events, which come at the end
+    temperature, prompt, chunking_strategy, include; language, if the model has one: ignored, with a note in the log
     response_format            json, text, verbose_json, srt or vtt
     timestamp_granularities    of verbose_json: segment, word; segments are utterances
     phrases, or keywords       boosted as `phrases` of a stream
@@ -13,26 +15,35 @@ A form has the fields of OpenAI's API, and those of a stream's first message (`s
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import shutil
 from collections.abc import Awaitable, Callable
-from typing import Any, BinaryIO, NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from nemo_gpu_decoding.checks import FieldError, check_choice
+from nemo_gpu_decoding.audio import MonoReader
+from nemo_gpu_decoding.checks import FieldError, check_choice, warn_once
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
 from nemo_gpu_decoding.live.interface import Limits, Word
 from nemo_gpu_decoding.live.session import START_KEYS, Session, checked_start, read_json
 from nemo_gpu_decoding.live.subtitles import subtitles
 
+logger = logging.getLogger("nemo_gpu_decoding")
+
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 GRANULARITIES = ("segment", "word")
-OWN_FIELDS = ("file", "model", "response_format", "timestamp_granularities", "temperature", "prompt", "stream")
-LISTS = ("phrases", "keywords", "timestamp_granularities")  # may have "[]" at the end of their names
-# values of fields that only name the default; others are refused
-ONLY = {"temperature": ("0", "0.0"), "prompt": ("",), "stream": ("false", "False")}
+IGNORED = ("temperature", "prompt", "chunking_strategy", "include")  # change nothing here
+OWN_FIELDS = ("file", "model", "response_format", "timestamp_granularities", "stream", *IGNORED)
+# may have "[]" or "[key]" at the end of their names
+LISTS = ("phrases", "keywords", "timestamp_granularities", "chunking_strategy", "include")
 BLOCK_SECONDS = 0.5  # read from the file at once
 LINE_PAUSE = 0.6  # seconds; a pause of so many ends a line of subtitles
 
@@ -44,6 +55,7 @@ class Upload(NamedTuple):
     options: dict[str, Any]  # of `Start`
     response_format: str = "json"
     granularities: tuple[str, ...] = ("segment",)
+    is_streamed: bool = False
 
 
 class Stopped(Exception):  # noqa: N818
@@ -63,6 +75,8 @@ async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
             max_files=1, max_fields=batcher.limits.max_phrases + 20
         ) as form:
             upload = _read(form, batcher.limits)
+            if not batcher.recognizer.languages and (language := upload.options.pop("language", None)):
+                warn_once(f"language={language} of a request is ignored, because the model has no choice of languages")
             return "end", await _transcribed(request, batcher, upload)
     except ServerFullError:
         return "streams", failure(503, f"no more than {batcher.limits.max_streams} streams are served at a time")
@@ -81,6 +95,11 @@ def failure(status: int, message: str, field: str | None = None) -> Response:
     """An error in the form of OpenAI's API."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind, "param": field, "code": None}}, status)
+
+
+async def refusal(request: Request, error: HTTPException) -> Response:
+    """Answer a request for a page or method that the server lacks."""
+    return failure(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
 
 
 def _timely(request: Request, limits: Limits) -> Request:
@@ -110,19 +129,22 @@ def _read(form: FormData, limits: Limits) -> Upload:
     """
     fields: dict[str, list[Any]] = {}
     for key, value in form.multi_items():
-        name = key.removesuffix("[]") if key.removesuffix("[]") in LISTS else key
-        fields.setdefault(name, []).append(value)
+        name = key.partition("[")[0] if key.partition("[")[0] in LISTS else key
+        if value != "":
+            fields.setdefault(name, []).append(value)
     known = (*OWN_FIELDS, "keywords", *(key for key in START_KEYS if key not in ("sample_rate", "partials")))
     for name, values in fields.items():
         if name not in known:
             raise FieldError(name[:80], str(values[0])[:80], f"none; the fields are {', '.join(known)}")
-        if name in ONLY and values[-1] not in ONLY[name]:
-            raise FieldError(name, values[-1][:80], f"{ONLY[name][0] or 'none'}: the server has no other")
+        if name in IGNORED:
+            warn_once(f"{name} of a request is ignored, because it changes nothing here")
     file = fields.pop("file", [None])[-1]
     if not isinstance(file, UploadFile):
         raise FieldError("file", file, "a recording")
     response_format = fields.pop("response_format", ["json"])[-1]
     check_choice("response_format", response_format, FORMATS)
+    is_streamed = fields.pop("stream", ["false"])[-1].lower()
+    check_choice("stream", is_streamed, ("true", "false") if response_format == "json" else ("false",))
     granularities = tuple(fields.pop("timestamp_granularities", ["segment"]))
     for granularity in granularities:
         check_choice("timestamp_granularities", granularity, GRANULARITIES)
@@ -132,7 +154,7 @@ def _read(form: FormData, limits: Limits) -> Upload:
     options = {key: _value(key, values[-1]) for key, values in fields.items() if key not in OWN_FIELDS}
     options = options | ({"phrases": phrases} if phrases else {})
     checked_start(options, limits)  # before the recording is read
-    return Upload(file, options, response_format, granularities)
+    return Upload(file, options, response_format, granularities, is_streamed == "true")
 
 
 def _value(key: str, text: str) -> Any:
@@ -146,8 +168,15 @@ def _value(key: str, text: str) -> Any:
 
 async def _transcribed(request: Request, batcher: Batcher, upload: Upload) -> Response:
     """The response for a recording, which is decoded as a stream."""
-    sound = await asyncio.to_thread(_opened, upload.file.file, batcher.limits)
-    start = checked_start(upload.options | {"sample_rate": sound.samplerate, "partials": False}, batcher.limits)
+    with TemporaryDirectory() as folder:
+        sound = await asyncio.to_thread(_opened, upload.file, Path(folder), batcher.limits)
+        with sound:
+            return await _decoded(request, batcher, upload, sound)
+
+
+async def _decoded(request: Request, batcher: Batcher, upload: Upload, sound: MonoReader) -> Response:
+    """The response for a recording that is open."""
+    start = checked_start(upload.options | {"sample_rate": sound.rate, "partials": False}, batcher.limits)
     session = await batcher.open(start)
     feeding = asyncio.create_task(_feed(sound, session, batcher))
     watching = asyncio.create_task(_watch(request.receive, session, batcher))
@@ -162,6 +191,7 @@ async def _transcribed(request: Request, batcher: Batcher, upload: Upload) -> Re
         session.kill()
         batcher.wake()
         watching.cancel()
+        fault = await feeding  # which reads the recording
     if session.has_left:
         raise ClientDisconnect
     if session.error is not None:
@@ -169,53 +199,55 @@ async def _transcribed(request: Request, batcher: Batcher, upload: Upload) -> Re
         if field == "server":
             return failure(500, message)
         return failure(400, message, "file" if field == "audio" else field)
-    if not await feeding:
+    if fault is None:
         raise Stopped
-    return _response(finals, sound.frames / sound.samplerate, upload)
+    return _response(finals, sound.seconds, upload, fault)
 
 
-def _opened(file: BinaryIO, limits: Limits) -> Any:
-    """The recording as a `soundfile.SoundFile`.
+def _opened(file: UploadFile, folder: Path, limits: Limits) -> MonoReader:
+    """The recording, as a file in this folder.
 
     Raises:
         FieldError: it cannot be read, or is too long.
     """
-    import soundfile
-
+    name, path = file.filename or "a recording", folder / "upload"
+    with path.open("wb") as copy:
+        shutil.copyfileobj(file.file, copy)
     try:
-        sound = soundfile.SoundFile(file)
-    except (RuntimeError, OSError) as error:
-        raise FieldError("file", str(error), "a recording in a format of libsndfile: wav, flac, ogg, mp3") from error
-    seconds = sound.frames / sound.samplerate
-    if seconds > limits.max_upload_seconds:
-        raise FieldError("file", f"{seconds:g} seconds", f"at most {limits.max_upload_seconds:g} seconds")
+        sound = MonoReader(path, None)
+    except ValueError as error:
+        expected = "a recording in a format of libsndfile: wav, flac, ogg, mp3, or of ffmpeg, if the server has it"
+        expected += f"; convert it: ffmpeg -i {name} -ac 1 -ar 16000 a.wav"
+        raise FieldError("file", name, expected) from error
+    sound.name = name
+    if sound.seconds > limits.max_upload_seconds:
+        sound.__exit__()
+        raise FieldError("file", f"{sound.seconds:g} seconds", f"at most {limits.max_upload_seconds:g} seconds")
     return sound
 
 
-async def _feed(sound: Any, session: Session, batcher: Batcher) -> bool:
-    """Feed the mean of a recording's channels to a stream; returns whether all of it was fed."""
+async def _feed(sound: MonoReader, session: Session, batcher: Batcher) -> str | None:
+    """Feed a recording to a stream; returns why its end cannot be read or "", or None if not all of it was fed."""
     try:
         while not session.is_ending:
             await session.read_on.wait()
-            block = int(BLOCK_SECONDS * sound.samplerate)
-            samples = await asyncio.to_thread(sound.read, block, dtype="float32", always_2d=True)
+            samples, fault = await asyncio.to_thread(sound.read_readable, int(BLOCK_SECONDS * sound.rate))
             if session.is_ending:
                 break
-            if not len(samples):
-                session.end()
-                batcher.wake()
-                return True
-            pcm = np.rint(samples.mean(axis=1) * 32768).clip(-32768, 32767)
-            if not np.isfinite(pcm).all():
+            if not np.isfinite(samples).all():
                 raise FieldError("file", "samples that are NaN or infinite", "finite samples")
-            session.feed(pcm.astype("<i2").tobytes())
+            session.feed_samples(samples)
+            if fault or not len(samples):
+                session.end()
             batcher.wake()
-    except (RuntimeError, OSError, ValueError) as error:
+            if session.is_ending:
+                return fault
+    except ValueError as error:
         session.fail("file", str(error))
         batcher.wake()
     except Exception as error:
         batcher.crash(session, error)
-    return False
+    return None
 
 
 async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batcher: Batcher) -> None:
@@ -229,8 +261,12 @@ async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batche
 # -------------------------------------------------------------------------------------- the response
 
 
-def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload) -> Response:
+def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload, fault: str) -> Response:
     """The transcript in the format of a request; times are seconds since the beginning of the recording."""
+    error = {}
+    if fault:
+        error["error"] = f"{upload.file.filename} cannot be read to its end: {fault}"
+        logger.warning("%s", error["error"])
     segments: list[dict[str, Any]] = []
     words: list[Word] = []
     text = ""
@@ -243,19 +279,27 @@ def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload) -> R
         words += new_words
         text += ("" if is_joined or not text else " ") + final["text"]
         segments.append(_segment(len(segments), final, segments, seconds))
+    if upload.is_streamed:
+        events = [
+            {"type": "transcript.text.delta", "delta": text},
+            {"type": "transcript.text.done", "text": text} | error,
+        ]
+        body = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
+        return Response(body, media_type="text/event-stream")
     if upload.response_format == "json":
-        return JSONResponse({"text": text})
+        return JSONResponse({"text": text, **error})
     if upload.response_format == "verbose_json":
         content = {
             "task": "transcribe",
             "language": upload.options.get("language", ""),
             "duration": seconds,
             "text": text,
+            **error,
         }
         if "segment" in upload.granularities:
             content["segments"] = segments
         if "word" in upload.granularities:
-            content["words"] = [word._asdict() for word in words]
+            content["words"] = [word.shown() for word in words]
         return JSONResponse(content)
     return PlainTextResponse(
         f"{text}\n" if upload.response_format == "text" else subtitles([words], upload.response_format, LINE_PAUSE)

@@ -91,6 +91,20 @@ def _with_aliases(base: Any) -> type:
     return WithAliases
 
 
+def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArguments) -> list[Any]:
+    """Replaces `CTCDecoding._aggregate_token_confidence`, which joins the ids of characters as if they were texts."""
+    hypothesis, words = call.arguments["hypothesis"], [[]]
+    texts = decoding.decode_ids_to_tokens(hypothesis.text[0])
+    for text, confidence in zip(texts, hypothesis.token_confidence, strict=True):
+        if text == decoding.word_seperator:
+            words.append([])
+        elif text in (decoding.supported_punctuation or ()) and not words[-1] and len(words) > 1:
+            words[-2].append(confidence)  # NeMo joins it with the word before
+        else:
+            words[-1].append(confidence)
+    return [decoding._aggregate_confidence(confidences) for confidences in words if confidences]
+
+
 def _calibrated(base: Any) -> type:
     """A decoding class that maps word confidence to the probability that the word is right (`confidence_map`)."""
 

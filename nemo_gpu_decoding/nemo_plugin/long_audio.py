@@ -302,7 +302,7 @@ def joined(
         for place in transcript.alternatives:
             word_index = None if place.word_index is None else place.word_index + len(words)
             places.append(place._replace(word_index=word_index, **times_from(place, start)))
-        words += [word._replace(**times_from(word, start)) for word in transcript.words]
+        words += [word.later(start) for word in transcript.words]
         phrases += transcript.phrases
     if fault:
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")

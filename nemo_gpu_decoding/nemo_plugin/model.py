@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import unicodedata
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +19,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from nemo_gpu_decoding.audio import AudioSource, check_channel_selector, num_channels, part_of, unreadable, write_mono
+from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.batch import WrittenRequest
 from nemo_gpu_decoding.live.interface import Word
+from nemo_gpu_decoding.live.subtitles import JOINT, is_line
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
@@ -162,9 +165,11 @@ class Model:
 
     def _one_channel(self, file: AudioSource, target: Path) -> str | Path:
         """The file or, if it has several channels or this is a part of it, `target` with the selected channel."""
-        channels, selector, part = num_channels(file), self.channel_selector, part_of(file)
-        if channels == 1 and part.is_whole and selector in (None, 0, "average"):
-            return part.path
+        selector, part, channels = self.channel_selector, part_of(file), 0
+        with suppress(RuntimeError, OSError), Sound(part.path) as sound:
+            channels = sound.channels
+            if channels == 1 and part.is_whole and selector in (None, 0, "average") and sound.is_plain:
+                return part.path
         write_mono(file, target, selector)
         if channels > 1 and selector is None and not self._has_warned_of_channels:
             self._has_warned_of_channels = True
@@ -241,16 +246,31 @@ class Model:
         # NeMo leaves the list empty without confidence
         if confidences is None or len(confidences) != len(spans):
             confidences = [None] * len(spans)
-        step = self.frame_seconds
+        chars = deque(stamps.get("char", ()))
         return tuple(
-            Word(
-                span["word"],
-                round(float(span["start_offset"]) * step, 3),
-                round(float(span["end_offset"]) * step, 3),
-                None if confidence is None else float(confidence),
-            )
+            self._word(span, "word", confidence)._replace(pieces=self._pieces(span, chars))
             for span, confidence in zip(spans, confidences, strict=True)
         )
+
+    def _word(self, span: Mapping[str, Any], level: str, confidence: Any = None) -> Word:
+        start, end = (round(float(span[key]) * self.frame_seconds, 3) for key in ("start_offset", "end_offset"))
+        text = "".join(span[level])  # NeMo has lists of characters for transducers
+        return Word(text, start, end, None if confidence is None else float(confidence))
+
+    def _pieces(self, span: Mapping[str, Any], chars: deque[Any]) -> tuple[Word, ...]:
+        """The pieces of a word that is too long for a line of subtitles, from the front of `chars`; none if they
+        do not spell it. Marks stay with the character before."""
+        word, pieces, text = self._word(span, "word"), [], ""
+        while chars and (chars[0]["start_offset"] < span["start_offset"] or not "".join(chars[0]["char"]).strip()):
+            chars.popleft()
+        while chars and text != word.word and word.word.startswith(text):
+            piece = self._word(chars.popleft(), "char")
+            text += piece.word.strip()
+            if pieces and unicodedata.category(piece.word[:1] or " ") in ("Mn", "Mc", "Me", "Pe", "Pf", "Po"):
+                pieces[-1] = pieces[-1]._replace(word=pieces[-1].word + piece.word, end=max(pieces[-1].end, piece.end))
+            else:
+                pieces.append(piece._replace(word=(JOINT if pieces else "") + piece.word.strip()))
+        return () if text != word.word or is_line(text, word.end - word.start) else tuple(pieces)
 
 
 class Head(ABC):

@@ -105,6 +105,8 @@ HOOKS = tuple(
         # constructors of decoding objects
         ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "adapters:construct_ctc"),
         ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "adapters:construct_rnnt"),
+        # fails for character models
+        ("parts.submodules.ctc_decoding", "CTCDecoding", "_aggregate_token_confidence", "adapters:word_confidence"),
         # changes of a model's decoding object
         *(
             (f"models.{module}", owner, "change_decoding_strategy", "adapters:change")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import tarfile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,14 +11,15 @@ from omegaconf import DictConfig
 
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.nemo_plugin.register import register
+from nemo_gpu_decoding.plain_text import path_of
 
 
 def check_model_file(name: str) -> None:
     """Raise a ValueError if a model's name should be a .nemo file and is not, or if the file is no archive."""
-    is_file = Path(name).is_file()
+    is_file = path_of(name).is_file()
     if name.endswith(".nemo") and not is_file:
         raise ValueError(f"model={name} is no file here")
-    if is_file and not tarfile.is_tarfile(name):
+    if is_file and not tarfile.is_tarfile(path_of(name)):
         raise ValueError(f"model={name} is no NeMo model: a .nemo file is a tar archive")
 
 
@@ -68,13 +68,13 @@ def restore(name: str, **options: Any) -> Any:
     """
     from nemo.collections.asr.models import ASRModel
 
-    if not Path(name).is_file():
+    if not path_of(name).is_file():
         try:
             return ASRModel.from_pretrained(name, **options)
         except OSError as error:  # unknown names and network errors alike
             raise ValueError(f"model={name} is no file here, and NeMo cannot fetch it: {error}") from error
     try:
-        return ASRModel.restore_from(name, **options)
+        return ASRModel.restore_from(str(path_of(name)), **options)
     except Exception as error:  # NeMo does not check the parts of the archive
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"model={name} cannot be restored ({what}); if the file is damaged, copy it again") from error

@@ -133,6 +133,10 @@ def _as_json(transcript: Transcript | str) -> dict[str, Any] | str:
     return transcript if isinstance(transcript, str) else {name: getattr(transcript, name) for name in _FIELDS}
 
 
+def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:
+    return tuple(Word(*row[:4], _words(row[4])) for row in rows)
+
+
 def _of_json(row: dict[str, Any] | str) -> Transcript | str:
     if isinstance(row, str):
         return row
@@ -143,7 +147,7 @@ def _of_json(row: dict[str, Any] | str) -> Transcript | str:
     return Transcript(
         text=row["text"],
         score=row["score"],
-        words=tuple(Word(*word) for word in row["words"]),
+        words=_words(row["words"]),
         n_best=tuple((text, score) for text, score in row["n_best"]),
         error=row["error"],
         alternatives=tuple(places),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM, is_packed_lm, load_packed_lm
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.search.result import NBest, Path
 
 P = TypeVar("P", bound=Path)
@@ -115,7 +115,7 @@ def load_scorer(name: str) -> TextScorer:
     Raises:
         ValueError: there is no such file; it is damaged, or is not an LM.
     """
-    path = FilePath(name).expanduser()
+    path = path_of(name)
     if not path.is_file():
         raise ValueError(f"rescore={name} is no file here, expected a word n-gram LM: a file of pack-lm, or ARPA")
     scorer = NgramLM(load_packed_lm(path) if is_packed_lm(path) else pack_arpa_in_memory(path))

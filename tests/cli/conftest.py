@@ -17,17 +17,6 @@ def manifest(tmp_path) -> Path:
     return file
 
 
-@pytest.fixture
-def messages():
-    """Messages of our logger, also where a script before has changed the levels of pytest's handlers."""
-    found: list[str] = []
-    handler, logger = logging.Handler(), logging.getLogger("nemo_gpu_decoding")
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    yield found
-    logger.removeHandler(handler)
-
-
 @pytest.fixture(autouse=True)
 def _talkative_nemo():
     """Commands silence NeMo for the rest of the process; tests that follow want to hear it."""

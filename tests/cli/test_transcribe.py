@@ -274,7 +274,9 @@ def test_bad_audio_is_an_error_of_its_row_only(out, assets, manifest, tmp_path, 
     assert [row["uid"] for row in found.values()] == list(range(9))
     errors = {name: row["error"] for name, row in found.items() if "error" in row}
     assert list(errors) == ["nan.wav", "none.wav", "cut.flac", "talk.m4a"]
-    assert all(name in error and "pred_text" not in found[name] for name, error in errors.items())
+    assert all(name in error for name, error in errors.items())
+    assert [name for name in errors if "pred_text" in found[name]] == ["cut.flac"]
+    assert found["cut.flac"]["pred_text"].split()[:2] == found["good.wav"]["pred_text"].split()[:2]
     assert "sample 5000 is nan" in errors["nan.wav"]
     assert "ffmpeg -i talk.m4a -ac 1 -ar 16000 talk.wav" in errors["talk.m4a"]
     assert found["good.wav"]["wer"] < 0.3

@@ -239,8 +239,10 @@ def test_tarred_audio_as_nemo_writes_it(tmp_path, corpus):
         lost,
         "corpus_003.wav",
     ]
-    with pytest.raises(ValueError, match=r"shard_id is 1, expected 0 .. 0, a file of tarred_audio"):
-        Run(tmp_path, str(tmp_path / "corpus.json"), tars=f"{tmp_path}/audio_0.tar", out="other")
+    other = Run(tmp_path, str(tmp_path / "corpus.json"), tars=f"{tmp_path}/audio_0.tar", out="other")
+    other.go()
+    errors = [row["error"] for row in other.rows() if "error" in row]
+    assert sum("shard_id is 1, expected 0 .. 0, a file of tarred_audio" in error for error in errors) == 2
 
 
 @pytest.mark.parametrize("place", ["files", "urls", "tar"])
@@ -290,6 +292,50 @@ def test_damaged_tar_loses_only_members_after_the_damage(tmp_path, corpus):
     assert all(str(tar) in row["error"] for row in rows[-totals.errors :])
     with pytest.raises(ValueError, match=r"audio\.tar needs the manifest of the tar files, manifest is null"):
         Run(tmp_path, None, audio=str(tmp_path / "audio"), tars=str(tar), out="other")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        ("nowhere.json", "manifest=.*nowhere.json is no file here"),
+        ("*.nothing", "matches no file"),
+        ("empty.json", "has no lines"),
+    ],
+)
+def test_manifests_that_cannot_be_read(manifest, problem, tmp_path):
+    (tmp_path / "empty.json").touch()
+    with pytest.raises(ValueError, match=problem):
+        Run(tmp_path, str(tmp_path / manifest))
+
+
+@pytest.mark.parametrize("tarred", [None, "audio.tar"])
+def test_bad_rows_cost_themselves_only(tarred, tmp_path, corpus):
+    manifest = Path(corpus(2))
+    names = [json.loads(line)["audio_filepath"] for line in manifest.read_text().splitlines()]
+    if tarred:
+        with tarfile.open(tmp_path / tarred, "w") as tar:
+            for name in names:
+                tar.add(tmp_path / name, name)
+    bad = {
+        "not JSON": "{",
+        "has no audio_filepath": json.dumps({"uid": 3}),
+        "duration is -1": json.dumps({"audio_filepath": names[0], "duration": -1, "uid": 4}),
+        "phrases is 5": json.dumps({"audio_filepath": names[0], "phrases": 5}),
+        "half of a surrogate pair": json.dumps({"audio_filepath": names[0], "note": "\ud83d"}),
+    }
+    if tarred:
+        bad["shard_id is 7"] = json.dumps({"audio_filepath": names[0], "shard_id": 7, "duration": 1})
+    good = manifest.read_text().splitlines()
+    manifest.write_text("\n".join([good[0], *bad.values(), good[1]]))
+    run = Run(tmp_path, str(manifest), **({"tars": str(tmp_path / tarred)} if tarred else {}))
+    run.go()
+    rows = run.rows()
+    assert [row["line"] for row in rows] == list(range(1, len(bad) + 3))
+    assert [row.get("pred_text") for row in rows] == ["corpus_000", *[None] * len(bad), "corpus_001"]
+    for row, problem in zip(rows[1:-1], bad, strict=True):
+        assert f"line {row['line']}: " in row["error"]
+        assert problem in row["error"]
+    assert (rows[2]["uid"], rows[3]["uid"]) == (3, 4)
 
 
 def test_partitions_limit_rows_without_durations(tmp_path):

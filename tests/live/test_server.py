@@ -253,10 +253,10 @@ def test_audio_of_any_length_is_heard_whole(samples):
 def test_resampled_audio_does_not_depend_on_messages(cut):
     pytest.importorskip("soxr")
     rate = 44100
-    pcm = (8000 * np.sin(np.arange(rate) / 20)).astype("<i2").tobytes()
-    whole = Resampler(rate, RATE)(pcm, is_last=True)
+    samples = 0.25 * np.sin(np.arange(rate) / 20).astype(np.float32)
+    whole = Resampler(rate, RATE)(samples, is_last=True)
     resample = Resampler(rate, RATE)
-    parts = [resample(pcm[at : at + cut]) for at in range(0, len(pcm), cut)] + [resample(b"", is_last=True)]
+    parts = [resample(samples[at : at + cut]) for at in range(0, rate, cut)] + [resample(samples[:0], is_last=True)]
     assert len(whole) == pytest.approx(RATE, abs=2)
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
@@ -354,6 +354,23 @@ def test_too_long_and_too_early_messages_are_refused():
         socket.send(audio(1))
         (error,), _ = messages(socket)
     assert "expected a JSON object before any audio" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        ('{"type": "end"}', ([], 1000)),
+        ('{"type": "stop"}', "type is 'stop', expected start or end in the first message"),
+        ('{"type": "end", "n_best": 2}', "type is 'end', expected start or end in the first message"),
+        ('{"type": null}', "type is None, expected start or end in the first message"),
+    ],
+)
+def test_the_type_of_a_first_message_is_start_or_end(first, expected):
+    with running() as server:
+        found, code = told(server, first)
+        assert (found, code) == expected if isinstance(expected, tuple) else found[0]["message"] == expected
+        assert finals(conversation(server, audio(7), first={"type": "start"})[0]) == ["7"]
+        wait_for(lambda: not server.batcher.sessions)
 
 
 def test_idle_client_is_disconnected():

@@ -1,6 +1,8 @@
 """OpenAI's endpoint, called with its client, before a recognizer that reads numbers out of the audio."""
 
 import io
+import shutil
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -14,6 +16,7 @@ soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("python_multipart")
 pytest.importorskip("starlette")
 
+from nemo_gpu_decoding.checks import warn_once  # noqa: E402
 from nemo_gpu_decoding.live.interface import Limits  # noqa: E402
 from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, running, wait_for  # noqa: E402
 
@@ -114,9 +117,8 @@ def test_recordings_and_streams_are_decoded_together():
             "expected one of json, text, verbose_json, srt, vtt",
         ),
         ({"timestamp_granularities": ["line"]}, "timestamp_granularities", "expected one of segment, word"),
-        ({"temperature": 0.5}, "temperature", "expected 0: the server has no other"),
-        ({"prompt": "a talk"}, "prompt", "expected none: the server has no other"),
-        ({"stream": True}, "stream", "expected false: the server has no other"),
+        ({"extra_body": {"stream": "perhaps"}}, "stream", "expected one of true, false"),
+        ({"stream": True, "response_format": "srt"}, "stream", "expected one of false"),
         ({"language": "de"}, "language", "expected one of en"),
         ({"extra_body": {"beam": 3}}, "beam", "the fields are file, model"),
         ({"extra_body": {"boosting_weight": 2}}, "boosting_weight", "phrases that it is for"),
@@ -134,6 +136,87 @@ def test_bad_fields_are_named(fields, field, message):
         assert caught.value.param == field
         assert message in str(caught.value)
         assert transcribe(server).text == "1 2 3"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.2},
+        {"prompt": "A talk."},
+        {"chunking_strategy": "auto"},
+        {"chunking_strategy": {"type": "server_vad", "threshold": 0.5}},
+        {"include": ["logprobs"]},
+        {"language": "xx"},
+        {"extra_body": {"language": "", "phrases": "", "n_best": "", "response_format": ""}},
+    ],
+)
+def test_fields_of_openai_that_change_nothing_are_ignored(fields, caplog):
+    class Monolingual(NumberReader):
+        languages = ()
+
+        def prepare(self, wanted):
+            assert wanted.language is None
+            return super().prepare(wanted)
+
+    warn_once.cache_clear()
+    with running(Monolingual()) as server, caplog.at_level("WARNING", "nemo_gpu_decoding"):
+        assert transcribe(server, **fields).text == "1 2 3"
+    assert "extra_body" in fields or f"{next(iter(fields))}" in caplog.text
+
+
+def test_a_text_as_server_sent_events():
+    with running() as server:
+        events = list(transcribe(server, stream=True))
+        assert [event.type for event in events] == ["transcript.text.delta", "transcript.text.done"]
+        assert "".join(event.delta for event in events[:-1]) == events[-1].text == "1 2 3"
+
+
+def test_models_and_pages_that_are_not_there():
+    with running() as server:
+        assert [model.id for model in client(server).models.list()] == ["digits"]
+        with pytest.raises(openai.NotFoundError, match=r"GET /v1/files: Not Found"):
+            client(server).files.list()
+    with running(token="secret") as server, pytest.raises(openai.AuthenticationError):
+        client(server).models.list()
+
+
+def test_float_samples_are_decoded_as_they_are():
+    samples = np.repeat(np.float32([2, 0.25, 1e-5]), CHUNK)
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")
+    seen = []
+
+    class Reader(NumberReader):
+        def step(self, chunks):
+            seen.extend(chunk.samples for chunk in chunks)
+            return super().step(chunks)
+
+    with running(Reader()) as server:
+        transcribe(server, ("a.wav", file.getvalue()))
+    np.testing.assert_array_equal(np.concatenate(seen), samples)
+
+
+def test_a_recording_that_is_cut_short_has_its_text_and_the_fault(caplog):
+    content = recording(*SPOKEN).getvalue()
+    file = ("a.wav", content[: 44 + (len(content) - 44) * 3 // 5])
+    with running() as server, caplog.at_level("WARNING", "nemo_gpu_decoding"):
+        found = transcribe(server, file, response_format="verbose_json")
+        assert found.text == "1 2"
+        assert "a.wav cannot be read to its end: the file is cut short" in found.error
+    assert found.error in caplog.text
+
+
+def test_ffmpeg_decodes_what_libsndfile_cannot(tmp_path):
+    if shutil.which("ffmpeg") is None:
+        pytest.skip("needs ffmpeg")
+    (tmp_path / "a.wav").write_bytes(recording(*SPOKEN).getvalue())
+    subprocess.run(["ffmpeg", "-v", "error", "-i", "a.wav", "-c:a", "flac", "a.mkv"], cwd=tmp_path, check=True)
+    with running() as server:
+        assert transcribe(server, ("a.mkv", (tmp_path / "a.mkv").read_bytes())).text == "1 2 3"
+        for name, content in {"a.webm": bytes.fromhex("1a45dfa3") + bytes(500), "a.txt": b"#EXTM3U\nfile:/x"}.items():
+            with pytest.raises(openai.BadRequestError, match=f"file is '{name}', .* ffmpeg -i {name}") as caught:
+                transcribe(server, (name, content))
+            assert caught.value.param == "file"
 
 
 def test_faults_of_the_step_are_in_the_response():

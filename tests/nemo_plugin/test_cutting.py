@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.live.interface import Word
-from nemo_gpu_decoding.live.subtitles import MAX_CHARACTERS, lines, subtitles
+from nemo_gpu_decoding.live.subtitles import JOINT, MAX_CHARACTERS, lines, subtitles
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments, onset
 
 STEP = 0.08
@@ -254,6 +254,25 @@ def test_subtitles_parse_again(file_format):
     expected = [(line[0].start, line[-1].end) for line in by_line]
     assert np.allclose([each[:2] for each in found], expected, atol=1e-3)
     assert all(a[1] <= b[0] for a, b in pairwise(found))
+
+
+THAI, KANA = "สวัสดีครับวันนี้อากาศดีมากเลยนะ" * 3, "あいうえおかきくけこさしすせそ。" * 5
+
+
+@pytest.mark.parametrize("text", [THAI, KANA, "x" * 100], ids=["Thai", "kana", "long"])
+@pytest.mark.parametrize("file_format", ["srt", "vtt", "tsv"])
+def test_words_without_spaces_are_cut_at_their_pieces(text, file_format):
+    pieces = [Word(f"{JOINT if n else ''}{letter}", 0.2 * n, 0.2 * n + 0.1) for n, letter in enumerate(text)]
+    whole = Word(text, 0.0, pieces[-1].end, pieces=tuple(pieces))
+    words = [Word("one", 0.0, 0.2).later(-0.3), whole, Word("two", 0.0, 0.1).later(whole.end)]
+    found = parsed(subtitles([words], file_format, 0.3), file_format)
+    assert "".join(text for _, _, text in found).replace(" ", "") == f"one{text}two"
+    assert found[0][2].startswith("one ")
+    assert found[-1][2].endswith(" two")
+    assert max(len(line) for _, _, line in found) <= (MAX_CHARACTERS if text[0] == "x" else 20)
+    assert max(end - start for start, end, _ in found) <= 7
+    times = {round(time, 3) for piece in pieces for time in (piece.start, piece.end)}
+    assert {round(start, 3) for start, _, _ in found[1:]} <= times
 
 
 def test_text_without_times_and_transcripts_without_words():
