@@ -41,11 +41,6 @@ def compiled(function: F) -> F:
     return _njit(function)
 
 
-def any_order(function: F) -> F:
-    """Like `compiled`, for sums that may be added in any order: their loops use SIMD and fused multiplications."""
-    return _njit(function, fastmath={"reassoc", "contract"})
-
-
 def inlined(function: F) -> F:
     """Compile a small function that returns arrays to compiled code; numba copies it at each call.
 
