@@ -53,8 +53,8 @@ class Alphabet:
     def build_alphabet(cls, labels: Sequence[str]) -> Alphabet:
         """Convert the labels of a model.
 
-        '<pad>' or '[PAD]' is a blank, beside ''; in models of characters '_' is, if there is no other. Without a blank, one is
-        added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
+        '' and '<pad>' or '[PAD]' are blanks; in models of characters '_' is, if there is no other. Without a blank,
+        one is added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
         """
         is_bpe = any(label.startswith((CONTINUATION, WORD_START)) for label in labels)
         found = list(labels)

@@ -313,7 +313,7 @@ class BeamSearchDecoderCTC:
         if new := sorted(bad - self._ignored):
             self._ignored |= bad
             shown = ", ".join(map(repr, new[:3]))
-            logger.warning("hotwords: %d words have characters that are no labels and are ignored: %s", len(new), shown)
+            logger.warning("hotwords with characters that are no labels are ignored (%d): %s", len(new), shown)
         return [{word: bonus for word, bonus in own.items() if word not in bad} for own in hotwords]
 
     def _graph(self, has_hotwords: bool) -> WordGraph | None:
