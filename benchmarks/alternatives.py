@@ -23,7 +23,7 @@ from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 from nemo_gpu_decoding.search.alternatives import timed_words, word_alternatives
 from nemo_gpu_decoding.search.result import Place
 

@@ -16,7 +16,7 @@ from nemo_gpu_decoding.cli.decoding import DEFAULT_STRATEGY, decoding_config, lo
 from nemo_gpu_decoding.cli.dev_set import encode
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.manifest import read_manifest
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 PROGRAM = "python -m benchmarks.boosting"
 SUMMARY = "phrase boosting with each way of paying phrases"

@@ -31,7 +31,7 @@ from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.cli.tune import FALSE_PHRASE_COST
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import PhraseWords
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.model import Head

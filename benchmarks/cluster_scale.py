@@ -27,7 +27,7 @@ from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, write_rows
 from nemo_gpu_decoding.cluster.output import Folder, RunPlan
 from nemo_gpu_decoding.cluster.run import Workers, transcribe_corpus
 from nemo_gpu_decoding.cluster.workers import Job, Loaded
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 PROGRAM = "python -m benchmarks.cluster_scale"
 SUMMARY = "where a cluster of up to 1,000 workers saturates"

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.cli.tune import AGGREGATIONS
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 PROGRAM = "python -m benchmarks.confidence"
 SUMMARY = "word confidence before and after its map"

@@ -29,7 +29,7 @@ from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.fusion.ngram import nemo_symbol
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.metrics import word_errors
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding import BackoffAutomaton

@@ -18,8 +18,7 @@ import numpy as np
 
 from nemo_gpu_decoding import PagedBigLM
 from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.graph.csr import first_arc
-from nemo_gpu_decoding.graph.topology import NORMAL
+from nemo_gpu_decoding.graph.csr import NORMAL, first_arc
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.numerics import LARGEST

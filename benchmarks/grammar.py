@@ -35,7 +35,7 @@ from nemo_gpu_decoding import (
 )
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.fusion.ngram import nemo_symbol
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 PROGRAM = "python -m benchmarks.grammar"
 SUMMARY = "false acceptance and false rejection of closed grammars; time of a language lock"

@@ -36,7 +36,7 @@ from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_se
 from nemo_gpu_decoding.live.interface import Chunk, Recognizer, StreamOptions
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.manifest import read_manifest
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 DATA = Path(__file__).resolve().parents[1] / "assets" / "self"
 PROGRAM = "python -m benchmarks.live_load"

@@ -24,7 +24,7 @@ from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.manifest import Utterance, read_manifest
 from nemo_gpu_decoding.metrics import WordErrors, word_errors
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.interface import Word

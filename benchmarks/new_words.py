@@ -37,7 +37,7 @@ from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 PROGRAM = "python -m benchmarks.new_words"
 SUMMARY = "words of requests that the LM lacks, in closed and open graphs"

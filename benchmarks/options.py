@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
-from nemo_gpu_decoding.graph.topology import NEMO_NAMES
+from nemo_gpu_decoding.graph.csr import NEMO_NAMES
 
 STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm")
 TRANSDUCER_STRATEGIES, GRAPH_STRATEGIES = STRATEGIES[1:3], STRATEGIES[3:]

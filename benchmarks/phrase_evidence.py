@@ -19,7 +19,7 @@ from benchmarks.boosting_cells import NOTHING, Cell, CellOptions, Way, cells, ch
 from benchmarks.clock import torch_threads
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.metrics import PhraseWords
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 from nemo_gpu_decoding.search.result import FoundPhrase, NBest
 
 PROGRAM = "python -m benchmarks.phrase_evidence"

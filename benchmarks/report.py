@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.options import BenchOptions
 from nemo_gpu_decoding.container import write_text
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 Row = dict[str, Any]
 NAMING_PEERS = ("greedy_fusion", "topologies", "word_graph", "unbatched", "one_thread")

@@ -7,6 +7,7 @@ a fingerprint of all sources of compiled code.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,16 +15,17 @@ import logging
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from numba.core import config
-
-from nemo_gpu_decoding.jit_cache import ForgivingCache, warn_once
-from nemo_gpu_decoding.jit_progress import progress
+from llvmlite import ir
+from numba import extending, types
+from numba.core import caching, config, event
+from numba.cpython.unsafe import numbers
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -34,6 +36,10 @@ CACHE_VARIABLE = "NEMO_GPU_DECODING_CACHE"
 LINKED_VERSIONS = ((0, 63), (0, 68))
 
 F = TypeVar("F", bound=Callable)
+
+intrinsic: Any = extending.intrinsic  # its type does not describe calls
+trailing_zeros: Any = numbers.trailing_zeros
+LANES = 16  # values that `not_below` compares at once
 
 
 def compiled(function: F) -> F:
@@ -81,14 +87,112 @@ def _jit(function: F, **options: Any) -> Any:
 def _njit(function: F, **options: Any) -> Any:
     settings: Any = config
     outer, dispatcher = settings.CACHE_DIR, _jit(function, **options)
+    if settings.DISABLE_JIT:  # the function itself, for debuggers
+        return dispatcher
     try:
-        settings.CACHE_DIR = progress.folder = str(cache_folder())  # numba reads it when it makes the cache
-        dispatcher._cache = ForgivingCache(function)
+        settings.CACHE_DIR = str(cache_folder())  # numba reads it when it makes the cache
+        dispatcher._cache = _Cache(function)
     except (OSError, RuntimeError) as error:  # a full disk
-        warn_once(settings.CACHE_DIR, error)
+        _warn_of_cache(error)
     finally:
         settings.CACHE_DIR = outer
     return dispatcher
+
+
+class _FolderOnly(caching.CompileResultCacheImpl):
+    """Entries in the folder `numba.core.config.CACHE_DIR` only.
+
+    numba's other folders may contain stale code, because their names have no fingerprint of all sources.
+    """
+
+    # numba before 0.62 has the second name
+    _locator_classes = [  # noqa: RUF012  (as numba declares it)
+        getattr(caching, "UserProvidedCacheLocator", None) or getattr(caching, "_UserProvidedCacheLocator")  # noqa: B009
+    ]
+
+
+class _Cache(caching.FunctionCache):
+    """numba's cache on disk. If the disk is full or a file is damaged, the code is compiled again."""
+
+    _impl_class = _FolderOnly
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # damaged pickles raise errors of many types
+            _warn_of_cache(error)
+            with contextlib.suppress(OSError):
+                Path(self._cache_file._index_path).unlink(missing_ok=True)
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:  # OSError of the disk, or a damaged index that another process has written
+            _warn_of_cache(error)
+            self.disable()
+
+
+_warned: set[Path] = set()  # folders with a warning so far
+
+
+def _warn_of_cache(error: Exception) -> None:
+    if (folder := cache_folder()) not in _warned:
+        _warned.add(folder)
+        logger.warning(
+            "the cache of compiled code in %s cannot be used (%s: %s); what it lacks is compiled for this process",
+            folder, type(error).__name__, error,
+        )  # fmt: skip
+
+
+class Compilation(event.Listener):
+    """A listener of numba's events that warns before the first compilation for a purpose and measures the time.
+
+    numba compiles one function at a time, with its callees. The message is a warning, because Python hides other
+    levels by default and a first call may take a minute.
+    """
+
+    def __init__(self) -> None:
+        self.purpose = "functions for LMs and graphs"  # until a decoder sets it
+        self.count = 0
+        self.seconds = 0.0  # of all finished compilations
+        self._depth = 0
+        self._began = 0.0
+        self._announced: set[str] = set()
+
+    def on_start(self, event: Any) -> None:
+        if self._depth or _is_ours(event):
+            self._depth += 1
+        if self._depth == 1:
+            self._began = time.perf_counter()
+            if self.purpose not in self._announced:
+                self._announced.add(self.purpose)
+                logger.warning("compiling %s (once per machine, kept in %s)", self.purpose, cache_folder())
+
+    def on_end(self, event: Any) -> None:
+        if self._depth:
+            self._depth -= 1
+            self.count += _is_ours(event)
+            if not self._depth:
+                self.seconds += time.perf_counter() - self._began
+
+
+def _is_ours(event: Any) -> bool:
+    return str(event.data["dispatcher"].py_func.__module__).startswith("nemo_gpu_decoding")
+
+
+compilation = Compilation()
+event.register("numba:compile", compilation)
+
+
+def working_seconds() -> float:
+    """A clock in seconds that excludes compile time, for measurements of speed."""
+    return time.perf_counter() - compilation.seconds
+
+
+def announce_compilation(purpose: str) -> None:
+    """Set the name of the next compilations in the warning of `Compilation`."""
+    compilation.purpose = purpose
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -106,8 +210,8 @@ class CopiedByFields:
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own: Any = self
-        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(own))
+        instance: Any = self
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(instance))
 
 
 def cache_root() -> Path:
@@ -138,15 +242,10 @@ def _user() -> int:
 
 def _is_ours_alone(folder: Path) -> bool:
     """Whether only this user can write to the folder, because numba and CUDA run the code in it."""
-    found = folder.lstat()
+    status = folder.lstat()
     others = 0o022 if os.name == "posix" else 0  # other systems do not use these bits
-    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == _user() and not found.st_mode & others
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == _user() and not status.st_mode & others
     return is_ours and os.access(folder, os.W_OK)
-
-
-def announce_compilation(purpose: str) -> None:
-    """Set the name of the next compilations in the messages of `jit_progress.py`."""
-    progress.purpose = purpose
 
 
 def _fingerprint() -> str:
@@ -156,3 +255,23 @@ def _fingerprint() -> str:
         if b"jit import" in text or source.name.startswith("jit"):
             digest.update(text)
     return digest.hexdigest()[:16]
+
+
+@intrinsic
+def not_below(typing_context, row, begin, least):
+    """LANES bits, one for each value of a contiguous array of floats from row[begin] on: NaN, or at least `least`.
+
+    A loop over the values would add up its results, which takes longer than the comparisons.
+    """
+
+    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, begin, least = arguments
+        block = ir.VectorType(ir.FloatType() if row.dtype == types.float32 else ir.DoubleType(), LANES)
+        first = builder.gep(context.make_array(signature.args[0])(context, builder, values).data, [begin])
+        read = builder.load(builder.bitcast(first, block.as_pointer()), align=row.dtype.bitwidth // 8)
+        limit = builder.insert_element(ir.Constant(block, ir.Undefined), least, ir.Constant(ir.IntType(32), 0))
+        limit = builder.shuffle_vector(limit, limit, ir.Constant(ir.VectorType(ir.IntType(32), LANES), None))
+        return builder.bitcast(builder.fcmp_unordered(">=", read, limit), ir.IntType(LANES))
+
+    is_contiguous = row.layout == "C" and row.dtype in (types.float32, types.float64)
+    return (types.uint16(row, types.intp, row.dtype), write) if is_contiguous else None

@@ -12,8 +12,8 @@ from typing import Any
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
 from nemo_gpu_decoding.checks import FieldError, check_number
-from nemo_gpu_decoding.fusion.written import KEYS, WrittenRequest, written_request
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS, WrittenRequest, written_request
+from nemo_gpu_decoding.plain_text import read_lines
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
@@ -23,7 +23,7 @@ RESULT_KEYS = (
     *("wer", "oracle_wer", "error", "manifest", "line"),
 )
 
-_READ = ("audio_filepath", "duration", "text", "shard_id", *KEYS)
+_READ = ("audio_filepath", "duration", "text", "shard_id", *REQUEST_KEYS)
 
 
 @dataclass(frozen=True)

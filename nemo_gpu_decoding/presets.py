@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_gpu_decoding.container import write_text
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.plain_text import read_lines
 
 GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
 SECTIONS = ("beam", "wfst", "confidence_cfg", "beam.boosting_tree", "wfst.boosting_tree")

@@ -27,9 +27,16 @@ from pathlib import Path
 
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.availability import install_advice
-from nemo_gpu_decoding.cuda.compile import Architecture, architecture, compiler_options, kernel_code
-from nemo_gpu_decoding.cuda.sources import kernel_files, printed_header, read_source
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.cuda.compile import (
+    Architecture,
+    architecture,
+    compiler_options,
+    kernel_code,
+    kernel_files,
+    printed_header,
+    read_source,
+)
+from nemo_gpu_decoding.plain_text import format_table
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 

@@ -37,9 +37,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
-from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options, kernel_files, read_source
+from nemo_gpu_decoding.plain_text import format_table
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_engine
 from nemo_gpu_decoding.search.transducer import cuda_engine as transducer_engine
 from nemo_gpu_decoding.search.transducer import records

@@ -36,7 +36,7 @@ from benchmarks.tasks import Task  # noqa: E402
 from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus  # noqa: E402
 from nemo_gpu_decoding.cuda import nvrtc  # noqa: E402
 from nemo_gpu_decoding.cuda.launch import use_runtime  # noqa: E402
-from nemo_gpu_decoding.report import format_table  # noqa: E402
+from nemo_gpu_decoding.plain_text import format_table  # noqa: E402
 from nemo_gpu_decoding.search.transducer import cuda_engine  # noqa: E402
 from scripts.check_kernels import check  # noqa: E402
 from tests.cuda_emulator.emulator import EmulatedRuntime, Launched  # noqa: E402

@@ -31,8 +31,8 @@ from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, read_manifest
 from nemo_gpu_decoding.metrics import PhraseWords, word_errors
+from nemo_gpu_decoding.plain_text import format_table
 from nemo_gpu_decoding.presets import load_preset
-from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

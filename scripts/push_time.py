@@ -28,7 +28,7 @@ sys.path.insert(0, str(REPOSITORY))  # the emulator is test code
 
 from nemo_gpu_decoding.cuda.launch import use_runtime  # noqa: E402
 from nemo_gpu_decoding.cuda.signature import Signature, checked_arguments  # noqa: E402
-from nemo_gpu_decoding.report import format_table  # noqa: E402
+from nemo_gpu_decoding.plain_text import format_table  # noqa: E402
 from nemo_gpu_decoding.search.transducer import cuda_graphs, networks  # noqa: E402
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder  # noqa: E402
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, IDLE, STREAM_COUNTERS, STREAM_PARAMS  # noqa: E402

@@ -26,8 +26,7 @@ import numpy as np
 
 from nemo_gpu_decoding import container
 from nemo_gpu_decoding.fusion.boosting import read_phrases
-from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
-from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
+from nemo_gpu_decoding.fusion.ngram import load_nemo_automaton, load_ngram_lm
 from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.openfst import Fst, write_fst

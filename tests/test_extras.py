@@ -106,10 +106,7 @@ def test_modules_of_an_extra_are_what_it_installs(extra):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_starts_without_any_extra(command):
     """The files that a command imports before it checks for its extras import none of them."""
-    waiting, seen = (
-        [ROOT / PACKAGE / "cli" / "main.py", ROOT / PACKAGE / "cli" / f"{file_of(command)}.py"],
-        set(),
-    )
+    waiting, seen = ([ROOT / PACKAGE / "cli" / "main.py", ROOT / PACKAGE / "cli" / f"{file_of(command)}.py"], set())
     while waiting:
         path = waiting.pop()
         if path in seen:

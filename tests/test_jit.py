@@ -10,13 +10,13 @@ import pytest
 from numba.core import errors
 from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator
 
-from nemo_gpu_decoding import jit, jit_cache, jit_progress
+from nemo_gpu_decoding import jit
 
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
     jit.cache_folder.cache_clear()
-    monkeypatch.setattr(jit_cache, "_warned", set())
+    monkeypatch.setattr(jit, "_warned", set())
     yield
     jit.cache_folder.cache_clear()
 
@@ -161,9 +161,9 @@ def test_a_linked_function_that_returns_arrays_is_refused(cache):
 
 
 def test_compiling_is_announced_once_and_only_if_needed(cache, monkeypatch, caplog):
-    monkeypatch.setattr(jit_progress, "_is_ours", lambda event: True)
-    monkeypatch.setattr(jit_progress.progress, "_announced", set())
-    monkeypatch.setattr(jit_progress.progress, "purpose", "")
+    monkeypatch.setattr(jit, "_is_ours", lambda event: True)
+    monkeypatch.setattr(jit.compilation, "_announced", set())
+    monkeypatch.setattr(jit.compilation, "purpose", "")
     jit.announce_compilation("flexctc_beam")
     assert not caplog.records
     assert [jit.compiled(doubled)(value) for value in (2, 2.0)] == [4, 4.0]
@@ -177,25 +177,27 @@ def test_compiling_is_announced_once_and_only_if_needed(cache, monkeypatch, capl
 
 
 def test_compiling_takes_no_working_time(cache, monkeypatch):
-    monkeypatch.setattr(jit_progress, "_is_ours", lambda event: True)
-    compiled, counted, began = (
-        jit_progress.progress.seconds,
-        jit_progress.progress.count,
-        jit_progress.working_seconds(),
-    )
+    monkeypatch.setattr(jit, "_is_ours", lambda event: True)
+    compiled, counted, began = (jit.compilation.seconds, jit.compilation.count, jit.working_seconds())
     all_began = time.perf_counter()
     jit.compiled(doubled)(2)
-    spent = jit_progress.progress.seconds - compiled
+    spent = jit.compilation.seconds - compiled
     assert spent > 0
-    assert jit_progress.progress.count == counted + 1
-    worked = jit_progress.working_seconds() - began
+    assert jit.compilation.count == counted + 1
+    worked = jit.working_seconds() - began
     assert worked <= time.perf_counter() - all_began - spent + 1e-3
 
 
 def test_what_other_packages_compile_is_not_ours(cache):
-    before = jit_progress.progress.count, jit_progress.progress.seconds
+    before = jit.compilation.count, jit.compilation.seconds
     jit.linked(doubled).compile("int64(int64)")
-    assert (jit_progress.progress.count, jit_progress.progress.seconds) == before
+    assert (jit.compilation.count, jit.compilation.seconds) == before
+
+
+def test_functions_stay_python_where_numba_is_off(monkeypatch):
+    """NUMBA_DISABLE_JIT=1, which debuggers use."""
+    monkeypatch.setattr(jit.config, "DISABLE_JIT", True)
+    assert [make(doubled)(2) for make in (jit.compiled, jit.linked, jit.no_refcount, jit.inlined)] == [4] * 4
 
 
 @pytest.mark.slow

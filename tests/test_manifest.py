@@ -12,7 +12,7 @@ from nemo_gpu_decoding.cluster.output import Totals, row_of
 from nemo_gpu_decoding.live.interface import BoostedPhrase
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.plain_text import read_lines
 
 soundfile = pytest.importorskip("soundfile")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, oracle_text, phrase_score, word_errors
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 
 def test_counts_of_hand_made_alignments():

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.simd import LANES, not_below
+from nemo_gpu_decoding.search.numerics import LANES, not_below
 
 
 @compiled

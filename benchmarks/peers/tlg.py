@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import WordGraph, arc_sources
+from nemo_gpu_decoding.graph.csr import COMPACT, MINIMAL, NORMAL, WordGraph, arc_sources, topology_number
 from nemo_gpu_decoding.graph.openfst import Fst, write_fst
-from nemo_gpu_decoding.graph.topology import COMPACT, MINIMAL, NORMAL, topology_number
 
 ROUNDING = 1e-5  # relative; costs are float32
 

@@ -20,7 +20,7 @@ from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.metrics import PhraseWords
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.plain_text import read_lines
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.audio import AudioSource

@@ -18,8 +18,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.container import write_text
-from nemo_gpu_decoding.report import format_table
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.plain_text import format_table, read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

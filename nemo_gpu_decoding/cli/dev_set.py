@@ -18,7 +18,7 @@ from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, fit_map, me
 from nemo_gpu_decoding.cli.decoding import section_of
 from nemo_gpu_decoding.manifest import Utterance, references_of
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, oracle_text, phrase_score, word_errors
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.extras import install_command
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 SUPPORTED_NEMO = "2.7 .. 3.0"
 MODELS = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}  # by family of strategies
@@ -199,7 +199,7 @@ def numba_facts() -> list[Fact]:
 
 def strategy_paths() -> list[StrategyPath]:
     """Every registered strategy and the backend that `auto` means for it here."""
-    from nemo_gpu_decoding.cuda.sources import kernel_files
+    from nemo_gpu_decoding.cuda.compile import kernel_files
 
     why_not = cuda_obstacle() if kernel_files() else "it has no CUDA kernels in this version"
     path, why = ("cpu", why_not) if why_not else ("cuda", "tensors on the GPU are decoded there")

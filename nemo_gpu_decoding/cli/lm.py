@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.arpa import Arpa
@@ -262,10 +262,7 @@ COMMANDS = {
     ),
     "pack-lm": SimpleNamespace(
         OPTIONS=PackLMOptions,
-        EXAMPLES=(
-            "lm=large.arpa.gz out=large.packed",
-            "lm=large.arpa.gz out=large.packed json=true",
-        ),
+        EXAMPLES=("lm=large.arpa.gz out=large.packed", "lm=large.arpa.gz out=large.packed json=true"),
         run=pack_lm,
     ),
 }

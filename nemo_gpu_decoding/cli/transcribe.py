@@ -203,7 +203,7 @@ def run(options: TranscribeOptions) -> int:
         return run_partitions(options)
     if options.manifest is not None and not isinstance(options.manifest, str):
         raise ValueError(f"manifest={options.manifest} needs a folder as out, one that ends with /")
-    from nemo_gpu_decoding.jit_progress import progress, working_seconds
+    from nemo_gpu_decoding.jit import compilation, working_seconds
     from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog
 
     utterances = find_utterances(options.audio, options.manifest)
@@ -215,7 +215,7 @@ def run(options: TranscribeOptions) -> int:
         _check_names(utterances)
     loaded = load(options)
     log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
-    started, compiled = working_seconds(), progress.seconds
+    started, compiled = working_seconds(), compilation.seconds
     with ExitStack() as stack:  # a run that dies leaves an older file as it was
         sink = (
             stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
@@ -227,8 +227,8 @@ def run(options: TranscribeOptions) -> int:
     if log is not None:
         log.remove()
     report(totals, working_seconds() - started, loaded.model.device_name)
-    if compiled < progress.seconds:
-        print(f"compiled in {progress.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
+    if compiled < compilation.seconds:
+        print(f"compiled in {compilation.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
     return int(totals.errors > 0)
 
 
@@ -327,7 +327,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
     """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
     from nemo_gpu_decoding.cluster.output import Totals, row_of
-    from nemo_gpu_decoding.jit_progress import working_seconds
+    from nemo_gpu_decoding.jit import working_seconds
 
     totals, before = Totals(), working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):

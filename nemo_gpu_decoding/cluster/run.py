@@ -16,7 +16,7 @@ from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.output import Folder, RunPlan, Totals
 from nemo_gpu_decoding.cluster.workers import Job, Transcriber
 from nemo_gpu_decoding.extras import require
-from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.plain_text import format_table
 
 SLOWEST = 5  # number of slowest files in the summary
 

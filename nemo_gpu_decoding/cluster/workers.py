@@ -15,7 +15,7 @@ from nemo_gpu_decoding.audio import AudioPart, AudioSource, unreadable
 from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.cluster.corpus import Audio, Partition, local_audio, one_line
 from nemo_gpu_decoding.cluster.output import Folder, Totals, row_of
-from nemo_gpu_decoding.fusion.written import KEYS
+from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
@@ -272,7 +272,7 @@ def _is_fatal(error: Exception) -> bool:
 def _opened(position: int, audio: Audio) -> Item:
     """An utterance with the error of its audio, if there is one."""
     row, file = audio
-    read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", *KEYS)}}
+    read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", *REQUEST_KEYS)}}
     source = AudioPart(Path(file), *row.get("part", (0.0,)))
     utterance = opened(row["audio_filepath"], source, read, f"line {row['line']}")
     fault = file if isinstance(file, str) else utterance.fault

@@ -7,8 +7,17 @@ the container's limit. So this module also reads the limits of all control group
 from __future__ import annotations
 
 import importlib
+import mmap
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.cuda.driver import Driver
 
 ROOT = Path("/")
 # names of a control group's files, versions 2 and 1: limit, usage
@@ -81,3 +90,120 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+HUGE_PAGE = 1 << 21  # bytes; fewer and larger pages make pinning and the GPU's reads faster
+
+# cudaHostRegister's flags: usable from all devices; has an address on the device
+_PORTABLE, _MAPPED = 1, 2
+
+
+class PinningError(RuntimeError):
+    """Host memory cannot be allocated, or CUDA cannot pin it."""
+
+
+class HostTable:
+    """Bytes in host memory, pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
+
+    Memory stays pinned until the table and all tensors made from it are deleted. Before the last one is
+    deleted, the caller must wait for all kernels that read it.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Allocate `nbytes` zero bytes; the system reserves memory at the first write.
+
+        Raises:
+            ValueError: `nbytes` is negative.
+            PinningError: the system does not have enough memory.
+        """
+        if nbytes < 0:
+            raise ValueError(f"nbytes is {nbytes}, expected 0 or more")
+        self._memory = _anonymous(max(1, -(-nbytes // HUGE_PAGE)) * HUGE_PAGE)
+        self._array = np.frombuffer(self._memory, np.uint8, count=nbytes)
+        self._unpin: weakref.finalize | None = None
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """The content as uint8 tensor [nbytes] that shares this memory; view it as other types."""
+        return torch.from_numpy(self._array)
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+    def pin(self, device: torch.device) -> HostTable:
+        """Pin the memory and map it for all GPUs, unless this has been done; `device` must be able to read it.
+
+        Raises:
+            PinningError: CUDA refuses, or kernels on `device` can't read it at the host's address.
+        """
+        if self.nbytes == 0:
+            return self
+        with torch.cuda.device(device):  # CUDA is initialised on the current device
+            _check_addresses(device)
+            if self._unpin is None:
+                self._lock_pages()
+        return self
+
+    def _lock_pages(self) -> None:
+        address = self._array.ctypes.data
+        # a fork of the process would copy all pinned pages at once
+        _advise(self._memory, "MADV_DONTFORK")
+        status = _cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
+        if int(status) != 0:
+            _advise(self._memory, "MADV_DOFORK")
+            _forget_error()
+            raise PinningError(
+                f"cudaHostRegister can't pin {self.nbytes / 2**30:.2f} GiB of host memory: {status}; "
+                f"{_gib(free_host_bytes(), 'an unknown amount')} are free, and `ulimit -l` allows "
+                f"{_gib(lock_limit(), 'any amount')}"
+            )
+        # tensors made from the array keep it alive and pinned
+        self._unpin = weakref.finalize(self._array, lambda: _cudart().cudaHostUnregister(address))
+        # at exit the driver unpins all memory; a call may then come too late
+        self._unpin.atexit = False
+
+
+def _check_addresses(device: torch.device) -> None:
+    """Raise unless kernels can read a table at its host address, which not all systems support."""
+    driver = Driver()
+    attribute = driver.bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+    driver.call("cuInit", 0)
+    if not driver.call("cuDeviceGetAttribute", attribute, driver.call("cuDeviceGet", device.index)):
+        raise PinningError(f"kernels on {device} can't read host memory at the host's address")
+
+
+def _anonymous(nbytes: int) -> mmap.mmap:
+    """Allocate private anonymous memory: file pages cannot be pinned for long, shared pages are rarely huge."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    try:
+        memory = mmap.mmap(-1, nbytes, **private)
+    except OSError as error:
+        raise PinningError(
+            f"can't get {_gib(nbytes)} of host memory ({error.strerror}), "
+            f"{_gib(free_host_bytes(), 'an unknown amount')} are free"
+        ) from error
+    _advise(memory, "MADV_HUGEPAGE")
+    return memory
+
+
+def _advise(memory: mmap.mmap, advice: str) -> None:
+    """Give the system a hint on the use of the memory, if the system supports it."""
+    if hasattr(mmap, advice):
+        with suppress(OSError):  # a kernel built without
+            memory.madvise(getattr(mmap, advice))
+
+
+def _gib(nbytes: int | None, otherwise: str = "") -> str:
+    return otherwise if nbytes is None else f"{nbytes / 2**30:.2f} GiB"
+
+
+def _forget_error() -> None:
+    """Clear the error of a failed call; otherwise the next launch reports it."""
+    if torch.cuda.is_initialized():
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()

@@ -64,7 +64,7 @@ class Tensor:
     type_name: str = "LogProb"
     # Whether None is allowed; the kernel gets a null pointer.
     optional: bool = False
-    # Whether the tensor is in host memory, which the kernel reads over the bus. The memory is pinned (`pinned.py`).
+    # Whether the tensor is in host memory, which the kernel reads over the bus. It is pinned (`host_memory.py`).
     pinned: bool = False
     # The layout of `dtype`, computed once for all launches.
     layout: Layout = field(init=False, repr=False, compare=False)

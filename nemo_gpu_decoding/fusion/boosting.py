@@ -20,15 +20,15 @@ import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_number, checked_options
-from nemo_gpu_decoding.fusion.aliases import is_word_character
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
-from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
+from nemo_gpu_decoding.fusion.ngram import load_nemo_automaton
 from nemo_gpu_decoding.fusion.phrases import (
     Phrase,
     aliases_of,
     as_phrase,
+    is_word_character,
     read_phrases,
     spelled_phrases,
     weight_of,

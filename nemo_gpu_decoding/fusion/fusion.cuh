@@ -1,6 +1,6 @@
-// Look up labels in back-off automata; counterpart of lookup.py.
+// Look up labels in back-off automata; counterpart of automaton.py.
 //
-// Sums are formed in the order of lookup.py, so that CPU and GPU agree to the bit (no contraction of
+// Sums are formed in the order of automaton.py, so that CPU and GPU agree to the bit (no contraction of
 // a * b + c: compile with --fmad=false).
 #pragma once
 
@@ -30,7 +30,7 @@ inline int find_arc(const Automaton& automaton, const State& state, int label) {
   return low < state.arc_end && automaton.arcs[low].label == label ? low : -1;
 }
 
-// Weight of `label` in state number `number`, and the state after it; see lookup.py.
+// Weight of `label` in state number `number`, and the state after it; see automaton.py.
 // Returns weight -inf as soon as bounds show that the weight is below `least` (float or double).
 template <bool HALVES = false, class Number>
 inline Reading lookup(const Automaton& automaton, int number, int label, Number least) {

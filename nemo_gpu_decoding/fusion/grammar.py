@@ -28,8 +28,9 @@ from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
-from nemo_gpu_decoding.fusion.written import MOST_SHOWN
 from nemo_gpu_decoding.vocabulary import WORD_START, Vocabulary
+
+MOST_SHOWN = 80  # characters of a value in a message
 
 MOST_LETTERS = 300_000
 JSGF = "#JSGF"  # begins files of the Java Speech Grammar Format

@@ -37,7 +37,7 @@ from nemo_gpu_decoding.graph.store import load_or_build
 from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS, PIECE_COST, WORD_COST, Entrance
 from nemo_gpu_decoding.jit import cache_root
 from nemo_gpu_decoding.lm.arpa import ArpaReader
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")

@@ -28,6 +28,31 @@ from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, read_only
 
+# CTC topologies map frame sequences to token sequences. A decoding graph usually is T o L o G, with a transducer T of
+# frames and tokens. The search applies T to L o G on the fly: a search token stores the last label, which is the state
+# of T. Words and costs equal those of T o L o G for every topology (measured), with 2-4x fewer arcs.
+#
+#    name      a token's frames        between two equal tokens     T in NeMo
+#    normal    one or more             at least one blank           "default"
+#    compact   one or more             any number of blanks         "compact"
+#    minimal   exactly one             any number of blanks         "minimal"
+#    graph     defined by the graph's arcs, for ready-made T o L o G files
+#
+# [CUDA-WFST] and NeMo's `wfst_utils.build_topo` describe the first three.
+TOPOLOGIES = ("compact", "normal", "minimal", "graph")
+COMPACT, NORMAL, MINIMAL, GRAPH = range(4)  # numbers in compiled code
+NEMO_NAMES = {"default": "normal"}
+DEFAULT_TOPOLOGY = "compact"
+
+
+def topology_number(name: str) -> int:
+    """The number of a topology; NeMo's names are allowed."""
+    ours = NEMO_NAMES.get(name, name)
+    if ours not in TOPOLOGIES:
+        raise FieldError("topology", name, f"one of {', '.join(TOPOLOGIES)}")
+    return TOPOLOGIES.index(ours)
+
+
 EPSILON_WORD = "<eps>"
 INFINITE = np.float32(np.inf)
 MANY_ARCS = 8  # a state has a table if its arcs times this are as many as the labels

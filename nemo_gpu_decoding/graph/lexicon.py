@@ -21,7 +21,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.graph.openfst import Fst
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 Spelling = tuple[int, ...]

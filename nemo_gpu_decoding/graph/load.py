@@ -13,12 +13,11 @@ from typing import NamedTuple
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.build import build_graph, listed_words, load_fst_graph
-from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.csr import DEFAULT_TOPOLOGY, GRAPH, TOPOLOGIES, WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.openfst import read_input_symbols
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, load_graph, save_graph
-from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, GRAPH, TOPOLOGIES
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases
 
 _BLANKS = ("<blk>", "<blank>")  # as NeMo and k2 name it

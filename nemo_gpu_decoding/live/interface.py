@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
-from nemo_gpu_decoding.fusion.written import WrittenRequest
+from nemo_gpu_decoding.fusion.batch import WrittenRequest
 from nemo_gpu_decoding.search.result import Place
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit

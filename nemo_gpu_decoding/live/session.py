@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
+from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS, written_request
 from nemo_gpu_decoding.fusion.phrases import Phrase, as_phrase
-from nemo_gpu_decoding.fusion.written import KEYS, written_request
 from nemo_gpu_decoding.live.interface import (
     MAX_END_SILENCE,
     MAX_GRAMMAR_LETTERS,
@@ -85,7 +85,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
     Raises:
         FieldError: names the wrong key.
     """
-    given = {key: value if key in KEYS else _short(value) for key, value in message.items()}
+    given = {key: value if key in REQUEST_KEYS else _short(value) for key, value in message.items()}
     for key in given:
         if key not in Start._fields:
             raise FieldError(key[:SHOWN], _short(given[key]), f"none; the keys are {', '.join(Start._fields)}")

@@ -44,9 +44,8 @@ import torch
 from tqdm import tqdm
 
 from nemo_gpu_decoding.checks import FieldError, check_choice
-from nemo_gpu_decoding.cuda.host_memory import free_host_bytes
+from nemo_gpu_decoding.cuda.host_memory import HostTable, PinningError, free_host_bytes
 from nemo_gpu_decoding.cuda.launch import Scalar, Tensor
-from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
 from nemo_gpu_decoding.cuda.upload import synchronize_unless_capturing
 from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.records import CACHED_ARC, LM_STATE

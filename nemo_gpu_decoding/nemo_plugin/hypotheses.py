@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
-from nemo_gpu_decoding.fusion.aliases import Aliases
+from nemo_gpu_decoding.fusion.phrases import Aliases
 from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, ScoreParts, Work
 
 if TYPE_CHECKING:

@@ -25,13 +25,12 @@ from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boos
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
-from nemo_gpu_decoding.fusion.written import MOST_LISTED
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import Continuation
+from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Place
 from nemo_gpu_decoding.search.result import Path as SearchPath
-from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
@@ -232,7 +231,7 @@ def load_grammar(
     except FieldError as error:
         raise error.named(f"{section}grammar{'_price' if error.field == 'price' else ''}") from None
     except ValueError as error:
-        shown = [*source][:MOST_LISTED]
+        shown = [*source][:3]
         raise FieldError(f"{section}grammar", shown, "a grammar of the model's tokens", f"({error})") from None
 
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from nemo_gpu_decoding.audio import AudioSource, check_channel_selector, num_channels, part_of, unreadable, write_mono
-from nemo_gpu_decoding.fusion.written import WrittenRequest
+from nemo_gpu_decoding.fusion.batch import WrittenRequest
 from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of, utterance_requests

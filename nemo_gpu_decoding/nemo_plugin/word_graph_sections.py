@@ -15,9 +15,9 @@ from typing import Any, cast
 from nemo.utils import logging
 from omegaconf import DictConfig
 
+from nemo_gpu_decoding.graph.csr import NEMO_NAMES, TOPOLOGIES
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.load import GraphOptions
-from nemo_gpu_decoding.graph.topology import NEMO_NAMES, TOPOLOGIES
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, NoEffect, Options, Section, Values, check_no_effect
 from nemo_gpu_decoding.search.config import BACKENDS
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig

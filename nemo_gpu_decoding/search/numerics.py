@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
-from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.simd import LANES, not_below, trailing_zeros
+from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, lookup
+from nemo_gpu_decoding.jit import LANES, compiled, linked, not_below, trailing_zeros
 
 IMPOSSIBLE = np.float32(-np.inf)
 LARGEST = np.float32(np.finfo(np.float32).max)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.aliases import Aliases
+from nemo_gpu_decoding.fusion.phrases import Aliases
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.allowed import AllowedTokens

@@ -129,7 +129,7 @@ def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
 
 @pytest.mark.usefixtures("gpu")
 def test_a_strategy_without_kernels_runs_on_the_cpu_and_says_so(monkeypatch):
-    monkeypatch.setattr("nemo_gpu_decoding.cuda.sources.kernel_files", list)
+    monkeypatch.setattr("nemo_gpu_decoding.cuda.compile.kernel_files", list)
     with use_runtime(FakeRuntime(None)):
         rows = doctor.strategy_paths()
     assert {(row.path, row.why) for row in rows} == {("cpu", "it has no CUDA kernels in this version")}

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_gpu_decoding.cli import transcribe
 from nemo_gpu_decoding.cli.main import main
-from nemo_gpu_decoding.jit_progress import progress
+from nemo_gpu_decoding.jit import compilation
 from nemo_gpu_decoding.presets import load_preset, write_preset
 
 
@@ -74,7 +74,7 @@ def test_transcribe_on_a_full_disk(transcribed, tmp_path, monkeypatch, capsys):
 
 def test_transcribe_leaves_compiling_out_of_its_speed(transcribed, tmp_path, monkeypatch, capsys):
     def compiles():
-        monkeypatch.setattr(progress, "seconds", progress.seconds + 50.0)
+        monkeypatch.setattr(compilation, "seconds", compilation.seconds + 50.0)
         yield SimpleNamespace(text="new", error="")
 
     # 50 s of compiling that took no time: the clock of the work has gone back

@@ -26,11 +26,11 @@ import torch
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cuda.launch import use_runtime
-from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import build_grammar
+from nemo_gpu_decoding.fusion.phrases import Aliases
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.vocabulary import Vocabulary

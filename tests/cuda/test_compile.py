@@ -11,9 +11,15 @@ import pytest
 
 from nemo_gpu_decoding.cuda import compile as compiling
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import Architecture, architecture, compiler_options, kernel_code
+from nemo_gpu_decoding.cuda.compile import (
+    Architecture,
+    architecture,
+    compiler_options,
+    kernel_code,
+    kernel_files,
+    read_source,
+)
 from nemo_gpu_decoding.cuda.nvrtc import Compiled, CompileError
-from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
 from tests.cuda.fakes import needs_nvrtc
 
 KERNEL = """

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda import pinned
+from nemo_gpu_decoding.cuda import host_memory as pinned
 from nemo_gpu_decoding.cuda.driver import Driver
-from nemo_gpu_decoding.cuda.host_memory import free_host_bytes, lock_limit
-from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
+from nemo_gpu_decoding.cuda.host_memory import HostTable, PinningError, free_host_bytes, lock_limit
 from tests.cuda.fakes import FakeDriver
 
 GPU = torch.device("cuda", 1)

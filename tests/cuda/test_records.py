@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.cuda.compile import PACKAGE, kernel_files, read_source
 from nemo_gpu_decoding.cuda.driver import CudaRuntime
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records, runtime, use_runtime
 from nemo_gpu_decoding.cuda.records import dtype_of, header_of, struct_name
 from nemo_gpu_decoding.cuda.signature import MOST_FORMS, checked_arguments
-from nemo_gpu_decoding.cuda.sources import PACKAGE, kernel_files, read_source
 from tests.cuda_emulator.emulator import EmulatedRuntime
 
 PRINTED = re.compile(r"^// Printed from (\S+)\.$", re.MULTILINE)

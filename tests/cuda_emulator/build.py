@@ -20,8 +20,7 @@ from pathlib import Path
 
 import nemo_gpu_decoding
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
-from nemo_gpu_decoding.cuda.sources import printed_header, read_source
+from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options, printed_header, read_source
 from tests.cuda_emulator.ptx import translate
 
 HERE = Path(__file__).parent

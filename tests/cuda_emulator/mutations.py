@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nemo_gpu_decoding.cuda.compile import read_source
 from nemo_gpu_decoding.cuda.launch import use_runtime
-from nemo_gpu_decoding.cuda.sources import read_source
 from tests.cuda_emulator.emulator import EmulatedRuntime, EmulatorError
 
 _BARRIER = re.compile(r"__syncthreads\(\);")

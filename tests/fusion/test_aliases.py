@@ -3,9 +3,8 @@
 import pytest
 
 from nemo_gpu_decoding import BoostingConfig, Phrase, Vocabulary, build_boosting_tree
-from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.fusion.boosting import load_boosting_tree
-from nemo_gpu_decoding.fusion.phrases import aliases_of, read_phrases
+from nemo_gpu_decoding.fusion.phrases import Aliases, aliases_of, read_phrases
 
 TABLE = {
     "ann": "Anne",

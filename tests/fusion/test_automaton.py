@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, empty_automaton
+from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, BackoffAutomaton, Columns, empty_automaton, lookup
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from tests.random_models import random_boosting, random_lm
 
 A, B = 0, 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, concatenate
+from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, BackoffAutomaton, Columns, concatenate, lookup
 from nemo_gpu_decoding.fusion.context_graph import (
     MAX_BONUSES,
     ROOT,
@@ -16,7 +16,6 @@ from nemo_gpu_decoding.fusion.context_graph import (
     build_context_graph,
     token_scores,
 )
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.fusion.refunds import with_refunds
 from tests.oracles.ngram import earned, earned_apart, phrase_bonus
 

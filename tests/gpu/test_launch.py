@@ -9,8 +9,8 @@ import torch
 from benchmarks.options import BenchOptions
 from benchmarks.probe import measure_start, probe_process
 from nemo_gpu_decoding.cuda.driver import DriverError
+from nemo_gpu_decoding.cuda.host_memory import HostTable
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, runtime
-from nemo_gpu_decoding.cuda.pinned import HostTable
 from tests.contract.subject import all_facts
 from tests.gpu import sized
 from tests.random_models import random_log_probs

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
+from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options, read_source
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
-from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.lm.on_device import SLOT_BYTES, PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import COST_BITS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda.pinned import PinningError
+from nemo_gpu_decoding.cuda.host_memory import PinningError
 from nemo_gpu_decoding.lm import on_device
 from nemo_gpu_decoding.lm.on_device import (
     PINNABLE_SHARE,

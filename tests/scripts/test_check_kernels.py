@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import Architecture
-from nemo_gpu_decoding.cuda.sources import read_source
+from nemo_gpu_decoding.cuda.compile import Architecture, read_source
 from tests.assets import ROOT, load_script
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import why_no_compiler

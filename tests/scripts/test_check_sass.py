@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
+from nemo_gpu_decoding.cuda.compile import kernel_files, read_source
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_engine
 from scripts import check_sass
 from tests.cuda.fakes import needs_nvrtc

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda.sources import kernel_files
+from nemo_gpu_decoding.cuda.compile import kernel_files
 from nemo_gpu_decoding.search.transducer.cuda_networks import PredictionPaths
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedModule

@@ -22,8 +22,7 @@ from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli.decoding import load_phrase_file, writable_file
 from nemo_gpu_decoding.manifest import parse_row, part_in
 from nemo_gpu_decoding.metrics import PhraseScore, PhraseWords, WordErrors, phrase_score, word_errors
-from nemo_gpu_decoding.report import format_table
-from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.plain_text import format_table, read_lines
 from tools.compare.collation import Passage, Reading, Transcript, collate, difference
 
 EXAMPLES = (

@@ -17,8 +17,8 @@ from nemo.utils import logging
 from torch import Tensor
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.fusion.aliases import Aliases
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.fusion.phrases import Aliases
 from nemo_gpu_decoding.live.endpointing import StreamProgress, find_endpoint, progress_of
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request

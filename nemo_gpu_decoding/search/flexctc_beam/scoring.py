@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
+from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, MOST_LOG_PROB, label_of
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.cuda.exchange import Exchange
 from nemo_gpu_decoding.cuda.launch import Module, Signature, runtime
+from nemo_gpu_decoding.cuda.upload import Exchange
 from nemo_gpu_decoding.fusion.batch import DeviceAutomaton
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.transducer import records

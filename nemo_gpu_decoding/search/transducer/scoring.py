@@ -37,7 +37,7 @@ import math
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
+from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, Candidates, floor_of, insert, next_label
 from nemo_gpu_decoding.search.transducer.records import CANDIDATE, LM_WEIGHTED_FULL

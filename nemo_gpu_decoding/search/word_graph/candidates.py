@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
+from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.word_graph import keys

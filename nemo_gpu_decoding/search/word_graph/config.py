@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nemo_gpu_decoding.checks import check_choice, check_int, check_number, checked_options
-from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, topology_number
+from nemo_gpu_decoding.graph.csr import DEFAULT_TOPOLOGY, topology_number
 from nemo_gpu_decoding.lm.on_device import PLACEMENTS
 from nemo_gpu_decoding.search.config import SearchConfig
 
@@ -27,7 +27,7 @@ class WFSTConfig(SearchConfig):
     """
 
     # CTC topology: compact, normal (NeMo's "default"), minimal, or graph for a ready-made T o L o G file, which
-    # contains its topology; see `graph/topology.py`.
+    # contains its topology; see `graph/csr.py`.
     topology: str = DEFAULT_TOPOLOGY
     # Hypotheses that cost more than the best one of the frame plus beam are pruned, > 0. The unit is that of the
     # scaled score: a beam of 16 with acoustic_scale 8 is as narrow as a beam of 2 with acoustic_scale 1.

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from numpy.lib.recfunctions import assign_fields_by_name, require_fields
 
-from nemo_gpu_decoding.cuda.exchange import Exchange
 from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
-from nemo_gpu_decoding.cuda.upload import arrays_on_device
+from nemo_gpu_decoding.cuda.upload import Exchange, arrays_on_device
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.engine import Engine

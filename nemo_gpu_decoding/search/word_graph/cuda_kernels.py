@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
-from nemo_gpu_decoding.graph.topology import NORMAL
+from nemo_gpu_decoding.graph.csr import NORMAL
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.search.word_graph import kernel_abi, records
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig

@@ -17,8 +17,7 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.topology import GRAPH, topology_number
+from nemo_gpu_decoding.graph.csr import GRAPH, WordGraph, topology_number
 from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS, num_opened_labels, with_new_words
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES
 from nemo_gpu_decoding.lm.packed import PackedLM

@@ -6,7 +6,7 @@ float32 is precise enough for streams of any length. The cost of the best token 
 four steps:
 
 1. Each token reads a blank, or reads its last label again. These are the self-loops of the CTC topology; the
-   graph does not contain them (`graph/topology.py`).
+   graph does not contain them (`graph/csr.py`).
 2. Epsilon closure: tokens in one graph state form a group. A token also joins the groups of the states that its
    closure arcs lead to (`token_groups.py`).
 3. Each group expands the arcs of its state. Candidates with equal keys recombine: the cheapest one stays.
@@ -29,8 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import first_arc, label_bit
-from nemo_gpu_decoding.graph.topology import GRAPH
+from nemo_gpu_decoding.graph.csr import GRAPH, first_arc, label_bit
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys, labels, token_groups

@@ -56,7 +56,7 @@ struct Graph {
 // Options of the batch and of one utterance.
 struct Search : SearchParams, StreamParams {};
 
-enum Topology { COMPACT, NORMAL, MINIMAL, GRAPH };  // graph/topology.py
+enum Topology { COMPACT, NORMAL, MINIMAL, GRAPH };  // graph/csr.py
 enum Move { BLANK_MOVE = -2, REPEAT_MOVE = -1, NEW_TOKEN = 0 };  // the first two stand in place of an arc
 enum Status { DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL };
 constexpr int NONE = -1;

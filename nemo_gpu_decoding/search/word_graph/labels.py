@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import first_arc
-from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
-from nemo_gpu_decoding.jit import linked
+from nemo_gpu_decoding.graph.csr import GRAPH, NORMAL, first_arc
+from nemo_gpu_decoding.jit import LANES, linked, not_below, trailing_zeros
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
-from nemo_gpu_decoding.simd import LANES, not_below, trailing_zeros
 
 SMALL_STATE = 8  # the search tries all arcs of a state with at most this many
 SORTED_LABELS = 128  # the labels are sorted if there are at most this many; at most BINS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.topology import GRAPH
+from nemo_gpu_decoding.graph.csr import GRAPH
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of

@@ -32,7 +32,7 @@ class SearchParams(NamedTuple):
     """Options of a batch in compiled code; see `WFSTConfig`."""
 
     blank_id: int
-    topology: int  # see `graph/topology.py`
+    topology: int  # see `graph/csr.py`
     beam: np.float32
     max_active: int
     min_active: int

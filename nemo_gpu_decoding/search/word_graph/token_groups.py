@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
+from nemo_gpu_decoding.graph.csr import COMPACT, NORMAL
 from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda.sources import read_source
+from nemo_gpu_decoding.cuda.compile import read_source
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi

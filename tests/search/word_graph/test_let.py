@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.graph.topology import TOPOLOGIES
+from nemo_gpu_decoding.graph.csr import TOPOLOGIES
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph.large_lm import let_engine
 from tests.contract.subject import all_facts

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.topology import NORMAL
+from nemo_gpu_decoding.graph.csr import NORMAL
 from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, keys

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
+from nemo_gpu_decoding.graph.csr import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys

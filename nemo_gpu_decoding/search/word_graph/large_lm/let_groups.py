@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import first_arc
-from nemo_gpu_decoding.graph.topology import NORMAL
+from nemo_gpu_decoding.graph.csr import NORMAL, first_arc
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total, lower_cutoff

@@ -1,8 +1,37 @@
-"""Plain-text tables for a terminal."""
+"""Read lines of text files, with errors that name file and line, and format tables for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+
+def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
+    r"""The lines of a UTF-8 file, without line breaks ("\n" or "\r\n") and byte-order mark.
+
+    Other line separators of Python, such as U+2028, are part of the text.
+
+    Args:
+        name: of the file in messages, such as "manifest=train.json"; None for its path.
+
+    Raises:
+        ValueError: a line is not UTF-8.
+        OSError: the file cannot be read.
+    """
+    content = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    lines = content.split(b"\n")
+    if not lines[-1]:
+        lines.pop()  # no text after the last line break
+    return [_decoded(line, f"{path if name is None else name}, line {i}") for i, line in enumerate(lines, 1)]
+
+
+def _decoded(line: bytes, where: str) -> str:
+    try:
+        return line.removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        wrong = line[error.start]
+        raise ValueError(f"{where}: byte {wrong:#04x} at {error.start + 1}, expected UTF-8 text") from None
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
