@@ -43,6 +43,7 @@ class TokenSearch(FlexCTCBeam):
         )
         super().__init__(vocab_size, vocab_size, config)
         self._is_sampled = True  # rows without unlikely tokens do not add up to 1
+        self._params = self._params._replace(recombines=n_best == 1)
 
 
 class WordSearch(CudaWFST):
