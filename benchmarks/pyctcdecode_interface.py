@@ -50,14 +50,14 @@ def rows_of(task: Task, names: list[str], lm: str, beam: int, phrases: int, time
     texts = [[decoder.decode(one, **search) for one in logits] for decoder in decoders]
     calls = [lambda decoder=decoder: [decoder.decode(one, **search) for one in logits[:timed]] for decoder in decoders]
     taken = time_in_turn(calls, HostClock(), repeats, math.inf)
-    times = [1000 * min(each.cpu for each in own) / len(logits[:timed]) for own in taken]
-    found = [word_errors(task.texts, own) for own in texts]
+    times = [1000 * min(seconds.cpu for seconds in runs) / len(logits[:timed]) for runs in taken]
+    errors = [word_errors(task.texts, written) for written in texts]
     low, high = wer_difference(task.texts, texts[0], texts[-1])
     cells = (
         f"{task.name} | {lm} | {beam} | {phrases} | {' / '.join(f'{one:.2f}' for one in times)}",
         " / ".join(f"{one / times[-1]:.1f}x" for one in times[:-1]),
-        f"{len(logits)} ({found[0].words}) | {' / '.join(str(own.total) for own in found)}",
-        f"{' / '.join(f'{100 * own.wer:.1f}' for own in found)} | {low:+.1f} .. {high:+.1f}",
+        f"{len(logits)} ({errors[0].words}) | {' / '.join(str(counts.total) for counts in errors)}",
+        f"{' / '.join(f'{100 * counts.wer:.1f}' for counts in errors)} | {low:+.1f} .. {high:+.1f}",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -13,6 +13,7 @@ Unknown words that paid at their ends would displace words of the LM from the be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -102,9 +103,9 @@ def _automaton(
     arcs: list[list[Arc]], backoff_to: list[int], backoffs: list[float], finals: list[float], num_labels: int
 ) -> BackoffAutomaton:
     """The automaton of the arcs of each state."""
-    arcs = [sorted(own) for own in arcs]
-    ends = np.cumsum([len(own) for own in arcs])
-    labels, weights, targets = zip(*(arc for own in arcs for arc in own), strict=True)
+    arcs = [sorted(arcs_of_state) for arcs_of_state in arcs]
+    ends = np.cumsum(list(map(len, arcs)))
+    labels, weights, targets = zip(*itertools.chain.from_iterable(arcs), strict=True)
     columns = Columns(
         arc_begin=np.append(0, ends[:-1]),
         arc_end=ends,

@@ -127,7 +127,7 @@ class LanguageModel:
         spelled = Lexicon.from_vocabulary(words, vocabulary, MOST_SPELLINGS if alphabet.is_bpe else 1)
         entries, separator = spelled.spellings, alphabet.separator
         if separator is not None:
-            entries = {word: tuple(s for s in own if separator not in s) for word, own in entries.items()}
+            entries = {word: tuple(s for s in several if separator not in s) for word, several in entries.items()}
         lexicon = Lexicon(entries, len(alphabet.pieces), spelled.reason, separator)
         is_open = any(word in self.words for word in UNKNOWN_WORDS)
         unknown = OpenVocabulary(0.0, 0.0, alphabet.unknown_word_tokens) if is_open else None

@@ -248,14 +248,14 @@ class BeamSearchDecoderCTC:
         options = _options(
             beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width
         )
-        found = self._decode(_named(logits_list), options)
-        return [[OutputBeamMPSafe(beam.text, *beam[2:]) for beam in beams] for beams in found]
+        results = self._decode(_named(logits_list), options)
+        return [[OutputBeamMPSafe(beam.text, *beam[2:]) for beam in beams] for beams in results]
 
     def _decode(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None = None
     ) -> list[list[OutputBeam]]:
-        """The hypotheses of each utterance; arguments as for `_found`."""
-        log_probs, found, before = self._found(named, options, state)
+        """The hypotheses of each utterance; arguments as for `_results`."""
+        log_probs, results, before = self._results(named, options, state)
         lm, score = self._language_model, 0.0
         if lm is not None and before:
             assert state is not None
@@ -263,15 +263,16 @@ class BeamSearchDecoderCTC:
             score = lm.score(words, options.hotwords[0])
         return [
             self._beams([self._beam(path, values, before, score) for path in nbest.paths], options)
-            for values, nbest in zip(log_probs, found, strict=True)
+            for values, nbest in zip(log_probs, results, strict=True)
         ]
 
     def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
-        """The best text of each utterance; arguments as for `_found`."""
-        _, found, before = self._found(named, options, state)
-        return [self._alphabet.text(own.best.tokens[own.best.frames >= before].tolist()) for own in found]
+        """The best text of each utterance; arguments as for `_results`."""
+        _, results, before = self._results(named, options, state)
+        paths = [nbest.best for nbest in results]
+        return [self._alphabet.text(path.tokens[path.frames >= before].tolist()) for path in paths]
 
-    def _found(
+    def _results(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None
     ) -> tuple[list[np.ndarray], list[NBest[Any]], int]:
         """The log-probs of each utterance, what the search finds, and the number of frames that come before.
@@ -280,18 +281,21 @@ class BeamSearchDecoderCTC:
             named: name of an utterance in messages -> logits.
             state: before the utterances. Each of its tokens is a frame, and a blank follows.
         """
-        log_probs = [self._log_probs(*own) for own in named.items()]
+        log_probs = [self._log_probs(name, logits) for name, logits in named.items()]
         tokens = [] if self._language_model is None or state is None else list(state.tokens)
         if tokens and self._alphabet.separator is not None:
             tokens.append(self._alphabet.separator)
         before = np.full((2 * len(tokens), len(self._alphabet.pieces) + 1), SKIPPED)
         before[range(0, len(before), 2), tokens] = before[1::2, -1] = 0
-        likely = [np.concatenate([before, likely_of(own, options.token_min_logp)]) for own in log_probs]
-        found: dict[int, NBest[Any]] = {}
+        likely = [likely_of(values, options.token_min_logp) for values in log_probs]
+        if tokens:
+            likely = [np.concatenate([before, values]) for values in likely]
+        results: dict[int, NBest[Any]] = {}
         for rows, search, requests in self._searches(options, len(likely)):
-            results = search.decode([likely[n] for n in rows], requests=requests)
-            found |= zip(rows, results, strict=True)
-        return log_probs, [found[n] for n in range(len(likely))], len(before)
+            inputs = [likely[n] for n in rows] if len(rows) > 1 else likely[rows[0]]  # one is not copied
+            nbests = search.decode(inputs, requests=requests)
+            results |= zip(rows, nbests, strict=True)
+        return log_probs, [results[n] for n in range(len(likely))], len(before)
 
     # ------------------------------------------------------------------------------------ search
 
@@ -302,19 +306,19 @@ class BeamSearchDecoderCTC:
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
         hotwords = self._spelled(options.hotwords) * (count if len(options.hotwords) == 1 else 1)
         for has_hotwords in (False, True):
-            if rows := [n for n, own in enumerate(hotwords) if bool(own) == has_hotwords]:
+            if rows := [n for n, words in enumerate(hotwords) if bool(words) == has_hotwords]:
                 sizes = options.beam_width, options.beam_prune_logp, options.n_best
                 search = self._search(*sizes, self._graph(has_hotwords))
                 yield rows, search, [self._request(hotwords[n]) if has_hotwords else None for n in rows]
 
     def _spelled(self, hotwords: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
         """The hotwords without those that the labels cannot spell; these are warned of once."""
-        bad = {word for own in hotwords for word in own if not spellings(self._alphabet, word)}
+        bad = {word for words in hotwords for word in words if not spellings(self._alphabet, word)}
         if new := sorted(bad - self._ignored):
             self._ignored |= bad
             shown = ", ".join(map(repr, new[:3]))
             logger.warning("hotwords with characters that are no labels are ignored (%d): %s", len(new), shown)
-        return [{word: bonus for word, bonus in own.items() if word not in bad} for own in hotwords]
+        return [{word: bonus for word, bonus in words.items() if word not in bad} for words in hotwords]
 
     def _graph(self, has_hotwords: bool) -> WordGraph | None:
         """The graph of the LM; without hotwords, it contains the weights."""
@@ -349,11 +353,11 @@ class BeamSearchDecoderCTC:
             raise ValueError(f"{shape}: one column per label; {self._alphabet.note}")
         return log_probs_of(values.astype(np.float32, copy=False), name, self._alphabet)
 
-    def _beams(self, found: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
-        """The hypotheses with different texts, best first; `found`: as the search ranks them."""
+    def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
+        """The hypotheses with different texts, best first; `ranked`: as the search ranks them."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
-        for beam in found:
+        for beam in ranked:
             least = max(least, beam.lm_score + options.beam_prune_logp)
             ending = tuple(beam.text.split()[-self._history :]) if options.prune_history else beam.text
             if beam.text not in beams and ending not in endings and beam.lm_score >= least:
@@ -402,7 +406,7 @@ def _options(
         raise FieldError("token_min_logp", token_min_logp, "a number")
     given: Any = hotwords if isinstance(hotwords, str) else list(hotwords or ())
     is_one_list = all(isinstance(phrase, str) for phrase in given)
-    words = tuple(_bonuses(own, float(hotword_weight)) for own in ([given] if is_one_list else given))
+    words = tuple(_bonuses(phrases, float(hotword_weight)) for phrases in ([given] if is_one_list else given))
     return _Options(beam_width, beam_prune_logp, token_min_logp, bool(prune_history), words, n_best)
 
 

@@ -35,17 +35,20 @@ def random_logits(frames, columns, seed):
 
 
 def best_alignments(log_probs, labels, joined=max):
-    """Text -> log-prob of its best alignment, or the sum of all, over all alignments."""
+    """Text -> log-prob of its best token sequence, which is that of its best alignment, or `joined` of all."""
     found = {}
     for path in itertools.product(range(len(labels)), repeat=len(log_probs)):
         tokens = [label for n, label in enumerate(path) if n == 0 or label != path[n - 1]]
-        pieces = [labels[token] for token in tokens if labels[token]]
+        pieces = tuple(labels[token] for token in tokens if labels[token])
         if pieces and "▁" in "".join(labels) and not pieces[0].startswith("▁"):
             continue  # no word begins so
-        text = " ".join("".join(pieces).replace("▁", " ").split())
         score = sum(log_probs[t][label] for t, label in enumerate(path))
-        found[text] = joined(found[text], score) if text in found else score
-    return found
+        found[pieces] = joined(found[pieces], score) if pieces in found else score
+    texts = {}
+    for pieces, score in found.items():
+        text = " ".join("".join(pieces).replace("▁", " ").split())
+        texts[text] = max(texts.get(text, -np.inf), score)
+    return texts
 
 
 def lm_score(
