@@ -47,11 +47,6 @@ def compiled(function: F) -> F:
     return _njit(function)
 
 
-def any_order(function: F) -> F:
-    """Like `compiled`, for sums that may be added in any order: their loops use SIMD and fused multiplications."""
-    return _njit(function, fastmath={"reassoc", "contract"})
-
-
 def inlined(function: F) -> F:
     """Compile a small function that returns arrays to compiled code; numba copies it at each call.
 
@@ -271,19 +266,19 @@ def _fingerprint() -> str:
 
 @intrinsic
 def not_below(typing_context, row, begin, least):
-    """LANES bits, one for each value of a contiguous array of floats from row[begin] on: NaN, or at least `least`.
+    """LANES bits, one for each value of a contiguous float32 array from row[begin] on: it is NaN, or at least `least`.
 
     A loop over the values would add up its results, which takes longer than the comparisons.
     """
 
     def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, begin, least = arguments
-        block = ir.VectorType(ir.FloatType() if row.dtype == types.float32 else ir.DoubleType(), LANES)
+        block = ir.VectorType(ir.FloatType(), LANES)
         first = builder.gep(context.make_array(signature.args[0])(context, builder, values).data, [begin])
-        read = builder.load(builder.bitcast(first, block.as_pointer()), align=row.dtype.bitwidth // 8)
+        read = builder.load(builder.bitcast(first, block.as_pointer()), align=4)
         limit = builder.insert_element(ir.Constant(block, ir.Undefined), least, ir.Constant(ir.IntType(32), 0))
         limit = builder.shuffle_vector(limit, limit, ir.Constant(ir.VectorType(ir.IntType(32), LANES), None))
         return builder.bitcast(builder.fcmp_unordered(">=", read, limit), ir.IntType(LANES))
 
-    is_contiguous = row.layout == "C" and row.dtype in (types.float32, types.float64)
-    return (types.uint16(row, types.intp, row.dtype), write) if is_contiguous else None
+    is_contiguous = row.layout == "C" and row.dtype == types.float32
+    return (types.uint16(row, types.intp, types.float32), write) if is_contiguous else None

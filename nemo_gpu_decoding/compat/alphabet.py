@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 BLANK, SPACE = "", " "
+MOST_SPELLINGS = 3  # of a word in pieces; the model's own tokenizer is not known
 UNK_TOKEN, UNK_BPE_TOKEN = "⁇", "▁⁇▁"
 SPECIAL_TOKEN_PTN = re.compile(r"[<\[].+[>\]]")
 BLANK_TOKEN_PTN = re.compile(r"[<\[]pad[>\]]$", re.IGNORECASE)
@@ -31,16 +32,17 @@ class Alphabet:
     The blank is "". Words of characters are separated by " ". BPE pieces that begin a word begin with "▁".
 
     Args:
-        labels: in this form; `build_alphabet` converts the labels of a model.
+        labels: in this form; `build_alphabet` converts the labels of a model. Several may be blanks.
         is_bpe: whether they are BPE pieces.
+        names: the labels of the model, for messages; None: `labels`.
 
     Raises:
         ValueError: a label occurs twice, no label is the blank, or a BPE piece has a space.
     """
 
-    def __init__(self, labels: Sequence[str], is_bpe: bool) -> None:
-        self._labels, self.is_bpe = list(labels), is_bpe
-        if double := next((label for i, label in enumerate(labels) if label in labels[:i]), None):
+    def __init__(self, labels: Sequence[str], is_bpe: bool, names: Sequence[str] | None = None) -> None:
+        self._labels, self.is_bpe, self._names = list(labels), is_bpe, labels if names is None else names
+        if double := next((label for i, label in enumerate(labels) if label and label in labels[:i]), None):
             raise ValueError(f"labels has {double!r} twice, expected different labels")
         if BLANK not in self._labels:
             raise ValueError("labels has no blank, expected one label ''")
@@ -51,8 +53,8 @@ class Alphabet:
     def build_alphabet(cls, labels: Sequence[str]) -> Alphabet:
         """Convert the labels of a model.
 
-        '<pad>' or '[PAD]' is the blank; in models of characters '_' is, if there is no other. Without a blank, one is
-        added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
+        '' and '<pad>' or '[PAD]' are blanks; in models of characters '_' is, if there is no other. Without a blank,
+        one is added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
         """
         is_bpe = any(label.startswith((CONTINUATION, WORD_START)) for label in labels)
         found = list(labels)
@@ -65,7 +67,7 @@ class Alphabet:
             found = [BLANK if label == "_" else label for label in found]
         unknown = UNK_BPE_TOKEN if is_bpe else UNK_TOKEN
         found = [unknown if UNK_TOKEN_PTN.match(label) else label for label in found]
-        return cls(found if BLANK in found else [*found, BLANK], is_bpe)
+        return cls(found if BLANK in found else [*found, BLANK], is_bpe, labels)
 
     @property
     def labels(self) -> list[str]:
@@ -86,9 +88,15 @@ class Alphabet:
     # ------------------------------------------------------------------------------------ tokens
 
     @cached_property
-    def blank(self) -> int:
-        """The column of the blank."""
-        return self._labels.index(BLANK)
+    def blanks(self) -> tuple[int, ...]:
+        """The columns of the blanks."""
+        return tuple(column for column, label in enumerate(self._labels) if label == BLANK)
+
+    @property
+    def note(self) -> str:
+        """What was taken for the blank."""
+        named = [f"{self._names[i]!r} (column {i})" for i in self.blanks if i < len(self._names)]
+        return f"taken for the blank: {' and '.join(named) or 'a column after the labels, which have none'}"
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
@@ -104,6 +112,15 @@ class Alphabet:
     def separator(self) -> int | None:
         """The token between words; BPE pieces mark their beginnings instead."""
         return self.pieces.index(SPACE) if not self.is_bpe and SPACE in self.pieces else None
+
+    def breaks(self, token: int) -> bool:
+        """Whether a word ends before this token."""
+        return self.pieces[token].startswith(WORD_START) if self.is_bpe else self.pieces[token] == SPACE
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of characters of each token."""
+        return tuple(len(piece.strip(WORD_START)) for piece in self.pieces)
 
     @cached_property
     def unknown_word_tokens(self) -> tuple[int, ...]:
@@ -134,8 +151,7 @@ class Alphabet:
         text, first, breaks = "", 0, False
         for i, token in enumerate(tokens):
             piece = self.pieces[token]
-            begins = piece.startswith(WORD_START) if self.is_bpe else piece == SPACE
-            if begins or breaks:
+            if self.breaks(token) or breaks:
                 if text:
                     yield Word(text, first, i)
                 text, first = "", i
@@ -145,6 +161,15 @@ class Alphabet:
             text += piece.strip(WORD_START) if self.is_bpe else piece.strip(SPACE)
         if text:
             yield Word(text, first, len(tokens))
+
+
+@lru_cache(maxsize=1 << 16)
+def spellings(alphabet: Alphabet, word: str) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of a word, fewest tokens first; none if it has a character that is in no label."""
+    try:
+        return tuple(map(tuple, alphabet.vocabulary.segmentations(word, MOST_SPELLINGS if alphabet.is_bpe else 1)))
+    except ValueError:
+        return ()
 
 
 def _with_word_start(label: str) -> str:

@@ -13,14 +13,15 @@ Unknown words that paid at their ends would displace words of the LM from the be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
-from nemo_gpu_decoding.compat.alphabet import Alphabet
+from nemo_gpu_decoding.compat.alphabet import Alphabet, spellings
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
 from nemo_gpu_decoding.graph.csr import INFINITE, GraphArrays, WordGraph, arc_sources
 from nemo_gpu_decoding.graph.unknown_words import spelling_states
 
@@ -29,10 +30,11 @@ OUTSIDE, ENTERED, INSIDE = 0, 1, 2
 # begins like one of the LM must stay in the beam until the sound tells them apart.
 MOST_ENTRY = 8.0
 Arc = tuple[int, float, int]  # label, weight, target
+Hotwords = Mapping[tuple[int, ...], float]  # the tokens of a word -> its bonus
 
 
 def bonus_automaton(
-    weights: np.ndarray, graph: WordGraph, penalty: float, hotwords: Mapping[tuple[int, ...], float]
+    weights: np.ndarray, graph: WordGraph, penalty: float, alphabet: Alphabet, hotwords: Hotwords
 ) -> BackoffAutomaton:
     """The automaton of words and hotwords.
 
@@ -40,29 +42,31 @@ def bonus_automaton(
         weights: [number of labels] bonus of each word, natural log; 0 for other labels.
         graph: with labels for the pieces of unknown words, or with a closed vocabulary.
         penalty: of an unknown word, <= 0.
-        hotwords: bonus of unknown words, by the labels of their pieces.
+        hotwords: unknown words.
     """
     arcs: list[list[Arc]] = [[(label, weight, OUTSIDE) for label, weight in enumerate(weights.tolist())]]
-    backoffs, finals = [0.0], [0.0]
+    backoff_to, backoffs, finals = [OUTSIDE], [0.0], [0.0]
     if graph.pieces is not None:
         end, pieces = graph.pieces.end, range(graph.pieces.first, graph.pieces.end)
         arcs[OUTSIDE][graph.unknown] = (graph.unknown, float(weights[graph.unknown]), ENTERED)
-        earned = _earned(hotwords)
+        earned = _earned(alphabet, hotwords)
         numbers = {(): ENTERED} | {prefix: INSIDE + n for n, prefix in enumerate(earned, 1)}
         arcs += [[] for _ in range(INSIDE + len(earned))]
         entry = max(penalty, -MOST_ENTRY)
         arcs[INSIDE] = [(label, 0.0, INSIDE) for label in pieces] + [(end, penalty - entry, OUTSIDE)]
+        backoff_to += [OUTSIDE, OUTSIDE] + [INSIDE] * len(earned)
         backoffs += [0.0, 0.0]
         finals += [0.0, penalty - entry]
         for prefix, value in earned.items():
             number, due = numbers[prefix], penalty + hotwords.get(prefix, 0.0) - value
-            arcs[numbers[prefix[:-1]]].append((prefix[-1], value - earned.get(prefix[:-1], 0.0), number))
+            label, before = graph.pieces.first + prefix[-1], earned.get(prefix[:-1], 0.0)
+            arcs[numbers[prefix[:-1]]].append((label, value - before, number))
             arcs[number].append((end, due, OUTSIDE))
             backoffs.append(entry - value)
             finals.append(due)
         begun = {label for label, _, _ in arcs[ENTERED]}
         arcs[ENTERED] += [(label, entry, INSIDE) for label in pieces if label not in begun]
-    return _automaton([sorted(own) for own in arcs], backoffs, finals, len(weights))
+    return _automaton(arcs, backoff_to, backoffs, finals, len(weights))
 
 
 def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha: float) -> WordGraph:
@@ -85,25 +89,27 @@ def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha:
     return replace(graph, arrays=GraphArrays(states, arcs, epsilons, sequences))
 
 
-def _earned(hotwords: Mapping[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
-    """The part of a bonus that each beginning of a hotword earns, parents before children."""
+def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], float]:
+    """The part of a bonus that each beginning of a hotword earns, by its characters; parents before children."""
     earned: dict[tuple[int, ...], float] = {}
     for spelled, bonus in hotwords.items():
-        for n in range(1, len(spelled) + 1):
-            earned[spelled[:n]] = max(earned.get(spelled[:n], 0.0), bonus * n / len(spelled))
+        lengths = np.cumsum([alphabet.lengths[token] for token in spelled]).tolist()
+        for n, length in enumerate(lengths, 1):
+            earned[spelled[:n]] = max(earned.get(spelled[:n], 0.0), bonus * length / lengths[-1])
     return earned
 
 
-def _automaton(arcs: list[list[Arc]], backoffs: list[float], finals: list[float], num_labels: int) -> BackoffAutomaton:
-    """The automaton of the arcs of each state; states in a hotword back off to INSIDE, others to OUTSIDE."""
-    ends = np.cumsum([len(own) for own in arcs])
-    labels, weights, targets = zip(*(arc for own in arcs for arc in own), strict=True)
-    backoff_to = np.full(len(arcs), INSIDE)
-    backoff_to[: INSIDE + 1] = OUTSIDE
+def _automaton(
+    arcs: list[list[Arc]], backoff_to: list[int], backoffs: list[float], finals: list[float], num_labels: int
+) -> BackoffAutomaton:
+    """The automaton of the arcs of each state."""
+    arcs = [sorted(arcs_of_state) for arcs_of_state in arcs]
+    ends = np.cumsum(list(map(len, arcs)))
+    labels, weights, targets = zip(*itertools.chain.from_iterable(arcs), strict=True)
     columns = Columns(
         arc_begin=np.append(0, ends[:-1]),
         arc_end=ends,
-        backoff_to=backoff_to,
+        backoff_to=np.array(backoff_to),
         backoff_weights=np.array(backoffs),
         final_weights=np.array(finals),
         arc_labels=np.array(labels),
@@ -113,9 +119,28 @@ def _automaton(arcs: list[list[Arc]], backoffs: list[float], finals: list[float]
     return BackoffAutomaton.from_columns(columns, num_labels, OUTSIDE, "bonuses of words")
 
 
-def hotword_tree(alphabet: Alphabet, hotwords: Mapping[str, float]) -> BackoffAutomaton | None:
-    """The hotwords, word -> bonus, as a boosting tree for the search without an LM; None without hotwords."""
-    vocabulary = alphabet.vocabulary
-    phrases = [Phrase(word, bonus / len(vocabulary.tokenize(word))) for word, bonus in hotwords.items()]
-    config = BoostingConfig(uniform_weights=True, segmentations=3 if alphabet.is_bpe else 1)
-    return build_boosting_tree(phrases, vocabulary, config) if phrases else None
+@lru_cache(maxsize=8)
+def hotword_automaton(alphabet: Alphabet, words: frozenset[tuple[str, float]]) -> BackoffAutomaton:
+    """The automaton of hotwords over tokens, for the search without an LM; `words`: with their bonuses.
+
+    state 0          between words
+    state 1          in a word that does not begin like a hotword
+    next states      after a hotword, one for each bonus: a token that does not begin a word takes the bonus back
+    other states     in a hotword
+    """
+    hotwords = {tokens: bonus for word, bonus in words for tokens in spellings(alphabet, word)}
+    earned, bonuses, count = _earned(alphabet, hotwords), sorted(set(hotwords.values())), len(alphabet.pieces)
+    numbers = {prefix: n for n, prefix in enumerate(earned, 2 + len(bonuses))}
+    first = {prefix[0]: (value, numbers[prefix]) for prefix, value in earned.items() if len(prefix) == 1}
+    inside = [token for token in range(count) if not alphabet.breaks(token)]
+    between = {token: first.get(token, (0.0, int(token != alphabet.separator))) for token in range(count)}
+    arcs = [[(token, *step) for token, step in between.items()], [(token, 0.0, 1) for token in inside]]
+    arcs += [[(token, -bonus, 1) for token in inside] for bonus in bonuses]
+    arcs += [[] for _ in earned]
+    backoff_to, due = [0] * (2 + len(bonuses)), [0.0] * (2 + len(bonuses))
+    for prefix, value in earned.items():
+        if len(prefix) > 1:
+            arcs[numbers[prefix[:-1]]].append((prefix[-1], value - earned[prefix[:-1]], numbers[prefix]))
+        backoff_to.append(2 + bonuses.index(hotwords[prefix]) if prefix in hotwords else 1)
+        due.append(hotwords.get(prefix, 0.0) - value)
+    return _automaton(arcs, backoff_to, due, due, count)

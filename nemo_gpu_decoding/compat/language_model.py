@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.checks import check_bool, check_number
-from nemo_gpu_decoding.compat.alphabet import Alphabet
+from nemo_gpu_decoding.compat.alphabet import MOST_SPELLINGS, Alphabet, spellings
 from nemo_gpu_decoding.compat.bonuses import bonus_automaton, weighted_graph
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.graph.build import Recipe, are_tokens, listed_words
@@ -41,7 +41,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 LN10 = math.log(10)
 ATTRIBUTES, UNIGRAMS = "attrs.json", "unigrams.txt"  # files of pyctcdecode, beside the LM
 LM_SUFFIXES = (".arpa", ".bin", ".binary", ".gz")
-MOST_SPELLINGS = 3  # of a word in pieces; the model's own tokenizer is not known
+MOST_UNSPELLED = 0.01  # share of the LM's words that the labels may lack without a warning
 
 
 class LanguageModel:
@@ -125,13 +125,20 @@ class LanguageModel:
             shown = ", ".join(map(repr, words[:3]))
             raise ValueError(f"{self.path} is an LM over tokens ({shown}, ...), expected one over words")
         spelled = Lexicon.from_vocabulary(words, vocabulary, MOST_SPELLINGS if alphabet.is_bpe else 1)
-        spellings, separator = spelled.spellings, alphabet.separator
+        entries, separator = spelled.spellings, alphabet.separator
         if separator is not None:
-            spellings = {word: tuple(s for s in own if separator not in s) for word, own in spellings.items()}
-        lexicon = Lexicon(spellings, len(alphabet.pieces), spelled.reason, separator)
+            entries = {word: tuple(s for s in several if separator not in s) for word, several in entries.items()}
+        lexicon = Lexicon(entries, len(alphabet.pieces), spelled.reason, separator)
         is_open = any(word in self.words for word in UNKNOWN_WORDS)
         unknown = OpenVocabulary(0.0, 0.0, alphabet.unknown_word_tokens) if is_open else None
-        graph = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary).load()
+        graph = Recipe(self.path, lexicon, unknown, boundaries=self.score_boundary).load()
+        missing = graph.report["LM words without spelling"]
+        if missing > MOST_UNSPELLED * len(words):
+            logger.warning(
+                "%s: the labels cannot spell %d of its %d words, such as %s, so that these are never written (%s)",
+                self.path, missing, len(words), ", ".join(map(repr, graph.report["examples of them"][:3])),
+                graph.report["why"],
+            )  # fmt: skip
         return with_piece_labels(graph) if is_open else graph
 
     @cached_property
@@ -202,9 +209,8 @@ class LanguageModel:
             if word in graph.word_ids:
                 weights[graph.word_ids[word]] += bonus
             elif graph.pieces is not None:
-                for tokens in alphabet.vocabulary.segmentations(word, MOST_SPELLINGS if alphabet.is_bpe else 1):
-                    unlisted[tuple(graph.pieces.first + token for token in tokens)] = bonus
-        return bonus_automaton(weights, graph, self._penalty, unlisted)
+                unlisted |= dict.fromkeys(spellings(alphabet, word), bonus)
+        return bonus_automaton(weights, graph, self._penalty, alphabet, unlisted)
 
     # ------------------------------------------------------------------------------------- files
 

@@ -15,6 +15,7 @@ All utterances of a batch are decoded at once, on the threads of torch.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,25 +28,16 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
-from nemo_gpu_decoding.compat.alphabet import Alphabet
-from nemo_gpu_decoding.compat.bonuses import hotword_tree
+from nemo_gpu_decoding.compat.alphabet import Alphabet, spellings
+from nemo_gpu_decoding.compat.bonuses import hotword_automaton
 from nemo_gpu_decoding.compat.language_model import LanguageModel
-from nemo_gpu_decoding.compat.search import (
-    PLAIN,
-    WITH_HOTWORDS,
-    Likely,
-    Logits,
-    Normed,
-    TokenSearch,
-    Width,
-    WordSearch,
-    aligned_score,
-    likely_batch,
-)
+from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, WordSearch, aligned_score, likely_of, log_probs_of
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.result import NBest, Path
+
+logger = logging.getLogger("nemo_gpu_decoding")
 
 DEFAULT_ALPHA, DEFAULT_BETA, DEFAULT_UNK_LOGP_OFFSET, DEFAULT_SCORE_LM_BOUNDARY = 0.5, 1.5, -10.0, True
 DEFAULT_BEAM_WIDTH, DEFAULT_PRUNE_LOGP, DEFAULT_MIN_TOKEN_LOGP = 100, -10.0, -5.0
@@ -108,6 +100,7 @@ class BeamSearchDecoderCTC:
         self._model_key = os.urandom(16)
         BeamSearchDecoderCTC.model_container[self._model_key] = language_model
         self._search = lru_cache(maxsize=8)(self._make_search)
+        self._ignored: set[str] = set()  # hotwords that a warning named
 
     @property
     def _language_model(self) -> LanguageModel | None:
@@ -255,53 +248,54 @@ class BeamSearchDecoderCTC:
         options = _options(
             beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width
         )
-        found = self._decode(_named(logits_list), options)
-        return [[OutputBeamMPSafe(beam.text, *beam[2:]) for beam in beams] for beams in found]
+        results = self._decode(_named(logits_list), options)
+        return [[OutputBeamMPSafe(beam.text, *beam[2:]) for beam in beams] for beams in results]
 
     def _decode(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None = None
     ) -> list[list[OutputBeam]]:
-        """The hypotheses of each utterance; `named`: its name in messages -> logits."""
-        utterances = [self._logits(*own) for own in named.items()]
-        before, score = self._before(state, options.hotwords[0])
-        blank = self._alphabet.blank
-        likely = Likely(before, blank, options.token_min_logp, merges=False)
-        nbest: dict[int, NBest[Any]] = {}
-        normed: dict[int, Normed] = {}
-        for rows, search, requests in self._searches(options, len(utterances)):
-            batch, lengths, own = likely_batch([utterances[n] for n in rows], likely)
-            nbest |= zip(rows, search.decode(torch.from_numpy(batch), lengths, requests), strict=True)
-            normed |= zip(rows, own, strict=True)
-        log_probs = (values - norms[:, None] for values, norms in (normed[n] for n in range(len(utterances))))
-        ordered = (np.append(np.delete(own, blank, 1), own[:, blank : blank + 1], 1) for own in log_probs)
+        """The hypotheses of each utterance; arguments as for `_results`."""
+        log_probs, results, before = self._results(named, options, state)
+        lm, score = self._language_model, 0.0
+        if lm is not None and before:
+            assert state is not None
+            words = [word.text for word in self._alphabet.words(state.tokens)]
+            score = lm.score(words, options.hotwords[0])
         return [
-            self._beams([self._beam(path, values, len(before), score) for path in nbest[n].paths], options)
-            for n, values in enumerate(ordered)
+            self._beams([self._beam(path, values, before, score) for path in nbest.paths], options)
+            for values, nbest in zip(log_probs, results, strict=True)
         ]
 
     def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
-        """The best text of each utterance; `named` as for `_decode`."""
-        utterances = [self._logits(*own) for own in named.items()]
-        before, _ = self._before(state, options.hotwords[0])
-        likely = Likely(before, self._alphabet.blank, options.token_min_logp, merges=True)
-        found: dict[int, np.ndarray] = {}
-        for rows, search, requests in self._searches(options, len(utterances)):
-            found |= zip(rows, search.best_tokens([utterances[n] for n in rows], requests, likely), strict=True)
-        return [self._alphabet.text(found[n].tolist()) for n in range(len(utterances))]
+        """The best text of each utterance; arguments as for `_results`."""
+        _, results, before = self._results(named, options, state)
+        paths = [nbest.best for nbest in results]
+        return [self._alphabet.text(path.tokens[path.frames >= before].tolist()) for path in paths]
 
-    def _before(self, state: LMState | None, hotwords: Mapping[str, float]) -> tuple[np.ndarray, float]:
-        """What comes before an utterance: the only label of each frame, see `Likely`, and the score of these tokens.
+    def _results(
+        self, named: Mapping[str, Any], options: _Options, state: LMState | None
+    ) -> tuple[list[np.ndarray], list[NBest[Any]], int]:
+        """The log-probs of each utterance, what the search finds, and the number of frames that come before.
 
-        A blank follows each token.
+        Args:
+            named: name of an utterance in messages -> logits.
+            state: before the utterances. Each of its tokens is a frame, and a blank follows.
         """
-        lm = self._language_model
-        if lm is None or state is None or not state.tokens:
-            return np.empty(0, np.int32), 0.0
-        separator = self._alphabet.separator
-        tokens = [*state.tokens, *([] if separator is None else [separator])]
-        before = np.full(2 * len(tokens), len(self._alphabet.pieces), np.int32)
-        before[::2] = tokens
-        return before, lm.score([word.text for word in self._alphabet.words(state.tokens)], hotwords)
+        log_probs = [self._log_probs(name, logits) for name, logits in named.items()]
+        tokens = [] if self._language_model is None or state is None else list(state.tokens)
+        if tokens and self._alphabet.separator is not None:
+            tokens.append(self._alphabet.separator)
+        before = np.full((2 * len(tokens), len(self._alphabet.pieces) + 1), SKIPPED)
+        before[range(0, len(before), 2), tokens] = before[1::2, -1] = 0
+        likely = [likely_of(values, options.token_min_logp) for values in log_probs]
+        if tokens:
+            likely = [np.concatenate([before, values]) for values in likely]
+        results: dict[int, NBest[Any]] = {}
+        for rows, search, requests in self._searches(options, len(likely)):
+            inputs = [likely[n] for n in rows] if len(rows) > 1 else likely[rows[0]]  # one is not copied
+            nbests = search.decode(inputs, requests=requests)
+            results |= zip(rows, nbests, strict=True)
+        return log_probs, [results[n] for n in range(len(likely))], len(before)
 
     # ------------------------------------------------------------------------------------ search
 
@@ -310,59 +304,60 @@ class BeamSearchDecoderCTC:
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
-        hotwords = options.hotwords * (count if len(options.hotwords) == 1 else 1)
+        hotwords = self._spelled(options.hotwords) * (count if len(options.hotwords) == 1 else 1)
         for has_hotwords in (False, True):
-            if rows := [n for n, own in enumerate(hotwords) if bool(own) == has_hotwords]:
-                width = options.beam_width, options.beam_prune_logp, options.n_best
-                search = self._search(*width, *self._graph(has_hotwords))
+            if rows := [n for n, words in enumerate(hotwords) if bool(words) == has_hotwords]:
+                sizes = options.beam_width, options.beam_prune_logp, options.n_best
+                search = self._search(*sizes, self._graph(has_hotwords))
                 yield rows, search, [self._request(hotwords[n]) if has_hotwords else None for n in rows]
 
-    def _graph(self, has_hotwords: bool) -> tuple[WordGraph | None, Width]:
-        """The graph of the LM, and how wide its search is."""
+    def _spelled(self, hotwords: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+        """The hotwords without those that the labels cannot spell; these are warned of once."""
+        bad = {word for words in hotwords for word in words if not spellings(self._alphabet, word)}
+        if new := sorted(bad - self._ignored):
+            self._ignored |= bad
+            shown = ", ".join(map(repr, new[:3]))
+            logger.warning("hotwords with characters that are no labels are ignored (%d): %s", len(new), shown)
+        return [{word: bonus for word, bonus in words.items() if word not in bad} for words in hotwords]
+
+    def _graph(self, has_hotwords: bool) -> WordGraph | None:
+        """The graph of the LM; without hotwords, it contains the weights."""
         lm = self._language_model
         if lm is None:
-            return None, PLAIN
-        if has_hotwords:
-            return lm.graph(self._alphabet), WITH_HOTWORDS
-        return lm.weighted_graph(self._alphabet), PLAIN
+            return None
+        return lm.graph(self._alphabet) if has_hotwords else lm.weighted_graph(self._alphabet)
 
-    def _request(self, hotwords: Mapping[str, float]) -> Request | None:
+    def _request(self, hotwords: Mapping[str, float]) -> Request:
         """The weights of an utterance."""
         lm, alphabet = self._language_model, self._alphabet
         if lm is None:
-            tree = hotword_tree(alphabet, hotwords)
-            return None if tree is None else Request(tree, 1.0)
+            return Request(hotword_automaton(alphabet, frozenset(hotwords.items())), 1.0)
         return Request(lm.bonuses(alphabet, hotwords), 1.0, float(lm.alpha))
 
-    def _make_search(
-        self, beam_width: int, beam_prune_logp: float, n_best: int, graph: WordGraph | None, width: Width
-    ) -> Any:
+    def _make_search(self, beam_width: int, beam_prune_logp: float, n_best: int, graph: WordGraph | None) -> Any:
         sizes = len(self._alphabet.pieces), beam_width, beam_prune_logp, n_best
-        return TokenSearch(*sizes) if graph is None else WordSearch(graph, width, *sizes)
+        return TokenSearch(*sizes) if graph is None else WordSearch(graph, *sizes)
 
     # ----------------------------------------------------------------------------------- results
 
-    def _logits(self, name: str, logits: Any) -> Logits:
-        """Contiguous logits in float32 or float64.
+    def _log_probs(self, name: str, logits: Any) -> np.ndarray:
+        """See `log_probs_of`.
 
         Raises:
             ValueError: another shape; the message has `name`.
         """
-        values = logits
-        if not isinstance(logits, np.ndarray):
-            values = torch.as_tensor(logits).detach().cpu()
-            values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-        columns = len(self._alphabet.pieces) + 1
+        values = logits if isinstance(logits, np.ndarray) else torch.as_tensor(logits).detach().cpu().float().numpy()
+        columns = len(self._alphabet.labels)
         if values.ndim != 2 or values.shape[1] != columns:
-            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
-        kind = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
-        return Logits(np.ascontiguousarray(values, kind), name)
+            shape = f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]"
+            raise ValueError(f"{shape}: one column per label; {self._alphabet.note}")
+        return log_probs_of(values.astype(np.float32, copy=False), name, self._alphabet)
 
-    def _beams(self, found: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
-        """The hypotheses with different texts, best first; `found`: as the search ranks them."""
+    def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
+        """The hypotheses with different texts, best first; `ranked`: as the search ranks them."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
-        for beam in found:
+        for beam in ranked:
             least = max(least, beam.lm_score + options.beam_prune_logp)
             ending = tuple(beam.text.split()[-self._history :]) if options.prune_history else beam.text
             if beam.text not in beams and ending not in endings and beam.lm_score >= least:
@@ -411,7 +406,7 @@ def _options(
         raise FieldError("token_min_logp", token_min_logp, "a number")
     given: Any = hotwords if isinstance(hotwords, str) else list(hotwords or ())
     is_one_list = all(isinstance(phrase, str) for phrase in given)
-    words = tuple(_bonuses(own, float(hotword_weight)) for own in ([given] if is_one_list else given))
+    words = tuple(_bonuses(phrases, float(hotword_weight)) for phrases in ([given] if is_one_list else given))
     return _Options(beam_width, beam_prune_logp, token_min_logp, bool(prune_history), words, n_best)
 
 

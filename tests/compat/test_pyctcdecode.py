@@ -17,10 +17,10 @@ import torch
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
 from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
-from nemo_gpu_decoding.compat.search import SKIPPED, Likely, Logits, likely_batch, likely_labels
+from nemo_gpu_decoding.compat.search import SKIPPED, likely_of, log_probs_of
 from tests.oracles.ngram import arpa_text, log10_prob, random_table
 
-CHARACTERS = [" ", "a", "b", ""]
+CHARACTERS, PIECES = [" ", "a", "b", ""], ["▁a", "▁b", "a", "b", ""]
 WIDE = {"beam_width": 4000, "beam_prune_logp": -400.0, "token_min_logp": -500.0}
 WORDS = ("a", "b", "ab", "bb")
 ORDER = 2  # with longer n-grams, back-off in a graph may lead to more likely contexts
@@ -35,17 +35,20 @@ def random_logits(frames, columns, seed):
 
 
 def best_alignments(log_probs, labels, joined=max):
-    """Text -> log-prob of its best alignment, or the sum of all, over all alignments."""
+    """Text -> log-prob of its best token sequence, which is that of its best alignment, or `joined` of all."""
     found = {}
     for path in itertools.product(range(len(labels)), repeat=len(log_probs)):
         tokens = [label for n, label in enumerate(path) if n == 0 or label != path[n - 1]]
-        pieces = [labels[token] for token in tokens if labels[token]]
+        pieces = tuple(labels[token] for token in tokens if labels[token])
         if pieces and "▁" in "".join(labels) and not pieces[0].startswith("▁"):
             continue  # no word begins so
-        text = " ".join("".join(pieces).replace("▁", " ").split())
         score = sum(log_probs[t][label] for t, label in enumerate(path))
-        found[text] = joined(found[text], score) if text in found else score
-    return found
+        found[pieces] = joined(found[pieces], score) if pieces in found else score
+    texts = {}
+    for pieces, score in found.items():
+        text = " ".join("".join(pieces).replace("▁", " ").split())
+        texts[text] = max(texts.get(text, -np.inf), score)
+    return texts
 
 
 def lm_score(
@@ -65,7 +68,7 @@ def lm_score(
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
-    """A random LM, in which many n-grams are less likely than their back-off estimates, and its file.
+    """A random LM, in which no n-gram is less likely than its back-off estimate, and its file.
 
     Unknown words are so unlikely that no word of the LM is spelled as one.
     """
@@ -73,6 +76,9 @@ def lm(tmp_path_factory):
         ngram: (prob - 6.0 * (ngram[-1] == "<unk>"), backoff)
         for ngram, (prob, backoff) in random_table([*WORDS, "<unk>"], ORDER, 0.4, seed=5).items()
     }
+    for ngram, (prob, backoff) in table.items():
+        if len(ngram) == ORDER:
+            table[ngram] = max(prob, table[ngram[:-1]][1] + table[ngram[1:]][0]), backoff
     path = tmp_path_factory.mktemp("lm") / "random.arpa"
     path.write_text(arpa_text(table))
     return table, path
@@ -90,7 +96,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("labels", [CHARACTERS, ["▁a", "▁b", "a", "b", ""]], ids=["characters", "bpe"])
+@pytest.mark.parametrize("labels", [CHARACTERS, PIECES], ids=["characters", "bpe"])
 def test_beams_and_scores_are_those_of_all_texts(lm, labels, case):
     table, path = lm
     options = {"alpha": 0.5, "beta": 1.5, "offset": -10.0, "boundary": True} | CASES[case]
@@ -153,6 +159,64 @@ def test_without_an_lm_alignments_add_up():
             assert best.logit_score == best.lm_score == pytest.approx(expected[best.text], abs=1e-4)
 
 
+@pytest.mark.parametrize("labels", [CHARACTERS, PIECES], ids=["characters", "bpe"])
+@pytest.mark.parametrize("hotwords", [["ab"], ["a", "ab", "abb"], ["ba b", "aa"]])
+def test_hotwords_without_an_lm_are_whole_words(labels, hotwords):
+    decoder, weight = build_ctcdecoder(labels), 3.0
+    words = {word for phrase in hotwords for word in phrase.split()}
+    for seed in range(3):
+        logits = random_logits(5, len(labels), seed)
+        texts = best_alignments(log_softmax(logits), labels, np.logaddexp)
+        expected = {text: score + weight * sum(w in words for w in text.split()) for text, score in texts.items()}
+        beams = decoder.decode_beams(logits, hotwords=hotwords, hotword_weight=weight, **WIDE)
+        found = {beam.text: beam.lm_score for beam in beams if beam.text in expected}
+        ranked = sorted(expected, key=lambda text: -expected[text])[:8]
+        assert [text for text in found if text in ranked][:8] == ranked
+        assert [found[text] for text in ranked] == pytest.approx([expected[text] for text in ranked], abs=1e-3)
+
+
+@pytest.mark.parametrize("has_lm", [True, False])
+def test_hotwords_with_other_characters_are_ignored(lm, has_lm, caplog):
+    """One warning names them, and none follows for the same words."""
+    decoder, logits = build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None), random_logits(9, 4, 3)
+    options = {"hotword_weight": 6.0, "token_min_logp": -30.0}
+    expected = decoder.decode_beams(logits, hotwords=["ab"], **options)
+    without = decoder.decode_beams(logits, **options)
+    bad = ["ab", "AB", "a2 ab", "", " "]
+    assert decoder.decode_beams(logits, hotwords=bad, **options) == expected
+    assert [record.getMessage() for record in caplog.records] == [
+        "hotwords with characters that are no labels are ignored (2): 'AB', 'a2'"
+    ]
+    assert decoder.decode(logits, hotwords=bad, **options) == expected[0].text
+    assert decoder.decode(logits, hotwords=["", "2"], **options) == without[0].text
+    lists = [bad, ["AB"], [""], None]
+    texts = [expected[0].text, *3 * [without[0].text]]
+    assert decoder.decode_batch(None, 4 * [logits], hotwords=lists, **options) == texts
+    beams = decoder.decode_beams_batch(None, 4 * [logits], hotwords=lists, **options)
+    assert [[b.lm_score for b in own] for own in beams] == [
+        [b.lm_score for b in own] for own in (expected, without, without, without)
+    ]
+    if has_lm:
+        state = {"lm_start_state": expected[0].last_lm_state}
+        assert decoder.decode_beams(logits, hotwords=bad, **state, **options) == decoder.decode_beams(
+            logits, hotwords=["ab"], **state, **options
+        )
+    assert [record.getMessage() for record in caplog.records][1:] == [
+        "hotwords with characters that are no labels are ignored (1): '2'"
+    ]
+
+
+def test_words_that_the_labels_cannot_spell_are_named(tmp_path, caplog):
+    path = tmp_path / "capitals.arpa"
+    path.write_text(arpa_text(random_table(["A", "B", "ab", "b", "<unk>"], 2, 0.5, seed=1)))
+    decoder, logits = build_ctcdecoder(CHARACTERS, path), random_logits(5, 4, 1)
+    for _ in range(2):
+        decoder.decode(logits)
+        decoder.decode(logits, hotwords=["ab"])
+    (record,) = caplog.records
+    assert "the labels cannot spell 2 of its 4 words, such as 'A', 'B'" in record.getMessage()
+
+
 def test_a_batch_is_decoded_as_its_utterances(lm):
     decoder = build_ctcdecoder(CHARACTERS, lm[1])
     batch = [random_logits(frames, 4, frames) for frames in (7, 0, 12)]
@@ -167,7 +231,6 @@ def test_a_batch_is_decoded_as_its_utterances(lm):
 
 @pytest.mark.parametrize("has_lm", [True, False])
 def test_results_do_not_depend_on_earlier_calls(lm, has_lm):
-    """The memory of log-probs is used again, by each thread its own."""
     utterances = [random_logits(frames, 4, frames) for frames in (40, 3, 25, 9, 0, 40)]
     decoder = build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None)
     alone = [build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None).decode_beams(one) for one in utterances]
@@ -217,55 +280,32 @@ def test_logits_log_probs_and_probabilities(lm):
         assert found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
 
 
-def norms_of(logits):
-    _, (_, norms) = likely_labels(Logits(logits, "logits"), Likely(np.empty(0, np.int32), 0, -5.0, False))
-    return norms
+@pytest.mark.parametrize("labels", [["a", "", "b", "<pad>"], ["a", "b", "[PAD]"], ["a", "b"]])
+def test_log_probs_have_the_blank_last(labels):
+    """Several blanks are one column."""
+    alphabet = Alphabet.build_alphabet(labels)
+    logits = np.random.default_rng(0).normal(40, 9, (20, len(alphabet.labels))).astype(np.float32)
+    logits[3, :2] = -np.inf
+    expected = torch.from_numpy(logits).double().log_softmax(-1)
+    blanks = [column for column, label in enumerate(alphabet.labels) if label == ""]
+    tokens = [column for column in range(len(alphabet.labels)) if column not in blanks]
+    blank = expected[:, blanks].logsumexp(-1, keepdim=True)
+    found = log_probs_of(logits, "logits", alphabet)
+    assert found == pytest.approx(torch.cat([expected[:, tokens], blank], 1).numpy(), abs=1e-5)
+    for value in (np.nan, np.inf):
+        logits[5, 1] = value
+        with pytest.raises(ValueError, match=rf"logits\[5, 1\] is {value}"):
+            log_probs_of(logits, "logits", alphabet)
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-@pytest.mark.parametrize("columns", [1, 4, 33, 1025])
-def test_norms_are_sums_in_double(kind, columns):
-    logits = np.random.default_rng(columns).normal(50, 9, (40, columns)).astype(kind)
-    logits[3, 1:] = -np.inf
-    expected = torch.from_numpy(logits).double().logsumexp(-1).numpy()
-    assert norms_of(logits) == pytest.approx(expected, rel=0, abs=1e-5)
-    assert norms_of(logits - 50) == pytest.approx(expected - 50, rel=0, abs=3e-6)
-    for far in (-500, 500):  # no exp of these is a float32
-        assert norms_of(logits + kind(far)) == pytest.approx(expected + far, rel=0, abs=8e-5)
-    for value in (np.nan, -np.nan, np.inf):
-        logits[5, -1] = value
-        with pytest.raises(ValueError, match=rf"logits\[5, {columns - 1}\] is (nan|inf)"):
-            norms_of(logits)
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-@pytest.mark.parametrize("blank", [0, 5, 36])
-@pytest.mark.parametrize("merges", [False, True])
-def test_likely_labels(kind, blank, merges):
-    """Some frames have no likely label, some have the blank alone; 37 columns do not fill whole SIMD blocks."""
-    logits = np.random.default_rng(blank).normal(0, 3, (60, 37)).astype(kind)
-    logits[5:9, blank] = logits[20:23, blank] = 20
-    norms = norms_of(logits)
-    least, before = -2.0, np.array([3, 36], np.int32)
-    expected = np.full((62, 37), SKIPPED, np.float32)
-    expected[[0, 1], before] = 0
-    kept, columns = 2, [*(v for v in range(37) if v != blank), blank]
-    for row, norm in zip(logits, norms, strict=True):
-        likely = row >= norm + kind(least)
-        likely[np.argmax(row)] |= not likely.any()
-        expected[kept] = np.where(likely, row - norm, SKIPPED)[columns]
-        is_blank = [(expected[t, :-1] == SKIPPED).all() for t in (kept - 1, kept)]
-        kept += not (merges and kept > 2 and all(is_blank))
-    batch, lengths, _ = likely_batch(
-        [Logits(logits[:9], "a"), Logits(logits, "b")], Likely(before, blank, least, merges)
-    )
-    assert lengths[1] == kept
-    assert np.array_equal(batch[1, :kept], expected[:kept])
-    assert np.array_equal(batch[0, : lengths[0]], expected[: lengths[0]])
+def test_unlikely_tokens_are_skipped_but_the_likeliest_of_a_frame():
+    values = np.float32([[-1, -6, -0.5], [-9, -7, -8]])
+    assert likely_of(values, -5.0).tolist() == [[-1, SKIPPED, -0.5], [SKIPPED, -7, SKIPPED]]
+    assert likely_of(np.float32([[-50, -1]]), -np.inf).tolist() == [[SKIPPED, -1]]
 
 
 def test_a_long_text_is_that_of_the_best_beam(lm):
-    """The back-pointers of 3000 frames do not fit in the memory that a text begins with; a word begins in frame 0."""
+    """A word begins in frame 0."""
     decoder = build_ctcdecoder(CHARACTERS, lm[1])
     logits = random_logits(3000, 4, 3)
     logits[:2, 1] = logits[2:4, 2] = 30
@@ -275,7 +315,7 @@ def test_a_long_text_is_that_of_the_best_beam(lm):
         assert decoder.decode(logits, beam_width=20, lm_start_state=state) == best.text
 
 
-@pytest.mark.parametrize("labels", [CHARACTERS, ["▁a", "▁b", "a", "b", ""]], ids=["characters", "bpe"])
+@pytest.mark.parametrize("labels", [CHARACTERS, PIECES], ids=["characters", "bpe"])
 def test_a_text_of_few_likely_tokens_is_that_of_the_best_beam(lm, labels):
     """The only likely token may begin no word, so that the search takes one below token_min_logp."""
     decoder, rng = build_ctcdecoder(labels, lm[1]), np.random.default_rng(0)
@@ -375,8 +415,13 @@ def test_arguments_are_refused_by_name(options, message):
 
 def test_wrong_inputs_are_refused(lm):
     decoder = build_ctcdecoder(CHARACTERS, lm[1], alpha=-1.0)
-    with pytest.raises(ValueError, match=r"logits has shape \(3, 5\), expected \[T, 4\]"):
-        decoder.decode(np.zeros((3, 5)))
+    for labels, taken in (
+        (CHARACTERS, r"'' \(column 3\)"),
+        ([" ", "a", "", "<pad>"], r"'' \(column 2\) and '<pad>' \(column 3\)"),
+        ([" ", "a", "b"], "a column after the labels, which have none"),
+    ):
+        with pytest.raises(ValueError, match=rf"shape \(3, 5\), expected \[T, 4\]: .*; taken for the blank: {taken}"):
+            build_ctcdecoder(labels).decode(np.zeros((3, 5)))
     with pytest.raises(ValueError, match=r"alpha is -1\.0"):
         decoder.decode(random_logits(3, 4, 0))
     decoder.reset_params(alpha=0.5)

@@ -212,9 +212,6 @@ class PyctcdecodeSubject(LogProbs):
             "test_logits_and_probabilities_are_named_with_the_way_out",
             "test_rows_that_are_not_normalised_are_warned_of_once",
         ),
-        "float64 logits are normalised in float64; test_pyctcdecode.py has the other types": (
-            "test_results_do_not_depend_on_the_float_type",
-        ),
         "beams have words, their frames and two scores; test_pyctcdecode.py compares these with all alignments": (
             "test_parts_add_up_to_the_score",
             "test_times_and_confidence_are_plausible",

@@ -65,6 +65,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
             merge=MERGE[self.config.merge],
             beam_beta=np.float32(self.config.beam_beta),
             threshold=np.float32(self.config.beam_threshold),
+            recombines=False,
         )
 
     def with_options(self, config: FlexCTCConfig, fusion: Fusion) -> FlexCTCBeam:

@@ -214,6 +214,8 @@ def select(row, beam, b, state, candidates, count, params, next_beam):
                 if params.merge == MERGE_SUM:
                     next_beam[duplicate].score = log_add(next_beam[duplicate].score, new.score)
                 continue
+        elif params.recombines and _goes_on_alike(next_beam, size, new):
+            continue
         label = candidate.choice >> 1
         back_pointers.labels[b, t, size] = ~label if candidate.choice & 1 else label
         back_pointers.parents[b, t, size] = candidate.parent
@@ -264,6 +266,16 @@ def _find_duplicate(beam, size, hypothesis):
 
 
 # ------------------------------------------------------------------------------------ merge=prefix
+
+
+@linked
+def _goes_on_alike(beam, size, hypothesis):
+    """Whether a slot below `size` has the same last token and states, so that the same scores follow."""
+    for i in range(size):
+        is_alike = beam[i].lm_state == hypothesis.lm_state and beam[i].boosting_state == hypothesis.boosting_state
+        if is_alike and beam[i].last_label == hypothesis.last_label:
+            return True
+    return False
 
 
 @linked

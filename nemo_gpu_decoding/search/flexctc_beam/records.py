@@ -55,6 +55,9 @@ class SearchParams(NamedTuple):
     merge: int
     beam_beta: np.float32
     threshold: np.float32
+    # merge=prefix on the CPU: of texts with equal last tokens and equal states of LM and boosting, which go on alike,
+    # only the best one is kept. The best text then needs a much smaller beam.
+    recombines: bool
 
 
 SEARCH_PARAMS = dtype_of(SearchParams)

@@ -51,26 +51,21 @@ def best_ends(tokens, counts, final, search, lm, ends):
     """
     first = 0
     for r in range(len(counts)):
-        best_end(tokens, first, first + counts[r], final, search, lm, ends[r])
+        end = ends[r]
+        end.node, end.epsilon, end.state, end.cost = keys.NONE, keys.NONE, keys.NONE, np.inf
+        for i in range(first, first + counts[r]):
+            state = search.graph.states[keys.state_of(tokens[i].key)]
+            begin = state.epsilon_begin
+            for e in range(begin - 1, state.epsilon_end if final else begin):
+                epsilon, total = keys.NONE if e < begin else e, np.float64(tokens[i].cost)
+                if final:
+                    total += end_cost(tokens[i], epsilon, search, lm)
+                if total == np.inf:
+                    continue
+                if total < end.cost or (total == end.cost and keys.precedes(tokens[i], tokens[first + end.node], lm)):
+                    end.node, end.epsilon, end.cost = i - first, epsilon, total
+                    end.state = keys.state_of(tokens[i].key)
         first += counts[r]
-
-
-@linked
-def best_end(tokens, first, last, final, search, lm, end):
-    """`best_ends` of one utterance, tokens first .. last - 1."""
-    end.node, end.epsilon, end.state, end.cost = keys.NONE, keys.NONE, keys.NONE, np.inf
-    for i in range(first, last):
-        state = search.graph.states[keys.state_of(tokens[i].key)]
-        begin = state.epsilon_begin
-        for e in range(begin - 1, state.epsilon_end if final else begin):
-            epsilon, total = keys.NONE if e < begin else e, np.float64(tokens[i].cost)
-            if final:
-                total += end_cost(tokens[i], epsilon, search, lm)
-            if total == np.inf:
-                continue
-            if total < end.cost or (total == end.cost and keys.precedes(tokens[i], tokens[first + end.node], lm)):
-                end.node, end.epsilon, end.cost = i - first, epsilon, total
-                end.state = keys.state_of(tokens[i].key)
 
 
 @compiled

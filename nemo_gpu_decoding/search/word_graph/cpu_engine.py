@@ -116,26 +116,18 @@ def read_chunk(
     search, lm, frame, status = models.search, models.lm_scorer, 0, keys.DONE
     while frame < length:
         frame, status = advance(log_probs[b], frame, length, state, search, lm, work)
-        if status in (keys.BAD_FRAME, keys.NO_TOKEN):
+        if status == keys.BACK_POINTERS_FULL:
+            tokens, more = work.current[: int(counters["tokens"][0])], int(work.frame["tokens"][0])
+            state = state._replace(back_pointers=grown_back_pointers(state.back_pointers, counters, tokens, more))
+        elif status == keys.LINKS_FULL:
+            state = state._replace(links=grown_links(state.links, counters, float(models.params.lattice_beam)))
+        elif status == keys.GROUPS_FULL:
+            work = with_more_groups(work, models.params.max_active)
+        elif status in (keys.BAD_FRAME, keys.NO_TOKEN):
             raise_stop(log_probs, b, frame, status)
-        state, work = with_more_room(status, state, work, models)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
     live = tokens["back_pointer"]
     return WordGraphStream(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
-
-
-def with_more_room(
-    status: int, state: records.StreamArrays, work: records.Workspace, models: StreamModels
-) -> tuple[records.StreamArrays, records.Workspace]:
-    """Arrays that are larger where the status of a frame says that one is full; the tokens are those of `work`."""
-    if status == keys.BACK_POINTERS_FULL:
-        tokens, more = work.current[: int(state.counters["tokens"][0])], int(work.frame["tokens"][0])
-        state = state._replace(back_pointers=grown_back_pointers(state.back_pointers, state.counters, tokens, more))
-    elif status == keys.LINKS_FULL:
-        state = state._replace(links=grown_links(state.links, state.counters, float(models.params.lattice_beam)))
-    elif status == keys.GROUPS_FULL:
-        work = with_more_groups(work, models.params.max_active)
-    return state, work
 
 
 def new_workspace(

@@ -119,11 +119,9 @@ def _expand(best, row, state, search, lm, work):
         frame.status = keys.BAD_FRAME
     if frame.status == keys.DONE:
         if lm is None:
-            _take_likeliest_step(row, state, search, work)
-            if not labels.is_complete(frame, search):
-                if not labels.choose_labels(row, search, work):
-                    frame.status = keys.BAD_FRAME
-                _take_likeliest_step(row, state, search, work)
+            if frame.labels > 0:
+                _, _, _, _, least = labels.likeliest_step(row, state, search, lm, work)
+                candidates.lower_cutoff(least, frame)
         else:
             contexts.begin_frame(work)
             if frame.labels > 0:
@@ -141,14 +139,6 @@ def _expand(best, row, state, search, lm, work):
         candidates.recombine(state, search, lm, work)
     if frame.status == keys.DONE and frame.tokens == 0:
         frame.status = keys.NO_TOKEN
-
-
-@linked
-def _take_likeliest_step(row, state, search, work):
-    """Lower the cutoff by the cheapest step of the best token."""
-    if work.frame[0].labels > 0:
-        _, _, _, _, least = labels.likeliest_step(row, state, search, None, work)
-        candidates.lower_cutoff(least, work.frame[0])
 
 
 @linked

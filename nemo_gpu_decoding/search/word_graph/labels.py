@@ -11,7 +11,6 @@ from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
 
 SMALL_STATE = 8  # the search tries all arcs of a state with at most this many
-SKIPPED = np.float32(-1000)  # log-prob of a label that is not in the list of a caller of `advance`
 SORTED_LABELS = 128  # the labels are sorted if there are at most this many; at most BINS
 
 
@@ -19,40 +18,11 @@ SORTED_LABELS = 128  # the labels are sorted if there are at most this many; at 
 def choose_labels(row, search, work):
     """Fill work.labels with the labels that can stay below the cutoff; the likeliest one is first.
 
-    If the caller of `advance` listed labels, the first call in a frame compares only these, see `is_complete`.
-
     Returns:
         False if the frame holds NaN or a value above MOST_LOG_PROB.
     """
     frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
-    count, likeliest, listed = 0, 0, frame.listed - 1
-    frame.listed, frame.is_partial = 0, listed >= 0
-    if frame.is_partial:
-        for i in range(listed):
-            labels[count] = labels[i]
-            count += not row[labels[i]] < least
-    else:
-        count = _scan_labels(row, least, search, labels)
-    for i in range(count):
-        if not row[labels[i]] <= MOST_LOG_PROB:
-            return False
-        likeliest = i if row[labels[i]] > row[labels[likeliest]] else likeliest
-    if count > 0:
-        labels[0], labels[likeliest] = labels[likeliest], labels[0]
-    frame.labels = count
-    return True
-
-
-@linked
-def is_complete(frame, search):
-    """Whether no other label than the chosen ones can stay below the cutoff."""
-    return not frame.is_partial or _least_likely(frame, search) > SKIPPED
-
-
-@linked
-def _scan_labels(row, least, search, labels):
-    """Write the labels with at least this log-prob, except for the blank; returns their number."""
-    count, skipped_label = 0, keys.NONE if search.params.topology == GRAPH else search.params.blank_id
+    count, likeliest, skipped_label = 0, 0, keys.NONE if search.params.topology == GRAPH else search.params.blank_id
     whole = len(row) - len(row) % LANES
     for begin in range(0, whole, LANES):
         lanes = np.uint32(not_below(row, begin, least))
@@ -63,7 +33,14 @@ def _scan_labels(row, least, search, labels):
     for v in range(whole, len(row)):
         labels[np.uintp(count)] = v
         count += not row[np.uintp(v)] < least and v != skipped_label  # NaN is not below anything
-    return count
+    for i in range(count):
+        if not row[labels[i]] <= MOST_LOG_PROB:
+            return False
+        likeliest = i if row[labels[i]] > row[labels[likeliest]] else likeliest
+    if count > 0:
+        labels[0], labels[likeliest] = labels[likeliest], labels[0]
+    frame.labels = count
+    return True
 
 
 @linked

@@ -140,7 +140,7 @@ def _add_back_pointer(token, row, state, search, work):
         return
     label = label_read(token.arc, token.key, search)
     probability = np.float32(0.0)
-    if label != search.params.blank_id and len(work.posteriors) > 0:
+    if label != search.params.blank_id:
         probability = work.posteriors[label]
         if probability == UNKNOWN:  # computed in double and rounded once: all libraries and devices agree to the bit
             probability = work.posteriors[label] = np.float32(np.exp(np.float64(row[label])))

@@ -148,8 +148,6 @@ FRAME_FIELDS = [
     ("groups", np.int64),
     ("group_tokens", np.int64),
     ("labels", np.int64),
-    ("listed", np.int64),  # labels that the caller of `advance` left in `Workspace.labels`, plus 1; 0: none
-    ("is_partial", np.bool_),  # only listed labels were compared
     ("links", np.int64),  # of this frame; they follow those of the stream
     ("best", np.float32),  # cost of the best candidate so far
     ("beam", np.float32),  # of this frame; `min_active` may widen it
@@ -172,7 +170,7 @@ class Workspace(NamedTuple):
     groups: np.ndarray  # [entries] GROUP; with a large LM `lm` has the groups
     group_slots: np.ndarray  # [power of 2] SLOT
     group_tokens: np.ndarray  # [2 entries or 1] GROUP_TOKEN
-    posteriors: np.ndarray  # [V + 1] float32, cache of exp(log-prob); UNKNOWN: not computed; or empty: none is
+    posteriors: np.ndarray  # [V + 1] float32, cache of exp(log-prob); UNKNOWN: not computed
     labels: np.ndarray  # [V + 1] int32, labels that may stay within the beam, likely ones first
     histogram: np.ndarray  # [BINS] int64
     renumbered: np.ndarray  # [capacity] int32, new index of each next token, or NONE
