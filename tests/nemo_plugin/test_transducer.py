@@ -328,6 +328,14 @@ def test_empty_hypothesis_begins_an_utterance_and_empty_chunk_changes_nothing(tr
     assert summaries(after) == summaries(before)
 
 
+def test_request_at_the_beginning_holds_for_the_utterance(transducer, encoded):
+    use(transducer, beam_size=8)
+    encoder_output, lengths = encoded
+    with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=2.0):
+        hypotheses, _ = in_chunks(transducer, (encoder_output, lengths), 20)
+    assert hypotheses[0].text.endswith("graam")
+
+
 def test_copied_hypotheses_can_be_continued_once(transducer, encoded):
     use(transducer)
     encoder_output, lengths = encoded
