@@ -13,6 +13,7 @@ from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMeth
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from omegaconf import OmegaConf, open_dict
 
+from nemo_gpu_decoding import utterance_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import RECENT_BATCHES
 from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, decoded, predicted, transcribed
 
