@@ -168,6 +168,15 @@ def test_plot_shows_the_best_trial_of_each_value(tmp_path):
         draw(trials[:1], trials[0].score, tmp_path / "grid.svg")
 
 
+@pytest.mark.slow
+def test_plot_draws_options_that_are_words(tmp_path):
+    pytest.importorskip("matplotlib")
+    trials = [trial(wrong, lm_weight=0.1 * wrong, beam_beta=float(wrong), pruning_mode=mode, overlapping=wrong > 1)
+              for wrong, mode in ((1, "late"), (2, "early"))]  # fmt: skip
+    draw(trials, trials[-1].score, tmp_path / "grid.png")
+    assert (tmp_path / "grid.png").stat().st_size > 5000
+
+
 def test_without_matplotlib_tune_says_so(monkeypatch, manifest, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     install = "pip install 'nemo-gpu-decoding[plot]'"

@@ -449,6 +449,8 @@ def test_garbage_collection_does_not_visit_the_model():
 
 # ------------------------------------------------------------------------- who may come in; the rest
 def test_wrong_token_and_foreign_origin_are_refused():
+    with pytest.raises(FieldError):
+        Address(token=" ")
     with running(token="secret") as server:
         for query, headers in (("?token=secret", {}), ("", {"Authorization": "Bearer secret"})):
             with stream(server, query=query, additional_headers=headers) as socket:
@@ -534,6 +536,7 @@ def test_command_serves_with_its_options(monkeypatch, capsys):
         ("host=0.0.0.0", "host is '0.0.0.0', expected 127.0.0.1 or ::1, or a token, or open_to_all=true"),
         ("port=-1", "port is -1, expected an integer 0 .. 65535"),
         ("send_seconds=0", "send_seconds is 0.0, expected a finite number > 0"),
+        ("max_streams=0", "max_streams is 0"),
         ("batch_size=0", "batch_size is 0, expected an integer >= 1"),
     ],
 )
@@ -555,6 +558,15 @@ def test_disconnect_after_the_end_is_counted():
             socket.send(audio(*range(1, 101)))
             socket.send('{"type": "end"}')
         wait_for(lambda: server.batcher.metrics.value("streams_total", outcome="disconnect") == 1, seconds=2.0)
+
+
+def test_shutdown_ends_after_its_seconds():
+    with running(NumberReader(seconds=0.2), shutdown_seconds=0.1) as server, stream(server) as socket:
+        socket.send(audio(*range(1, 100)))
+        assert json.loads(socket.recv(10))["type"] == "ready"
+        server.should_exit = True
+        _, code = messages(socket)
+        assert code != 1000
 
 
 def test_free_memory_returns_to_the_system_while_the_server_runs(monkeypatch):

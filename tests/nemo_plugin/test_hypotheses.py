@@ -155,6 +155,13 @@ def use(model, assets=None, **beam):
     model.change_decoding_strategy(cfg, verbose=False)
 
 
+def test_requests_reach_the_decoder_that_timestamps_make(ctc_model, files):
+    use(ctc_model)
+    with utterance_requests(ctc_model, [["graam"]], boosting_weight=1.0):
+        (hypothesis,) = ctc_model.transcribe(files[:1], timestamps=True, verbose=False)
+    assert hypothesis.timestamp["word"][-1]["word"] == "graam"
+
+
 def test_wrong_number_of_requests_is_an_error_without_after_effects(ctc_model, files):
     use(ctc_model)
     plain = texts_of(ctc_model, files[:1])

@@ -13,6 +13,7 @@ from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMeth
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from omegaconf import OmegaConf, open_dict
 
+from nemo_gpu_decoding import utterance_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import RECENT_BATCHES
 from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, decoded, predicted, transcribed
 
@@ -326,6 +327,14 @@ def test_empty_hypothesis_begins_an_utterance_and_empty_chunk_changes_nothing(tr
     assert summaries(begun) == summaries(before)
     after = decode(transducer, (encoder_output, torch.zeros_like(lengths)), before)
     assert summaries(after) == summaries(before)
+
+
+def test_request_at_the_beginning_holds_for_the_utterance(transducer, encoded):
+    use(transducer, beam_size=8)
+    encoder_output, lengths = encoded
+    with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=2.0):
+        hypotheses, _ = in_chunks(transducer, (encoder_output, lengths), 20)
+    assert hypotheses[0].text.endswith("graam")
 
 
 def test_copied_hypotheses_can_be_continued_once(transducer, encoded):
