@@ -72,8 +72,7 @@ def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any]
     elif kind in _TYPES:
         known, expected = _TYPES[kind]
         if not isinstance(value, known) or (isinstance(value, bool) and kind != "bool"):
-            text = "True, False" if kind == "bool" and other else expected
-            raise FieldError(name, value, text + (" or None" if other else ""))
+            raise FieldError(name, value, expected.replace(" or", ",") + " or None" if other else expected)
 
 
 def checked_options(cls: type[T]) -> type[T]:
