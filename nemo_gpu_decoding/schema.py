@@ -25,12 +25,13 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
 
     Args:
         low, high: least and greatest value; `high` may be the name of an attribute.
-        above: values are greater than this. A float without `low` and `above` is any finite number.
-        infinite: inf is valid.
+        above: 0; values are greater than 0. A float without `low` and `above` is any finite number.
+        infinite: True; inf is valid.
         choices: the valid texts.
         unused: why values other than the default have no effect; they are invalid.
         nemo: the key in NeMo's section, if it has another name there; None: it has no key.
     """
+    assert rule.keys() <= {"low", "high", "above", "infinite", "choices", "unused", "nemo"}, rule
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, hash=False, metadata={"rule": rule})
     return dataclasses.field(default=default, metadata={"rule": rule})
@@ -64,16 +65,14 @@ def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any]
     elif kind == "int" and rule and least is not None:
         check_int(name, value, least, rule.get("high"))
     elif kind == "float" and rule is not None and "unused" not in rule:
-        infinite = rule.get("infinite", False)
-        check_number(name, value, above_zero="above" in rule, negative=least is None, infinite=infinite)
+        check_number(name, value, above_zero="above" in rule, negative=least != 0, infinite="infinite" in rule)
         if not rule.get("low", value) <= value <= rule.get("high", value):
             expected = f"a number in [{least}, {rule['high']}]" if "high" in rule else f"a number >= {least}"
             raise FieldError(name, value, expected)
     elif kind in _TYPES:
         known, expected = _TYPES[kind]
         if not isinstance(value, known) or (isinstance(value, bool) and kind != "bool"):
-            text = "True, False" if kind == "bool" and other else expected
-            raise FieldError(name, value, text + (" or None" if other else ""))
+            raise FieldError(name, value, expected.replace(" or", ",") + " or None" if other else expected)
 
 
 def checked_options(cls: type[T]) -> type[T]:

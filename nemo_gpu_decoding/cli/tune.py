@@ -13,6 +13,7 @@ from omegaconf import MISSING
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import check_channel_selector
+from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, points_of, tried_values, varied
@@ -121,6 +122,8 @@ class TuneOptions(decoding.ModelOptions):
     def check_rules(self) -> None:
         decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
+        if self.strategy is not None:
+            check_choice("strategy", self.strategy, STRATEGIES)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
         for name in Point._fields:
@@ -266,7 +269,7 @@ def try_points(
 def ranked(
     trials: Sequence[Trial],
     objective: str,
-    false_phrase_cost: float = option(FALSE_PHRASE_COST, low=0),
+    false_phrase_cost: float = FALSE_PHRASE_COST,
     most_false: float = float("inf"),
 ) -> list[Trial]:
     """Best first; ties go to the smaller beam, then to the smaller weights.
