@@ -384,10 +384,9 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     token = _changing.set(True)
     try:
         with _lock_of(instance):
-            before = getattr(instance, "decoding", None)
-            are_graphs_off = _are_graphs_off(before)
+            are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
             wrapped(*call.args, **call.kwargs)
-            if are_graphs_off and instance.decoding is not before:
+            if are_graphs_off:
                 instance.disable_cuda_graphs()
     finally:
         _changing.reset(token)
@@ -413,10 +412,8 @@ def _are_graphs_off(decoding: Any) -> bool:
     inner = getattr(decoding, "decoding", None)
     if not isinstance(inner, WithOptionalCudaGraphs):
         return False
-    if inner.disable_cuda_graphs():
-        inner.maybe_enable_cuda_graphs()
-        return False
-    return inner.maybe_enable_cuda_graphs() and inner.disable_cuda_graphs()
+    was_on, can_be_on = inner.disable_cuda_graphs(), inner.maybe_enable_cuda_graphs()
+    return can_be_on and not was_on and inner.disable_cuda_graphs()
 
 
 construct_ctc = partial(_construct, "ctc")

@@ -42,7 +42,6 @@ STOCK: dict[str, tuple[Any, ...]] = {
     "fused_batch_size": (-1,),
     "beam.beam_size": (1, 2, 4, 5),
     "beam.return_best_hypothesis": (True, False),
-    "wfst.search_type": ("riva",),
 }
 
 

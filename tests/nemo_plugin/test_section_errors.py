@@ -203,7 +203,7 @@ def test_options_of_other_decoders_are_refused_with_the_key_to_use(key, ours):
         ("flexctc_beam", "beam: {confidence_cfg: {}}", "unknown key 'beam.confidence_cfg', expected confidence_cfg"),
         ("flexctc_beam", "wfst: {beam_width: 3}", "wfst.beam_width is 3, which 'flexctc_beam' does not read; remove"),
         ("flexctc_beam", "greedy: {ngram_lm_model: x}", "greedy.ngram_lm_model ... set beam.ngram_lm_model instead"),
-        ("flexctc_beam", "beam: {beam_size: 4}, greedy: {max_symbols: 10}, wfst: {search_type: riva}", ""),
+        ("flexctc_beam", "beam: {beam_size: 4}, greedy: {max_symbols: 10}", ""),
         ("cuda_wfst", "beam: {beam_size: 16}", "beam.beam_size is 16 ... set wfst.beam_size instead"),
         ("cuda_wfst", "beam: {boosting_tree: {key_phrases_list: [a]}}", "beam.boosting_tree.key_phrases_list is"),
         ("alsd_pp", "wfst: {beam_width: 3}", "unknown key 'wfst'"),

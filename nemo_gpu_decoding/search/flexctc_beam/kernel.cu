@@ -237,6 +237,26 @@ inline void load_beam(
   }
 }
 
+// Keep the scores of the beam small; returns what is subtracted from them. Call with all threads after a barrier.
+inline float rebase(Workspace& work) {
+  const int size = work.counters->beam_size;
+  const float shift = rebased(work.beam[0].score);
+  if (shift == 0) return 0;
+  __syncthreads();
+  for (int k = thread(); k < size; k += threads()) {
+    work.beam[k].score -= shift;
+    work.beam[k].blank_score -= shift;
+    work.beam[k].token_score -= shift;
+  }
+  if (thread() == 0) work.counters->best_new_score = 0;
+  __syncthreads();
+  for (int k = thread(); k < size; k += threads()) {
+    atomicMax(&work.counters->best_new_score, ordered_key(best_new_score(work.beam[k], work.params.beam_beta)));
+  }
+  __syncthreads();
+  return shift;
+}
+
 // Why a chunk of `length` frames cannot be read, or FINE.
 inline int checked(const Progress& progress, int64 length, int frames, int capacity) {
   if (progress.status != FINE) return progress.status;
@@ -281,6 +301,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
     }
     rows.wait();
     __syncthreads();
+    if (now.status == FINE) now.offset += rebase(work);
   }
   copy_beam(args.next_beams + (int64)b * args.beam_size, work.beam, counters.beam_size);
   now.size = counters.beam_size;

@@ -70,6 +70,7 @@ PROGRESS = np.dtype(
         ("size", np.int32),  # hypotheses in the beam; its content is valid from frame 1 on
         ("status", np.int32),  # 0, or the reason for which the search has stopped
         ("frames", np.int64),  # frames read
+        ("offset", np.float64),  # the part of the scores that is not in the beam
     ]
 )
 # A candidate without its score; the key contains the score.

@@ -34,6 +34,12 @@ def test_every_fusion_and_merge_mode_equals_the_cpu(merge, kind, sharpness):
 
 
 @pytest.mark.parametrize("merge", MERGES)
+def test_large_scores_are_subtracted_as_on_the_cpu(log_probs, merge):
+    values = log_probs - 300.0  # a beam has 4096 after 14 frames
+    assert_equal(values, [T, 11, 18], fusion=random_fusion(V), merge=merge, beam_size=8, n_best=8)
+
+
+@pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 16, 33, 128])
 def test_beam_sizes(log_probs, merge, beam_size):
     assert_equal(
