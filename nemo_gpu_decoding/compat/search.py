@@ -16,11 +16,10 @@ from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
-# How much wider the search with an LM is than pyctcdecode's. The graph charges for a word at its beginning, where
-# pyctcdecode does at its end, so that hypotheses are kept that are worse by LEAD more, natural log. One hypothesis of
-# pyctcdecode corresponds to several states of the graph. The values were chosen on other utterances than those of the
+# States that the search with an LM keeps per hypothesis of pyctcdecode: the graph has several for one text, and
+# charges for a word at its beginning, where pyctcdecode does at its end. Chosen on other utterances than those of the
 # benchmark.
-LEAD, STATES = 3.0, 10
+STATES = 10
 MOST_RESULTS = 10_000
 SKIPPED = np.float32(-1000)  # log-prob of an unlikely token: a path of the graph takes it if there is no other
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
@@ -52,10 +51,9 @@ class WordSearch(CudaWFST):
     def __init__(
         self, graph: WordGraph, vocab_size: int, beam_width: int, beam_prune_logp: float, n_best: int
     ) -> None:
-        beam = LEAD - beam_prune_logp
         config = WFSTConfig(
-            beam=beam,
-            lattice_beam=beam,
+            beam=-beam_prune_logp,
+            lattice_beam=-beam_prune_logp,
             max_active=min(STATES * beam_width, MAX_ACTIVE_LIMIT),
             n_best=min(n_best, MOST_RESULTS),
             topology="normal",
