@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import MISSING, DictConfig, OmegaConf
 from tqdm import tqdm
 
+from nemo_gpu_decoding.audio import part_of
 from nemo_gpu_decoding.checks import check_int
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
@@ -23,7 +24,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import read_lines
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.audio import AudioSource, part_of
+    from nemo_gpu_decoding.audio import AudioSource
     from nemo_gpu_decoding.fusion.phrases import Phrase
 
 EXAMPLES = (
