@@ -23,15 +23,10 @@ from omegaconf import OmegaConf
 
 import nemo_gpu_decoding
 from benchmarks.options import BenchOptions
-from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus, EndpointConfig, FlexCTCBeam
+from nemo_gpu_decoding import EndpointConfig
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options, show_value
-from nemo_gpu_decoding.manifest import read_manifest
-from nemo_gpu_decoding.metrics import phrase_score, word_errors
-from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_engine
-from nemo_gpu_decoding.search.transducer import cuda_engine as transducer_engine
 from tests.assets import ASSETS, CTC_MODEL, ROOT, load_script
-from tests.search.transducer.table_networks import TableNetworks
 from tools.compare.__main__ import main as compare
 
 
@@ -60,10 +55,6 @@ MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
 # what a page may import though an environment for tests lacks it
 OPTIONAL_PEERS = ("torchaudio", "flashlight", "pyctcdecode", "kenlm")
 DOWNLOADS = "# needs a download\n"  # first line of a block or cell that is compiled here, not run
-DEMO = {
-    (row["model"], row["decoder"]): row
-    for row in json.loads((ROOT / "docs" / "results" / "demo.json").read_text(encoding="utf-8"))
-}
 
 
 def pages_with(wanted):
@@ -78,10 +69,6 @@ def pages_run(wanted):
 
 
 # ------------------------------------------------------------------------------------------- snippets
-def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
-
-
 @pages_with(lambda page: page.snippets)
 def test_snippets_have_a_known_language(page):
     assert {kind for kind, _ in page.snippets} <= {"python", "bash", "yaml"}
@@ -398,118 +385,9 @@ def test_new_record_replaces_the_old_one(records, copied, monkeypatch):
     assert "[rows](results/a-new.json) of aes_pp" in page.read_text()
 
 
-@pytest.mark.parametrize(("kilobytes", "label"), [
-    (64, "sm_75 (T4), 64 KB"), (99, "sm_86, sm_89 (A10, L4), 99 KB"), (163, "sm_80 (A100), 163 KB"),
-    (227, "sm_90 (H100, H200), 227 KB"),
-])  # fmt: skip
-def test_largest_beams_of_gpus_are_those_of_the_engines(kilobytes, label):
-    (page,) = [page for page in PAGES if page.path.stem == "gpus"]
-    networks, most = TableNetworks(1024), 1024 * kilobytes
-
-    def fits(strategy, beam):
-        if strategy is FlexCTCBeam:
-            with contextlib.suppress(ValueError):
-                return bool(flexctc_engine.list_sizes(beam, 1025, 2, most))
-            return False
-        options = ALSDConfig if strategy is ALSDPlusPlus else AESConfig
-        return transducer_engine.why_not(strategy(networks, options(beam_size=beam))._params, most) is None
-
-    for strategy, said in zip((FlexCTCBeam, ALSDPlusPlus, AESPlusPlus), cells_of(page.text, label), strict=True):
-        beam = int(said.removeprefix("at least "))
-        assert fits(strategy, beam)
-        assert said.startswith("at least") or not fits(strategy, beam + 1)
-
-
-def cells_of(text, label):
-    """The cells right of the first one; one row of the tables in `text` begins with this label."""
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")][1:]
-
-
-def of_demo(model, strategy, lm="LM"):
-    """Word error rates: greedy, beam, + LM, + LM + phrases; F-scores of all but the beam; as pages write them."""
-    rows = [
-        DEMO.get((model, name)) for name in ("greedy", strategy, f"{strategy} + {lm}", f"{strategy} + {lm} + phrases")
-    ]
-    fscores = [f"{row['fscore']:.2f}" for row in rows[:1] + rows[2:]]
-    return [f"{100 * row['wer']:.1f}" if row else "" for row in rows], [f.replace("0.00", "0") for f in fscores]
-
-
-README = PAGES[0].text
-GAINS = [
-    ("CTC, [flexctc_beam](docs/flexctc_beam.md)", "ctc", "flexctc_beam", "nemo", "NeMo's `beam_batch`"),
-    ("CTC, [cuda_wfst](docs/cuda_wfst.md)", "ctc", "cuda_wfst", "kaldi_decoder", "Kaldi's decoder"),
-    ("RNN-T, [alsd_pp](docs/alsd_pp.md)", "rnnt", "alsd_pp", "nemo_malsd", "NeMo's `malsd_batch`"),
-    ("TDT, [alsd_pp](docs/alsd_pp.md)", "tdt", "alsd_pp", "nemo_malsd", "NeMo's `malsd_batch`"),
-]
-
-
-@pytest.mark.parametrize(("label", "model", "strategy", "peer", "name"), GAINS, ids=[row[0] for row in GAINS])
-def test_gains_in_the_readme_are_those_of_the_records(records, label, model, strategy, peer, name):
-    ratios = [
-        row["ratio"] for row in records.records()[strategy][1]["rows"]
-        if row["peer"] == peer and row["params"]["lm"] and row["verified"] and row["networks"] in (None, model)
-    ]  # fmt: skip
-    digits = int(min(ratios) < 20)
-    (greedy, _, lm, phrases), (_, _, fscore) = of_demo(model, strategy)
-    speed = f"{min(ratios):.{digits}f}x to {max(ratios):.{digits}f}x {name}"
-    assert cells_of(README, label) == [greedy, lm, phrases, fscore, speed]
-
-
-@pytest.mark.parametrize(
-    ("label", "model", "strategy", "lm"),
-    [
-        ("`flexctc_beam`, token trigram", "ctc", "flexctc_beam", "LM"),
-        ("`cuda_wfst`, word trigram", "ctc", "cuda_wfst", "LM"),
-        ("`paged_biglm`, that trigram over a small LM (alone: 11.8)", "ctc", "paged_biglm", "large LM"),
-        ("RNN-T, `alsd_pp`, token 6-gram", "rnnt", "alsd_pp", "LM"),
-        ("TDT, `alsd_pp`, token 6-gram", "tdt", "alsd_pp", "LM"),
-    ],
-)
-def test_error_rates_are_those_of_the_demo(label, model, strategy, lm):
-    """The demo is repeated, and compared with its record, in tests/scripts/test_demo.py."""
-    errors, fscores = of_demo(model, strategy, lm)
-    assert cells_of(MEASURED, label) == [*errors, " / ".join(fscores)]
-
-
-def test_error_rates_of_getting_started_are_those_of_the_demo():
-    (greedy, *_, phrases), _ = of_demo("ctc", "flexctc_beam")
-    (page,) = [page for page in PAGES if page.path.stem == "index"]
-    assert f"falls from {greedy} % (greedy) to {phrases} % (CTC, `flexctc_beam`, LM and 34 phrases)" in page.text
-
-
 def test_commands_of_records_are_options_of_the_benchmarks(records):
     for options in records.RUNS.values():
         parse_options(BenchOptions, options.split())
-
-
-@pytest.mark.slow
-@pytest.mark.nemo
-def test_names_of_each_utterance_are_found_as_the_readme_says(monkeypatch):
-    pytest.importorskip("nemo.collections.asr")
-    monkeypatch.chdir(ROOT)
-    names = {}
-    exec(compile(PAGES[0].blocks("python")[0], "README.md", "exec"), names)
-    phrases = (ASSETS / "phrases.txt").read_text(encoding="utf-8").split()
-    utterances = read_manifest(ASSETS / "speech" / "test.json")
-    files, references = zip(*((str(utterance.path), utterance.text) for utterance in utterances), strict=True)
-    listed = [[name for name in phrases if name in text.split()] for text in references]
-
-    def decoded(requests):
-        with names["utterance_requests"](names["model"], requests, boosting_weight=1.5):
-            return [hypothesis.text for hypothesis in names["model"].transcribe(list(files), batch_size=16)]
-
-    without, with_names = decoded([None] * len(files)), decoded(listed)
-    found, before = (phrase_score(references, texts, phrases) for texts in (with_names, without))
-    said = re.search(r"(\d+) of (\d+) names are right and (\d+) is wrong \(0 and 0 without phrases\)", README)
-    assert (before.true_positives, before.false_positives) == (0, 0)
-    assert found.true_positives + found.false_negatives == int(said[2])
-    # sums of floats differ between machines, and may turn a word
-    assert found.true_positives == pytest.approx(int(said[1]), abs=1)
-    assert found.false_positives == pytest.approx(int(said[3]), abs=1)
-    rates = re.search(r"WER falls from ([\d.]+) % to ([\d.]+) %", " ".join(README.split()))
-    for texts, rate in zip((without, with_names), rates.groups(), strict=True):
-        assert 100 * word_errors(references, texts).wer == pytest.approx(float(rate), abs=0.5)
 
 
 # ------------------------------------------------ Every tutorial runs from its first cell to its last

@@ -87,19 +87,6 @@ def is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def capture_chunk(device: torch.device, body: Callable[[], None], bindings: Bindings | None = None) -> CapturedGraph:
-    """Capture `body` into a graph without a loop.
-
-    Run the body once before, as for any graph.
-
-    Raises:
-        GraphError, RuntimeError: CUDA refuses; nothing has changed then.
-    """
-    with _capturing(bindings or Bindings(), device) as (graph, stream):
-        body()
-    return CapturedGraph(graph, [stream])
-
-
 def capture_while(
     device: torch.device, body: Callable[[int], None], bindings: Bindings | None = None
 ) -> CapturedGraph:

@@ -25,7 +25,7 @@ from benchmarks.ours import OURS
 from benchmarks.peers.base import Setting
 from benchmarks.sources import make_tasks
 from benchmarks.tasks import Task
-from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
+from nemo_gpu_decoding.search.transducer.cuda_graphs import LOOP, PLAIN
 
 REPEATS, COMPARED = 10, 2
 
@@ -47,7 +47,7 @@ FIGURES = {
 } | {
     f"alsd_pp-{mode}-{name}": Figure("alsd_pp", 32, 4, mode, dtype)
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
-    for mode in (LOOP, CHUNKS, PLAIN)
+    for mode in (LOOP, PLAIN)
 }
 
 

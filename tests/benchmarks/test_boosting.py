@@ -40,12 +40,6 @@ def test_word_graphs_have_one_way_and_no_beam_size():
     assert (name, weight, config.wfst.boosting_tree.ac_threshold) == ("ac_threshold: 0.03", 5.0, 0.03)
 
 
-def test_phrases_in_the_place_of_the_file():
-    *_, (_, _, _, config) = boosting.searches(options("cuda_wfst", "weights=5"), ["zephyr", "tempest"])
-    tree = config.wfst.boosting_tree
-    assert (tree.key_phrases_file, list(tree.key_phrases_list)) == (None, ["zephyr", "tempest"])
-
-
 @pytest.mark.slow
 @pytest.mark.nemo
 @pytest.mark.parametrize("spoken", [True, False])
@@ -56,24 +50,10 @@ def test_phrases_that_are_spoken_or_not(tmp_path, monkeypatch, capsys, spoken):
     arguments = [f"model={ASSETS}/models/self_ctc.nemo", f"manifest={manifest}", f"phrases={ASSETS}/phrases.txt"]
     monkeypatch.setattr("sys.argv", ["boosting", *arguments, "weights=1.5", "beams=16", f"spoken={spoken}"])
     assert boosting.main() == 0
-    _, _, plain, *rows = (row.split()[-3:] for row in capsys.readouterr().out.strip().splitlines())
-    assert all((int(found) + int(missed) > 0) is spoken for found, missed, _ in (plain, *rows))
-    assert any(int(found) > 0 for found, _, _ in rows) is spoken
-
-
-@pytest.mark.slow
-@pytest.mark.nemo
-def test_the_table_counts_words_and_phrases(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("nemo.collections.asr")
-    manifest = tmp_path / "few.json"
-    manifest.write_text("\n".join(map(json.dumps, speech()[31:36])))
-    arguments = [f"model={ASSETS}/models/self_ctc.nemo", f"manifest={manifest}", f"phrases={ASSETS}/phrases.txt"]
-    monkeypatch.setattr("sys.argv", ["boosting", *arguments, "weights=1.5", "beams=16"])
-    assert boosting.main() == 0
     header, _, *rows = capsys.readouterr().out.strip().splitlines()
     assert header.split() == ["phrases", "beam_size", "weight", "WER", "%", "found", "missed", "false"]
-    plain, apart, every, _ = (row.split()[-4:] for row in rows)
+    plain, apart, every, _ = (tuple(map(float, row.split()[-4:])) for row in rows)
+    assert all((found + missed > 0) is spoken for _, found, missed, _ in (plain, apart, every))
     assert apart == every  # no name overlaps another one
-    assert float(apart[0]) < float(plain[0])
-    assert int(apart[1]) > int(plain[1]) == 0
-    assert {int(row[1]) + int(row[2]) for row in (plain, apart)} == {int(plain[2])}
+    assert (apart[1] > plain[1]) is spoken
+    assert apart[0] < plain[0] or not spoken

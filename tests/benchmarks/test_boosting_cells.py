@@ -43,34 +43,6 @@ def test_lists_of_the_shipped_set(tmp_path):
     assert many == cells.Files("shipped", options("distractors=50"), str(tmp_path)).lists["test-many"]
 
 
-@pytest.fixture
-def real(tmp_path):
-    """A folder of real speech, texts only: "marble" and "zeppelin" are rare."""
-    for name in ("speech", "boost", "lm"):
-        (tmp_path / name).mkdir()
-    for part, text in (("dev", "the marble arch"), ("test", "a zeppelin in london")):
-        line = json.dumps({"audio_filepath": "a.wav", "duration": 1.0, "text": text})
-        (tmp_path / "speech" / f"{part}_lj.json").write_text(line)
-    (tmp_path / "speech" / "a.wav").write_bytes(b"")
-    (tmp_path / "boost" / "test_lj_with_distractors.txt").write_text("zeppelin\nglacier\n")
-    (tmp_path / "lm" / "lm_train.txt").write_text("london " * 9 + "marble quarry glacier lantern")
-    return tmp_path
-
-
-def test_dev_has_its_own_rare_words(real):
-    lists = cells.Files("lj", options(f"folder={real}", "distractors=2"), str(real)).lists
-    assert lists["dev"] == ["glacier", "marble"]
-    assert lists["dev-wrong"] == lists["test-wrong"] == ["glacier"]
-    assert lists["test"] == ["zeppelin", "glacier"]
-    assert set(lists["test-many"]) == {"zeppelin"} | (set(lists["test-many"]) & {"marble", "quarry", "lantern"})
-    assert len(lists["test-many"]) == 3
-
-
-def test_a_missing_file_is_named(real):
-    with pytest.raises(ValueError, match=r"expected a folder with lm/tok6\.arpa"):
-        cells.Files("lj", options(f"folder={real}"), str(real)).path("lm/tok6.arpa")
-
-
 def counts(errors, false=0, fscore=0.5):
     return {"errors": errors, "false": false, "fscore": fscore}
 

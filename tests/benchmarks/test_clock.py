@@ -13,8 +13,6 @@ from benchmarks import run as run_module
 from benchmarks.cases import DECODER, LM, Check, Line
 from benchmarks.clock import Hardware, HostClock, Seconds, find_hardware, summary, time_in_turn, torch_threads
 from benchmarks.ours import flexctc_beam
-from benchmarks.peers.base import Peer
-from benchmarks.peers.word_graphs import KALDI_DECODER
 from benchmarks.run import run
 from benchmarks.verify import identical
 from nemo_gpu_decoding.cuda.availability import why_unavailable
@@ -160,17 +158,6 @@ def test_a_gpu_that_finds_something_else_is_not_verified(measured):
     assert row["verified_by"].endswith("GPU = CPU to the bit: 0 of 2")
 
 
-def test_decoders_are_made_anew_for_every_batch_size(measured):
-    prepared = []
-
-    def prepare(options, task, setting):
-        prepared.append(setting)
-        return flexctc_beam(options, task, setting)
-
-    measured(peer=Peer("twin", prepare), batches=[1, 2])
-    assert len(prepared) == 4  # for each batch size one, and one that decodes utterances alone
-
-
 def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
     decoder = flexctc_beam(tiny_options, tiny_task, run_module.Setting(4, lm=True)).decoder
     first, second = (decoder.decode(tiny_task.inputs, tiny_task.lengths)[0].best for _ in range(2))
@@ -201,21 +188,6 @@ def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated
         assert row["wer"]["ours"] == row["wer"]["peer"]
     assert emulated.launches > 0
     assert "cuda_wfst on Emulated GPU" in capsys.readouterr().out
-
-
-def test_kaldi_hears_another_batch(graph_options):
-    """Scaled log-probs are kept for the batch that they belong to."""
-    pytest.importorskip("kaldi_decoder")
-    options = replace(graph_options, device="cpu")
-    (task,) = run_module.make_tasks(options)
-    theirs = KALDI_DECODER.prepare(options, task, run_module.Setting(12, lm=True))
-
-    def words(inputs, lengths):
-        return theirs.read(theirs.run(inputs, lengths))
-
-    whole = words(task.inputs, task.lengths)
-    assert words(task.inputs.flip(0).contiguous(), task.lengths.flip(0)) == whole[::-1]
-    assert words(task.inputs, task.lengths) == whole
 
 
 def test_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):

@@ -9,8 +9,6 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import cluster_scale, live_load, sources
 from benchmarks import run as run_module
-from benchmarks.options import BenchOptions
-from benchmarks.peers import text
 from nemo_gpu_decoding.cli.options import options_of
 from tests.assets import ROOT
 
@@ -68,13 +66,6 @@ def test_a_missing_package_is_named_before_any_work(arguments, package, message,
     shown = capsys.readouterr().err
     assert message in shown
     assert "Traceback" not in shown
-
-
-def test_rows_that_will_be_skipped_are_named_first(without, capsys):
-    without("pyctcdecode")
-    with pytest.raises(pytest.fail.Exception, match="a task was made"):
-        run_module.run(BenchOptions(tasks=["peaked"]))
-    assert f"rows beside pyctcdecode are skipped: {text.PYCTCDECODE.unavailable()}\n" in capsys.readouterr().err
 
 
 def test_seconds_of_compilation():

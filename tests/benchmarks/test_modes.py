@@ -1,18 +1,17 @@
 """Live streams, LMs of any size, and what is measured in processes of their own."""
 
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks import cluster, cluster_scale, live, probe, scale
+from benchmarks import cluster, probe, scale
 from benchmarks.clock import find_hardware
-from benchmarks.live import Chunk, InSlots, OneByOne, Queue, Server, draw_chunks, frames_of_chunk, in_turn
+from benchmarks.live import Chunk, InSlots, OneByOne, Queue, Server, frames_of_chunk
 from benchmarks.ours import flexctc_beam
 from benchmarks.peers.base import Setting
-from benchmarks.probe import STATUS, in_process, measure_memory, measure_start, probe_process
+from benchmarks.probe import probe_process
 from benchmarks.run import run
 
 pytestmark = pytest.mark.slow
@@ -56,14 +55,6 @@ def test_chunks_wait_for_the_step_before_them_and_go_together():
     assert queue.streams_per_core(0.08) == pytest.approx(5 * 5 * 0.08 / 4)
 
 
-def test_steps_have_a_limit_and_the_longest_waiting_go_first():
-    steps = []
-    served(
-        Queue([chunk_at(0.0, s) for s in range(5)], lambda batch: steps.append([c.stream for c in batch]) or 0.1, 2)
-    )
-    assert steps == [[0, 1], [2, 3], [4]]
-
-
 def test_a_queue_without_end_is_given_up_and_has_no_latency():
     chunks = [chunk_at(0.1 * i, i) for i in range(1000)]
     queue = served(Queue(chunks, lambda batch: 0.2, 1))
@@ -74,13 +65,6 @@ def test_a_queue_without_end_is_given_up_and_has_no_latency():
     assert queue.figures()["load"] == pytest.approx(1.0)
     assert queue.streams_per_core(0.08) == pytest.approx(5 * 0.08 / 0.2)
     assert served(Queue(chunks, lambda batch: 0.2)).keeps_up  # as steps of several chunks
-
-
-def test_what_comes_before_time_0_does_not_count():
-    queue = served(Queue([chunk_at(-1.0, 0), chunk_at(0.5, 0)], lambda batch: 0.25 if batch[0].time > 0 else 9.0))
-    assert queue.figures()["chunks"] == 1
-    assert queue.figures()["load"] == 1.0  # until it was served
-    assert queue.streams_per_core(0.1) == pytest.approx(5 * 0.1 / 0.25)
 
 
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
@@ -94,48 +78,16 @@ def test_one_by_one_the_queue_is_that_of_the_formula(load):
     assert queue.figures()["load"] == pytest.approx(load, rel=0.03)
 
 
-def test_queues_run_side_by_side():
-    order = []
-    chunks = [chunk_at(float(i), 0) for i in range(4)]
-    first, second = (Queue(chunks, lambda batch, name=name: order.append(name) or 0.1) for name in "ab")
-    in_turn([first, second], 1.0)
-    assert "".join(order) == "abababab"
-    assert len(first.served) == len(second.served) == 4
-
-
-def test_n_utterances_are_spoken_at_once(tiny_task):
-    chunks = draw_chunks(tiny_task, 50, 5, (-1.0, 99.0), np.random.default_rng(2))
-    assert [c.time for c in chunks] == sorted(c.time for c in chunks)
-    assert chunks[0].time >= -1.0
-    assert chunks[-1].time < 99.0
-    by_stream: dict[int, list[Chunk]] = {}
-    for chunk in chunks:
-        by_stream.setdefault(chunk.stream, []).append(chunk)
-    lengths = tiny_task.lengths.tolist()
-    for own in by_stream.values():
-        assert all(c.end - c.begin == 5 or c.is_last for c in own)
-        assert [c.begin for c in own[1:]] == [c.end for c in own[:-1]]
-        assert [c.is_last for c in own] == [c.end == lengths[c.row] for c in own]
-        assert np.diff([c.time for c in own]) == pytest.approx(0.08 * np.diff([c.end for c in own]))
-    heard = sum(c.end - c.begin for c in chunks) * 0.08
-    assert heard / 100.0 == pytest.approx(50, rel=0.05)  # from the first moment on
-    assert sum(c.time < 0 for c in chunks) == pytest.approx(len(chunks) / 100, rel=0.5)
-    assert {own[0].row for own in by_stream.values()} == {0, 1}
-    begins = [own[0].time for own in by_stream.values() if own[0].begin == 0]
-    assert np.diff(sorted(begins)).std() == pytest.approx(np.diff(sorted(begins)).mean(), rel=0.1)  # exponential
-
-
 # ------------------------------------------------------------------------------------- the decoders
-@pytest.mark.parametrize("strategy", ["flexctc_beam", "cuda_wfst", "alsd_pp"])
-def test_live_streams_of_all_strategies(live_options, strategy, tmp_path, capsys):
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
+def test_live_rows_are_verified_and_have_latencies(live_options, strategy, tmp_path, capsys):
     pytest.importorskip("nemo")
-    tasks = ["peaked", "hard"]
-    rows = run(replace(live_options, strategy=strategy, out=str(tmp_path), tasks=tasks))
+    rows = run(replace(live_options, strategy=strategy, out=str(tmp_path)))
     (path,) = tmp_path.iterdir()
     assert path.name.startswith(f"{strategy}-live-")
     written = json.loads(path.read_text())
     assert (written["rows"], written["mode"]) == (rows, "live")
-    assert [row["peer"] for row in rows] == [strategy, "one_by_one", "nemo_greedy"] * 2
+    assert [row["peer"] for row in rows] == [strategy, "one_by_one", "nemo_greedy"]
     for row in rows:
         assert row["verified"], row["verified_by"]
         assert row["chunk_seconds"] == pytest.approx(0.4)
@@ -145,11 +97,8 @@ def test_live_streams_of_all_strategies(live_options, strategy, tmp_path, capsys
         assert 0 < row["load"] < 1
         assert row["streams_per_core"] > 0
         assert row["networks"] == ("tdt" if strategy == "alsd_pp" else None)
-    assert [row["batch"]["max"] for row in rows if row["peer"] == "one_by_one"] == [1, 1]
-    assert [row["ratio"] for row in rows if row["peer"] == strategy] == [1.0, 1.0]
-    printed = capsys.readouterr().out
-    assert "partial p99" in printed
-    assert "fed with the cpu seconds" in printed
+    assert (rows[0]["ratio"], rows[1]["batch"]["max"]) == (1.0, 1)
+    assert "partial p99" in capsys.readouterr().out
 
 
 class Deaf(InSlots):
@@ -171,14 +120,6 @@ def test_streams_that_were_harmed_are_not_verified(tiny_task, tiny_options, kind
         for some in [chunks] if kind is not OneByOne else [[chunk] for chunk in chunks]:
             assert server.serve(some) >= 0
     assert list(server.equal_to_one_piece()) == ([False, True] if kind is Deaf else [True, True])
-
-
-def test_without_nemo_a_row_says_so(live_options, monkeypatch):
-    monkeypatch.setattr(live, "GREEDY_BATCH", live.GREEDY_BATCH._replace(needs=("no_such_module",)))
-    *_, row = run(live_options)
-    assert row["skipped"].startswith("no_such_module not installed")
-    assert not row["verified"]
-    assert [row["peer"] for row in run(replace(live_options, peers=[]))] == ["flexctc_beam", "one_by_one"]
 
 
 def test_chunks_of_whole_frames_and_enough_audio(live_options):
@@ -266,51 +207,9 @@ def test_runs_that_differ_are_no_benchmark(runs, monkeypatch):
         run(runs)
 
 
-def test_simulated_clusters_are_as_fast_as_their_workers_until_something_saturates():
-    few = cluster_scale.simulate(10, cluster_scale.Costs(driver=0.001, storage=0.001, work=10.0), 600.0)
-    assert few.times_real_time == pytest.approx(600, rel=0.05)
-    many = cluster_scale.simulate(1000, cluster_scale.Costs(driver=0.1, storage=0.001, work=10.0), 600.0)
-    assert many.times_real_time == pytest.approx(6000, rel=0.02)  # the driver's ten partitions per second
-    assert many.driver == pytest.approx(1, abs=0.02)
-    slow = cluster_scale.simulate(1000, cluster_scale.Costs(driver=0.001, storage=0.2, work=10.0), 600.0)
-    assert slow.storage == pytest.approx(1, abs=0.02)
-
-
-def test_a_stage_has_a_process_of_its_own(tiny_options, tmp_path):
-    options = replace(tiny_options, ngrams=2000)
-    answer, took = in_process("scale:generate", options, folder=str(tmp_path), task="peaked")
-    assert answer["bytes"] == (tmp_path / scale.LARGE).stat().st_size
-    assert took["seconds"]["cpu"] > 0
-    if STATUS.exists():
-        memory = took["memory"]
-        assert 1 << 20 < memory["peak_anonymous"] < memory["peak_rss"]
-
-
-def test_a_process_that_fails_shows_why(tiny_options, tmp_path, monkeypatch):
-    script = tmp_path / "python"
-    script.write_text("#!/bin/sh\necho no space left >&2\nexit 1\n")
-    script.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(script))
-    with pytest.raises(RuntimeError, match=r"scale:pack failed in a process of its own:\nno space left"):
-        in_process("scale:pack", tiny_options)
-    with pytest.raises(RuntimeError, match="probe:measure_memory failed"):
-        probe_process("memory", tiny_options)
-
-
 @needs_proc
 def test_memory_grows_with_frames_and_beam_but_not_with_the_vocabulary(tiny_options):
     options = replace(tiny_options, utterances=16, vocab_size=512, min_frames=100, max_frames=200, sentences=50)
     result = probe_process("memory", options)  # in a process that has no freed memory to hide it in
     assert set(result["peak_bytes"]) == {str(beam) for beam in probe.MEMORY_BEAMS}
     assert 4 < result["bytes_per_frame_and_slot"] < 64  # the vocabulary would cost 512 * 4
-
-
-def test_a_system_without_proc_is_told_so(tiny_options, monkeypatch, tmp_path):
-    monkeypatch.setattr(probe, "CLEAR_REFS", tmp_path / "nothing")
-    assert "skipped" in measure_memory(tiny_options)
-
-
-def test_starting_is_timed_by_its_parts(tiny_options):
-    seconds = measure_start(tiny_options)
-    assert list(seconds) == ["import", "load", "first_decode", "next_decode"]
-    assert all(value >= 0 for value in seconds.values())

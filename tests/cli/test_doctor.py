@@ -46,11 +46,6 @@ def test_nemo_versions(version, found, advice, monkeypatch):
     assert bool(advice) == bool(fact.advice)
 
 
-def test_a_missing_cuda_python_says_when_it_is_needed(monkeypatch):
-    monkeypatch.setattr(doctor, "installed_version", lambda _: None)
-    assert "only needed on a GPU" in doctor.cuda_python_fact().advice
-
-
 def test_registration(monkeypatch):
     assert "registers itself" in doctor.registration_fact().found
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
@@ -125,14 +120,6 @@ def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
     (row,) = [row for row in rows if row.strategy == "flexctc_beam"]
     assert row.path == path
     assert row.why == (reason or "tensors on the GPU are decoded there")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_strategy_without_kernels_runs_on_the_cpu_and_says_so(monkeypatch):
-    monkeypatch.setattr("nemo_gpu_decoding.cuda.compile.kernel_files", list)
-    with use_runtime(FakeRuntime(None)):
-        rows = doctor.strategy_paths()
-    assert {(row.path, row.why) for row in rows} == {("cpu", "it has no CUDA kernels in this version")}
 
 
 def test_a_gpu_that_torch_fails_on_is_explained_and_not_raised(monkeypatch):

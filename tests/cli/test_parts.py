@@ -120,13 +120,6 @@ def test_a_long_part_is_cut_again_and_resumed(assets, tmp_path, capsys, monkeypa
     assert (tmp_path / "joined.srt").read_text().startswith("1\n00:00:0")
 
 
-def test_subtitles_need_one_name_per_file(assets, tmp_path, capsys):
-    cut = Cut(tmp_path, [[row] for row in speech()[:2]], 16000)
-    cut.joined.write_text(cut.joined.read_text() + '\n{"audio_filepath": "joined.flac"}')
-    assert main(["transcribe", "model=m.nemo", f"manifest={cut.joined}", "subtitles=srt"]) == 2
-    assert "two recordings have one name" in capsys.readouterr().err
-
-
 def test_rows_are_the_parts_that_nemo_reads(assets, tmp_path, capsys):
     from nemo_gpu_decoding.nemo_plugin.model import Model
 

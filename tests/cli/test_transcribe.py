@@ -62,14 +62,6 @@ def test_json_lines_carry_n_best_words_and_scores(assets, manifest, tmp_path):
         assert all(0 <= word["confidence"] <= 1 for word in row["words"])
 
 
-@pytest.mark.parametrize("head", [None, "rnnt"])
-def test_both_heads_of_a_hybrid_model(head, assets, manifest, capsys):
-    arguments = [f"model={assets}/models/self_hybrid_rnnt.nemo", f"manifest={manifest}"]
-    arguments += ["strategy=greedy_batch", "head=rnnt"] if head else []
-    assert main(["transcribe", *arguments]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
 def test_a_head_that_the_model_lacks_is_refused(assets, manifest, capsys):
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "head=rnnt"]
     assert main(["transcribe", *arguments]) == 2
@@ -130,13 +122,6 @@ def test_a_weight_without_what_it_weighs_is_refused(argument, problem, out, audi
     assert main(["transcribe", "model=m.nemo", f"audio={audio}", f"out={tmp_path}/{out}", argument]) == 2
     assert problem in capsys.readouterr().err
     assert not (tmp_path / out).exists()
-
-
-def test_tune_refuses_weights_without_what_they_weigh(assets, manifest, capsys):
-    arguments = ["tune", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]
-    for argument, option in (("lm_weight=[0.5]", "lm"), ("boosting_weight=[1]", "phrases")):
-        assert main([*arguments, argument]) == 2
-        assert f"; add {option}=FILE or remove {argument.split('=')[0]}" in capsys.readouterr().err
 
 
 def test_weights_of_what_a_preset_or_raw_keys_name(assets, tmp_path):
@@ -328,16 +313,6 @@ def test_the_channel_that_is_selected_is_decoded(assets, manifest, tmp_path, cap
     assert "channels; they" not in err
     assert main([*arguments[:2], f"audio={source['audio_filepath']}"]) == 0
     assert capsys.readouterr().out == chosen
-
-
-def test_tune_decodes_files_of_several_channels(assets, manifest, tmp_path, messages):
-    rows = rows_of(manifest)
-    samples, rate = soundfile.read(rows[0]["audio_filepath"])
-    soundfile.write(tmp_path / "stereo.wav", np.stack([samples, samples], 1), rate)
-    manifest.write_text("\n".join(map(json.dumps, [{**rows[0], "audio_filepath": "stereo.wav"}, rows[1]])))
-    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "beam_size=[2]", "beam_beta=[0]"]
-    assert main(["tune", *arguments, f"out={tmp_path}/best.yaml"]) == 0
-    assert "stereo.wav has 2 channels" in "".join(messages)
 
 
 @pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])

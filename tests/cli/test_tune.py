@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, measure, right_words
+from nemo_gpu_decoding.calibration import measure, right_words
 from nemo_gpu_decoding.cli import tune
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
@@ -77,25 +77,14 @@ def test_more_false_phrases_than_the_limit_rank_last():
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
-        ("lm_weight=[]", "lm_weight is empty"),
-        ("store=int8", "store is 'int8', expected one of float32, float16"),
         ("objective=cer", "objective is 'cer', expected one of wer, fscore"),
         ("objective=fscore", "needs phrases=FILE"),
         ("strategy=beam", "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp"),
-        ("beam_width=[]", "beam_width is empty"),
-        ("rescore_weight=[]", "rescore_weight is empty"),
         ("rescore=gpt2", "rescore=gpt2 orders n_best hypotheses; n_best is 1, expected >= 2"),
-        ("n_best=0", "n_best is 0"),
-        ("large_lm_weight=[]", "large_lm_weight is empty"),
-        ("source_lm_weight=[]", "source_lm_weight is empty"),
         ("source_lm_weight=[0.1]", "source_lm_weight is [0.1], which has no effect without a source LM"),
         ("source_lm=a.arpa", "source_lm is 'a.arpa', which is subtracted from an LM, expected lm=FILE"),
-        ("blank_lm_score_mode=[half]", "blank_lm_score_mode holds half"),
         ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
-        ("refund=[half]", "refund holds half, expected any of full, nemo"),
-        ("overlapping=[]", "overlapping is empty"),
         ("false_phrase_cost=-1", "false_phrase_cost is -1.0, expected a finite number >= 0"),
-        ("false_phrases_per_hour=-1", "false_phrases_per_hour is -1.0, expected a finite number >= 0"),
         ("false_phrases_per_hour=1", "false_phrases_per_hour is 1.0, which needs phrases=FILE"),
         ("plot=best.gif", "plot is 'best.gif', expected a file that ends in .png, .svg, .pdf"),
         ("plot=no/such/best.png", "plot=no/such/best.png: there is no folder no/such"),
@@ -177,15 +166,6 @@ def test_the_picture_shows_the_best_trial_of_each_value_whatever_the_others(tmp_
         assert f"<!-- best: {trials[0].point} -->" in picture
     with pytest.raises(ValueError, match="trials hold 1 points alike"):
         draw(trials[:1], trials[0].score, tmp_path / "grid.svg")
-
-
-@pytest.mark.slow
-def test_a_plot_has_words_on_a_curve_and_holes_in_its_map(tmp_path):
-    pytest.importorskip("matplotlib")
-    trials = [trial(wrong, lm_weight=0.1 * wrong, beam_beta=float(wrong), pruning_mode=mode, overlapping=wrong > 1)
-              for wrong, mode in ((1, "late"), (2, "early"))]  # fmt: skip
-    draw(trials, trials[-1].score, tmp_path / "grid.png")
-    assert (tmp_path / "grid.png").stat().st_size > 5000
 
 
 def test_without_matplotlib_tune_says_so(monkeypatch, manifest, capsys):
@@ -454,27 +434,6 @@ def test_a_word_graph_is_tuned_in_the_same_way(assets, manifest, tmp_path, capsy
     assert "WER" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.nemo
-def test_both_lms_of_paged_biglm_are_weighted(assets, manifest, tmp_path, capsys):
-    pytest.importorskip("nemo.collections.asr")
-    pytest.importorskip("kaldifst")
-    model, best = f"model={assets}/models/self_ctc.nemo", tmp_path / "best.yaml"
-    lms = [f"lm={assets}/lm/word_small.arpa", f"large_lm={assets}/lm/word3.arpa"]
-    arguments = [model, f"manifest={manifest}", "strategy=paged_biglm", *lms, "lm_weight=[0.7]"]
-    assert main(["tune", *arguments, "large_lm_weight=[0,0.5,1]", "beam_width=[20]", f"out={best}"]) == 0
-    out = capsys.readouterr().out
-    assert out.count("\nbeam") == 3
-    assert "lm_weight  beam_width  large_lm_weight" in out
-    preset = load_preset(str(best))
-    assert preset.strategy == "paged_biglm"
-    assert preset.wfst.arpa_lm_path == str(assets / "lm" / "word_small.arpa")
-    assert preset.wfst.large_lm_path == str(assets / "lm" / "word3.arpa")
-    assert f"large_lm_weight={preset.wfst.large_lm_weight}" in out
-    assert main(["transcribe", model, f"manifest={manifest}", f"preset={best}"]) == 0
-    assert "WER" in capsys.readouterr().err
-
-
 # -------- A decoder at a point of the grid is the decoder that one would have made with these options
 FRAMES = 30
 needs_kaldifst = pytest.mark.skipif(find_spec("kaldifst") is None, reason="needs kaldifst")
@@ -560,23 +519,3 @@ def test_a_map_of_confidence_is_slope_and_intercept(value):
     cfg = OmegaConf.create(f"strategy: flexctc_beam\nbeam: {{beam_size: 4, confidence_map: {value}}}")
     with pytest.raises(ValueError, match=r"beam\.confidence_map is .*, expected .slope, intercept"):
         read_flexctc(cfg)
-
-
-@pytest.mark.slow
-def test_the_map_applies_to_the_confidences_that_it_was_fitted_on(assets):
-    """Without rounding in between: many wrong words have a confidence below 1e-4."""
-    pytest.importorskip("nemo.collections.asr")
-    from nemo_gpu_decoding.cli.decoding import decoding_config
-    from nemo_gpu_decoding.cli.dev_set import joined, with_confidence_map, words_of
-    from nemo_gpu_decoding.manifest import read_manifest
-    from nemo_gpu_decoding.nemo_plugin.model import Model
-
-    model = Model.load(str(assets / "models/self_ctc.nemo"), device="cpu")
-    dev = read_manifest(assets / "speech/dev.json")
-    config, head = decoding_config("flexctc_beam", None, {"beam_size": 4}), model.head("ctc")
-    mapped, _ = with_confidence_map(head, config, dev, ["min"], 16)
-    plain = OmegaConf.merge(mapped, {"beam": {"confidence_map": None}})
-    outputs = list(model.encode([utterance.path for utterance in dev], 16))
-    raw, found = (joined(words_of(head, own, dev, outputs))[0] for own in (plain, mapped))
-    assert sum(confidence < 5e-5 for confidence in raw) > 10
-    assert found == pytest.approx(calibrated(raw, ConfidenceMap(*mapped.beam.confidence_map)), abs=1e-6)

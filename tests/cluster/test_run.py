@@ -20,7 +20,6 @@ from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, find_corpus
 from nemo_gpu_decoding.cluster.output import Folder, open_run
 from nemo_gpu_decoding.cluster.run import Workers, summary, transcribe_corpus
 from nemo_gpu_decoding.cluster.workers import Item, Job, batches
-from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.manifest import Utterance
 from tests.assets import ROOT
 from tests.cluster import fake
@@ -204,16 +203,6 @@ def test_phrases_are_per_utterance(tmp_path, corpus):
         Run(tmp_path, corpus(5, "other.json", **{"2": {"phrases": "x"}}), out="other")
 
 
-def test_an_unknown_lm_fails_its_own_utterance_only(tmp_path, corpus):
-    run = Run(tmp_path, corpus(5, **{"1": {"lm": "news"}, "3": {"lm": "law"}}))
-    run.go()
-    rows = run.rows()
-    assert [row.get("pred_text") for row in rows][:3] == ["corpus_000", "corpus_001 news", "corpus_002"]
-    assert rows[3]["error"].endswith("lm is 'law', expected one of news, none")
-    assert [row["lm"] for row in (rows[1], rows[3])] == ["news", "law"]
-    assert "pred_text" in rows[4]
-
-
 def test_any_file_system(tmp_path, corpus):
     fs = fsspec.filesystem("memory")
     for line in (tmp_path / "x", tmp_path / "y"):
@@ -289,17 +278,6 @@ def test_parts_of_a_file_are_rows_of_their_own(place, tmp_path, corpus, monkeypa
     assert (totals.rows, totals.errors, totals.audio) == (4, 1, 5.5)
 
 
-def test_errors_and_slow_batches_name_the_part(tmp_path):
-    soundfile.write(tmp_path / "search_fails.wav", np.zeros(12000), 4000)
-    rows = [{"audio_filepath": "search_fails.wav", "offset": n, "duration": 1} for n in range(2)]
-    (tmp_path / "parts.json").write_text("\n".join(map(json.dumps, rows)))
-    run = Run(tmp_path, str(tmp_path / "parts.json"))
-    (totals,) = run.go()
-    labels = ["search_fails.wav at 0 - 1 s", "search_fails.wav at 1 - 2 s"]
-    assert [row["error"] for row in run.rows()] == [f"{label}: RuntimeError: no such state" for label in labels]
-    assert [label for _, label in totals.slowest] == labels[:1]
-
-
 def test_a_damaged_tar_costs_only_the_members_after_the_damage(tmp_path, corpus):
     manifest = corpus(6)
     tar = tmp_path / "audio.tar"
@@ -316,20 +294,6 @@ def test_a_damaged_tar_costs_only_the_members_after_the_damage(tmp_path, corpus)
     assert all(str(tar) in row["error"] for row in rows[-totals.errors :])
     with pytest.raises(ValueError, match=r"audio\.tar needs the manifest of the tar files, manifest is null"):
         Run(tmp_path, None, audio=str(tmp_path / "audio"), tars=str(tar), out="other")
-
-
-@pytest.mark.parametrize(
-    ("manifest", "problem"),
-    [
-        ("nowhere.json", "manifest=.*nowhere.json is no file here"),
-        ("*.nothing", "matches no file"),
-        ("empty.json", "has no lines"),
-    ],
-)
-def test_manifests_that_cannot_be_read(manifest, problem, tmp_path):
-    (tmp_path / "empty.json").touch()
-    with pytest.raises(ValueError, match=problem):
-        Run(tmp_path, str(tmp_path / manifest))
 
 
 @pytest.mark.parametrize("tarred", [None, "audio.tar"])
@@ -455,44 +419,3 @@ def test_without_ray_the_command_says_what_to_install(tmp_path, corpus, monkeypa
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'nemo-gpu-decoding\[cluster\]'"):
         Run(tmp_path, corpus(2)).go(Workers("local", 2, 2))
-
-
-MAPS_AN_LM = """
-import sys
-from nemo_gpu_decoding.lm.packed import load_packed_lm
-
-lm = load_packed_lm(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="reads Linux's /proc")
-def test_a_packed_lm_is_in_memory_once_however_many_workers_map_it(tmp_path):
-    lm = tmp_path / "word3.packed"
-    pack_arpa(ROOT / "assets" / "self" / "lm" / "word3.arpa", lm)
-    command = [sys.executable, "-c", MAPS_AN_LM, str(lm)]
-    workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) for _ in range(2)]
-    try:
-        for worker in workers:
-            assert worker.stdout.readline() == b"ready\n"
-        shares = [share_of(worker.pid, lm.name) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.communicate(b"\n")
-    size = lm.stat().st_size
-    assert sum(shares) <= 1.1 * size  # bytes, each page divided by the processes that have it
-    assert min(shares) > 0.3 * size
-
-
-def share_of(pid, name):
-    """Bytes of a file that a process has in memory: pages of several processes count in part (Pss)."""
-    total, counts = 0, False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        field, _, value = line.partition(" ")
-        if not field.endswith(":"):
-            counts = name in line
-        elif counts and field == "Pss:":
-            total += 1024 * int(value.split()[0])
-    return total

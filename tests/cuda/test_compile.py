@@ -1,9 +1,6 @@
 """The cache of compiled kernels, and the compiler behind it."""
 
 import logging
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -172,24 +169,6 @@ def test_threads_compile_at_once_into_one_entry(package):
         codes = list(pool.map(lambda _: kernel_code("kernel.cu", Architecture(90)), range(4)))
     assert len(set(codes)) == 1
     assert len(entries(package)) == 1
-
-
-@pytest.mark.slow
-@needs_nvrtc
-def test_processes_compile_at_once_into_one_entry(tmp_path):
-    command = [
-        sys.executable,
-        "-c",
-        "from nemo_gpu_decoding.cuda.compile import Architecture, kernel_cache, kernel_code\n"
-        "code = kernel_code('search/flexctc_beam/finish.cu', Architecture(80))\n"
-        "print(len(code), [path.name for path in kernel_cache().iterdir()][0])",
-    ]
-    environment = {**os.environ, "NEMO_GPU_DECODING_CACHE": str(tmp_path)}
-    runs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [run.communicate(timeout=120)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0]
-    (kept,) = tmp_path.rglob("*.cubin")
-    assert all(int(output.split()[0]) == kept.stat().st_size - 32 for output in outputs)
 
 
 def test_warnings_of_the_compiler_are_logged(package, compiled, caplog):

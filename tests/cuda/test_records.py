@@ -113,32 +113,6 @@ def test_no_struct_of_cuda_repeats_a_record_by_hand():
         assert not by_hand & printed, path
 
 
-# What only CUDA has: entry points of kernels, memory of a block, steps that are loops on the CPU, and parts of larger
-# files there, which their first lines name
-ONLY_CUDA = {
-    "cuda": {"common", "graph_condition"},
-    "lm": {"paged"},
-    "search": {"rank_key", "rows"},
-    "search/flexctc_beam": {"beam", "candidates", "kernel", "prefix", "select"},
-    "search/transducer": {"expand", "merge", "pool", "schedule"},
-    "search/word_graph": {
-        "arc_ranges", "compact", "kernel", "links", "workspace",
-    },
-    "search/word_graph/large_lm": {
-        "frame", "group_arcs", "queries", "query_cache", "tighten_cutoff", "workspace",
-    },
-}  # fmt: skip
-
-
-def test_cuda_file_has_the_stem_of_its_counterpart():
-    """A CUDA file has the stem of its counterpart on the CPU."""
-    without: dict[str, set[str]] = {}
-    for path in [*PACKAGE.rglob("*.cuh"), *PACKAGE.rglob("*.cu")]:
-        if not path.with_suffix(".py").exists():
-            without.setdefault(path.parent.relative_to(PACKAGE).as_posix(), set()).add(path.stem)
-    assert without == ONLY_CUDA
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_compiler_puts_every_field_where_numpy_does(tmp_path):
     modules = [__name__, *printed_modules()]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import while_graph
-from nemo_gpu_decoding.cuda.while_graph import Bindings, GraphError, capture_chunk, capture_while, why_no_while_graphs
+from nemo_gpu_decoding.cuda.while_graph import Bindings, GraphError, capture_while, why_no_while_graphs
 
 GPU = torch.device("cuda", 1)  # not the current one
 
@@ -158,24 +158,15 @@ def test_loop_is_captured_on_its_device_and_replayed(cuda, log, torch_cuda):
     )  # fmt: skip
 
 
-def test_chunk_is_captured_on_a_stream_of_its_device(cuda, log, torch_cuda):
-    """torch's capture stream belongs to whatever device captured first: the graph would be empty."""
-    capture_chunk(GPU, lambda: log.append(("body",)), Bindings(cuda, "13.0.0"))
-    assert log == [
-        ("graph on", 1), ("cuStreamCreate", 1), ("stream on", 1), ("enter graph",), ("body",), ("leave graph",),
-    ]  # fmt: skip
-
-
 def test_live_graphs_share_no_stream(cuda, log, torch_cuda):
     """cuBLAS has a workspace per stream, which torch frees with the first graph of the stream."""
-    bindings = Bindings(cuda, "13.0.0")
-    graphs = [capture(cuda, log) for _ in range(20)] + [capture_chunk(GPU, lambda: None, bindings) for _ in range(20)]
+    graphs = [capture(cuda, log) for _ in range(20)]
     streams = [stream.cuda_stream for graph in graphs for stream in graph._streams]
-    assert len(set(streams)) == len(streams) == 60
+    assert len(set(streams)) == len(streams) == 40
     deleted = [stream.cuda_stream for stream in graphs.pop(3)._streams]
     again = capture(cuda, log)
     assert sorted(stream.cuda_stream for stream in again._streams) == sorted(deleted)
-    assert cuda.num_streams == 60
+    assert cuda.num_streams == 40
 
 
 def test_graph_is_destroyed_before_its_stream_is_used_again(cuda, log, torch_cuda):
@@ -189,14 +180,14 @@ def test_graph_is_destroyed_before_its_stream_is_used_again(cuda, log, torch_cud
 def test_one_graph_is_captured_at_a_time(cuda, log, torch_cuda):
     inside, bindings = [], Bindings(cuda, "13.0.0")
 
-    def body():
+    def body(handle):
         inside.append(1)
         time.sleep(0.02)
         assert len(inside) == 1
         inside.pop()
 
     with ThreadPoolExecutor(3) as pool:
-        graphs = list(pool.map(lambda _: capture_chunk(GPU, body, bindings), range(3)))
+        graphs = list(pool.map(lambda _: capture_while(GPU, body, bindings), range(3)))
     assert all(hasattr(graph, "replay") for graph in graphs)
 
 

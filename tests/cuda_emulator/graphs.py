@@ -2,7 +2,7 @@
 
     monkeypatch.setattr(module, "capture_while", captured_while)
 
-Takes the place of `capture_while` and `capture_chunk` on CPU tensors. As on a GPU, a replay runs no
+Takes the place of `capture_while` on CPU tensors. As on a GPU, a replay runs no
 Python of the body: the same kernels and torch operators work on the same memory once more. So a body
 that reads a tensor on the host, or a replay after a buffer was replaced, shows here too. Kernels
 don't run while they are captured; torch operators do, which must do no harm.
@@ -26,18 +26,6 @@ Recording = list[Callable[[], None]]
 _handles = itertools.count(1)
 
 
-class CapturedChunk:
-    """A graph without nodes of its own: the recording from beginning to end."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-        self.replays = 0
-
-    def replay(self) -> None:
-        self.replays += 1
-        _play(self._recording)
-
-
 class CapturedWhile:
     """A graph with a WHILE node, whose condition the emulator notes."""
 
@@ -50,14 +38,8 @@ class CapturedWhile:
         _emulator().conditions[self._handle] = 1  # its default
         while _emulator().conditions[self._handle]:
             self.rounds += 1
-            _play(self._body)
-
-
-def captured_chunk(device: torch.device, body: Callable[[], None]) -> CapturedChunk:
-    """In the place of `capture_chunk`."""
-    with _recording_of() as recording:
-        body()
-    return CapturedChunk(recording)
+            for act in self._body:
+                act()
 
 
 def captured_while(device: torch.device, body: Callable[[int], None]) -> CapturedWhile:
@@ -72,11 +54,6 @@ def _emulator() -> EmulatedRuntime:
     emulator = runtime()
     assert isinstance(emulator, EmulatedRuntime)
     return emulator
-
-
-def _play(recording: Recording) -> None:
-    for act in recording:
-        act()
 
 
 @contextmanager

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
-from tests.cuda_emulator.emulator import CPU, EmulatorError
-from tests.cuda_emulator.kernels import HERE, launch
+from tests.cuda_emulator.emulator import EmulatorError
+from tests.cuda_emulator.kernels import launch
 
 PLAIN_AND_CHECKED = pytest.mark.parametrize(
     "emulated_runtime", [{}, {"check": True}], indirect=True, ids=["plain", "checked"]
@@ -20,31 +19,6 @@ def rows_of(runtime, kernel, values, columns):
     out = torch.zeros(len(values), columns, dtype=values.dtype)
     launch(runtime, "language.cu", kernel, block=len(values), values=values, out=out)
     return out.numpy()
-
-
-def test_grids_and_blocks_of_three_dimensions(emulated_runtime):
-    out = torch.zeros(12 * 64, dtype=torch.int32)
-    launch(emulated_runtime, "language.cu", "indices", grid=(3, 2, 2), block=(8, 4, 2), out=out)
-    assert out.tolist() == [1000 * b + t for b in range(12) for t in range(64)]
-
-
-def test_structs_templates_and_constant_memory(emulated_runtime):
-    points = np.zeros(64, POINT)
-    points["x"], points["id"] = np.arange(64) / 2, np.arange(64)
-    out = as_records(np.zeros(64, POINT))
-    signature = Signature("points", {"points": Tensor(POINT, ("N",)), "out": Tensor(POINT, ("N",))})
-    module = emulated_runtime.load(str(HERE / "language.cu"), CPU)
-    module.launch(signature, grid=1, block=64, points=as_records(points), out=out)
-    got = out.numpy().view(POINT)[:, 0]
-    assert (got["x"] == 3 * points["x"]).all()
-    assert (got["id"] == points["id"] * np.tile([2, 3, 5, 7], 16)).all()
-
-
-def test_macros_make_variants(emulated_runtime):
-    out = torch.zeros(32, dtype=torch.int32)
-    for offset in (3, 4):
-        launch(emulated_runtime, "language.cu", "offset", block=32, defines={"OFFSET": offset}, out=out)
-        assert (out == offset).all()
 
 
 def test_warp_operations(emulated_runtime):
@@ -80,12 +54,6 @@ def test_warp_operations(emulated_runtime):
         ]
         for row, want in enumerate(expected):
             assert (got[row] == want).all(), row
-
-
-def test_all_lanes_equal_is_seen_by_match_all(emulated_runtime):
-    rows = rows_of(emulated_runtime, "warp_operations", torch.full((32,), 4, dtype=torch.int32), 20)
-    assert (rows[:, 8] == 1).all()
-    assert (rows[:, 10] == -1 + 1).all()  # the full mask, plus `all`
 
 
 def test_votes_of_a_block(emulated_runtime):
@@ -162,11 +130,3 @@ def test_a_failed_assertion_fails_the_launch(emulated_runtime):
     launch(emulated_runtime, "language.cu", "asserts", v=torch.zeros(64, dtype=torch.int32))
     with pytest.raises(EmulatorError, match=r"asserts: block 0 thread \d+: assert\(in\[threadIdx.x\] >= 0\)"):
         launch(emulated_runtime, "language.cu", "asserts", v=-torch.ones(64, dtype=torch.int32))
-
-
-def test_scalars_of_every_width(emulated_runtime):
-    """The signature is compared with the C++ declaration, as far as sizes tell."""
-    signature = Signature("asserts", {"v": Scalar(np.int32)})
-    module = emulated_runtime.load(str(HERE / "language.cu"), CPU)
-    with pytest.raises(ValueError, match=r"asserts: .*takes 4 bytes, .* of the C\+\+ declaration \[8\]"):
-        module.launch(signature, grid=1, block=32, v=0)

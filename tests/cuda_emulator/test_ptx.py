@@ -15,19 +15,6 @@ from nemo_gpu_decoding.cuda.launch import Signature, Tensor
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc
 from nemo_gpu_decoding.search.transducer import records as transducer
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from tests.contract.checks import (  # noqa: F401 (a part of the battery, that runs here too)
-    decoder,
-    expected,
-    inputs,
-    networks,
-    pytest_generate_tests,
-    subject,
-    test_partial_follows_the_stream,
-    test_request_changes_only_its_utterance,
-    test_results_do_not_depend_on_the_batch,
-    variant,
-)
-from tests.contract.subjects import AES, CudaWFSTSubject, FlexCTC, PagedBigLMSubject, Transducer
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import link_ptx
 from tests.cuda_emulator.emulator import EmulatedModule, EmulatedRuntime, EmulatorError
@@ -40,13 +27,6 @@ from tests.search.word_graph import both as word_graph
 from tests.search.word_graph.models import random_graph
 
 pytestmark = [pytest.mark.slow, needs_nvrtc]
-TABLE = [
-    ("flexctc_beam", FlexCTC, ("cuda",)),
-    ("alsd_pp", Transducer, ("cuda",)),
-    ("aes_pp", AES, ("cuda",)),
-    ("cuda_wfst", CudaWFSTSubject, ("cuda",)),
-    ("paged_biglm", PagedBigLMSubject, ("cuda",)),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -120,18 +100,7 @@ CHECKED_FAULTS = {
 
 
 CLEAN = "float2 pair = *(const float2*)(in + threadIdx.x / 2 * 2); out[threadIdx.x] = pair.x + pair.y;"
-UNEVEN = "if (threadIdx.x == 63) out[63] = in[1]; __syncthreads(); if (threadIdx.x == 0) out[0] = in[2];"
-# body -> waits of a thread for global memory, for shared memory
-WAITS = {
-    "out[threadIdx.x] = in[threadIdx.x] + in[threadIdx.x ^ 1];": (1, 0),
-    "out[threadIdx.x] = in[__float_as_int(in[threadIdx.x]) & 63];": (2, 0),
-    "out[threadIdx.x] = in[1] * in[2]; out[threadIdx.x ^ 1] = in[3];": (2, 0),  # a store may change in[3]
-    "float x = in[threadIdx.x]; __syncthreads(); out[threadIdx.x] = x;": (1, 0),
-    "static __shared__ float a[64]; a[threadIdx.x] = 1; __syncthreads();"
-    "out[threadIdx.x] = in[threadIdx.x] + (a[threadIdx.x ^ 1] + a[threadIdx.x ^ 2]);": (1, 1),
-    "static __shared__ int a[1]; atomicAdd(&a[0], 1);": (0, 0),
-}  # fmt: skip
-BODIES = [*FAULTS, *CHECKED_FAULTS, CLEAN, UNEVEN, *WAITS]
+BODIES = [*FAULTS, *CHECKED_FAULTS, CLEAN]
 
 
 @pytest.fixture(scope="module")
@@ -169,31 +138,6 @@ def test_the_checker_looks_at_ptx_too(emulated_runtime, kernels_cu, body):
 def test_clean_kernel_passes_the_checker(emulated_runtime, kernels_cu):
     found = run_cuda(emulated_runtime, kernels_cu, CLEAN)
     assert found.tolist() == [4.0 * (i // 2) + 1 for i in range(64)]
-
-
-def test_work_is_counted(emulated_runtime, kernels_cu):
-    """What threads do, all together and the slowest from barrier to barrier."""
-    emulated_runtime.counted = []
-    run_cuda(emulated_runtime, kernels_cu, CLEAN)
-    (launched,) = emulated_runtime.counted
-    assert (launched.grid, launched.block, launched.shared_bytes, launched.barriers) == (1, 64, 256, 0)
-    assert (launched.all.bytes_read, launched.all.bytes_written) == (64 * 8, 64 * 4)
-    assert (launched.slowest.bytes_read, launched.slowest.global_waits, launched.slowest.shared_waits) == (8, 1, 0)
-    assert launched.all.instructions == 64 * launched.slowest.instructions
-    run_cuda(emulated_runtime, kernels_cu, UNEVEN)
-    launched = emulated_runtime.counted[-1]
-    assert launched.barriers == 1
-    # the last thread reads before the barrier, the first behind it
-    assert (launched.all.global_waits, launched.slowest.global_waits) == (2, 2)
-
-
-@pytest.mark.parametrize("body", WAITS)
-def test_a_thread_waits_where_it_uses_what_it_loads(emulated_runtime, kernels_cu, body):
-    emulated_runtime.counted = []
-    run_cuda(emulated_runtime, kernels_cu, body)
-    (launched,) = emulated_runtime.counted
-    assert (launched.slowest.global_waits, launched.slowest.shared_waits) == WAITS[body]
-    assert launched.all.global_waits == 64 * WAITS[body][0]
 
 
 # ------------------------------------------------------------------ instructions that are refused

@@ -13,7 +13,6 @@ from tests.cuda_emulator.build import CompileError
 from tests.cuda_emulator.emulator import CPU, SHARED_BYTES_MAX
 from tests.cuda_emulator.kernels import HERE, launch
 
-SCAN = Signature("block_scan", {})
 COPY = """
 #include "factor.h"
 struct Args { const int* in; int* out; };
@@ -185,35 +184,6 @@ def test_block_scan(emulated_runtime):
     )  # fmt: skip
     expected = torch.cat([part.cumsum(0) for part in a.split(1024)])
     assert (out == expected).all()
-
-
-@SEEDS
-def test_top_k(emulated_runtime):
-    x = torch.randn(3, 700).mul(10).round().div(10)  # many ties
-    values, indices = torch.zeros(3, 100), torch.zeros(3, 100, dtype=torch.int32)
-    launch(
-        emulated_runtime, "top_k.cu", "top_k", grid=3, block=256, x=x, n=700, k=100,
-        values=values, indices=indices,
-    )  # fmt: skip
-    expected = x.sort(dim=1, descending=True, stable=True)
-    assert (values == expected.values[:, :100]).all()
-    assert (indices == expected.indices[:, :100]).all()
-
-
-@SEEDS
-def test_hash_table(emulated_runtime):
-    keys = np.random.default_rng(0).integers(1, 700, 2000) * 0x1E3779B97F4A7C15
-    table, first = torch.zeros(1024, dtype=torch.int64), torch.full((1024,), -1, dtype=torch.int32)
-    distinct = torch.zeros(1, dtype=torch.int32)
-    launch(
-        emulated_runtime, "hash_table.cu", "insert", grid=16, block=128,
-        keys=torch.from_numpy(keys), n=2000, table=table, first=first, mask=np.uint32(1023),
-        distinct=distinct,
-    )  # fmt: skip
-    expected = dict(zip(*np.unique(keys, return_index=True), strict=True))
-    got = {key: item for key, item in zip(table.tolist(), first.tolist(), strict=True) if key}
-    assert distinct.item() == len(expected)
-    assert got == {int(key): int(item) for key, item in expected.items()}
 
 
 @SEEDS

@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.transducer import cuda_graphs, records
 from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.assets import load_script
 from tests.cuda_emulator.emulator import EmulatedRuntime
-from tests.cuda_emulator.graphs import captured_chunk, captured_while
+from tests.cuda_emulator.graphs import captured_while
 
 EMULATED_GPU = Hardware(torch.device("cpu"), "Emulated GPU", HostClock(), "wall", True, copy_buffer_bytes=1 << 20)
 UTTERANCES, FRAMES = 2, 6
@@ -59,7 +59,7 @@ def rehearse(target: str, arguments: Sequence[str]) -> int:
         for module, names in THREADS.items():
             for name in names:
                 places.enter_context(patch.object(module, name, 32))
-        places.enter_context(patch.multiple(cuda_graphs, capture_while=captured_while, capture_chunk=captured_chunk))
+        places.enter_context(patch.object(cuda_graphs, "capture_while", captured_while))
         places.enter_context(patch.object(Task, "repeated", lambda task, _: task.first(UTTERANCES)))
         places.enter_context(patch.object(Model, "load", lambda file, device: load_model(file, device="cpu")))
         places.enter_context(use_runtime(EmulatedRuntime()))

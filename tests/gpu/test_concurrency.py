@@ -93,17 +93,6 @@ def test_two_cuda_streams_at_once(gpu, decoder):
     assert found == expected
 
 
-def test_threads_at_once_on_one_stream(device, decoder):
-    batches = inputs(sized(4, 2), device)
-    expected = [all_facts(decoder.decode(batch, LENGTHS)) for batch in batches]
-
-    def decode(i: int) -> None:
-        for _ in range(sized(10, 2)):
-            assert all_facts(decoder.decode(batches[i], LENGTHS)) == expected[i]
-
-    in_threads([lambda i=i: decode(i) for i in range(len(batches))])
-
-
 def test_threads_decode_at_first_use_at_once(device):
     """Kernels and automata that nobody has loaded yet are loaded once, whoever comes first."""
     fusion = random_fusion(V, seed=77)

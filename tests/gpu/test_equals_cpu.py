@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda.launch import runtime
-from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
-from tests.contract.subject import all_facts
 from tests.gpu import sized
-from tests.random_models import random_boosting, random_log_probs
-from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
+from tests.random_models import random_log_probs
+from tests.search.flexctc_beam.both import assert_equal, random_fusion
 
 MERGES = ("max", "sum", "prefix")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -32,22 +31,6 @@ def lengths_for(batch, frames=T, *, seed):
 
 
 @pytest.mark.parametrize("merge", MERGES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("beam_size", sized((1, 2, 3, 4, 16, 33, 64, 100, 128), (1, 5)))
-def test_beam_sizes_and_types(device, merge, dtype, beam_size):
-    batch = sized(8, 2)
-    for sharpness in (0.5, 4.0):
-        assert_equal(
-            log_probs_on(device, batch, seed=beam_size, sharpness=sharpness, dtype=dtype),
-            lengths_for(batch, seed=1),
-            fusion=random_fusion(V),
-            merge=merge,
-            beam_size=beam_size,
-            n_best=beam_size,
-        )
-
-
-@pytest.mark.parametrize("merge", MERGES)
 def test_more_utterances_than_multiprocessors(device, merge):
     batch = 2 * _multiprocessors(device) + 37
     log_probs, lengths = log_probs_on(device, batch, seed=7), lengths_for(batch, seed=7)
@@ -56,20 +39,6 @@ def test_more_utterances_than_multiprocessors(device, merge):
 
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("vocab_size", sized((1, 2, 31, 127, 128, 1024, 4095, 4096, 4097, 9999), (1, 17)))
-def test_vocabulary_sizes(device, vocab_size, dtype):
-    kind = "both" if vocab_size <= 1024 else "boosting"  # an LM for every token takes long to draw
-    for merge in MERGES:
-        assert_equal(
-            log_probs_on(device, 4, sized(40, 6), vocab_size, seed=4, dtype=dtype),
-            [sized(40, 6), 3, 0, 5],
-            fusion=random_fusion(vocab_size, kind),
-            merge=merge,
-            n_best=3,
-        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -101,59 +70,6 @@ def test_rows_that_begin_at_any_address(device, dtype, skip):
     shifted = memory[skip:].view_as(values)
     shifted.copy_(values)
     assert_equal(shifted, [frames, 4], fusion=random_fusion(columns - 1), n_best=3)
-
-
-def test_ties_are_broken_alike_in_every_batch(device):
-    flat = torch.full((2, T, V + 1), -float(np.log(V + 1)), device=device)
-    coarse = torch.round(log_probs_on(device, 4, seed=6))
-    for merge in MERGES:
-        for log_probs in (flat, coarse):
-            assert_equal(log_probs, [T] * len(log_probs), merge=merge, beam_size=8, n_best=8)
-
-
-def test_requests_of_single_utterances(device):
-    wishes = [
-        Request(boosting=random_boosting(V, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1),
-        None,
-        Request(boosting=random_boosting(V, seed=10), lm_weight=0.0),
-        Request(boosting_weight=0.0),
-    ]
-    requests = wishes * sized(8, 1)
-    log_probs, lengths = log_probs_on(device, len(requests), seed=3), lengths_for(len(requests), seed=3)
-    options = {"fusion": random_fusion(V), "requests": requests, "beam_size": sized(16, 4), "n_best": 4}
-    for merge in MERGES:
-        assert_equal(log_probs, lengths, merge=merge, **options)
-
-
-@pytest.mark.parametrize("merge", ["max", "sum"])
-def test_alignments(device, merge):
-    log_probs, lengths = log_probs_on(device, 3, seed=1), [T, 0, T // 2]
-    assert_equal(log_probs, lengths, fusion=random_fusion(V), merge=merge, n_best=4, alignments=True)
-
-
-@pytest.mark.parametrize("lengths_on_device", [False, True])
-@pytest.mark.parametrize("merge", MERGES)
-def test_results_of_streams_equal_those_of_the_cpu(device, merge, lengths_on_device):
-    """Chunks of random sizes; partial results on the way are equal too."""
-    batch, rng = sized(24, 3), np.random.default_rng(0)
-    log_probs, totals = log_probs_on(device, batch, seed=2), np.array(lengths_for(batch, seed=2))
-    cpu, cuda = (make(V, V, random_fusion(V), merge=merge, beam_size=8) for make in (on_cpu, on_cuda))
-    streams = {decoder: decoder.open(batch) for decoder in (cpu, cuda)}
-    done = np.zeros(batch, int)
-    while (done < totals).any():
-        sizes = np.minimum(rng.integers(0, sized(25, 7), batch), totals - done)
-        chunk = torch.full((batch, max(1, sizes.max()), V + 1), float("nan"), device=device)
-        for b, size in enumerate(sizes):
-            chunk[b, :size] = log_probs[b, done[b] : done[b] + size]
-        cpu.push(streams[cpu], chunk, sizes.tolist())
-        given = torch.from_numpy(sizes).to(device) if lengths_on_device else sizes.tolist()
-        cuda.push(streams[cuda], chunk, given)
-        done += sizes
-        early = [all_facts(d.partial(streams[d], n_best=3)) for d in (cpu, cuda)]
-        assert early[0] == early[1]
-    last = [all_facts(d.close(streams[d])) for d in (cpu, cuda)]
-    assert last[0] == last[1]
-    assert last[1] == all_facts(cuda.decode(log_probs, totals.tolist()))
 
 
 @pytest.mark.parametrize("seed", range(sized(150, 6)))

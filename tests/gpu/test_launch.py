@@ -148,26 +148,6 @@ def test_graph_of_the_caller_may_hold_other_work(gpu):
     assert all_facts(decoder.close(streams)) == all_facts(expected)
 
 
-def test_pushes_with_and_without_the_graph_may_alternate(gpu, log_probs):
-    decoder = decoder_of()
-    captured = Captured(decoder, gpu)
-    captured.replay(log_probs, 0)
-    rest = [max(0, length - CHUNK) for length in LENGTHS]
-    decoder.push(captured.streams, log_probs[:, CHUNK:], rest)
-    expected = decoder.decode(log_probs, LENGTHS)
-    assert all_facts(decoder.close(captured.streams)) == all_facts(expected)
-
-
-def test_fault_in_a_replay_is_reported_at_the_end(gpu, log_probs):
-    log_probs[3, 2, 7] = float("nan")
-    decoder = decoder_of()
-    captured = Captured(decoder, gpu)
-    for begin in range(0, T, CHUNK):
-        captured.replay(log_probs, begin)
-    with pytest.raises(ValueError, match=r"log_probs of stream 3 held NaN or a value above 0 in frame 2"):
-        decoder.close(captured.streams)
-
-
 def test_refused_capture_changes_nothing(gpu, log_probs):
     decoder = decoder_of()
     expected = all_facts(decoder.decode(log_probs, LENGTHS))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nemo_gpu_decoding.search.transducer import cuda_graphs
-from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
+from nemo_gpu_decoding.search.transducer.cuda_graphs import LOOP, PLAIN
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from tests.gpu import sized
 from tests.gpu.test_concurrency import in_threads
@@ -124,7 +124,7 @@ def test_lower_precisions(device, strategy, dtype, autocast):
 
 def test_every_mode_of_graphs_gives_the_same_results(gpu, strategy, monkeypatch):
     frames = frames_of()
-    for mode in (LOOP, CHUNKS, PLAIN):
+    for mode in (LOOP, PLAIN):
         found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
         found._graphs.first_mode = mode
         for _ in range(3):  # captured, then replayed
@@ -220,17 +220,6 @@ def test_changed_weights_reach_graphs(gpu, strategy):
             weight.add_(0.05 * torch.randn_like(weight))
     fresh = make(copy.deepcopy(model).networks(), config(beam_size=4, backend="cuda"))
     assert_same(decoder.decode(frames, LENGTHS), fresh.decode(frames, LENGTHS))
-
-
-def test_chunks_of_frames(device, strategy):
-    found, expected = both(strategy, device, (0, 1, 2), random_fusion(VOCAB))
-    frames = frames_of()
-    streams = found.open(BATCH)
-    for begin in range(0, FRAMES, 7):
-        sizes = [min(7, max(0, length - begin)) for length in LENGTHS]
-        chunk = frames[:, begin : begin + 7]
-        found.push(streams, chunk.to(device), [min(size, chunk.shape[1]) for size in sizes])
-    assert_same(found.close(streams), expected.decode(frames, LENGTHS))
 
 
 def test_networks_on_another_device_are_named(gpu, strategy):

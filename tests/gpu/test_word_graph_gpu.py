@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cuda_kernels
-from tests.contract.subject import all_facts
 from tests.gpu import sized
 from tests.random_models import random_log_probs
 from tests.search.word_graph import both
@@ -50,29 +47,6 @@ def test_topologies_and_types(device, topology, dtype):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_ties_are_broken_alike_in_every_batch(device, topology):
-    log_probs = torch.round(log_probs_on(device, seed=3))
-    both.assert_equal(
-        graph_of(3, topology, coarse=True), log_probs, lengths_for(), beam=5.0, max_active=300,
-        **options_of(topology),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_requests_of_single_utterances(device, topology):
-    graph = graph_of(1, topology)
-    trees = [
-        build_word_boosting(phrases, graph) for phrases in ({"w1": 2.0, "w2 w3": 3.0}, {"w4 w1 w2": 4.0}, {"w3": 0.5})
-    ]
-    wishes = [Request(boosting=tree, lm_weight=0.5 * i) for i, tree in enumerate(trees)] + [None]
-    requests = [wishes[b % 4] for b in range(BATCH)]
-    both.assert_equal(
-        graph, log_probs_on(device, seed=4), lengths_for(), requests, beam=8.0, max_active=300,
-        boosting=trees[0], **options_of(topology),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_lattices(device, topology):
     """Link for link, with ties."""
     for coarse in (False, True):
@@ -82,28 +56,6 @@ def test_lattices(device, topology):
             lengths_for(len(log_probs)), beam=6.0, lattice_beam=5.0, n_best=10, max_active=300,
             **options_of(topology),
         )  # fmt: skip
-
-
-def test_streams(device):
-    """Chunks of random sizes; partial results on the way are equal too."""
-    rng, log_probs, totals = np.random.default_rng(0), log_probs_on(device, seed=2), lengths_for()
-    options = {"beam": 9.0, "max_active": 400, **options_of("compact")}
-    decoders = [build(graph_of(2), **options) for build in (both.on_cpu, both.on_cuda)]
-    streams = [decoder.open(BATCH) for decoder in decoders]
-    done = np.zeros(BATCH, int)
-    while (done < totals).any():
-        sizes = np.minimum(rng.integers(0, sized(25, 5), BATCH), np.array(totals) - done)
-        chunk = torch.full((BATCH, max(1, sizes.max()), COLUMNS), float("nan"), device=device)
-        for b, size in enumerate(sizes):
-            chunk[b, :size] = log_probs[b, done[b] : done[b] + size]
-        early = []
-        for decoder, own in zip(decoders, streams, strict=True):
-            decoder.push(own, chunk, sizes.tolist())
-            early.append(all_facts(decoder.partial(own)))
-        assert early[0] == early[1]
-        done += sizes
-    last = [all_facts(d.close(own)) for d, own in zip(decoders, streams, strict=True)]
-    assert last[0] == last[1]
 
 
 # ------ paged_biglm on a GPU finds what it finds on the CPU: tokens, results and look-ups, to the bit
@@ -129,27 +81,6 @@ def test_topologies_and_placements(device, topology, placement):
             graph_of(seed, topology), both.pair(seed, nested=seed == 1), inputs_on(device, seed=seed),
             topology=topology, placement=placement, beam=10.0, max_active=max_active, chunk=FRAMES // 2,
         )  # fmt: skip
-
-
-@needs_kaldifst
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("group_size", [0, 2])
-def test_ties_are_broken_alike_paged(device, topology, group_size):
-    check(
-        graph_of(3, topology, coarse=True), both.pair(3, coarse=True),
-        torch.round(inputs_on(device, seed=3)), topology=topology, group_size=group_size, beam=5.0,
-        max_active=300,
-    )  # fmt: skip
-
-
-@needs_kaldifst
-def test_requests_of_single_utterances_paged(device):
-    graph = graph_of(1)
-    trees = [build_word_boosting(phrases, graph) for phrases in ({"w1": 2.0, "w2 w3": 3.0}, {"w3": 0.5})]
-    wishes = [Request(boosting=tree, lm_weight=0.5 + i) for i, tree in enumerate(trees)] + [None]
-    requests = [wishes[b % 3] for b in range(BATCH)]
-    log_probs = inputs_on(device, seed=4)
-    check(graph, both.pair(1), log_probs, requests, boosting=trees[0], beam=8.0, max_active=300)
 
 
 @needs_kaldifst

@@ -25,8 +25,16 @@ ALLOWED = ("allowed_scripts", "allowed_tokens", "allowed_text", "allowed_price",
 
 
 # ---------------------------------------------------------------------------------- flexctc_beam
-def options(top=None, **beam):
-    return read_flexctc(OmegaConf.create({"strategy": "flexctc_beam", "beam": beam, **(top or {})}))
+READERS = {"flexctc_beam": read_flexctc, "alsd_pp": read_alsd, "aes_pp": read_aes}
+SOURCED = tuple(READERS)
+
+
+def any_options(strategy, beam):
+    return READERS[strategy](OmegaConf.create({"strategy": strategy, "beam": beam}))
+
+
+def options(**beam):
+    return any_options("flexctc_beam", beam)
 
 
 @pytest.fixture
@@ -36,35 +44,43 @@ def warnings(monkeypatch):
     return messages
 
 
-def test_structured_defaults_of_nemo_equal_missing_keys():
-    cfg = OmegaConf.structured(CTCDecodingConfig(strategy="flexctc_beam"))
-    result = read_flexctc(cfg)
-    assert result.search.beam_size == cfg.beam.beam_size
-    assert result.search.beam_beta == cfg.beam.beam_beta
-    assert result.search.beam_threshold == cfg.beam.beam_threshold
+@pytest.mark.parametrize("strategy", SOURCED)
+def test_structured_defaults_of_nemo_equal_missing_keys(strategy):
+    structured = CTCDecodingConfig if strategy == "flexctc_beam" else RNNTDecodingConfig
+    cfg = OmegaConf.structured(structured(strategy=strategy))
+    result = READERS[strategy](cfg)
+    for key in ("beam_size", "beam_beta", "beam_threshold", "score_norm"):
+        if hasattr(result.search, key) and key in cfg.beam:
+            assert getattr(result.search, key) == cfg.beam[key]
     assert result.return_best
     assert result.fusion.lm_path is None
     assert result.fusion.boosting.is_empty
-    assert result == read_flexctc(OmegaConf.create({"strategy": "flexctc_beam"}))
+    assert result == any_options(strategy, {})
 
 
-def test_keys_of_nemo_and_ours_arrive(assets):
+OWN_KEYS = {
+    "flexctc_beam": {"beam_beta": 0.5, "beam_threshold": 14.0, "merge": "prefix"},
+    "alsd_pp": {"max_symbols": 7},
+    "aes_pp": {"maes_num_steps": 3, "maes_expansion_beta": 1, "maes_expansion_gamma": 2.0},
+}
+TRANSDUCER_KEYS = {
+    "score_norm": False, "softmax_temperature": 1.25, "blank_lm_score_mode": "no_score", "pruning_mode": "early",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", SOURCED)
+def test_keys_of_nemo_and_ours_arrive(assets, strategy):
     lm = str(assets / "lm" / "tok3.arpa")
-    result = options(
-        beam_size=16, beam_beta=0.5, beam_threshold=14, return_best_hypothesis=False, n_best=3,
-        merge="prefix", backend="cpu", threads=2, ngram_lm_model=lm, ngram_lm_alpha=0.7,
-        lm_encoding="nemo", boosting_tree_alpha=1.5,
-        boosting_tree={"key_phrases_list": ["acme"], "context_score": 2.0, "ignore_case": True,
-                       "segmentations": 3, "refund": "full"},
-    )  # fmt: skip
-    search = result.search
-    assert (search.beam_size, search.beam_beta, search.beam_threshold) == (16, 0.5, 14.0)
-    assert (search.n_best, search.merge, search.backend, search.threads) == (3, "prefix", "cpu", 2)
+    search = {"beam_size": 16, "n_best": 3, "backend": "cpu", "threads": 2, **OWN_KEYS[strategy]}
+    search |= {} if strategy == "flexctc_beam" else TRANSDUCER_KEYS
+    tree = {"key_phrases_list": ["acme"], "context_score": 2.0, "ignore_case": True, "segmentations": 3}
+    fusion = {"ngram_lm_model": lm, "ngram_lm_alpha": 0.7, "lm_encoding": "nemo", "boosting_tree_alpha": 1.5}
+    result = any_options(strategy, {**search, **fusion, "boosting_tree": tree, "return_best_hypothesis": False})
+    assert {key: getattr(result.search, key) for key in search} == search
+    assert not result.return_best
     assert (str(result.fusion.lm_path), result.fusion.lm_weight, result.fusion.lm_encoding) == (lm, 0.7, "nemo")
     assert result.fusion.boosting_weight == 1.5
-    assert result.fusion.boosting.key_phrases_list == ("acme",)
-    assert (result.fusion.boosting.context_score, result.fusion.boosting.segmentations) == (2.0, 3)
-    assert result.fusion.boosting.ignore_case
+    assert {key: getattr(result.fusion.boosting, key) for key in tree} == tree | {"key_phrases_list": ("acme",)}
 
 
 def test_n_best_is_the_beam_and_deprecated_keys_win_as_in_nemo(assets, warnings):
@@ -82,9 +98,17 @@ class Merge(enum.Enum):
     MAX = "max"
 
 
-@pytest.mark.parametrize("spelling", ["prefix", "PREFIX", Merge.PREFIX, "Prefix"])
-def test_enums_are_read_by_name_value_and_member(spelling):
-    assert options(merge=spelling).search.merge == "prefix"
+@pytest.mark.parametrize(
+    ("strategy", "key", "spellings"),
+    [
+        ("flexctc_beam", "merge", ["prefix", "PREFIX", "Prefix", Merge.PREFIX]),
+        ("alsd_pp", "blank_lm_score_mode", ["no_score", "NO_SCORE", BlankLMScoreMode.NO_SCORE]),
+        ("alsd_pp", "pruning_mode", ["early", "EARLY", PruningMode.EARLY]),
+    ],
+)
+def test_enums_are_read_by_name_value_and_member(strategy, key, spellings):
+    for spelling in spellings:
+        assert getattr(any_options(strategy, {key: spelling}).search, key) == spellings[0]
 
 
 def test_weight_without_effect_is_warned_of(assets, warnings):
@@ -96,14 +120,6 @@ def test_weight_without_effect_is_warned_of(assets, warnings):
     assert warnings == ["`beam.ngram_lm_alpha` is 0.7, but has no effect: `beam.ngram_lm_model` names no LM."]
     options(boosting_tree={"key_phrases_list": ["acme"]})
     assert "boosting_tree_alpha" in warnings[1]
-
-
-SOURCED = ("flexctc_beam", "alsd_pp", "aes_pp")
-
-
-def any_options(strategy, beam):
-    read = {"flexctc_beam": read_flexctc, "alsd_pp": read_alsd, "aes_pp": read_aes}[strategy]
-    return read(OmegaConf.create({"strategy": strategy, "beam": beam}))
 
 
 @pytest.mark.parametrize("strategy", SOURCED)
@@ -185,27 +201,8 @@ def test_valid_keys_are_those_of_nemo_and_ours():
 
 
 # ------------------------------------------------------------------------------ alsd_pp, aes_pp
-READERS = {"alsd_pp": read_alsd, "aes_pp": read_aes}
-STRATEGIES = list(READERS)
-
-
-def transducer_options(strategy="alsd_pp", top=None, **beam):
-    cfg = OmegaConf.create({"strategy": strategy, "beam": beam, **(top or {})})
-    return READERS[strategy](cfg)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_structured_defaults_of_transducers_arrive(strategy):
-    cfg = OmegaConf.structured(RNNTDecodingConfig(strategy=strategy))
-    result = READERS[strategy](cfg)
-    assert result.search.beam_size == cfg.beam.beam_size
-    assert result.search.score_norm == cfg.beam.score_norm
-    assert result.search.blank_lm_score_mode == "lm_weighted_full"
-    assert result.search.pruning_mode == "late"
-    assert result.return_best
-    assert result.fusion.lm_path is None
-    assert result.fusion.boosting.is_empty
-    assert result == transducer_options(strategy)
+def transducer_options(strategy="alsd_pp", **beam):
+    return any_options(strategy, beam)
 
 
 def test_defaults_equal_those_of_nemos_batched_searches():
@@ -215,55 +212,6 @@ def test_defaults_equal_those_of_nemos_batched_searches():
     assert aes.maes_num_steps == nemo.maes_num_steps
     assert aes.maes_expansion_beta == nemo.maes_expansion_beta
     assert aes.maes_expansion_gamma == nemo.maes_expansion_gamma
-
-
-def test_keys_of_transducers_arrive(assets):
-    lm = str(assets / "lm" / "tok3.arpa")
-    shared = {
-        "beam_size": 6, "score_norm": False, "softmax_temperature": 1.25, "n_best": 3,
-        "return_best_hypothesis": False, "blank_lm_score_mode": "no_score", "pruning_mode": "early",
-        "backend": "cpu", "threads": 2, "ngram_lm_model": lm, "ngram_lm_alpha": 0.4,
-        "lm_encoding": "nemo", "boosting_tree": {"key_phrases_list": ["acme"]},
-        "boosting_tree_alpha": 1.5,
-    }  # fmt: skip
-    for result in (
-        transducer_options(**shared, max_symbols=7),
-        transducer_options("aes_pp", **shared, maes_num_steps=3, maes_expansion_beta=1, maes_expansion_gamma=2),
-    ):
-        search = result.search
-        assert (search.beam_size, search.score_norm, search.softmax_temperature) == (6, False, 1.25)
-        assert (search.blank_lm_score_mode, search.pruning_mode) == ("no_score", "early")
-        assert (search.n_best, search.backend, search.threads) == (3, "cpu", 2)
-        assert not result.return_best
-        assert (str(result.fusion.lm_path), result.fusion.lm_weight) == (lm, 0.4)
-        assert result.fusion.boosting.key_phrases_list == ("acme",)
-        assert result.fusion.boosting_weight == 1.5
-        if hasattr(search, "max_symbols"):
-            assert search.max_symbols == 7
-        else:
-            assert (search.maes_num_steps, search.maes_expansion_beta) == (3, 1)
-            assert search.maes_expansion_gamma == 2.0
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_beam_section_of_nemos_model_configs_passes(strategy):
-    beam = {
-        "beam_size": 2, "return_best_hypothesis": False, "score_norm": True,
-        "tsd_max_sym_exp": 50, "alsd_max_target_len": 2.0,
-    }  # fmt: skip
-    assert transducer_options(strategy, **beam).search.n_best == 2
-
-
-@pytest.mark.parametrize(
-    ("key", "spellings"),
-    [
-        ("blank_lm_score_mode", ["no_score", "NO_SCORE", BlankLMScoreMode.NO_SCORE]),
-        ("pruning_mode", ["early", "EARLY", PruningMode.EARLY]),
-    ],
-)
-def test_enums_of_nemo_by_name_value_and_member(key, spellings):
-    for spelling in spellings:
-        assert getattr(transducer_options(**{key: spelling}).search, key) == spellings[0]
 
 
 def test_null_enums_and_max_symbols_have_the_defaults_of_nemo():
@@ -284,7 +232,7 @@ def test_null_allow_cuda_graphs_has_the_default_of_nemo(monkeypatch):
     assert transducer_options(allow_cuda_graphs=False).search.allow_cuda_graphs is False
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SOURCED[1:])
 def test_valid_keys_of_transducers_lack_those_without_effect(strategy):
     """NeMo's defaults of these say nothing."""
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]

@@ -20,7 +20,7 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, 
 from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 from tests.nemo_plugin.test_word_graph_files import WordPieces
-from tests.nemo_plugin.usage import GREEDY, texts_of
+from tests.nemo_plugin.usage import texts_of
 
 pytestmark = pytest.mark.slow
 
@@ -155,13 +155,6 @@ def use(model, assets=None, **beam):
     model.change_decoding_strategy(cfg, verbose=False)
 
 
-def test_requests_reach_the_decoder_that_timestamps_make(ctc_model, files):
-    use(ctc_model)
-    with utterance_requests(ctc_model, [["graam"]], boosting_weight=1.0):
-        (hypothesis,) = ctc_model.transcribe(files[:1], timestamps=True, verbose=False)
-    assert hypothesis.timestamp["word"][-1]["word"] == "graam"
-
-
 def test_wrong_number_of_requests_is_an_error_without_after_effects(ctc_model, files):
     use(ctc_model)
     plain = texts_of(ctc_model, files[:1])
@@ -264,18 +257,3 @@ def test_timed_n_best_lists_are_written_with_the_times_of_the_best(tmp_path):
     written = json.loads((tmp_path / "out.json").read_text())
     assert (written["pred_text"], written["beams"]) == ("a", [["a", -1.0], ["b", -1.0]])
     assert written["word"] == [{"word": "a", **times}]
-
-
-# ------------------------------------------------------------------------------------ transducers
-def use_transducer(model, strategy="alsd_pp", **beam):
-    cfg = {"strategy": strategy, "beam": {"beam_size": 8, **beam}}
-    model.change_decoding_strategy(cfg, verbose=False)
-
-
-def test_requests_are_for_the_head_that_decodes(hybrid_model, files):
-    use_transducer(hybrid_model)
-    with pytest.raises(ValueError, match="2 entries, but 1 utter"), utterance_requests(hybrid_model, [None, None]):
-        texts_of(hybrid_model, files[:1])
-    hybrid_model.change_decoding_strategy(GREEDY, decoder_type="ctc", verbose=False)
-    with pytest.raises(ValueError, match="strategy 'greedy_batch'"), utterance_requests(hybrid_model, [None]):
-        pass

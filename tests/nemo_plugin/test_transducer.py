@@ -3,7 +3,6 @@
 import copy
 import pickle
 
-import nemo
 import numpy as np
 import pytest
 import torch
@@ -14,9 +13,7 @@ from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMeth
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from omegaconf import OmegaConf, open_dict
 
-from nemo_gpu_decoding import utterance_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import RECENT_BATCHES
-from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, decoded, predicted, transcribed
 
 pytestmark = pytest.mark.slow
@@ -81,28 +78,6 @@ def test_results_equal_those_of_nemo_for_utterances_alone(transducer, encoded, a
 
 
 # ------------------------------------------------------------------------------- validation, training, configs
-def test_decoding_keeps_the_training_mode(transducer, encoded):
-    use(transducer)
-    expected = [h.text for h in decode(transducer, encoded)]
-    transducer.decoder.train()
-    transducer.joint.train()
-    try:
-        assert [h.text for h in decode(transducer, encoded)] == expected  # no dropout
-        assert transducer.decoder.training
-        assert transducer.joint.training
-    finally:
-        transducer.eval()
-
-
-@pytest.mark.parametrize("strategy", ["beam", "tsd", "alsd", "maes", "malsd_batch", "maes_batch"])
-@pytest.mark.parametrize("ours", STRATEGIES)
-def test_search_type_names_our_strategy(transducer, strategy, ours):
-    use(transducer, strategy, search_type=ours)
-    assert isinstance(transducer.decoding.decoding, TransducerInfer)
-    assert transducer.cfg.decoding.strategy == strategy  # as the script set it
-    assert transducer.decoding.cfg.strategy == ours
-
-
 @pytest.mark.parametrize(
     ("nemos", "ours", "from_the_grid"),
     [
@@ -202,19 +177,6 @@ def test_beam_of_one_has_texts_and_times_of_greedy(transducer, files, strategy):
     for a, b in equal_alignments(peer, mine):
         for level in ("char", "word", "segment"):
             assert a.timestamp[level] == b.timestamp[level]
-
-
-@pytest.mark.parametrize("beam_size", [2, 4])
-def test_timestamps_equal_those_of_malsd_batch(transducer, files, beam_size):
-    if transducer.decoding.durations and nemo.__version__.startswith("2."):
-        pytest.skip("malsd_batch of NeMo 2 gives no durations, and fails with timestamps")
-    cfg = {"strategy": "malsd_batch", "beam": {"beam_size": beam_size}}
-    peer = transcribed(transducer, cfg, files, timestamps=True, batch_size=1)
-    mine = transcribed(transducer, ours(beam_size=beam_size), files, timestamps=True)
-    for a, b in equal_alignments(peer, mine):
-        for level in ("char", "word", "segment"):
-            assert a.timestamp[level] == b.timestamp[level]
-        assert b.timestamp["word"][0]["start"] is not None  # in seconds, too
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -364,14 +326,6 @@ def test_empty_hypothesis_begins_an_utterance_and_empty_chunk_changes_nothing(tr
     assert summaries(begun) == summaries(before)
     after = decode(transducer, (encoder_output, torch.zeros_like(lengths)), before)
     assert summaries(after) == summaries(before)
-
-
-def test_request_at_the_beginning_holds_for_the_utterance(transducer, encoded):
-    use(transducer, beam_size=8)
-    encoder_output, lengths = encoded
-    with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=2.0):
-        hypotheses, _ = in_chunks(transducer, (encoder_output, lengths), 20)
-    assert hypotheses[0].text.endswith("graam")
 
 
 def test_copied_hypotheses_can_be_continued_once(transducer, encoded):

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
-from omegaconf import OmegaConf
 
 from nemo_gpu_decoding import BoostingConfig, utterance_requests
 from nemo_gpu_decoding.fusion.boosting import Phrase
@@ -19,7 +17,7 @@ from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.adapters import written_words
-from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
+from nemo_gpu_decoding.nemo_plugin.word_graph import WordGraphInfer
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, minimum_bayes_risk
 from tests.assets import speech
 from tests.nemo_plugin.conftest import emissions_of
@@ -61,17 +59,6 @@ def named_emissions(shared_ctc_model, named_utterances):
 
 
 # ------------------------------------------------------------------------------------------ texts
-
-
-@pytest.mark.parametrize(("strategy", "kind"), [("cuda_wfst", WordGraphInfer), ("paged_biglm", PagedInfer)])
-def test_search_type_names_our_strategy(ctc_model, cfg, paged_cfg, emissions, strategy, kind):
-    own = {"cuda_wfst": cfg, "paged_biglm": paged_cfg}[strategy]()
-    expected = texts(decoded(ctc_model, own, emissions))
-    structured = OmegaConf.structured(CTCDecodingConfig(strategy="wfst"))
-    for key, value in {"search_type": strategy, **own["wfst"]}.items():
-        OmegaConf.update(structured, f"wfst.{key}", value, force_add=True)  # as Hydra's `+key=value`
-    assert texts(decoded(ctc_model, structured, emissions)) == expected
-    assert type(ctc_model.decoding.decoding) is kind
 
 
 def test_graph_is_built_once_at_the_change_of_the_strategy(ctc_model, cfg, files, graph_cache, monkeypatch):
@@ -223,11 +210,6 @@ def test_ctc_head_of_a_hybrid_model_is_decoded(hybrid_model, cfg, files):
         assert len(hybrid_model.transcribe(files[:3], verbose=False)) == 3
     hybrid_model.change_decoding_strategy(None, decoder_type="rnnt", verbose=False)
     assert texts(hybrid_model.transcribe(files[:3], verbose=False)) == before
-
-
-def test_transducers_refuse_word_graphs(hybrid_model, cfg):
-    with pytest.raises(ValueError, match="'cuda_wfst', which decodes CTC models"):
-        hybrid_model.change_decoding_strategy(cfg(), decoder_type="rnnt", verbose=False)
 
 
 # ---------------------------------------------------------------------------- how words are written

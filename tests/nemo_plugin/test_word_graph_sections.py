@@ -101,13 +101,6 @@ def test_device_is_nemos_word_for_the_backend(read, wfst, backend):
     assert read(**wfst).search.backend == backend
 
 
-def test_boosting_as_in_the_beam_section(read, assets):
-    file = str(assets / "phrases.txt")
-    options = read(boosting_tree={"key_phrases_file": file, "context_score": 2.0}, boosting_tree_alpha=3)
-    assert options.fusion.boosting.key_phrases_file == file
-    assert (options.fusion.boosting.context_score, options.fusion.boosting_weight) == (2.0, 3.0)
-
-
 def test_an_existing_graph_wins_over_the_lm_with_a_warning_as_in_nemo(read, tmp_path, monkeypatch):
     graph = tmp_path / "kept.graph"
     graph.write_bytes(b"")

@@ -2,13 +2,11 @@
 
 import re
 import subprocess
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import Architecture, read_source
+from nemo_gpu_decoding.cuda.compile import read_source
 from tests.assets import ROOT, load_script
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import why_no_compiler
@@ -118,39 +116,6 @@ def test_wrong_or_missing_compiler_fails_with_advice(check_kernels, monkeypatch,
     assert "NVRTC can't be loaded: pip install 'nemo-gpu-decoding[cuda" in capsys.readouterr().out
 
 
-@needs_nvrtc
-def test_keep_compiles_all_variants_for_this_gpu(check_kernels, tmp_path, monkeypatch, capsys):
-    (tmp_path / "good.cu").write_text(GOOD)
-    assert check_kernels.main(["--keep"]) == 1
-    assert "torch sees no GPU" in capsys.readouterr().out
-    compiled = []
-
-    class Pool:
-        def __init__(self, processes):
-            assert processes > 0
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
-
-        def starmap(self, function, jobs, chunksize):
-            compiled.extend(jobs)
-            return [b"code" for _ in jobs]
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(check_kernels.multiprocessing, "get_context", lambda _: SimpleNamespace(Pool=Pool))
-    assert check_kernels.main(["--keep"]) == 0
-    assert compiled == [
-        ("good.cu", Architecture(90), {"SIZE": "32"}),
-        ("good.cu", Architecture(90), {"SIZE": "64", "TYPE": "int"}),
-        ("good.cu", Architecture(90), {"SIZE": "96"}),
-    ]
-    assert "3 variants" in capsys.readouterr().out
-
-
 def test_generated_headers_are_written(tmp_path, capsys):
     assert load_script(SCRIPT).main(["--headers", str(tmp_path / "include")]) == 0
     written = {path.relative_to(tmp_path / "include").as_posix() for path in tmp_path.rglob("*.cuh")}
@@ -203,16 +168,6 @@ def page_rows(module):
 def today(cell):
     """The second number of "first → today", or the only one."""
     return float(cell.split("→")[-1])
-
-
-def test_page_of_counts_has_every_search_and_kernel(count_kernels):
-    rows = page_rows(count_kernels)
-    assert set(count_kernels.FIRST_EDITION) == set(count_kernels.CASES)
-    assert all(len(found) >= 3 for found in rows.values())
-    for case, (summary, *kernels) in rows.items():
-        together = [today(cell) for cell in summary[1:-1]]
-        sums = [sum(today(row[i]) for row in kernels) for i in range(5, 11)]
-        assert together == pytest.approx(sums, rel=0.01), case
 
 
 @pytest.mark.slow

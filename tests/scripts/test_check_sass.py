@@ -55,20 +55,6 @@ def test_instructions_of_a_listing_are_counted():
     assert check_sass.unknown_functions(LISTING) == {"lost"}
 
 
-@pytest.mark.parametrize(
-    ("registers", "threads", "arch", "blocks", "waves"),
-    [
-        (74, 256, 90, 3, 2),  # 80 registers of 256 threads: 20,480 of 65,536
-        (64, 256, 90, 4, 1),  # 512 blocks on 132 multiprocessors
-        (32, 256, 75, 4, 4),  # 1,024 threads per multiprocessor, 40 multiprocessors
-        (128, 512, 90, 1, 4),
-    ],
-)
-def test_blocks_and_waves_follow_from_registers(registers, threads, arch, blocks, waves):
-    kernel, processor = check_sass.Kernel("expand", registers), check_sass.PROCESSORS[arch]
-    assert (kernel.blocks(processor, threads), kernel.waves(processor, threads)) == (blocks, waves)
-
-
 def test_threads_of_every_kernel_are_those_of_its_launch(monkeypatch):
     """Of every kernel. `expand` of aes_pp has fewer, so that 512 blocks are one wave of an H100."""
     monkeypatch.setattr(flexctc_engine, "THREADS", 288)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
+from nemo_gpu_decoding.cli.dev_set import DevSet
 from nemo_gpu_decoding.metrics import PhraseWords
 from tests.assets import ROOT, load_script
 
@@ -105,23 +105,6 @@ def check_the_record(rows):
     for row, recorded in zip(rows, record, strict=True):
         assert row["wer"] == pytest.approx(recorded["wer"], abs=0.005)
         assert row["fscore"] == pytest.approx(recorded["fscore"], abs=0.03)
-
-
-def test_transcripts_are_shown_where_decoders_differ():
-    test = DevSet((), ("same", "two", "three"), ("same", "to", "tree"), 1.0, 1.0)
-    columns = {"greedy": ("same", "to", "tree"), "beam": ("same", "two", "tree"), "lm": ("same", "two", "three")}
-    rows = [Row(name, Decoded(texts, 0.1), test.score(texts, ["x"])) for name, texts in columns.items()]
-    shown = differences(test, rows, ["two"], show=1)
-    assert "differ in 2 utterances; from greedy to lm 2 get better and 0 worse\n" in shown.plain
-    assert "  reference  two\n  greedy     to\n" in shown.plain
-    assert "tree" not in shown.plain
-    assert [(shown.plain[span.start : span.end], span.style) for span in shown.spans] == [
-        ("to", "red"), ("two", "green"), ("two", "green"),
-    ]  # fmt: skip
-    assert "same" not in shown.plain
-    agreeing = [rows[0], rows[0]]
-    assert "transcripts differ in 0 utterances" in differences(test, agreeing, [], show=1).plain
-    assert "from lm to greedy 0 get better and 2 worse" in differences(test, rows[::-1], [], show=0).plain
 
 
 def test_wrong_and_lacking_words_are_red_and_phrases_green():

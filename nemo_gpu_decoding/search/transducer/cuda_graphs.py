@@ -1,12 +1,11 @@
-"""Launches of the steps of a run: one CUDA graph with a loop, a graph that is replayed, or single kernels.
+"""Launches of the steps of a run: one CUDA graph with a loop, or single kernels.
 
     loop    a WHILE node repeats a few steps until no utterance has a next one; the host launches once
-    chunks  a graph of some steps is replayed; between replays the host checks for active utterances
     plain   every kernel is launched on its own; the host checks for active utterances every few steps
 
-The first mode that works is used. A run in which a mode fails goes on with the next mode. Later runs try the mode
-again until it has failed `MOST_FAILURES` times, because the cause may pass: another thread, a lack of memory. The
-first reason is logged. Steps after the end have no effect.
+A run in which the loop fails goes on plainly. Later runs try the loop again until it has failed `MOST_FAILURES` times,
+because the cause may pass: another thread, a lack of memory. The first reason is logged. Steps after the end have no
+effect.
 """
 
 from __future__ import annotations
@@ -15,25 +14,24 @@ import logging
 import operator
 from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
-from nemo_gpu_decoding.cuda.while_graph import capture_chunk, capture_while, is_capturing, why_no_while_graphs
+from nemo_gpu_decoding.cuda.while_graph import CapturedGraph, capture_while, is_capturing, why_no_while_graphs
 from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-LOOP, CHUNKS, PLAIN = "loop", "chunks", "plain"
-_WORSE = {LOOP: CHUNKS, CHUNKS: PLAIN}
+LOOP, PLAIN = "loop", "plain"
 STEPS_PER_ROUND = 4  # of a loop; each round has a fixed cost, and steps after the end cost their launches
-STEPS_PER_CHUNK = 16
 STEPS_PER_LOOK = 8
 MOST_GRAPHS = 2  # per workspace
-MOST_FAILURES = 3  # of a mode, before later runs begin with the next one
+MOST_FAILURES = 3  # of the loop, before later runs begin plainly
 
 
 class GraphStep(Protocol):
@@ -77,7 +75,7 @@ class GraphRunner:
         self.allowed = allowed
         self.mode: str | None = None
         self.first_mode: str | None = None  # the mode that a run begins with; found by the first run
-        self._failures = dict.fromkeys((LOOP, CHUNKS), 0)
+        self._failures = 0  # of the loop
         self._parts: _Parts | None = None  # as of the last run
 
     def run(self, step: GraphStep, work: RunWorkspace, known: Conditions | None = None) -> None:
@@ -90,7 +88,10 @@ class GraphRunner:
         """
         device = work.shape.device
         if self.first_mode is None and self.allowed:
-            self.first_mode = _best_mode(device)
+            why_not = why_no_while_graphs(device)
+            self.first_mode = PLAIN if why_not else LOOP
+            if why_not and device.type == "cuda":
+                logger.info("no CUDA graphs: %s", why_not)
         mode = self.first_mode if self.first_mode and self.allowed else PLAIN
         known = known or self.conditions()
         before: bytes | None = None
@@ -100,16 +101,16 @@ class GraphRunner:
                 # on the CPU a look costs nothing
                 for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
                     step.run()
-            elif (graph := self._graph(mode, step, work, known)) is None:
-                mode = _WORSE[mode]
+            elif (graph := self._graph(step, work, known)) is None:
+                mode = PLAIN
                 continue
             else:
                 graph.replay()
             before, now = now, step.look()
             if mode != PLAIN and now == before:
                 work.graphs.clear()
-                self._fail(mode, "a replay changes nothing")
-                mode = _WORSE[mode]
+                self._fail("a replay changes nothing")
+                mode = PLAIN
         self.mode = mode
 
     def conditions(self) -> Conditions:
@@ -119,50 +120,39 @@ class GraphRunner:
             self._parts = parts = _Parts(self._networks)
         return Conditions(parts.versions(), tuple(parts.modules), _arithmetic())
 
-    def _graph(self, mode: str, step: GraphStep, work: RunWorkspace, known: Conditions) -> Any | None:
-        """The graph of this step, captured if it is new; None if the mode failed."""
-        key = mode, step.key, known
+    def _graph(self, step: GraphStep, work: RunWorkspace, known: Conditions) -> CapturedGraph | None:
+        """The graph of this step, captured if it is new; None if that failed."""
+        key = step.key, known
         if key in work.graphs:
             return work.graphs[key]
         if not known.weights:
-            self._fail(mode, "the networks have no visible weights, so changes cannot be detected")
+            self._fail("the networks have no visible weights, so changes cannot be detected")
             return None
         with _casts_in_place():
             try:
-                step.load(in_loop=mode == LOOP)
+                step.load(in_loop=True)
             except Exception as error:  # a driver may refuse kernels that set a condition
-                self._fail(mode, error)
+                self._fail(error)
                 return None
-            step.run(in_loop=mode == LOOP)  # libraries allocate their workspaces before the capture
+            step.run(in_loop=True)  # libraries allocate their workspaces before the capture
             try:
-                graph = _captured(mode, step, work.shape.device)
+                graph = capture_while(work.shape.device, partial(_round_of_steps, step))
             except Exception as error:  # CUDA's libraries raise many types; plain launches need none of them
-                self._fail(mode, error)
+                self._fail(error)
                 return None
         while len(work.graphs) >= MOST_GRAPHS:
             del work.graphs[next(iter(work.graphs))]
         work.graphs[key] = graph
         return graph
 
-    def _fail(self, mode: str, reason: Exception | str) -> None:
+    def _fail(self, reason: Exception | str) -> None:
         """Count a failure and log the first one; threads may call this at once."""
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}".split("\n", 1)[0]
-        self._failures[mode] += 1
-        if self._failures[mode] == 1:
-            logger.warning("CUDA graphs: '%s' does not work here, going on with '%s': %s", mode, _WORSE[mode], text)
-        if self._failures[mode] >= MOST_FAILURES and self.first_mode == mode:
-            self.first_mode = _WORSE[mode]
-
-
-def _best_mode(device: torch.device) -> str:
-    """The mode to try first on a device."""
-    if device.type != "cuda":
-        return PLAIN
-    why_not = why_no_while_graphs(device)
-    if why_not is not None:
-        logger.info("CUDA graphs in chunks instead of one with a loop: %s", why_not)
-        return CHUNKS
-    return LOOP
+        self._failures += 1
+        if self._failures == 1:
+            logger.warning("CUDA graphs do not work here, going on without: %s", text)
+        if self._failures >= MOST_FAILURES:
+            self.first_mode = PLAIN
 
 
 def check_not_capturing(device: torch.device) -> None:
@@ -175,19 +165,11 @@ def check_not_capturing(device: torch.device) -> None:
         raise ValueError("a transducer can't be decoded while a CUDA graph is captured, expected a call outside of it")
 
 
-def _captured(mode: str, step: GraphStep, device: torch.device) -> Any:
-    """The graph of LOOP or of CHUNKS."""
-
-    def round_of_steps(handle: int) -> None:
-        for _ in range(STEPS_PER_ROUND - 1):
-            step.run(in_loop=True)
-        step.run(in_loop=True, handle=handle)
-
-    def chunk() -> None:
-        for _ in range(STEPS_PER_CHUNK):
-            step.run()
-
-    return capture_while(device, round_of_steps) if mode == LOOP else capture_chunk(device, chunk)
+def _round_of_steps(step: GraphStep, handle: int) -> None:
+    """The body of the loop."""
+    for _ in range(STEPS_PER_ROUND - 1):
+        step.run(in_loop=True)
+    step.run(in_loop=True, handle=handle)
 
 
 @contextmanager
@@ -228,8 +210,8 @@ class _Parts:
                 self.tensors.append(value)
             elif isinstance(value, nn.Module) and value not in self.modules:
                 self.modules[value] = None
-                for own in (value._parameters, value._buffers, value._modules):
-                    self._look_through(own.values())
+                for members in (value._parameters, value._buffers, value._modules):
+                    self._look_through(members.values())
             elif isinstance(value, (list, tuple)):
                 self._look_through(value)
 
@@ -240,4 +222,4 @@ class _Parts:
 
     def versions(self) -> tuple[tuple[int, int], ...]:
         """Addresses and version counters of the tensors."""
-        return tuple((each.data_ptr(), -1 if each.is_inference() else each._version) for each in self.tensors)
+        return tuple((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in self.tensors)

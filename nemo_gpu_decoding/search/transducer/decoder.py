@@ -91,7 +91,7 @@ class TransducerDecoder(Decoder[C, NBest]):
     def device_modes(self) -> dict[str, str | None]:
         """Modes of the last run on a GPU; None before the first one.
 
-        graphs      launches of the steps: loop, chunks or plain, see `cuda_graphs.py`
+        graphs      launches of the steps: loop or plain, see `cuda_graphs.py`
         prediction  implementation of the prediction network: lstm or stateless (kernels of this package), or torch
         """
         return {"graphs": self._graphs.mode, "prediction": self._predictions.path}

@@ -2,13 +2,11 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion.batch import on_device
-from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedModule
@@ -35,12 +33,6 @@ def log_probs():
 @pytest.fixture
 def expected(decoder, log_probs):
     return all_facts(decoder.decode(log_probs, LENGTHS))
-
-
-def test_a_batch_is_two_launches(decoder, log_probs, emulated_runtime):
-    before = emulated_runtime.launches
-    decoder.decode(log_probs, LENGTHS)
-    assert emulated_runtime.launches == before + 2
 
 
 def test_automata_are_uploaded_once_and_not_kept_longer_than_needed(log_probs, monkeypatch):
@@ -135,12 +127,6 @@ def test_capacity_is_a_number_of_frames_that_are_enough(decoder, log_probs, expe
         decoder.open(1, capacity=-1)
 
 
-def test_results_before_anything_was_pushed(decoder):
-    streams = decoder.open(2, device="cpu")
-    early = all_facts(decoder.partial(streams))
-    assert early == all_facts(decoder.partial(decoder.open(2)))
-
-
 # ---------------------------------------------------------------------- lengths on the device
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_lengths_on_the_device_give_the_same_results(decoder, log_probs, expected, dtype):
@@ -181,13 +167,6 @@ def test_streams_may_be_opened_in_inference_mode_and_used_outside(decoder, log_p
     decoder.reopen(streams, [0, 1, 2])
     decoder.push(streams, log_probs, LENGTHS)
     assert all_facts(decoder.close(streams)) == expected
-
-
-def test_lengths_of_another_shape_or_type_are_checked_on_the_host(decoder, log_probs):
-    with pytest.raises(ValueError, match=r"lengths has shape \(2,\), expected \(3,\)"):
-        decoder.decode(log_probs, torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match=r"lengths holds .*, expected integers"):
-        decoder.decode(log_probs, torch.tensor([1.5, 2.0, 3.0]))
 
 
 # ---------------------------------------------------------------------- inside a CUDA graph
@@ -288,11 +267,6 @@ def test_push_after_the_graph_reports_its_fault(decoder, log_probs, captured):
         decoder.push(streams, log_probs, [0, 0, 0])
 
 
-def test_a_push_after_the_graph_has_no_more_room_than_it(decoder, log_probs, captured):
-    with pytest.raises(ValueError, match=f"stream 0 got more than the {T} frames"):
-        decoder.push(captured[0], torch.cat([log_probs, log_probs], dim=1), [T + 1, 0, 0])
-
-
 def test_a_graph_needs_a_device_and_lengths_there(decoder, log_probs, monkeypatch):
     streams = decoder.open(3, capacity=T, device="cpu")
     monkeypatch.setattr(cuda_engine, "is_capturing", lambda device: True)
@@ -312,13 +286,3 @@ def test_shared_memory_is_enough_for_any_shape(log_probs, emulated_runtime):
                 decoder = on_cuda(columns - 1, 0, beam_size=beam_size)
                 decoder.decode(random_log_probs(1, 3, columns, seed=2).to(dtype), [3])
     assert cuda_engine.finish_sizes(128, 200_000)[1] < 48 * 1024
-
-
-def test_streams_of_one_decoder_do_not_change_each_other(decoder, log_probs, expected):
-    first, second = decoder.open(3), decoder.open(3, [Request(lm_weight=0.0)] * 3)
-    for begin in range(0, T, 8):
-        sizes = np.clip(np.array(LENGTHS) - begin, 0, 8).tolist()
-        for streams in (first, second):
-            decoder.push(streams, log_probs[:, begin : begin + 8], sizes)
-    assert all_facts(decoder.close(first)) == expected
-    assert all_facts(decoder.close(second)) != expected

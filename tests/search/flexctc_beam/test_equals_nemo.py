@@ -88,18 +88,3 @@ def test_hypotheses_equal_those_of_nemo_on_flat_noise(fusions, which, seed):
     nbest = our_decoder(fusions, which, 8, threshold=5.0).decode(log_probs[None], [12])[0]
     assert [path.tokens.tolist() for path in nbest] == [tokens for tokens, _, _ in expected]
     assert nbest.best.score == pytest.approx(expected[0][2], abs=1e-5)
-
-
-def test_nemo_fault_padding_changes_scores_but_not_ours(emissions, fusions):
-    """beam_batch adds the scores of padded frames: what it says of an utterance depends on the batch."""
-    log_probs = emissions[0]
-    frames = len(log_probs)
-    padded = torch.cat([log_probs, random_log_probs(1, 20, VOCAB + 1, seed=0)[0]])
-    computer = nemo_computer(fusions, "lm", 8)
-    with torch.no_grad():
-        alone = computer(log_probs[None], torch.tensor([frames])).to_hyps_list(score_norm=False)[0].score
-        batched = computer(padded[None], torch.tensor([frames])).to_hyps_list(score_norm=False)[0].score
-    assert alone != pytest.approx(batched, abs=0.1)
-    decoder = our_decoder(fusions, "lm", 8)
-    ours = [decoder.decode(x[None], [frames])[0].best.score for x in (log_probs, padded)]
-    assert ours[0] == ours[1] == pytest.approx(alone, abs=1e-5)

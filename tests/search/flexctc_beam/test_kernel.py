@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
-from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.inputs import rows_in_shared_memory
-from tests.contract.subject import all_facts
-from tests.random_models import random_boosting, random_lm, random_log_probs
-from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
+from tests.random_models import random_log_probs
+from tests.search.flexctc_beam.both import assert_equal, on_cuda, random_fusion
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 
@@ -64,21 +63,6 @@ def test_types_and_alignments_of_rows(dtype, vocab_size):
     assert_equal(log_probs[1:], [9], fusion=random_fusion(vocab_size), n_best=3)
 
 
-def test_ties_are_broken_alike_in_every_batch():
-    flat = torch.full((1, 6, V + 1), -float(np.log(V + 1)))
-    coarse = torch.round(random_log_probs(2, T, V + 1, seed=6))
-    for merge in MERGES:
-        assert_equal(flat, [6], merge=merge, beam_size=8, n_best=8)
-        assert_equal(coarse, [T, T], merge=merge, beam_size=8, n_best=8)
-
-
-def test_impossible_labels(log_probs):
-    log_probs[:, :, ::2] = -float("inf")
-    log_probs[0, 3:5, V] = -float("inf")
-    for merge in MERGES:
-        assert_equal(log_probs, [T] * 3, fusion=random_fusion(V), merge=merge, beam_size=16, n_best=4)
-
-
 def test_lm_that_forbids_labels_and_ends_equals_the_cpu():
     columns = Columns(
         arc_begin=[0, 1], arc_end=[1, 3], backoff_to=[0, 0], backoff_weights=[-np.inf] * 2,
@@ -87,37 +71,6 @@ def test_lm_that_forbids_labels_and_ends_equals_the_cpu():
     lm = BackoffAutomaton.from_columns(columns, vocab_size=3, start_state=0)
     for merge in MERGES:
         assert_equal(random_log_probs(2, 8, 4, seed=2), [8, 8], fusion=Fusion(lm, 0.5), merge=merge, n_best=4)
-
-
-def test_requests_of_single_utterances(log_probs):
-    fusion = random_fusion(V)
-    requests = [
-        Request(boosting=random_boosting(V, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1),
-        None,
-        Request(boosting=random_boosting(V, seed=10), lm_weight=0.0),
-    ]
-    for merge in MERGES:
-        assert_equal(log_probs, [T] * 3, fusion=fusion, requests=requests, merge=merge, n_best=4)
-    no_tree = Fusion(random_lm(V, seed=1), 0.4)
-    assert_equal(log_probs, [T] * 3, fusion=no_tree, requests=[requests[0], None, None])
-
-
-@pytest.mark.parametrize("merge", ["max", "sum"])
-def test_alignments(log_probs, merge):
-    assert_equal(log_probs, [T, 0, 9], fusion=random_fusion(V), merge=merge, n_best=4, alignments=True)
-
-
-def test_partial_results(log_probs):
-    results = []
-    for make in (on_cpu, on_cuda):
-        decoder = make(V, V, random_fusion(V), beam_size=8)
-        streams = decoder.open(3)
-        partial = []
-        for begin in range(0, T, 5):
-            decoder.push(streams, log_probs[:, begin : begin + 5], [5, 3, 0])
-            partial.append(all_facts(decoder.partial(streams, n_best=5)))
-        results.append((partial, all_facts(decoder.close(streams))))
-    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("threads", [32, 64, 160])

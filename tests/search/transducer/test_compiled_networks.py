@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.engine import StreamsLost
-from nemo_gpu_decoding.search.transducer import cpu_engine, cpu_math, cpu_networks
+from nemo_gpu_decoding.search.transducer import cpu_math, cpu_networks
 from nemo_gpu_decoding.search.transducer.cpu_math import WIDTH, multiply, packed, whole_panels, whole_rows
 from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
@@ -156,28 +156,6 @@ def test_joints_have_other_activations_and_temperatures(activation, in_torch):
     frames = random_frames(len(LENGTHS), T, seed=2)
     assert decoder._algorithm.compiled.current() is not None
     assert_close(decoder.decode(frames, LENGTHS), in_torch(decoder, frames))
-
-
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
-@pytest.mark.parametrize("durations", [RNNT, TDT], ids=["rnnt", "tdt"])
-def test_results_do_not_depend_on_groups_threads_and_chunks(strategy, durations, monkeypatch):
-    """To the bit. Groups of one utterance and of several, with borders between them; chunks of any size."""
-    frames = random_frames(len(LENGTHS), T, seed=3)
-    decoder = decoder_of(strategy, lstm_networks(VOCAB, durations), random_fusion(VOCAB))
-    expected = decoded(decoder, frames)
-    alone = [decoded(decoder, frames[b : b + 1], [n])[0] for b, n in enumerate(LENGTHS)]
-    assert alone == expected
-    for rows in (1, 10, 15):
-        monkeypatch.setattr(cpu_engine, "ROWS_AT_ONCE", rows)
-        assert decoded(decoder, frames) == expected
-    threaded = decoder_of(strategy, lstm_networks(VOCAB, durations), random_fusion(VOCAB), threads=3)
-    assert decoded(threaded, frames) == expected
-    for chunk in (1, 4, 7):
-        streams = decoder.open(len(LENGTHS))
-        for begin in range(0, T, chunk):
-            sizes = [max(0, min(length - begin, chunk)) for length in LENGTHS]
-            decoder.push(streams, frames[:, begin : begin + chunk], sizes)
-        assert all_facts(decoder.close(streams)) == expected
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))

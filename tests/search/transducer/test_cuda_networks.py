@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from nemo_gpu_decoding.search.transducer import cuda_networks, fused_weights
+from nemo_gpu_decoding.search.transducer import fused_weights
 from nemo_gpu_decoding.search.transducer.cuda_networks import (
     LSTM,
     STATELESS,
@@ -177,15 +177,6 @@ def test_lstm_steps_are_those_of_the_formulas_in_any_precision(name, layers):
     assert_outputs(memory, expected, atol=4 * step, rtol=4 * step)
 
 
-@pytest.mark.parametrize("name", list(PRECISIONS))
-def test_stateless_steps_are_those_of_the_modules_in_any_precision(name):
-    networks = stateless_networks()
-    with precision(networks, name) as dtype, torch.inference_mode():
-        memory = after_a_run(networks, STATELESS)
-        step = torch.finfo(dtype).eps
-        assert_outputs(memory, lambda text: stateless_output(networks, text), atol=4 * step, rtol=4 * step)
-
-
 @CHECKED
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("sizes", [(10,), (7, 3), (6, 3, 1)], ids=str)
@@ -193,16 +184,6 @@ def test_stateless_steps_are_those_of_the_modules(sizes, norm):
     networks = stateless_networks(sizes, norm)
     with torch.inference_mode():
         assert_outputs(after_a_run(networks, STATELESS), lambda text: stateless_output(networks, text))
-
-
-@pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
-def test_torch_prediction_equals_the_modules(make):
-    networks = make()
-    with torch.inference_mode():
-        memory = TextsInMemory(networks)
-        memory.run(cuda_networks.TorchPrediction(networks, memory.work))
-        output = lstm_output if make is lstm_networks else stateless_output
-        assert_outputs(memory, lambda text: output(networks, text))
 
 
 def assert_steps_are_those_of(decoder, joint, path):

@@ -9,7 +9,7 @@ import torch
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_graphs, cuda_workspace
 from nemo_gpu_decoding.search.transducer.cuda_graphs import LOOP
 from tests.contract.subject import all_facts
-from tests.cuda_emulator.graphs import captured_chunk, captured_while
+from tests.cuda_emulator.graphs import captured_while
 from tests.search.pushes import operators
 from tests.search.transducer.table_networks import STRATEGIES, TableNetworks, assert_same, random_frames, random_fusion
 from tests.search.transducer.test_cuda_networks import ENCODER, V, lstm_networks, relu_networks, stateless_networks
@@ -25,7 +25,6 @@ NO_COPIES = {"flatten", "to"}  # of contiguous tensors on the device
 @pytest.fixture
 def played_graphs(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "capture_while", captured_while)
-    monkeypatch.setattr(cuda_graphs, "capture_chunk", captured_chunk)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 

@@ -1,20 +1,17 @@
 """The kernels of both strategies, run by the emulator, find what the CPU finds: to the bit."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
-from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace, WorkspaceShape
-from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, LM_WEIGHTED_FULL, SearchParams
-from tests.random_models import random_boosting
+from nemo_gpu_decoding.search.transducer.records import LM_WEIGHTED_FULL, SearchParams
 from tests.search.transducer.table_networks import (
     STRATEGIES,
     TableNetworks,
@@ -102,27 +99,6 @@ def test_log_probs_that_are_not_stored(strategy, monkeypatch):
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V))
 
 
-def test_ties_are_broken_alike_in_every_batch(strategy):
-    networks = TableNetworks(V, (0, 1), seed=1, sharpness=0.0, blank_bias=0.0)
-    for pruning in ("late", "early"):
-        compare(strategy, networks, beam_size=8, pruning_mode=pruning)
-
-
-def test_impossible_labels(strategy):
-    networks = TableNetworks(V, seed=2)
-    networks.bias[:V:2] = -float("inf")
-    compare(strategy, networks, random_fusion(V), beam_size=16)
-
-
-def test_requests_of_single_utterances(strategy):
-    requests = [
-        Request(boosting=random_boosting(V, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1),
-        None,
-        Request(boosting=random_boosting(V, seed=10), lm_weight=0.0),
-    ]
-    compare(strategy, TableNetworks(V, seed=3), random_fusion(V), requests=requests)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_types_of_logits(strategy, dtype):
     class Rounding(TableNetworks):
@@ -154,13 +130,6 @@ def test_many_hypotheses_take_blocks_of_fewer_threads(frame_by_frame, capability
     assert cuda_engine.list_sizes(params, 128)[1] < cuda_engine.list_sizes(params, 256)[1]
 
 
-def test_the_gpu_says_how_many_blocks_it_holds(monkeypatch):
-    properties = SimpleNamespace(multi_processor_count=58, major=8, minor=9)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 1): properties}.__getitem__)
-    monkeypatch.setattr(cuda_engine.nvrtc, "version", lambda: (13, 0))
-    assert cuda_engine.gpu_of(torch.device("cuda", 1)) == (58, (8, 9), (13, 0))
-
-
 def test_blocks_of_fewer_threads(strategy, monkeypatch):
     monkeypatch.setattr(cuda_engine, "gpu_of", lambda device: cuda_engine.Gpu(0, (9, 0), (13, 5)))
     monkeypatch.setattr(records, "EXPAND_THREADS", 128)
@@ -179,26 +148,6 @@ def test_lists_that_are_too_short_for_a_row(strategy, monkeypatch):
 def test_more_nodes_than_fit_between_two_looks(strategy, monkeypatch):
     monkeypatch.setattr(cuda_workspace, "NODE_CAPACITY", 1)
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V), alignments=True)
-
-
-@pytest.mark.parametrize("durations", DURATIONS[:2], ids=str)
-def test_beams_are_equal_after_every_frame(strategy, durations):
-    """Hypothesis for hypothesis, not only the n best of the end."""
-    make, config = strategy
-    networks, fusion, frames = (TableNetworks(V, durations, seed=8), random_fusion(V), random_frames(2, T, seed=8))
-    decoders = [make(networks, config(beam_size=5, backend=b), fusion) for b in ("cpu", "cuda")]
-    first, second = (decoder.open(2) for decoder in decoders)
-    fields = [name for name in HYPOTHESIS.names if name != "cache_entry"]
-    for t in range(T):
-        decoders[0].push(first, frames[:, t : t + 1], [1, 1])
-        decoders[1].push(second, frames[:, t : t + 1], [1, 1])
-        on_cpu, on_device = (streams.engine._state.beams for streams in (first, second))
-        np.testing.assert_array_equal(on_cpu.counters["size"], on_device.counters["size"])
-        for b, size in enumerate(on_cpu.counters["size"]):
-            for name in fields:
-                np.testing.assert_array_equal(
-                    on_cpu.beam[b, :size][name], on_device.beam[b, :size][name], err_msg=name
-                )
 
 
 def test_too_large_beam_is_refused(strategy):

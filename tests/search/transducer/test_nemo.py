@@ -12,11 +12,9 @@ import torch
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
-from tests.oracles.nemo_patched import computer_of as computer_of_infer
 from tests.oracles.nemo_patched import patched_class as corrected
-from tests.oracles.transducer import PRECISIONS, Scorer, alsd
+from tests.oracles.transducer import PRECISIONS
 from tests.search.transducer import nemo_models
-from tests.search.transducer.test_oracles import assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
@@ -126,53 +124,6 @@ def computer_of(kind, model, beam_size=6):
     )  # fmt: skip
 
 
-def blanks_of_best(computer, encoder_output):
-    hyps = nemo_models.nemo_beams(computer, encoder_output)
-    hyps.to_hyps_list()
-    return int((hyps.transcript_wb[0, 0] == nemo_models.VOCAB).sum())
-
-
-def test_nemo_leaves_frames_without_a_blank(nemo_class):
-    """Every frame of an RNN-T alignment ends with a blank; NeMo forgets to ask for some of them."""
-    model = nemo_models.random_nemo_model(blank_bias=4.0)
-    frames = 25
-    missing = 0
-    for seed in range(4):
-        encoder_output = nemo_models.random_encoder_output(frames, seed=seed)
-        missing += frames - blanks_of_best(computer_of(nemo_class, model), encoder_output)
-        assert blanks_of_best(computer_of(corrected(nemo_class), model), encoder_output) == frames
-        config = AESConfig(beam_size=6, alignments=True)
-        ours = AESPlusPlus(networks_of(*model), config).decode(encoder_output, [frames])[0].best
-        assert (ours.alignment == nemo_models.VOCAB).sum() == frames
-    assert missing > 0
-
-
-def test_nemo_counts_the_joint_twice(nemo_class, fusions):
-    """Early pruning with lm_weighted_full: the score holds the joint's log-probs a second time."""
-    model = nemo_models.random_nemo_model()
-    mode = ("lm", "early", "lm_weighted_full")
-    expected, nbest = both(nemo_class, model, fusions, 1, mode, seed=0, steps=1, frames=3)
-    tokens, _, _, score = expected[0]
-    assert tokens == nbest.best.tokens.tolist() == []  # so that the score is that of three blanks
-    once = nbest.best.score / 1.4  # less the LM's share, LM_WEIGHT = 0.4
-    assert score == pytest.approx(2.4 * once, abs=1e-4)
-
-
-def test_nemo_ignores_boosting_beside_an_lm(fusions):
-    from nemo.collections.asr.parts.submodules.rnnt_beam_decoding import BeamBatchedRNNTInfer
-
-    model = nemo_models.random_nemo_model(blank_bias=4.0)
-    infer = BeamBatchedRNNTInfer(
-        *model, blank_index=nemo_models.VOCAB, beam_size=4, search_type="maes_batch", **fusions.for_nemo("both")
-    )
-    assert computer_of_infer(infer).ngram_lm_batch is fusions.nemo["lm"]
-    scores = []
-    for what in ("lm", "both"):
-        decoder = AESPlusPlus(networks_of(*model), AESConfig(beam_size=4), fusions.for_us(what))
-        scores.append(decoder.decode(nemo_models.random_encoder_output(20, seed=0), [20])[0].best.score)
-    assert scores[0] != pytest.approx(scores[1], abs=1e-3)
-
-
 # ---- alsd_pp returns what NeMo's malsd_batch returns for each utterance decoded alone, RNN-T and TDT
 def nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusion):
     from nemo.collections.asr.parts.submodules.rnnt_malsd_batched_computer import ModifiedALSDBatchedRNNTComputer
@@ -277,51 +228,3 @@ def test_alsd_with_shipped_checkpoints_equals_nemo(fusions, kind, beam_size, mod
 
 # What malsd_batch does that alsd_pp does not. Each test fails once NeMo has mended it.
 LATE = ("late", "lm_weighted_full")
-
-
-def alsd_computer_of(model, durations=(), beam_size=4):
-    return nemo_computer(model, durations, beam_size, 10, *LATE, {})
-
-
-def test_nemo_emits_tokens_in_rows_of_length_zero():
-    model = nemo_models.random_nemo_model(blank_bias=0.0)
-    encoder_output = nemo_models.random_encoder_output(10, seed=0).expand(2, -1, -1)
-    hyps = nemo_models.nemo_beams(alsd_computer_of(model), encoder_output, [10, 0])
-    if not nemo_models.is_nemo_2():
-        assert len(hyps.to_hyps_list()[1].y_sequence) > 0
-    ours = ALSDPlusPlus(networks_of(*model)).decode(encoder_output, [10, 0])
-    assert len(ours[0].best) > 0
-    assert (len(ours[1].best), ours[1].best.score) == (0, 0.0)
-
-
-def test_nemo_takes_durations_for_their_index():
-    durations = [0, 2, 4]
-    model = nemo_models.random_nemo_model(durations=durations, blank_bias=4.0)
-    encoder_output = nemo_models.random_encoder_output(20, seed=1)
-    best = nemo_models.nemo_n_best(alsd_computer_of(model, durations), encoder_output)[0]
-    assert nemo_models.is_nemo_2() or set(best[2]) - set(durations)
-    networks = networks_of(*model, durations)
-    with torch.no_grad():
-        expected = alsd(Scorer(networks, encoder_output[0]), beam_size=4)
-        nbest = ALSDPlusPlus(networks, ALSDConfig(n_best=4)).decode(encoder_output, [20])[0]
-    assert_same(nbest, expected, durations)
-
-
-def test_nemo_fails_with_a_beam_wider_than_the_vocabulary():
-    model = nemo_models.random_nemo_model()
-    encoder_output = nemo_models.random_encoder_output(3, seed=1)
-    with pytest.raises(RuntimeError, match="selected index k out of range"):
-        nemo_models.nemo_n_best(alsd_computer_of(model, beam_size=200), encoder_output)
-    config = ALSDConfig(beam_size=200, n_best=200)
-    assert len(ALSDPlusPlus(networks_of(*model), config).decode(encoder_output, [3])[0]) == 200
-
-
-def test_nemo_fails_with_stateless_prediction_networks():
-    from nemo.collections.asr.modules.rnnt import StatelessTransducerDecoder
-
-    decoder, joint = nemo_models.random_nemo_model(prediction="stateless")
-    decoder.__class__ = StatelessTransducerDecoder  # without the method that `random_nemo_model` adds
-    encoder_output = nemo_models.random_encoder_output(3, seed=1)
-    with pytest.raises(NotImplementedError):
-        nemo_models.nemo_n_best(alsd_computer_of((decoder, joint)), encoder_output)
-    assert len(ALSDPlusPlus(networks_of(decoder, joint)).decode(encoder_output, [3])) == 1

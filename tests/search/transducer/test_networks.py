@@ -134,17 +134,6 @@ def test_a_search_computes_in_the_precision_of_its_networks(name, layers):
         assert all_facts(after) == all_facts(unchanged)
 
 
-def test_streams_may_be_pushed_in_another_precision_than_they_were_opened_in():
-    networks, frames = lstm_networks(), torch.randn(2, 8, ENCODER)
-    decoder = ALSDPlusPlus(networks, ALSDConfig(beam_size=4))
-    streams = decoder.open(2)
-    for begin in range(0, 8, 2):
-        with torch.autocast("cpu", torch.bfloat16, enabled=begin % 4 == 0):
-            decoder.push(streams, frames[:, begin : begin + 2], [2, 2])
-    for found, wanted in zip(decoder.close(streams), decoder.decode(frames, [8, 8]), strict=True):
-        assert found.best.score == pytest.approx(wanted.best.score, abs=0.2)
-
-
 @pytest.mark.parametrize(
     ("lstm", "durations", "message"),
     [
@@ -226,11 +215,3 @@ def test_batch_invariant_layer_can_be_copied_after_use(linear, layer, copied):
     with torch.inference_mode():
         found = linear(rows, layer.weight, None)
         assert torch.equal(copied(linear)(rows, layer.weight, None), found)
-
-
-def test_blocks_are_filled_up_with_zeros():
-    assert whole_blocks(torch.ones(0, 4)).shape == (0, 4)
-    assert whole_blocks(torch.ones(8, 4)).shape == (8, 4)
-    filled = whole_blocks(torch.ones(9, 2, dtype=torch.int64))
-    assert filled.shape == (16, 2)
-    assert filled.sum() == 18

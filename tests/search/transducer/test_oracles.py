@@ -281,11 +281,6 @@ def test_hypotheses_do_not_depend_on_the_prediction_cache(without_reuse, strateg
         assert rows == all_rows
 
 
-def test_results_of_chunks_equal_those_of_the_whole():
-    durations = (0, 1, 2, 3, 4)
-    assert decoded("alsd_pp", durations, chunk=4)[0] == decoded("alsd_pp", durations)[0]
-
-
 @pytest.mark.parametrize("durations", [(), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_partial_results_of_long_streams_look_at_the_last_nodes_only(strategy, durations, monkeypatch):

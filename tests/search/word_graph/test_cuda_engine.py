@@ -17,7 +17,7 @@ from tests.cuda_emulator.emulator import EmulatedRuntime
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
 from tests.search.pushes import operators
-from tests.search.word_graph.both import RANDOM_COLUMNS, checked, everything, on, on_cpu, on_cuda, random_case
+from tests.search.word_graph.both import RANDOM_COLUMNS, checked, on, on_cpu, on_cuda, random_case
 from tests.search.word_graph.models import make, make_paged, nested_pair, random_graph, toy_graph
 
 pytest.importorskip("kaldifst")
@@ -60,19 +60,6 @@ def both_searches(test):
     test = pytest.mark.usefixtures("small_lists")(test)
     cases = [pytest.param(False, {}, id="plain"), pytest.param(True, {"check": True}, id="composes")]
     return pytest.mark.parametrize(("search", "emulated_runtime"), cases, indirect=True)(test)
-
-
-@both_searches
-def test_a_chunk_is_one_launch(search, emulated_runtime):
-    new, inputs, _ = search
-    decoder, half = new(), inputs.shape[1] // 2
-    streams = decoder.open(3)
-    for begin in (0, half):
-        before = emulated_runtime.launches
-        decoder.push(streams, inputs[:, begin : begin + half], [half, 0, 3])
-        assert emulated_runtime.launches == before + 1
-    decoder.close(streams)
-    assert emulated_runtime.launches == before + 2  # and the best paths are picked out
 
 
 @both_searches
@@ -227,19 +214,6 @@ def test_partial_results_of_long_streams_copy_the_last_words_only(monkeypatch, c
 
 
 # ------------------------------------------------------------------------------------------ memory
-def test_working_memory_of_an_utterance():
-    def taken(seconds: bool) -> int:
-        capacity = kernel_abi.capacity_for(10_000, 1025, seconds=seconds)
-        assert (capacity.tokens, capacity.groups) == (40_000, 20_000)
-        return kernel_abi.working_bytes(kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS, capacity)
-
-    assert 5.0e6 < taken(False) < 5.6e6
-    assert taken(True) == taken(False) + 20_000 * kernel_abi.SECOND.itemsize
-    capacity = kernel_abi.lm_capacity_for(10_000, 1025)
-    assert (capacity.tokens, capacity.groups, capacity.group_arcs) == (40_000, 20_000, 40_000)
-    assert 9.0e6 < kernel_abi.working_bytes(kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS, capacity) < 9.5e6
-
-
 @both_searches
 def test_working_memory_is_what_is_allocated(monkeypatch, search):
     seen = []
@@ -267,11 +241,6 @@ PAGED_T, PAGED_LENGTHS = 10, [10, 0, 6]
 PAGED_OPTIONS = {"beam": 6.0}
 
 
-@pytest.fixture
-def paged_expected(paged_log_probs):
-    return everything(on("cpu", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS)
-
-
 @checked
 def test_lms_are_uploaded_once(paged_log_probs, monkeypatch):
     from nemo_gpu_decoding.lm import on_device
@@ -289,13 +258,6 @@ def test_lms_are_uploaded_once(paged_log_probs, monkeypatch):
     graph, lms = random_case(5, nested=True)
     on("cuda", graph, lms, difference="always", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
     assert len(uploads) == 3  # their difference
-
-
-@checked
-def test_records_get_more_room(monkeypatch, paged_log_probs, paged_expected):
-    for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE"):
-        monkeypatch.setattr(cuda_engine, name, 1)
-    assert everything(on("cuda", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS) == paged_expected
 
 
 @pytest.mark.parametrize("seed", range(3))

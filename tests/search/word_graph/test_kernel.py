@@ -1,6 +1,5 @@
 """The kernels, run by the emulator, find what the CPU finds: to the bit, whatever the options."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,7 +21,6 @@ from tests.search.word_graph.both import (
     limit_tokens,
     on,
     on_cpu,
-    on_cuda,
     random_case,
 )
 from tests.search.word_graph.models import LM, fst_of, lm_table, nested_pair, random_graph, random_lm, toy_graph
@@ -101,31 +99,6 @@ def test_word_sequences():
     assert_equal(graph, log_probs_of(0, 2, 9, 4), [9, 6], vocab_size=3, blank_id=3, boosting=boosting, beam=9.0)
 
 
-@pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
-def test_ties_are_broken_alike_in_every_batch(topology):
-    """Costs of few different values: most tokens have several best ways."""
-    for seed in range(3):
-        graph = random_graph(seed, columns=12, blank=11 if topology == "graph" else None, coarse=True)
-        boosting = build_word_boosting({"w1": 1.0, "w2 w3": 2.0, "w3 w1": 2.0}, graph)
-        for sharpness in (0.0, 2.0):
-            log_probs = torch.round(log_probs_of(seed, 2, 10, 12, sharpness))
-            for wish in (None, boosting):
-                assert_equal(
-                    graph, log_probs, [10, 8], vocab_size=11, blank_id=11, topology=topology,
-                    boosting=wish, beam=5.0,
-                )  # fmt: skip
-
-
-@pytest.mark.parametrize("max_active", [1, 3, 10, 40])
-def test_max_active(max_active):
-    for seed in range(3):
-        graph = random_graph(seed, columns=12)
-        assert_equal(
-            graph, log_probs_of(seed, 2, 10, 12, 0.7), [10, 8], vocab_size=11, blank_id=11,
-            max_active=max_active, beam=12.0,
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize(("min_active", "lattice"), [(40, False), (40, True), (200, False)])
 def test_min_active(min_active, lattice):
     for seed in range(2):
@@ -175,13 +148,6 @@ def test_blank_may_be_any_column(blank_id):
         assert_equal(moved, log_probs_of(2), [T, 9, 1], blank_id=blank_id, topology=topology, beam=9.0)
 
 
-def test_impossible_labels():
-    log_probs = log_probs_of(3)
-    log_probs[:, :, 2] = -float("inf")
-    log_probs[0, 3:5, BLANK] = -float("inf")
-    assert_equal(toy_graph(0), log_probs, [T] * 3)
-
-
 @pytest.mark.parametrize("threads", [32, 64, 160])
 def test_block_sizes(monkeypatch, threads):
     monkeypatch.setattr(kernel_abi, "THREADS", threads)
@@ -207,19 +173,6 @@ def test_rows_that_exceed_shared_memory_are_read_where_they_lie():
     graph = random_graph(1, columns=30)
     log_probs = log_probs_of(1, 1, 3, columns, sharpness=4.0)
     assert_equal(graph, log_probs, [3], vocab_size=columns - 1, blank_id=columns - 1, beam=9.0)
-
-
-def test_counts_of_limited_frames_are_equal():
-    graph, log_probs = random_graph(1, columns=12), log_probs_of(1, 2, 10, 12, 0.5)
-    found = []
-    for build in (on_cpu, on_cuda):
-        decoder = build(graph, vocab_size=11, blank_id=11, max_active=6, beam=12.0)
-        streams = decoder.open(2)
-        decoder.push(streams, log_probs, [10, 6])
-        known = streams.engine.results(range(2), 1, final=False)
-        found.append([utterance.counters["limited"].tolist() for utterance in known])
-    assert found[0] == found[1]
-    assert np.sum(found) > 0
 
 
 # --------------------------------------------------------------------------------- with a large LM
@@ -273,19 +226,6 @@ def test_boosting_and_weights_of_single_utterances_paged(topology):
 
 
 @checked
-@pytest.mark.parametrize("topology", PAGED_TOPOLOGIES)
-def test_ties_are_broken_alike_paged(topology):
-    """Costs of few different values: most tokens have several best ways, most groups equal histories."""
-    for seed, sharpness, wishes in ((0, 0.0, False), (1, 2.0, True), (2, 1.0, False)):
-        graph, lms = case(seed, topology, coarse=True)
-        boosting = build_word_boosting({"w1": 1.0, "w2 w3": 2.0, "w3 w1": 2.0}, graph)
-        assert_equal_paged(
-            graph, lms, torch.round(inputs_of(seed, 6, sharpness=sharpness)), [6, 4],
-            topology=topology, boosting=boosting if wishes else None, beam=5.0, group_size=2 * seed,
-        )  # fmt: skip
-
-
-@checked
 @pytest.mark.parametrize("group_size", [1, 3])
 def test_group_size(group_size):
     graph, lms = case(3)
@@ -294,16 +234,6 @@ def test_group_size(group_size):
         for size in (group_size, 0)
     )
     assert narrow[0] != full[0]
-
-
-@checked
-@pytest.mark.parametrize("max_active", [1, 12])
-def test_max_active_paged(max_active):
-    graph, lms = case(2)
-    _, limits, *_ = assert_equal_paged(
-        graph, lms, inputs_of(2, sharpness=0.7), [FRAMES, 6], max_active=max_active, beam=12.0
-    )
-    assert sum(limited for ((limited, _),) in limits) > 0
 
 
 @checked

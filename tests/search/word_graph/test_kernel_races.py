@@ -180,17 +180,6 @@ def test_word_graphs(topology):
 
 
 @in_small_blocks
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_ties_are_broken_alike_in_every_batch(topology):
-    """Costs of few different values: n best that cost the same come in the same order."""
-    log_probs = torch.round(inputs_of(3))
-    graph = graph_of(3, topology, coarse=True)
-    found = assert_equal_lattices(graph, log_probs, [8, 6], topology=topology, **{**SEARCH, "beam": 4.0, "n_best": 20})
-    scores = [path.score for nbest in found for path in nbest]
-    assert len(set(scores)) < len(scores)
-
-
-@in_small_blocks
 @pytest.mark.parametrize("topology", ["compact", "normal"])
 @pytest.mark.parametrize("capacity", [16, 60])
 def test_tables_that_are_too_small(monkeypatch, capacity, topology):

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import lattice_of
 from nemo_gpu_decoding.search.word_graph.result import matches, minimum_bayes_risk, with_confidence
@@ -51,18 +49,6 @@ def test_n_best_is_exhaustive(topology, seed):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_n_best_with_boosting_is_exhaustive(topology):
-    graph, frames, bonus = toy_graph(1), 6, 2.5
-    composed = fst_of(graph)
-    composed.arcs["cost"][composed.arcs["output"] == graph.word_ids["cab"]] -= np.float32(bonus)
-    log_probs = random_log_probs(1, frames, len(PIECES) + 1, seed=9)
-    request = Request(boosting=build_word_boosting({"cab": bonus}, graph))
-    nbest = make(graph, topology=topology, n_best=10, lattice_beam=WIDE).decode(log_probs, [frames], [request])[0]
-    texts = all_texts(composed, log_probs[0].numpy(), BLANK, topology)
-    assert [-path.score for path in nbest] == pytest.approx(sorted(texts.values())[:10], abs=1e-4)
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_lattice_holds_just_the_texts_within_its_beam(topology):
     graph, frames, beam = toy_graph(2), 6, 3.0
     log_probs = random_log_probs(1, frames, len(PIECES) + 1, seed=4)
@@ -93,16 +79,6 @@ def test_first_of_n_is_the_best_path(topology):
             parts = path.parts
             assert parts.acoustic + parts.lm + parts.boosting == pytest.approx(path.score, abs=1e-6)
             assert parts.acoustic <= 1e-3
-
-
-def test_parts_of_all_paths_are_those_of_their_alignments():
-    log_probs = random_log_probs(1, 12, len(PIECES) + 1, seed=2)
-    for path in make(toy_graph(0), n_best=20, topology="normal").decode(log_probs, [12])[0]:
-        alignment = np.full(12, BLANK)
-        for token, frame, repeats in zip(path.tokens, path.frames, path.repeats, strict=True):
-            alignment[frame : frame + repeats] = token
-        acoustic = log_probs[0].numpy().astype(np.float64)[np.arange(12), alignment].sum()
-        assert path.parts.acoustic == pytest.approx(acoustic, abs=1e-4)
 
 
 def test_texts_with_word_sequences_are_different():
@@ -289,13 +265,3 @@ def test_a_const_fst_loads_as_a_vector_fst_does(tmp_path):
     kaldifst.StdConstFst(tlg).write(str(tmp_path / "const.fst"))
     kinds = [load_fst_graph(tmp_path / f"{kind}.fst", graph.words) for kind in ("vector", "const")]
     assert kinds[0].fingerprint == kinds[1].fingerprint
-
-
-@pytest.mark.parametrize("beam", [4.0, 8.0])
-def test_a_narrow_beam_scores_no_worse_than_kaldis(tmp_path, beam):
-    graph = toy_graph(0)
-    tlg = write_tlg(fst_of(graph), "compact", BLANK, len(PIECES), tmp_path / "tlg.fst")
-    log_probs = random_log_probs(3, FRAMES, len(PIECES) + 1, seed=4)
-    for b, nbest in enumerate(make(graph, beam=beam).decode(log_probs, [FRAMES] * 3)):
-        _, cost = faster(tlg, np.ascontiguousarray(log_probs[b].numpy()), beam)
-        assert nbest.best.score >= -cost - 1e-3

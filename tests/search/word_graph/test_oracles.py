@@ -37,7 +37,6 @@ from tests.search.word_graph.models import (
     make_paged,
     nested_pair,
     open_graph,
-    random_graph,
     random_lm,
     toy_graph,
 )
@@ -85,13 +84,6 @@ def test_a_narrow_beam_never_scores_better(topology):
     assert np.isfinite(scores[-1]).all()
     for narrow, wide in itertools.pairwise(scores):
         assert all(a <= b + 1e-4 for a, b in zip(narrow, wide, strict=True))
-
-
-def test_max_active_narrows_the_search():
-    log_probs = random_log_probs(3, 30, len(PIECES) + 1, seed=8, sharpness=0.3)
-    wide = make(toy_graph(1), beam=20.0).decode(log_probs, [30] * 3)
-    few = make(toy_graph(1), beam=20.0, max_active=4).decode(log_probs, [30] * 3)
-    assert [n.best.score for n in few] < [n.best.score for n in wide]
 
 
 @pytest.mark.parametrize(
@@ -147,14 +139,6 @@ def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatc
     assert [n.best.score for n in tight] == [n.best.score for n in expected]
 
 
-def test_flat_log_probs_fill_a_table_with_equal_costs(monkeypatch):
-    limit_tokens(monkeypatch, 4)
-    flat = random_log_probs(1, 12, len(PIECES) + 1, seed=8, sharpness=0.0)
-    nbest = make(toy_graph(1), beam=20.0, max_active=1, lm_weight=0.0).decode(flat, [12])[0]
-    assert any("table was full" in note for note in nbest.notes)
-    assert nbest.num_frames == 12
-
-
 def two_words(first, second):
     """A graph that reads label 0 and then writes w1 or w2; (source, input, output, cost, target) rows of both."""
     return WordGraph.from_fst(fst([*first, *second, (1, 1, 0, 0.0, 2)], 4, [1, 2]), ("<eps>", "w1", "w2"))
@@ -177,22 +161,6 @@ def test_a_penalty_behind_an_epsilon_lowers_no_cutoff():
         for boosting in (None, build_word_boosting({"w1": -20.0}, graph))
     ]
     assert [(path.text, path.score) for path in found] == [("w1", 0.0), ("w2", -6.0)]
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_lattices_time_tokens_as_the_search_does(topology):
-    """Frames, repeats and confidence; of ready-made graphs too, whose arcs read repeated labels and blanks."""
-    log_probs = random_log_probs(3, 25, VOCAB + 1, seed=2)
-    ready_made = random_graph(3, columns=VOCAB + 1, blank=BLANK)
-    for graph, own in ((toy_graph(1), topology), (ready_made, "graph")):
-        plain, kept = (
-            make(graph, topology=own, **options).decode(log_probs, [25, 25, 9])
-            for options in ({"beam": 12.0}, {"beam": 12.0, "n_best": 2, "lattice_beam": 6.0})
-        )
-        for one, other in zip(plain, kept, strict=True):
-            for name in ("tokens", "frames", "repeats"):
-                assert getattr(other.best, name).tolist() == getattr(one.best, name).tolist()
-            assert other.best.token_confidence == pytest.approx(one.best.token_confidence, abs=1e-5)
 
 
 def test_a_loop_of_a_ready_made_graph_makes_no_other_token_longer():
@@ -381,29 +349,6 @@ def test_a_query_cache_of_two_slots_changes_nothing(monkeypatch, composition):
         assert ours.best.score == theirs.best.score
         assert ours.work.look_ups == theirs.work.look_ups
         assert ours.work.query_hits < theirs.work.query_hits
-
-
-@pytest.mark.parametrize("beam", [3.0, 8.0, WIDE])
-def test_the_same_lm_twice_changes_nothing(beam):
-    small = random_lm(3)
-    log_probs = random_log_probs(6, 30, VOCAB + 1, seed=4)
-    config = WFSTConfig(beam=beam, max_active=ALL, threads=1)
-    expected = CudaWFST(small.graph, VOCAB, BLANK, config).decode(log_probs, [30] * 6)
-    for difference in ("always", "never"):
-        results = make_paged(small, small, beam=beam, difference=difference).decode(log_probs, [30] * 6)
-        for ours, theirs in zip(results, expected, strict=True):
-            assert ours.best.score == pytest.approx(theirs.best.score, abs=1e-4)
-            assert ours.best.text == theirs.best.text
-
-
-def test_weight_0_is_the_small_lm_alone():
-    small, large = random_lm(3), random_lm(4)
-    log_probs = random_log_probs(4, 20, VOCAB + 1, seed=4)
-    config = WFSTConfig(beam=WIDE, max_active=ALL, threads=1)
-    expected = CudaWFST(small.graph, VOCAB, BLANK, config).decode(log_probs, [20] * 4)
-    results = make_paged(small, large, large_lm_weight=0.0).decode(log_probs, [20] * 4)
-    assert [n.best.text for n in results] == [n.best.text for n in expected]
-    assert [n.best.score for n in results] == pytest.approx([n.best.score for n in expected], abs=1e-4)
 
 
 @pytest.mark.parametrize("composition", COMPOSITIONS)

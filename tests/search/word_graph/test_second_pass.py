@@ -95,16 +95,6 @@ def test_the_large_lm_of_the_search_is_replaced_as_well(difference):
     assert {path.text: -path.score for path in second} == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_same_lm_changes_nothing():
-    lm = random_lm(2)
-    decoder = make(lm.graph, lattice=True)
-    nbest = decoder.decode(random_log_probs(1, 9, len(PIECES) + 1, seed=2), [9])[0]
-    best = decoder.n_best(nbest.lattice.rescored(lm.packed, 1.0)).best
-    assert best.text == nbest.best.text
-    assert best.tokens.tolist() == nbest.best.tokens.tolist()
-    assert best.score == pytest.approx(nbest.best.score, abs=1e-4)
-
-
 def test_pruning_keeps_the_paths_within_the_beam():
     _, nbest = small_lattice(0, beam=6.0)
     before = least(all_paths(nbest.lattice), lambda path: path.cost)

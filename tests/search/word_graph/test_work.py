@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -405,25 +404,6 @@ def test_partial_results_of_long_streams_look_at_the_last_words_only(monkeypatch
     half = len(tails) // 2
     for counts, most in ((steps, 600), (tails, 600), (kept, 2 * LET_NODES)):
         assert max(counts[half : len(tails)]) <= 1.5 * max(counts[:half]) < most
-
-
-@pytest.mark.parametrize("composition", COMPOSITIONS)
-def test_partial_results_of_an_hour_take_no_more_time(monkeypatch, composition):
-    """CPU time at best, and back-pointers that are traced back, per partial result: as much in each quarter."""
-    decoder = make_paged(*nested_pair(0), beam=9.0, composition=composition)
-    chunk = random_log_probs(1, 750, VOCAB + 1, seed=3, sharpness=4.0)
-    streams, steps, seconds = decoder.open(1), [], []
-    noted(monkeypatch, steps)
-    for _ in range(120):  # frames of 40 ms
-        decoder.push(streams, chunk, [750])
-        begin = time.thread_time()
-        (partial,) = decoder.partial(streams)
-        seconds.append(time.thread_time() - begin)
-    assert (partial.num_frames, len(steps)) == (90_000, 120)
-    assert len(partial.best) > 10_000
-    for quarter in range(30, 120, 30):
-        assert max(steps[quarter : quarter + 30]) <= 1.5 * max(steps[:30])
-        assert min(seconds[quarter : quarter + 30]) <= 2 * min(seconds[:30])
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
