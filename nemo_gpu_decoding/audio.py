@@ -261,9 +261,9 @@ def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
     """What ffmpeg decodes of a file, as a temporary file, and its last message or ""; None if it decodes nothing."""
     if shutil.which("ffmpeg") is None:
         return None
-    target = NamedTemporaryFile(suffix=".w64")  # noqa: SIM115  (removed with the entry of the cache)
+    target = NamedTemporaryFile(suffix=".caf")  # noqa: SIM115  (removed with the entry of the cache)
     given = ["-nostdin", "-v", "error", "-y", "-format_whitelist", _FORMATS, "-protocol_whitelist", "file"]
-    command = ["ffmpeg", *given, "-i", f"file:{path}", "-vn", "-c:a", "pcm_f32le", "-f", "w64", target.name]
+    command = ["ffmpeg", *given, "-i", f"file:{path}", "-vn", "-c:a", "pcm_f32le", "-f", "caf", target.name]
     done = subprocess.run(command, capture_output=True, check=False)
     said = [re.sub(r"^\[[^]]*\] *", "", line) for line in done.stderr.decode(errors="replace").splitlines()]
     return None if done.returncode else (target, f"ffmpeg: {said[0]}" if said else "")

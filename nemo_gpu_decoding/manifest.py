@@ -86,7 +86,7 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
         where: the place of the row, for messages.
     """
     row = row or {}
-    seconds, fault = part_of(audio).duration or 0.0, row.get(FAULT, "")
+    seconds, fault = part_of(audio).duration or 0.0, row.get(FAULT) or ""
     if fault:
         return Utterance(name, audio, seconds, row.get("text"), None, own_fields(row), fault)
     if row.get("biasing_request") is not None:
@@ -163,6 +163,7 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
         )
     row = row if isinstance(row, dict) else {}
     texts = {key: row[key] for key in ("audio_filepath", "text") if isinstance(row.get(key), str)}
+    row.pop("offset", None)
     return {**own_fields(row), "audio_filepath": "", **texts, FAULT: fault}
 
 

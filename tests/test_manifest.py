@@ -214,9 +214,7 @@ def test_a_bad_line_of_a_manifest_is_a_fault_of_its_own_utterance(folder, row, p
     good, bad = find_utterances(None, str(write_manifest(folder, {"audio_filepath": "b.wav"}, row)))
     assert not good.fault
     assert re.search(problem, bad.fault)
-    assert bad.name == (
-        row.get("audio_filepath", "") if isinstance(row, dict) else "b.wav" if '"b.wav"' in row[:30] else ""
-    )
+    assert bad.name == (row.get("audio_filepath", "") if isinstance(row, dict) else "")
     json.dumps(row_of(bad, bad.fault, Totals()), ensure_ascii=False).encode()
     with pytest.raises(ValueError, match=problem):
         find_utterances(None, str(write_manifest(folder, "", row)))

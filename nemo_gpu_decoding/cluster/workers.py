@@ -275,7 +275,7 @@ def _is_fatal(error: Exception) -> bool:
 def _opened(position: int, audio: Audio) -> Item:
     """An utterance with the error of its audio, if there is one."""
     row, file = audio
-    read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", *REQUEST_KEYS)}}
+    read = {**row.get("fields", {}), **{name: row.get(name) for name in ("text", FAULT, *REQUEST_KEYS)}}
     source = AudioPart(Path(file), *row.get("part", (0.0,)))
     utterance = opened(row["audio_filepath"], source, read, f"line {row['line']}")
     fault = row.get(FAULT) or (file if isinstance(file, str) else utterance.fault)

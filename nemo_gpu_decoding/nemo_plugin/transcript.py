@@ -134,7 +134,7 @@ def _as_json(transcript: Transcript | str) -> dict[str, Any] | str:
 
 
 def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:
-    return tuple(Word(*row[:4], _words(row[4])) for row in rows)
+    return tuple(Word(*row[:4], *map(_words, row[4:])) for row in rows)
 
 
 def _of_json(row: dict[str, Any] | str) -> Transcript | str:

@@ -33,7 +33,7 @@ CLASHES = [
     ("transcribe", "model=m.nemo audio=b.flac lm=b.srt subtitles=srt"),
     ("tune", "model=m.nemo manifest=IN out=OUT"),
     ("tune", "model=m.nemo manifest=set.json out=OUT"),
-    ("tune", "model=m.nemo manifest=set.json plot=OUT"),
+    ("tune", "model=m.nemo manifest=set.json plot=best.png out=./best.png"),
     ("tune", "model=m.nemo manifest=set.json out=best.png"),
     ("tune", "model=m.nemo manifest=set.json lm=IN out=OUT"),
     ("aliases", "model=m.nemo manifest=set.json phrases=IN out=OUT"),

@@ -262,9 +262,9 @@ THAI, KANA = "สวัสดีครับวันนี้อากาศด
 @pytest.mark.parametrize("text", [THAI, KANA, "x" * 100], ids=["Thai", "kana", "long"])
 @pytest.mark.parametrize("file_format", ["srt", "vtt", "tsv"])
 def test_words_without_spaces_are_cut_at_their_pieces(text, file_format):
-    pieces = [Word(f"{JOINT if n else ''}{letter}", 0.2 * n, 0.2 * n + 0.1) for n, letter in enumerate(text)]
-    whole = Word(text, 0.0, pieces[-1].end, pieces=tuple(pieces))
-    words = [Word("one", 0.0, 0.2).later(-0.3), whole, Word("two", 0.0, 0.1).later(whole.end)]
+    pieces = [Word(f"{JOINT if n else ''}{letter}", 0.2 * n + 0.3, 0.2 * n + 0.4) for n, letter in enumerate(text)]
+    whole = Word(text, 0.3, pieces[-1].end, pieces=tuple(pieces))
+    words = [Word("one", 0.0, 0.2), whole, Word("two", 0.0, 0.1).later(whole.end)]
     found = parsed(subtitles([words], file_format, 0.3), file_format)
     assert "".join(text for _, _, text in found).replace(" ", "") == f"one{text}two"
     assert found[0][2].startswith("one ")
