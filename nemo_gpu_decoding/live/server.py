@@ -80,7 +80,8 @@ class LiveServer(uvicorn.Server):
             Route("/v1/models", self._models),
         ]
         limits = batcher.limits
-        app = Starlette(routes=routes, lifespan=self._life, exception_handlers={HTTPException: transcriptions.refusal})
+        handlers: Any = {HTTPException: transcriptions.refusal}
+        app = Starlette(routes=routes, lifespan=self._life, exception_handlers=handlers)
         super().__init__(
             uvicorn.Config(
                 app, host=address.host, port=address.port, log_level="warning", access_log=False, server_header=False,
