@@ -76,7 +76,7 @@ def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarra
     """The log-probs [T, V + 1] of logits, log-probs or probabilities; the blank is the last column.
 
     Args:
-        logits: [T, columns] float32, writable as torch wants it.
+        logits: [T, columns] float32.
         name: of the logits in messages.
 
     Raises:
