@@ -351,7 +351,7 @@ class BeamSearchDecoderCTC:
         if values.ndim != 2 or values.shape[1] != columns:
             shape = f"{name} has shape {tuple(values.shape)}, expected [T, {columns}]"
             raise ValueError(f"{shape}: one column per label; {self._alphabet.note}")
-        return log_probs_of(values.astype(np.float32, copy=False), name, self._alphabet)
+        return log_probs_of(np.array(values, np.float32, order="C"), name, self._alphabet)
 
     def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
         """The hypotheses with different texts, best first; `ranked`: as the search ranks them."""

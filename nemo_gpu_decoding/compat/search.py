@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from nemo_gpu_decoding.checks import check_int
 from nemo_gpu_decoding.compat.alphabet import Alphabet
@@ -72,24 +73,23 @@ class WordSearch(CudaWFST):
 
 
 def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarray:
-    """The log-probs [T, V + 1] of logits, log-probs or probabilities [T, columns]; the blank is the last column.
+    """The log-probs [T, V + 1] of logits, log-probs or probabilities; the blank is the last column.
 
     Args:
+        logits: [T, columns] float32.
         name: of the logits in messages.
 
     Raises:
         ValueError: a frame has NaN or +inf, or -inf alone.
     """
-    most = logits.max(axis=1, keepdims=True)
-    for frame in np.flatnonzero(~np.isfinite(most))[:1].tolist():
-        for column in np.flatnonzero(~(logits[frame] < np.inf))[:1].tolist():
-            raise ValueError(f"{name}[{frame}, {column}] is {logits[frame, column]}, expected a finite value or -inf")
-        raise ValueError(f"{name}[{frame}] leaves no label possible: all its values are -inf")
     if len(logits) and logits.min() >= 0 and math.isclose(logits.sum() / len(logits), 1, rel_tol=1e-5):
         log_probs = np.log(np.clip(logits, 1e-15, 1))
     else:
-        log_probs = logits - most
-        log_probs -= np.log(np.exp(log_probs).sum(axis=1, keepdims=True))
+        log_probs = torch.from_numpy(logits).log_softmax(1).numpy()
+    for frame in np.flatnonzero(np.isnan(log_probs.max(axis=1)))[:1].tolist():
+        for column in np.flatnonzero(~(logits[frame] < np.inf))[:1].tolist():
+            raise ValueError(f"{name}[{frame}, {column}] is {logits[frame, column]}, expected a finite value or -inf")
+        raise ValueError(f"{name}[{frame}] leaves no label possible: all its values are -inf")
     if alphabet.blanks == (logits.shape[1] - 1,):
         return log_probs
     blanks = log_probs[:, alphabet.blanks]

@@ -17,7 +17,7 @@ import torch
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
 from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
-from nemo_gpu_decoding.compat.search import SKIPPED, likely_of, log_probs_of
+from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, likely_of, log_probs_of
 from tests.oracles.ngram import arpa_text, log10_prob, random_table
 
 CHARACTERS, PIECES = [" ", "a", "b", ""], ["▁a", "▁b", "a", "b", ""]
@@ -181,6 +181,20 @@ def test_hotwords_without_an_lm_are_whole_words(labels, hotwords):
             expected[text_of(pieces)] = max(expected.get(text_of(pieces), -np.inf), score)
         beams = decoder.decode_beams(logits, hotwords=hotwords, hotword_weight=weight, **WIDE)
         assert {beam.text: beam.lm_score for beam in beams} == pytest.approx(expected, abs=1e-3)
+
+
+def test_without_an_lm_a_text_alone_recombines():
+    """Of the texts with the same last token, only the best goes on."""
+    log_probs = torch.as_tensor(log_softmax(random_logits(12, 4, 2))).float()
+    alone, several = TokenSearch(3, 50, -30.0, 1), TokenSearch(3, 50, -30.0, 20)
+    (whole,) = several.decode(log_probs)
+    several._params = alone._params
+    (nbest,) = several.decode(log_probs)
+    last = [path.tokens[-1:].tolist() for path in nbest.paths]
+    assert 2 < len(last) == len(set(map(tuple, last))) < len(whole.paths)
+    assert nbest.best.score <= whole.best.score + 1e-4
+    (best,) = alone.decode(log_probs)
+    assert best.best.tokens.tolist() == nbest.best.tokens.tolist()
 
 
 @pytest.mark.parametrize("has_lm", [True, False])
