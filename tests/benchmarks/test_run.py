@@ -219,7 +219,7 @@ GRAPH_BEAMS = (10, 13, 17, 25)
         ({"beams": [4]},
          [("nemo", 4, False, 0), ("nemo", 4, True, 0), ("nemo", 4, True, 200), ("nemo_greedy", 0, False, 0),
           ("flashlight", 4, True, 0), ("pyctcdecode", 4, True, 0), ("pyctcdecode", 4, True, 200),
-          ("self", 16, True, 10)]),
+          ("self", 4, True, 10)]),
         ({"peers": ["greedy_fusion"], "beams": [8], "many_phrases": 0},
          [("greedy_fusion", 0, lm, phrases) for phrases in (0, 200) for lm in (False, True)]),
         ({"peers": ["word_graph"], "many_phrases": 0}, [("compact", 25, True, 0), ("normal", 25, True, 0)]),
