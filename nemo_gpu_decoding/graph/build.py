@@ -234,7 +234,8 @@ class Recipe:
             known = f"its words are {', '.join(map(repr, list(self.lexicon.spellings)[:3]))}"
             raise ValueError(
                 f"{self.grammar.name} and the lexicon have no word in common, e.g. "
-                f"{', '.join(map(repr, self.grammar.words[:3]))}: {self.lexicon.reason or known}"
+                f"{', '.join(repr(word) for word in self.grammar.words[:4] if word[0] != '<')}: "
+                f"{self.lexicon.reason or known}"
             )
         unknown = [] if self.open_vocabulary is None else [self.grammar.words[self.grammar.unknown or 0]]
         return [EPSILON_WORD, *spoken, *unknown]
