@@ -98,7 +98,7 @@ def check_type(field: str, value: Any, annotation: str) -> None:
         raise FieldError(field, value, expected + (" or None" if other else ""))
 
 
-def check_kind(field: str, value: Any, kind: type, made_by: str = "") -> None:
+def check_kind(field: str, value: Any, kind: Any, made_by: str = "") -> None:
     """Raise a FieldError unless `value` is of this class; `made_by` says what makes such objects."""
     if not isinstance(value, kind):
         raise FieldError(field, value, f"a {kind.__name__}{made_by}")

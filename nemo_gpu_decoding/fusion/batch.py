@@ -286,7 +286,7 @@ def _checked_requests(
 ) -> list[Request]:
     if requests is None:
         return [_UNCHANGED] * n
-    check_kind("requests", requests, Sequence, " with a Request or None for each utterance")  # type: ignore[type-abstract]
+    check_kind("requests", requests, Sequence, " with a Request or None for each utterance")
     if len(requests) != n:
         raise ValueError(f"requests has {len(requests)} entries, expected {n}: one per utterance")
     seen: set[int] = set()  # utterances may share a request

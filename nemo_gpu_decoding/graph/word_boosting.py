@@ -126,7 +126,8 @@ def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
             "wfst.arpa_lm_path; with wfst.open_vocabulary_decoding: true, the words of a request need not be in it"
         )
     try:
-        for word in lacking if speller else ():
+        for word in lacking:
+            assert speller is not None
             speller.vocabulary.tokenize(word)
     except ValueError as error:
         return str(error)
