@@ -95,7 +95,7 @@ def check_bool(field: str, value: Any) -> None:
         raise FieldError(field, value, "True or False")
 
 
-def check_kind(field: str, value: Any, kind: type, made_by: str = "") -> None:
+def check_kind(field: str, value: Any, kind: Any, made_by: str = "") -> None:
     """Raise a FieldError unless `value` is of this class; `made_by` says what makes such objects."""
     if not isinstance(value, kind):
         raise FieldError(field, value, f"a {kind.__name__}{made_by}")

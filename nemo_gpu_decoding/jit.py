@@ -81,7 +81,7 @@ def linked(function: F) -> F:
 
 def _jit(function: F, **options: Any) -> Any:
     decorator: Any = numba.njit  # its type hints lack some options
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+    if getattr(config, "DISABLE_JIT", 0):
         return functools.partial(_refuse, function.__name__)
     return decorator(nogil=True, **options)(function)
 

@@ -131,7 +131,7 @@ class LanguageModel:
         lexicon = Lexicon(entries, len(alphabet.pieces), spelled.reason, separator)
         is_open = any(word in self.words for word in UNKNOWN_WORDS)
         unknown = OpenVocabulary(0.0, 0.0, alphabet.unknown_word_tokens) if is_open else None
-        graph = Recipe(self.path, lexicon, unknown, boundaries=self.score_boundary).load()
+        graph = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary).load()
         missing = graph.report["LM words without spelling"]
         if missing > MOST_UNSPELLED * len(words):
             logger.warning(

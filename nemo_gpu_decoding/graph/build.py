@@ -30,6 +30,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
+from nemo_gpu_decoding.graph.exact_backoff import with_exact_backoff
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
@@ -185,6 +186,7 @@ class Recipe:
     open_vocabulary: OpenVocabulary | None
     added_words: tuple[str, ...] = ()
     progress: Progress = logger.info
+    exact_backoff: bool = False  # see `exact_backoff.py`
     boundaries: bool = True  # whether the LM scores the beginning and the end of an utterance
 
     def load(self, cache: bool | str | PathLike[str] = True) -> WordGraph:
@@ -206,8 +208,8 @@ class Recipe:
         digest.update(repr((self.lexicon.vocab_size, unknown, self.lexicon.beginning_tokens)).encode())
         if self.lexicon.separator is not None:
             digest.update(f"separator {self.lexicon.separator}".encode())
-        if not self.boundaries:
-            digest.update(b"without boundaries")
+        if self.exact_backoff or not self.boundaries:
+            digest.update(f"{self.exact_backoff} {self.boundaries}".encode())
         if self.added_words:
             digest.update(repr(self.added_words).encode())
         return digest.hexdigest()[:32]
@@ -218,6 +220,8 @@ class Recipe:
         grammar = read_grammar(self.arpa, self.added_words)
         if not self.boundaries:
             grammar = grammar.without_boundaries()
+        if self.exact_backoff:
+            grammar = replace(grammar, automaton=with_exact_backoff(grammar.automaton))
         if self.open_vocabulary is not None and grammar.unknown is None:
             raise ValueError(f"{grammar.name} has no <unk>, expected one for an open vocabulary")
         return grammar
@@ -230,7 +234,8 @@ class Recipe:
             known = f"its words are {', '.join(map(repr, list(self.lexicon.spellings)[:3]))}"
             raise ValueError(
                 f"{self.grammar.name} and the lexicon have no word in common, e.g. "
-                f"{', '.join(map(repr, self.grammar.words[:3]))}: {self.lexicon.reason or known}"
+                f"{', '.join(repr(word) for word in self.grammar.words[:4] if word[0] != '<')}: "
+                f"{self.lexicon.reason or known}"
             )
         unknown = [] if self.open_vocabulary is None else [self.grammar.words[self.grammar.unknown or 0]]
         return [EPSILON_WORD, *spoken, *unknown]
@@ -276,8 +281,8 @@ class Recipe:
     @property
     def takes_new_words(self) -> bool:
         """Whether the file of the graph says where words of a request begin, see `unknown_words.py`."""
-        is_open = self.lexicon.separator is not None or self.open_vocabulary is not None
-        return not is_open and bool(self.lexicon.beginning_tokens)
+        is_plain = self.lexicon.separator is None and not self.exact_backoff
+        return is_plain and self.open_vocabulary is None and bool(self.lexicon.beginning_tokens)
 
     def _spellings(self) -> Spellings:
         entries = [

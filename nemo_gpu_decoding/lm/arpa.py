@@ -32,7 +32,7 @@ from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -46,7 +46,7 @@ _BLOCK_BYTES = 1 << 22
 _COUNT_LINE = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION_LINE = re.compile(rb"\\(\d{1,3})-grams:$")
 _SPACES = re.compile(rb"[ \t\r\n]+")
-_COMPRESSED = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+_COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 _OTHER_FILES = dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"\\\0", b"\0\\"), "text in UTF-16") | {
     b"(\xb5/\xfd": "compressed by zstd",
     b"PK\x03\x04": "a zip archive",
@@ -210,7 +210,7 @@ class ArpaReader:
             if magic.startswith(start):
                 self._kind = opened.__module__
                 # the readline of GzipFile is slow Python; that of the buffer is in C
-                return raw, cast(BinaryIO, io.BufferedReader(opened(raw), _BLOCK_BYTES))  # type: ignore[operator]
+                return raw, cast(BinaryIO, io.BufferedReader(opened(raw), _BLOCK_BYTES))
         return raw, raw
 
     def _close(self) -> None:

@@ -339,4 +339,5 @@ def test_bad_lines_are_left_out_by_name(with_text, caplog, name, content, messag
     assert main(["build-lm", "text=good.txt", "out=good.arpa", "order=2", *tokenizer]) == 0
     assert (with_text / "bad.arpa").read_text() == (with_text / "good.arpa").read_text()
     (warning,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert warning.startswith(f"build-lm: 1 of 2 lines left out: text={message}")
+    assert warning.startswith("build-lm: 1 of 2 lines left out: text=")
+    assert message in warning

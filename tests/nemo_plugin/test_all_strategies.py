@@ -190,8 +190,8 @@ def test_model_is_restored_without_the_files_that_its_strategy_names(case, files
     phrases.write_text("gdansk\n")
     section = {"boosting_tree": {"key_phrases_file": str(phrases)}, "boosting_tree_alpha": 1.0}
     for key in [key for key, value in options.items() if isinstance(value, str) and os.path.isfile(value)]:
-        section[key] = shutil.copy(options[key], tmp_path / key)
-    case.use(**case.lm, **section)
+        section[key] = str(shutil.copy(options[key], tmp_path / key))
+    case.use(**{**case.lm, **section})
     saved = str(tmp_path / "model.nemo")
     case.model.save_to(saved)
     for file in [phrases, *(tmp_path / key for key in section if (tmp_path / key).is_file())]:
