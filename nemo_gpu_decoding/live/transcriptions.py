@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -97,7 +96,7 @@ def failure(status: int, message: str, field: str | None = None) -> Response:
     return JSONResponse({"error": {"message": message, "type": kind, "param": field, "code": None}}, status)
 
 
-async def refusal(request: Request, error: HTTPException) -> Response:
+async def refusal(request: Request, error: Any) -> Response:
     """Answer a request for a page or method that the server lacks."""
     return failure(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
 

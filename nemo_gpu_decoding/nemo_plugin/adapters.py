@@ -93,8 +93,8 @@ def _with_aliases(base: Any) -> type:
 
 def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArguments) -> list[Any]:
     """Replaces `CTCDecoding._aggregate_token_confidence`, which joins the ids of characters as if they were texts."""
-    words: list[list[Any]] = [[]]
     hypothesis = call.arguments["hypothesis"]
+    words: list[list[Any]] = [[]]
     texts = decoding.decode_ids_to_tokens(hypothesis.text[0])
     for text, confidence in zip(texts, hypothesis.token_confidence, strict=True):
         if text == decoding.word_seperator:

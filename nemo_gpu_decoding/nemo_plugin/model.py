@@ -260,8 +260,8 @@ class Model:
     def _pieces(self, span: Mapping[str, Any], chars: deque[Any]) -> tuple[Word, ...]:
         """The pieces of a word that is too long for a line of subtitles, from the front of `chars`; none if they
         do not spell it. Marks stay with the character before."""
-        pieces: list[Word] = []
         word, text = self._word(span, "word"), ""
+        pieces: list[Word] = []
         while chars and (chars[0]["start_offset"] < span["start_offset"] or not "".join(chars[0]["char"]).strip()):
             chars.popleft()
         while chars and text != word.word and word.word.startswith(text):
