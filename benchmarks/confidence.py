@@ -12,12 +12,12 @@ from typing import cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from nemo_gpu_decoding.calibration import measure
 from nemo_gpu_decoding.cli.decoding import decoding_config, section_of
 from nemo_gpu_decoding.cli.dev_set import joined, with_confidence_map, words_of
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.cli.tune import AGGREGATIONS
 from nemo_gpu_decoding.manifest import read_manifest
+from nemo_gpu_decoding.metrics import measure
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table
 

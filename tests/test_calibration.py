@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, fit_map, measure, right_words
+from nemo_gpu_decoding.metrics import ConfidenceMap, calibrated, fit_map, measure, right_words
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -14,10 +14,20 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from nemo_gpu_decoding.calibration import ConfidenceMap, calibrated, fit_map, measure, right_words
 from nemo_gpu_decoding.cli.decoding import section_of
 from nemo_gpu_decoding.manifest import Utterance, references_of
-from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, oracle_text, phrase_score, word_errors
+from nemo_gpu_decoding.metrics import (
+    ConfidenceMap,
+    PhraseScore,
+    WordErrors,
+    calibrated,
+    fit_map,
+    measure,
+    oracle_text,
+    phrase_score,
+    right_words,
+    word_errors,
+)
 from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.audio import AudioPart, AudioSource, unreadable
 from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.cluster.corpus import Audio, Partition, local_audio, one_line
 from nemo_gpu_decoding.cluster.output import Folder, Totals, row_of
-from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS
+from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import FAULT, Utterance, opened
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting

@@ -29,10 +29,10 @@ from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.checks import FieldError, check_kind, check_number, leave_out
 from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
+from nemo_gpu_decoding.fusion.phrases import MOST_SHOWN
 from nemo_gpu_decoding.vocabulary import WORD_START, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
-MOST_SHOWN = 80  # characters of a value in a message
 
 MOST_LETTERS = 300_000
 JSGF = "#JSGF"  # begins files of the Java Speech Grammar Format

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_number
-from nemo_gpu_decoding.fusion.batch import WrittenRequest
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.result import Place
 

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.fusion.batch import REQUEST_KEYS, written_request
-from nemo_gpu_decoding.fusion.phrases import as_phrase
+from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, as_phrase, written_request
 from nemo_gpu_decoding.live.interface import (
     MAX_END_SILENCE,
     MAX_GRAMMAR_LETTERS,

@@ -28,8 +28,8 @@ from nemo.utils import logging
 from nemo.utils.app_state import AppState
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.calibration import calibrated
 from nemo_gpu_decoding.checks import did_you_mean
+from nemo_gpu_decoding.metrics import calibrated
 from nemo_gpu_decoding.nemo_plugin.hypotheses import (
     BeamHypothesis,
     NBestList,

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
-from nemo_gpu_decoding.fusion.batch import WrittenRequest
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.live.subtitles import JOINT, is_line
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES

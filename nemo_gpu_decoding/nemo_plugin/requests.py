@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.checks import FieldError, fields_named
-from nemo_gpu_decoding.fusion.batch import WrittenRequest
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:

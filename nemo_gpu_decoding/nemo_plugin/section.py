@@ -23,11 +23,11 @@ from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConf
 from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.calibration import ConfidenceMap
 from nemo_gpu_decoding.checks import FieldError, did_you_mean
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.fusion import check_lm_pool
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
+from nemo_gpu_decoding.metrics import ConfidenceMap
 from nemo_gpu_decoding.schema import check_option, checked_options, defaults_of, key_of, option
 from nemo_gpu_decoding.search.config import SearchConfig
 

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.calibration import measure, right_words
 from nemo_gpu_decoding.cli import tune
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
@@ -17,7 +16,7 @@ from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, ranked
 from nemo_gpu_decoding.cli.tune_plot import best_by, draw, options_of_panels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.metrics import PhraseScore, WordErrors
+from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, measure, right_words
 from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus

@@ -9,7 +9,7 @@ import torch
 
 from nemo_gpu_decoding.audio import part_of
 from nemo_gpu_decoding.cluster.workers import Loaded
-from nemo_gpu_decoding.fusion.batch import WrittenRequest
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
 SECONDS = 0.05  # of a batch

@@ -13,7 +13,7 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
-from nemo_gpu_decoding.fusion.batch import WrittenRequest
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.live.interface import Chunk, StreamOptions, warm_up
 from tests.assets import ASSETS
 
