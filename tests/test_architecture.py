@@ -214,22 +214,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1514,
-    "cli": 2266,
-    "cluster": 923,
-    "compat": 1201,
-    "cuda": 1183,
-    "fusion": 2357,
-    "graph": 1806,
-    "live": 1278,
-    "lm": 2155,
-    "nemo_plugin": 3786,
-    "search": 11640,
+    "(root)": 1723,
+    "cli": 2153,
+    "cluster": 734,
+    "compat": 1037,
+    "cuda": 1155,
+    "fusion": 2194,
+    "graph": 1727,
+    "live": 1327,
+    "lm": 2007,
+    "nemo_plugin": 3743,
+    "search": 11321,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 44727
-PACKAGE_FILES = 255
-TESTS_LINES = 42555
+PACKAGE_LINES = 43250
+PACKAGE_FILES = 200
+TESTS_LINES = 39433
 DOCS_WORDS = 45779
 
 
