@@ -108,7 +108,7 @@ def test_words_have_the_same_fields_wherever_they_come_from():
     assert set(WordSpan._fields) == {"text", "first_token", "end_token"} < set(GraphWord._fields)
     model = pytest.importorskip("nemo_gpu_decoding.nemo_plugin.model")
     assert model.Word is TimedWord
-    assert TimedWord._fields == ("word", "start", "end", "confidence")
+    assert list(TimedWord("a", 0.0, 1.0).shown()) == ["word", "start", "end", "confidence"]
 
 
 def test_words_join_to_the_text(vocabulary):

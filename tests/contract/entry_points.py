@@ -223,6 +223,7 @@ class PyctcdecodeSubject(LogProbs):
             "test_boosting_weights_need_phrases",
             "test_options_of_a_wrong_type_or_size_are_named",
             "test_misspelt_options_are_named",
+            "test_wrong_types_of_options_are_named",
         ),
     }
 

@@ -3,11 +3,12 @@
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.numerics import MOST_SCORE
 
 
 def collapse(alignment, blank_id):
@@ -74,7 +75,7 @@ def beam_search(
     Args:
         log_probs: [T, V + 1] float32.
     """
-    lm, tree = fusion.token_lm, fusion.boosting
+    lm, tree, offset = fusion.token_lm, fusion.boosting, 0.0
     beam = [Hypothesis(np.float32(0), (), -1, lm.start_state if lm else 0, tree.start_state if tree else 0)]
     for row in log_probs:
         candidates = [
@@ -90,7 +91,10 @@ def beam_search(
             if hypothesis.score > candidates[0][1].score - np.float32(threshold):
                 kept.setdefault((hypothesis.tokens, hypothesis.last_label), hypothesis)
         beam = list(kept.values())
-    return [(float(hypothesis.score), hypothesis.tokens) for hypothesis in beam]
+        if beam and abs(shift := beam[0].score) > MOST_SCORE:  # scores stay small, so that float32 tells them apart
+            offset += shift
+            beam = [replace(hypothesis, score=hypothesis.score - shift) for hypothesis in beam]
+    return [(float(hypothesis.score + np.float32(offset)), hypothesis.tokens) for hypothesis in beam]
 
 
 def _extended(hypothesis, parent, row, label, blank_id, fusion, beam_beta):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.checks import check_kind
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.schema import checked_options, option
@@ -109,7 +110,9 @@ class ToyBeam(Decoder[ToyConfig, NBest]):
     """CTC log-probs [B, T, V + 1] to token ids; the blank is column V."""
 
     def __init__(self, vocab_size: int, config: ToyConfig | None = None, fusion: Fusion | None = None):
-        super().__init__(config or ToyConfig(), fusion, FusionLabels(vocab_size))
+        config = config or ToyConfig()
+        check_kind("config", config, ToyConfig)
+        super().__init__(config, fusion, FusionLabels(vocab_size))
         self.vocab_size = vocab_size
 
     def with_options(self, config: ToyConfig, fusion: Fusion) -> ToyBeam:
