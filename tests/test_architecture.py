@@ -229,8 +229,8 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 43250
 PACKAGE_FILES = 200
-TESTS_LINES = 39433
-DOCS_WORDS = 45779
+TESTS_LINES = 39441
+DOCS_WORDS = 44905
 
 
 def within(what: str, count: int, budget: int):
