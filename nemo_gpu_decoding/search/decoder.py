@@ -75,6 +75,7 @@ class Decoder(ABC, Generic[C, R]):
         self.fusion = fusion or Fusion()
         self._labels = labels
         self._is_sampled = not self.reads_log_probs  # whether no more frames are checked: a warning has been given
+        self._is_checked = False  # whether frames of an input with lengths have been checked
         check_fusion(self.fusion, labels)
 
     # ------------------------------------------------------------------------------------ verbs
@@ -99,10 +100,11 @@ class Decoder(ABC, Generic[C, R]):
             ValueError: wrong types or shapes, lengths beyond T, NaN, +inf or log-probabilities above 0 (by more
                 than rounding) in valid frames, wrong requests.
         """
+        is_whole = lengths is None
         inputs, lengths = as_batch(inputs, lengths, name=self.input_name, axes=self.input_axes)
         self._check_inputs(inputs, batch=None)
         streams = self.open(len(inputs), requests, capacity=inputs.shape[1])
-        self._push(streams, inputs, lengths, deferred=True)
+        self._push(streams, inputs, lengths, is_whole, deferred=True)
         return self.close(streams)
 
     def open(
@@ -160,6 +162,7 @@ class Decoder(ABC, Generic[C, R]):
                 CUDA graph is captured, errors are raised by `partial` or `close` instead. If a transducer's networks
                 fail or return NaN, all streams are closed.
         """
+        is_whole = lengths is None
         inputs, lengths = as_batch(inputs, lengths, name=self.input_name, axes=self.input_axes)
         if rows is None:
             _check_open(streams)
@@ -168,7 +171,7 @@ class Decoder(ABC, Generic[C, R]):
             numbers = _numbers(streams, rows, expect_open=True)
             self._check_inputs(inputs, batch=len(numbers))
             inputs, lengths = self._scatter_rows(inputs, lengths, numbers, len(streams))
-        return self._push(streams, inputs, lengths, deferred=False, isolate=isolate)
+        return self._push(streams, inputs, lengths, is_whole, deferred=False, isolate=isolate)
 
     def partial(self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None) -> list[R]:
         """The best hypotheses of streams so far; their scores do not contain final weights.
@@ -283,7 +286,14 @@ class Decoder(ABC, Generic[C, R]):
         return spread, counts
 
     def _push(
-        self, streams: Streams, inputs: Tensor, lengths: Lengths, *, deferred: bool, isolate: bool = False
+        self,
+        streams: Streams,
+        inputs: Tensor,
+        lengths: Lengths,
+        is_whole: bool,
+        *,
+        deferred: bool,
+        isolate: bool = False,
     ) -> dict[int, ValueError]:
         n, frames = inputs.shape[:2]
         if n == 0:
@@ -297,10 +307,11 @@ class Decoder(ABC, Generic[C, R]):
             counts = checked_lengths(lengths, n, frames, of=self.input_name)
             for row in np.flatnonzero((counts > 0) & ~streams.is_open)[:1]:
                 raise ValueError(f"lengths[{row}] is {counts[row]}, expected 0: stream {row} is closed")
-        if not self._is_sampled:
+        if not self._is_sampled and (is_whole or not self._is_checked):  # inputs without lengths may be padded
             has_warned = warn_unless_normalised(inputs, counts)
+            self._is_checked |= has_warned is not None
             # on a GPU a later check would wait for the device
-            self._is_sampled = has_warned or (inputs.is_cuda and not torch.cuda.is_current_stream_capturing())
+            self._is_sampled = bool(has_warned) or (inputs.is_cuda and self._is_checked)
         errors: dict[int, ValueError] = {}
         while True:
             try:

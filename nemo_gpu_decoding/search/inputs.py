@@ -179,20 +179,20 @@ def _remedy(row: np.ndarray) -> str:
     return "if these are logits, give log_probs.log_softmax(-1)"
 
 
-def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool:
+def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool | None:
     """Warn if the last frame of an utterance, or most of a few frames of the longest, are not log-probabilities.
 
     Values that the search itself rejects give no warning.
 
     Returns:
-        Whether it has warned; while a CUDA graph is captured, no frame can be read.
+        Whether it has warned; None: no frame could be read, as while a CUDA graph is captured.
     """
     if log_probs.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
+        return None
     counts = np.minimum(lengths.cpu().numpy() if isinstance(lengths, Tensor) else lengths, log_probs.shape[1])
     ends = np.flatnonzero(counts > 0)
     if not len(ends):
-        return False
+        return None
     longest = int(counts.argmax())
     sampled = np.unique(np.linspace(0, counts[longest] - 1, SAMPLED_ROWS).astype(np.int64))
     utterances = np.append(np.full(len(sampled), longest), ends)

@@ -403,6 +403,7 @@ class _DeviceResults:
         got = {name: host[part].view(dtype).reshape(shape) for name, (part, dtype, shape) in self._slices.items()}
         reached = got["reached"]
         got["frames"] += dropped[:, None, None].astype(np.int32)
+        got["scores"] += reached["offset"][:, None].astype(np.float32)
         hypotheses = FlexCTCNBest(
             rows,
             reached["frames"] + dropped,

@@ -9,7 +9,6 @@ constexpr int MAX_THREADS = 256;
 // The hypotheses of one utterance and their order; arrays are in shared memory.
 struct Ending {
   Hypothesis* beam;  // [K], `size` of them are live
-  float offset;  // of the scores
   float* scores;  // [K], with final weights if the utterance has ended
   float* merged;  // [K], equal texts recombined: -inf where another is kept
   int* order;  // [N] slots, best first, -1 where there are fewer
@@ -67,7 +66,7 @@ struct Ending {
       int rank = rank_of(k);
       if (rank >= n_best || !(merged[k] > negative_infinity())) continue;
       order[rank] = k;
-      best_scores[rank] = merged[k] + offset;
+      best_scores[rank] = merged[k];
     }
     __syncthreads();
     return any;
@@ -102,7 +101,7 @@ inline int64 shared_frames(
 }
 
 // Sort the hypotheses of utterance rows[r], r = blockIdx.x, and trace back the N best with different texts.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(const FinishArgs args) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) finish(const FinishArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
   const int64 r = blockIdx.x, first_frame = args.first[r];
   const int b = args.rows[r], beam_size = args.beam_size, n_best = args.n_best;
@@ -118,7 +117,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(const FinishArg
   ending.order = (int*)(ending.merged + beam_size);
   ending.size = now.frames == 0 ? 1 : now.size;
   ending.n_best = n_best;
-  ending.offset = (float)now.offset;
   ending.merge = args.params.merge;
   ending.utterance = args.utterances[b];
   ending.lm_states = args.lm_states;
