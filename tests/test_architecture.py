@@ -217,20 +217,20 @@ CODE_BUDGETS = {
     "(root)": 1723,
     "cli": 2153,
     "cluster": 734,
-    "compat": 1037,
+    "compat": 1038,
     "cuda": 1155,
     "fusion": 2194,
     "graph": 1727,
     "live": 1327,
     "lm": 2007,
     "nemo_plugin": 3743,
-    "search": 11321,
+    "search": 11333,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43250
+PACKAGE_LINES = 43263
 PACKAGE_FILES = 200
-TESTS_LINES = 39441
-DOCS_WORDS = 44905
+TESTS_LINES = 39443
+DOCS_WORDS = 44912
 
 
 def within(what: str, count: int, budget: int):

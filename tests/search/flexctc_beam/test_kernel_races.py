@@ -42,6 +42,7 @@ def search_in_chunks() -> None:
     decoder = on_cuda(V, V, random_fusion(V), merge="sum", beam_size=16, n_best=16, beam_threshold=float("inf"))
     for sharpness, cuda.most_shared_bytes in product((0.3, 3.0, 8.0), (most, most - 1)):
         log_probs = random_log_probs(2, 7, V + 1, seed=1, sharpness=sharpness)
+        log_probs[0, 1] -= 5000.0  # the scores of the beam are rebased
         streams = decoder.open(2)
         decoder.push(streams, log_probs[:, :5], [5, 4])
         decoder.partial(streams)
