@@ -17,7 +17,7 @@ from nemo_gpu_decoding.fusion.allowed import PRICE_WEIGHT, AllowedTokens, with_c
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import NO_LM, Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import Grammar
-from nemo_gpu_decoding.fusion.phrases import Aliases
+from nemo_gpu_decoding.fusion.phrases import Aliases, warn_if_large
 from nemo_gpu_decoding.jit import inlined
 
 # LM and boosting of an utterance; constant over its frames.
@@ -161,6 +161,8 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     for name, lm in fusion.lm_pool.items():
         _check_automaton(f"fusion.lm_pool[{name}]", lm, labels)
     _check_automaton("fusion.lm", fusion.token_lms[0], labels)
+    if not labels.lm_in_graph:  # words of a graph need larger weights than tokens
+        warn_if_large("boosting_weight", fusion.boosting_weight)
     _check_automaton("fusion.boosting", fusion.boosting, labels)
     _check_rules("fusion", fusion, labels)
 
@@ -211,6 +213,8 @@ def _checked_requests(
         _check_automaton(f"requests[{i}].boosting", request.boosting, labels)
         _check_rules(f"requests[{i}]", request, labels)
         _check_lm_name(i, request.lm, fusion, labels)
+        if request.boosting_weight is not None and not labels.lm_in_graph:
+            warn_if_large("boosting_weight of a request", request.boosting_weight)
         if request.boosting is not None and (request.grammar or fusion.grammar):
             raise ValueError(f"requests[{i}].boosting is given, expected None with a grammar, which has all sentences")
         if request.lm_weight is not None and not (request.lm or fusion.lm or labels.lm_in_graph):

@@ -12,7 +12,6 @@ from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, joined
 from nemo_gpu_decoding.fusion.density_ratio import density_ratio
 from nemo_gpu_decoding.fusion.grammar import Grammar
-from nemo_gpu_decoding.fusion.phrases import warn_if_large
 from nemo_gpu_decoding.schema import checked_options, option
 
 NO_LM = "none"  # the name by which a request switches the LM off
@@ -47,7 +46,6 @@ class Fusion:
     lm_pool_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # by name, > 0; others: lm_weight
 
     def check_rules(self) -> None:
-        warn_if_large("boosting_weight", self.boosting_weight)
         check_lm_pool(self.lm_pool, self.lm_pool_weights)
         if self.grammar is not None and self.boosting is not None:
             raise FieldError("boosting", self.boosting.name, "None", "with a grammar, which has all sentences")
@@ -123,8 +121,6 @@ class Request:
     def check_rules(self) -> None:
         if self.lm == NO_LM and self.lm_weight:
             raise FieldError("lm_weight", self.lm_weight, "None or 0", f"with lm '{NO_LM}'")
-        if self.boosting_weight is not None:
-            warn_if_large("boosting_weight", self.boosting_weight)
 
 
 def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> None:

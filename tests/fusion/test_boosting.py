@@ -9,6 +9,7 @@ import pytest
 
 from nemo_gpu_decoding import cache
 from nemo_gpu_decoding.fusion.allowed import allowed_tokens
+from nemo_gpu_decoding.fusion.batch import FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.boosting import (
     BoostingConfig,
     Phrase,
@@ -20,10 +21,12 @@ from nemo_gpu_decoding.fusion.boosting import (
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import build_grammar
 from nemo_gpu_decoding.fusion.phrases import warn_if_large
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
 from tests.fusion.test_ngram import write_nemo
 from tests.oracles.ngram import phrase_bonus
+from tests.random_models import random_boosting
 
 VOCABULARY = Vocabulary.from_pieces(("<unk>", "▁", *"abcdeABC'", "▁ab", "▁abc", "bc"))
 
@@ -457,9 +460,12 @@ def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content,
 def test_large_weights_of_requests_and_configs_are_warned_of_once(caplog):
     warn_if_large.cache_clear()
     for _ in range(2):
-        Request(boosting_weight=40.0), Fusion(boosting_weight=30.0), BoostingConfig(context_score=20.0)
+        decoder = FlexCTCBeam(4, 4, fusion=Fusion(boosting=random_boosting(4, seed=1), boosting_weight=30.0))
+        decoder.open(1, [Request(boosting_weight=40.0)])
+        BoostingConfig(context_score=20.0)
+        check_fusion(Fusion(boosting_weight=35.0), FusionLabels(4, lm_in_graph=True))  # usual for words
     said = [record.getMessage().partition(", expected")[0] for record in caplog.records]
-    assert said == ["boosting_weight is 40", "boosting_weight is 30", "context_score is 20"]
+    assert said == ["boosting_weight is 30", "boosting_weight of a request is 40", "context_score is 20"]
 
 
 def test_forms_of_unicode_are_one_phrase_and_one_alias():
