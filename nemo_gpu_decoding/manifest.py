@@ -214,7 +214,10 @@ def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
     """The utterances that can be decoded and scored; a warning names each other one."""
-    faults = [each.fault or f"{each.label} has no text" * (each.fields.get("text") == NO_TEXT) for each in utterances]
+    faults = [
+        utterance.fault or f"{utterance.label} has no text" * (utterance.fields.get("text") == NO_TEXT)
+        for utterance in utterances
+    ]
     if all(faults):
         raise ValueError(faults[0])
     for fault in filter(None, faults):

@@ -73,7 +73,7 @@ CHECKED = ("lm_weight", "source_lm_weight", "boosting_weight", "rescore_weight")
 
 
 _NAMES = list(dict.fromkeys(axis.option for axis in AXES))
-_made: Any = namedtuple
+_made: Any = namedtuple  # under another name, because mypy cannot read fields that are not written out
 _Values: Any = _made("_Values", _NAMES, defaults=[None] * len(_NAMES))
 
 

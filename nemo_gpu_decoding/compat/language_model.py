@@ -29,7 +29,7 @@ from nemo_gpu_decoding.checks import check_bool, check_number
 from nemo_gpu_decoding.compat.alphabet import MOST_SPELLINGS, Alphabet, spellings
 from nemo_gpu_decoding.compat.bonuses import bonus_automaton, weighted_graph
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.graph.build import Recipe, are_tokens, listed_words
+from nemo_gpu_decoding.graph.build import Recipe, are_tokens, listed_words, with_warning
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.grammar import SPECIAL_WORDS, Grammar, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
@@ -41,7 +41,6 @@ logger = logging.getLogger("nemo_gpu_decoding")
 LN10 = math.log(10)
 ATTRIBUTES, UNIGRAMS = "attrs.json", "unigrams.txt"  # files of pyctcdecode, beside the LM
 LM_SUFFIXES = (".arpa", ".bin", ".binary", ".gz")
-MOST_UNSPELLED = 0.01  # share of the LM's words that the labels may lack without a warning
 
 
 class LanguageModel:
@@ -131,14 +130,8 @@ class LanguageModel:
         lexicon = Lexicon(entries, len(alphabet.pieces), spelled.reason, separator)
         is_open = any(word in self.words for word in UNKNOWN_WORDS)
         unknown = OpenVocabulary(0.0, 0.0, alphabet.unknown_word_tokens) if is_open else None
-        graph = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary).load()
-        missing = graph.report["LM words without spelling"]
-        if missing > MOST_UNSPELLED * len(words):
-            logger.warning(
-                "%s: the labels cannot spell %d of its %d words, such as %s, so that these are never written (%s)",
-                self.path, missing, len(words), ", ".join(map(repr, graph.report["examples of them"][:3])),
-                graph.report["why"],
-            )  # fmt: skip
+        recipe = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary)
+        graph = with_warning(recipe.load(), str(self.path))
         return with_piece_labels(graph) if is_open else graph
 
     @cached_property

@@ -24,7 +24,7 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
 
-from nemo_gpu_decoding.checks import MOST_FAULTS, FieldError, check_number, leave_out
+from nemo_gpu_decoding.checks import MOST_FAULTS, FieldError, check_number, leave_out, warn_once
 from nemo_gpu_decoding.plain_text import read_lines
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -88,14 +88,11 @@ def as_phrase(item: Any) -> Phrase:
     return Phrase(text, **values)
 
 
-@lru_cache(maxsize=64)  # one warning for each
 def warn_if_large(name: str, weight: float) -> None:
-    """Warn of a weight far above the usual ones."""
+    """Warn once of a weight far above the usual ones."""
     if weight > LARGE_WEIGHT:
-        logger.warning(
-            "%s is %g, expected at most %g: bonuses are natural logs, and larger ones insert phrases that nobody said",
-            name, weight, LARGE_WEIGHT,
-        )  # fmt: skip
+        why = "bonuses are natural logs, and larger ones insert phrases that are not in the audio"
+        warn_once(f"{name} is {weight:g}, expected at most {LARGE_WEIGHT:g}: {why}")
 
 
 def weight_of(phrase: Phrase) -> float:
@@ -205,7 +202,7 @@ def aliases_of(phrases: Iterable[Phrase], name: str, ignore_case: bool) -> Alias
 
 # prefixes of the Unicode names of their characters
 _SCRIPTS_WITHOUT_SPACES = (
-    "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR",
+    "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "TIBETAN", "KHMER", "MYANMAR",
 )  # fmt: skip
 
 
@@ -351,10 +348,13 @@ def _kind(character: str) -> str:
 
 def is_word_character(character: str) -> bool:
     """Whether this is a letter, digit or accent of a script with spaces between words; False for ""."""
-    if not character or unicodedata.category(character)[0] not in "LNM":
-        return False
-    name = unicodedata.name(unicodedata.normalize("NFKC", character)[0], "")
-    return not name.startswith(_SCRIPTS_WITHOUT_SPACES)
+    return bool(character) and unicodedata.category(character)[0] in "LNM" and not is_unspaced(character)
+
+
+@lru_cache(maxsize=4096)
+def is_unspaced(character: str) -> bool:
+    """Whether this character is of a script without spaces between words."""
+    return unicodedata.name(unicodedata.normalize("NFKC", character)[0], "").startswith(_SCRIPTS_WITHOUT_SPACES)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from nemo_gpu_decoding.fusion.phrases import is_unspaced
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.interface import Word
@@ -14,9 +15,6 @@ MAX_CHARACTERS = 42  # of a line, usual for subtitles
 MAX_UNSPACED = 20  # of a line in a script without spaces
 MAX_SECONDS = 7.0
 JOINT = "\N{WORD JOINER}"  # before a piece of a word that is not its first
-UNSPACED = re.compile(  # Thai, Lao, Tibetan, Burmese, Khmer, kana, Chinese characters
-    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
 
 
 def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: float) -> str:
@@ -68,7 +66,8 @@ def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
 
 def is_line(text: str, seconds: float) -> bool:
     """Whether a text of so many seconds is short enough for a line."""
-    return len(text) <= (MAX_UNSPACED if UNSPACED.search(text) else MAX_CHARACTERS) and seconds <= MAX_SECONDS
+    most = MAX_UNSPACED if any(map(is_unspaced, text)) else MAX_CHARACTERS
+    return len(text) <= most and seconds <= MAX_SECONDS
 
 
 def _text(words: Sequence[Word]) -> str:

@@ -42,7 +42,7 @@ from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
-from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
+from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, may_be_padded, warn_unless_normalised
 from nemo_gpu_decoding.search.result import NBest, by_grammar, note_outside
 from nemo_gpu_decoding.search.streams import Streams, choose_backend
 
@@ -100,7 +100,7 @@ class Decoder(ABC, Generic[C, R]):
             ValueError: wrong types or shapes, lengths beyond T, NaN, +inf or log-probabilities above 0 (by more
                 than rounding) in valid frames, wrong requests.
         """
-        is_whole = lengths is None
+        is_whole = lengths is None and not isinstance(inputs, list | tuple)  # and may be padded
         inputs, lengths = as_batch(inputs, lengths, name=self.input_name, axes=self.input_axes)
         self._check_inputs(inputs, batch=None)
         streams = self.open(len(inputs), requests, capacity=inputs.shape[1])
@@ -162,7 +162,7 @@ class Decoder(ABC, Generic[C, R]):
                 CUDA graph is captured, errors are raised by `partial` or `close` instead. If a transducer's networks
                 fail or return NaN, all streams are closed.
         """
-        is_whole = lengths is None
+        is_whole = lengths is None and not isinstance(inputs, list | tuple)  # and may be padded
         inputs, lengths = as_batch(inputs, lengths, name=self.input_name, axes=self.input_axes)
         if rows is None:
             _check_open(streams)
@@ -307,7 +307,7 @@ class Decoder(ABC, Generic[C, R]):
             counts = checked_lengths(lengths, n, frames, of=self.input_name)
             for row in np.flatnonzero((counts > 0) & ~streams.is_open)[:1]:
                 raise ValueError(f"lengths[{row}] is {counts[row]}, expected 0: stream {row} is closed")
-        if not self._is_sampled and (is_whole or not self._is_checked):  # inputs without lengths may be padded
+        if not self._is_sampled and (not self._is_checked or (is_whole and frames and may_be_padded(inputs))):
             has_warned = warn_unless_normalised(inputs, counts)
             self._is_checked |= has_warned is not None
             # on a GPU a later check would wait for the device

@@ -179,6 +179,12 @@ def _remedy(row: np.ndarray) -> str:
     return "if these are logits, give log_probs.log_softmax(-1)"
 
 
+def may_be_padded(log_probs: Tensor) -> bool:
+    """Whether the last frame of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
+    sums = log_probs[:, -1].detach().exp().sum(-1, dtype=torch.float32)
+    return not bool(((sums - 1).abs() <= NORMALISED).all())
+
+
 def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool | None:
     """Warn if the last frame of an utterance, or most of a few frames of the longest, are not log-probabilities.
 

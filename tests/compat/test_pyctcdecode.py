@@ -233,7 +233,7 @@ def test_words_that_the_labels_cannot_spell_are_named(tmp_path, caplog):
         decoder.decode(logits)
         decoder.decode(logits, hotwords=["ab"])
     (record,) = caplog.records
-    assert "the labels cannot spell 2 of its 4 words, such as 'A', 'B'" in record.getMessage()
+    assert "2 of 5 words have no spelling, e.g. A, B, and are left out" in record.getMessage()
 
 
 def test_a_batch_is_decoded_as_its_utterances(lm):

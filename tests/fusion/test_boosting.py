@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 
 from nemo_gpu_decoding import cache
+from nemo_gpu_decoding.checks import warn_once
 from nemo_gpu_decoding.fusion.allowed import allowed_tokens
 from nemo_gpu_decoding.fusion.batch import FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.boosting import (
@@ -20,7 +21,6 @@ from nemo_gpu_decoding.fusion.boosting import (
 )
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import build_grammar
-from nemo_gpu_decoding.fusion.phrases import warn_if_large
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
@@ -450,7 +450,7 @@ def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_pa
     ],
 )
 def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content, weights, message):
-    warn_if_large.cache_clear()
+    warn_once.cache_clear()
     (tmp_path / "phrases.txt").write_text(content)
     assert [phrase.weight for phrase in read_phrases(tmp_path / "phrases.txt")] == weights
     assert len(caplog.records) == bool(message)
@@ -458,7 +458,7 @@ def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content,
 
 
 def test_large_weights_of_requests_and_configs_are_warned_of_once(caplog):
-    warn_if_large.cache_clear()
+    warn_once.cache_clear()
     for _ in range(2):
         decoder = FlexCTCBeam(4, 4, fusion=Fusion(boosting=random_boosting(4, seed=1), boosting_weight=30.0))
         decoder.open(1, [Request(boosting_weight=40.0)])
