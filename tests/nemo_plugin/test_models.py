@@ -90,11 +90,14 @@ def test_without_the_plugin_restore_with_another_decoding_section(saved, files, 
         register()
 
 
-def test_an_lm_that_is_gone_is_reported_by_its_key_when_restoring(saved, tmp_path):
+def test_a_model_whose_lm_is_missing_is_restored_and_its_decoding_names_the_key(saved, files):
     config = EncDecCTCModelBPE.restore_from(saved, return_config=True)
     config.decoding.beam.ngram_lm_model = "/nowhere/lm.arpa"
+    model = EncDecCTCModelBPE.restore_from(saved, override_config_path=config, map_location="cpu").eval()
     with pytest.raises(FileNotFoundError, match=r"beam\.ngram_lm_model"):
-        EncDecCTCModelBPE.restore_from(saved, override_config_path=config, map_location="cpu")
+        texts_of(model, files[:1])
+    model.change_decoding_strategy({"strategy": "flexctc_beam"}, verbose=False)
+    assert all(texts_of(model, files[:1]))
 
 
 def test_enums_of_a_saved_transducer_are_restored(transducer, tmp_path):
