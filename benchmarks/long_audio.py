@@ -72,14 +72,8 @@ class LongAudioOptions:
     sounds: list[str] = field(default_factory=lambda: ["music", "noise"])
     # Silence at both ends of the utterances of the rows with noise, seconds.
     silence: list[float] = field(default_factory=lambda: [0.0, 0.3])
-    # Target and maximum length of a segment, seconds.
-    segments: list[float] = field(default_factory=lambda: [30.0, 60.0])
-    # Silence that always ends a segment, seconds.
-    max_pause: float = 0.6
-    # Background noise that always ends a segment, seconds; null: max_pause.
-    max_quiet_pause: float | None = None
-    # Silence that a segment keeps at both ends, seconds.
-    kept_silence: float = 0.0
+    # Usual length of a segment, seconds; null: the lengths of training.
+    segment_seconds: float | None = None
     # Segments whose words have a lower mean confidence are left out.
     min_confidence: float = 0.0
 
@@ -215,15 +209,7 @@ def joined_row(
     from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
     from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
 
-    target, most = options.segments
-    cutting = Cutting(
-        target,
-        most,
-        max_pause=options.max_pause,
-        max_quiet_pause=options.max_quiet_pause,
-        kept_silence=options.kept_silence,
-        min_confidence=options.min_confidence,
-    )
+    cutting = Cutting(options.segment_seconds, options.min_confidence)
     started = time.perf_counter()
     long = transcribe_long(model, recording.file, timestamps=True, cutting=cutting)
     pace = recording.spans[-1][1] / (time.perf_counter() - started)

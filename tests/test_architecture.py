@@ -223,7 +223,7 @@ CODE_BUDGETS = {
     "graph": 1727,
     "live": 1325,
     "lm": 2007,
-    "nemo_plugin": 3743,
+    "nemo_plugin": 3760,
     "search": 11336,
 }
 # most lines of all kinds, files and words

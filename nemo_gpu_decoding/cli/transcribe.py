@@ -22,7 +22,7 @@ from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
-from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
+from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, Cutting
 from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.schema import checked_options, option
 
@@ -128,7 +128,6 @@ class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
     subtitles: list[str] | None = option(None, choices=subtitles.FORMATS)
 
     def check_rules(self) -> None:
-        super().check_rules()
         decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
         fewest_and_most(self.workers)
@@ -385,7 +384,7 @@ def _subtitled(
         if n == last[utterance.path] and utterance.path in words_of_parts:
             parts = [words for _, words in sorted(words_of_parts.pop(utterance.path), key=itemgetter(0))]
             for file_format in options.subtitles or ():
-                content = subtitles.subtitles(parts, file_format, options.min_pause)
+                content = subtitles.subtitles(parts, file_format, MIN_PAUSE)
                 subtitle_file(options, utterance.path, file_format).write_text(content, encoding="utf-8")
         yield transcript
 

@@ -12,9 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.schema import checked_options, option
 
+USUAL = 30.0  # seconds of a segment, if the lengths of training are unknown
+MIN_PAUSE = 0.3  # seconds without a word, for a cut and between lines of subtitles
+# seconds; the largest one is the longest pause that a segment of a model that was trained on long utterances keeps
+PAUSES = (1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.12, 0.1, 0.08, 0.06, 0.05)
+_LONG_SHARE = 0.02  # of the sound, in segments that are too long to be left as they are
 SHORTEST = 1.0  # seconds of a segment; NeMo pads shorter files on both sides, which would shift times
 _ROOM = 0.5  # seconds between a cut and the next word; more is not better
 _WORD_SILENCE = 0.4  # seconds; a longer silence within a greedy word is a pause, closures of stops are below 0.2
@@ -24,30 +28,42 @@ _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound:
 @checked_options
 @dataclass
 class Cutting:
-    """Where long recordings are cut, and which segments are left out."""
+    """How long the segments of long recordings are, and which ones are left out."""
 
-    # Files that are longer than max_segment_seconds are cut into segments of about segment_seconds, at pauses between
-    # words that last min_pause seconds or more. The LM and phrases begin anew in each segment. Seconds, >= 2.
-    segment_seconds: float = option(30.0, low=2 * SHORTEST)
-    # Maximum seconds of a segment, >= segment_seconds.
-    max_segment_seconds: float = option(60.0, above=0)
-    # Minimum seconds without a word, for a cut and between lines of subtitles, > 0.
-    min_pause: float = option(0.3, above=0)
-    # Seconds of silence that always end a segment, > 0. Models that were trained on single sentences need less.
-    max_pause: float = option(0.6, above=0)
-    # Seconds of silence that a segment keeps at both ends, >= 0. Few models need any; many make errors beside silence.
-    kept_silence: float = option(0.0, low=0)
+    # Usual length of a segment, seconds, >= 2. Files that are longer than twice this length are cut, at pauses between
+    # words. The LM and phrases begin anew in each segment. null: files of more than 60 seconds are cut, into segments
+    # that are at most as long as the utterances that the model was trained on (train_ds.max_duration of its config).
+    segment_seconds: float | None = option(None, low=2 * SHORTEST)
     # Segments of long files whose words have a lower mean confidence are left out: music and noise. A number in
     # [0, 1]; 0 keeps all. The option implies timestamps.
     min_confidence: float = option(0.0, low=0, high=1)
-    # Seconds of a pause with nothing but background noise that always end a segment, > 0. null: max_pause. Other
-    # silence may be up to 20 dB below the words, as in closures of stops.
-    max_quiet_pause: float | None = option(None, above=0)
 
-    def check_rules(self) -> None:
-        if self.max_segment_seconds < self.segment_seconds:
-            expected = f"a number >= segment_seconds, {self.segment_seconds}"
-            raise FieldError("max_segment_seconds", self.max_segment_seconds, expected)
+    @property
+    def window_seconds(self) -> float:
+        """Length of a window of the greedy pass."""
+        return self.segment_seconds or USUAL
+
+    @property
+    def max_segment_seconds(self) -> float:
+        """Longer files are cut."""
+        return 2 * self.window_seconds
+
+    def limits(self, trained_seconds: float | None) -> Limits:
+        """The limits of segments.
+
+        Args:
+            trained_seconds: longest utterance that the model was trained on; None: unknown.
+        """
+        if self.segment_seconds or not trained_seconds:
+            return Limits(self.max_segment_seconds, PAUSES if self.segment_seconds else PAUSES[PAUSES.index(0.3) :])
+        return Limits(max(trained_seconds, 2 * SHORTEST))
+
+
+class Limits(NamedTuple):
+    """The longest segment, and the pauses to try as the shortest one that always ends a segment."""
+
+    longest: float  # seconds; half of it is the usual length
+    pauses: tuple[float, ...] = PAUSES
 
 
 class _Levels(NamedTuple):
@@ -61,12 +77,13 @@ class _Levels(NamedTuple):
 
 
 def choose_segments(
-    words: np.ndarray, loudness: np.ndarray, cutting: Cutting, step_seconds: float
+    words: np.ndarray, loudness: np.ndarray, limits: Limits, step_seconds: float
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """First and end step of each segment; and the cuts that are at no pause of `min_pause`.
+    """First and end step of each segment; and the cuts that are at no pause of `MIN_PAUSE`.
 
-    Every silence of `max_pause` is between two segments, and only silence is between segments. A recording has at
-    least one segment.
+    A pause of some length or longer always ends a segment: the longest one of `limits` with which nearly all sound is
+    in segments that are not too long. Longer ones are cut. Only silence is between segments. A recording has at least
+    one segment.
 
     Args:
         words: first and end step of each word, [W, 2] int, in order.
@@ -75,25 +92,39 @@ def choose_segments(
     if not len(loudness):
         return [], []
     levels = _levels(words, loudness)
-    longest = _steps(min(_WORD_SILENCE, cutting.max_pause), step_seconds)
-    is_sound = _sound(words, loudness, levels, longest)
-    is_quiet = _quiet(loudness, levels, cutting.max_quiet_pause or np.inf, step_seconds)
-    is_sound &= ~is_quiet
-    runs = np.flatnonzero(np.diff(np.pad(is_sound, 1))).reshape(-1, 2)  # first and end step of each sound
-    if not len(runs):
-        return [(0, min(len(loudness), _steps(SHORTEST, step_seconds)))], []
-    before, after = runs[:-1, 1], runs[1:, 0]
-    is_long = (after - before) * step_seconds >= cutting.max_pause - 1e-9
-    is_long |= np.array([is_quiet[first:end].any() for first, end in zip(before, after, strict=True)], bool)
-    edges = [0, *((before + after)[is_long] // 2).tolist(), len(loudness)]
+    for pause in limits.pauses:
+        is_sound, begins, ends = _parts(words, loudness, levels, pause, step_seconds)
+        if not len(begins):
+            return [(0, min(len(loudness), _steps(SHORTEST, step_seconds)))], []
+        lengths = ends - begins
+        if lengths[lengths * step_seconds > limits.longest].sum() <= _LONG_SHARE * lengths.sum():
+            break
+    edges = [0, *((ends[:-1] + begins[1:]) // 2).tolist(), len(loudness)]
     segments, doubtful = [], []
     for begin, end in pairwise(edges):
-        cuts, unsure = _cuts(words, loudness, (begin, end), cutting, step_seconds, levels)
+        cuts, unsure = _cuts(words, loudness, (begin, end), limits.longest, step_seconds, levels)
         for span in pairwise(cuts):
             sound = _with_faint(is_sound, loudness, span, levels, step_seconds)
-            segments.append(_widened(sound, span, cutting.kept_silence, step_seconds))
+            segments.append(_lengthened(sound, span, step_seconds))
         doubtful += unsure
     return [span for span in segments if span[0] < span[1]], doubtful
+
+
+def _parts(
+    words: np.ndarray, loudness: np.ndarray, levels: _Levels, pause: float, step_seconds: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whether each step is sound, [T]; and the first and the end step of each part between two long pauses, [P].
+
+    A pause is long if nothing but background noise lasts `pause` seconds, or silence twice as long: silence may be up
+    to 20 dB below the words, as in closures of stops.
+    """
+    is_quiet = _quiet(loudness, levels, pause, step_seconds)
+    is_sound = _sound(words, loudness, levels, is_quiet, _steps(min(_WORD_SILENCE, 2 * pause), step_seconds))
+    runs = np.flatnonzero(np.diff(np.pad(is_sound, 1))).reshape(-1, 2)  # first and end step of each sound
+    before, after = runs[:-1, 1], runs[1:, 0]
+    is_long = (after - before) * step_seconds >= 2 * pause - 1e-9
+    is_long |= np.array([is_quiet[first:end].any() for first, end in zip(before, after, strict=True)], bool)
+    return is_sound, np.append(runs[:1, 0], after[is_long]), np.append(before[is_long], runs[-1:, 1])
 
 
 def onset(samples: np.ndarray, rate: int, silence: float) -> int:
@@ -130,18 +161,23 @@ def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
     return _Levels(speech, noise, loud, faint, quiet)
 
 
-def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, longest: int) -> np.ndarray:
+def _sound(
+    words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: np.ndarray, longest: int
+) -> np.ndarray:
     """Whether a step is louder than silence, or in a word, [T] bool.
 
     Words that the greedy pass misses are louder than silence. A quiet word is compared with its own loudest step. A
-    word that is no louder than silence was heard in noise; a silence of more than `longest` steps in it is a pause.
+    word that is no louder than silence was heard in noise. A silence in a word is a pause if it has more steps than
+    `longest`, or is quiet.
     """
     is_sound = loudness > levels.loud
     for begin, end in words:
         of_word = loudness[begin:end]
         active = np.flatnonzero(of_word > min(levels.loud, max(2 * levels.noise, 0.1 * np.max(of_word, initial=0))))
-        for first, last in zip(active, [*active[1:], *active[-1:] + 1], strict=True):
-            is_sound[begin + first : begin + (last if last - first <= longest else first + 1)] = True
+        is_sound[begin + active] = True
+        for first, last in pairwise(active):
+            if last - first <= longest:
+                is_sound[begin + first + 1 : begin + last] = ~is_quiet[begin + first + 1 : begin + last]
     return is_sound
 
 
@@ -171,13 +207,12 @@ def _with_faint(
     )
 
 
-def _widened(sound: tuple[int, int], segment: tuple[int, int], silence: float, step_seconds: float) -> tuple[int, int]:
-    """The sound of a segment with `silence` seconds at both ends, and at least SHORTEST seconds, if there are any."""
-    begin, end = segment
-    if sound[0] == sound[1]:
+def _lengthened(sound: tuple[int, int], segment: tuple[int, int], step_seconds: float) -> tuple[int, int]:
+    """The sound of a segment, and of the silence beside it what a segment of at least SHORTEST seconds needs."""
+    (begin, end), (first, last) = segment, sound
+    if first == last:
         return sound
-    kept, shortest = int(silence / step_seconds + 0.5), _steps(SHORTEST, step_seconds)
-    first, last = max(begin, sound[0] - kept), min(end, sound[1] + kept)
+    shortest = _steps(SHORTEST, step_seconds)
     missing = max(0, shortest - (last - first))
     first = max(begin, first - missing // 2)
     return first, min(end, max(last, first + shortest))
@@ -187,14 +222,12 @@ def _cuts(
     words: np.ndarray,
     loudness: np.ndarray,
     span: tuple[int, int],
-    cutting: Cutting,
+    longest: float,
     step_seconds: float,
     levels: _Levels,
 ) -> tuple[list[int], list[int]]:
-    """The ends of a span and the cuts within it; and those of the cuts that are at no pause of `min_pause`."""
-    target, most, shortest = (
-        _steps(seconds, step_seconds) for seconds in (cutting.segment_seconds, cutting.max_segment_seconds, SHORTEST)
-    )
+    """The ends of a span and the cuts within it; and those of the cuts that are at no pause of `MIN_PAUSE`."""
+    target, most, shortest = (_steps(seconds, step_seconds) for seconds in (longest / 2, longest, SHORTEST))
     cuts, doubtful, total = [span[0]], [], span[1]
     while total - cuts[-1] > most:
         begin = cuts[-1]
@@ -206,12 +239,12 @@ def _cuts(
         level = np.maximum(loudness[places - 1], loudness[places]) / max(levels.speech, 1e-9)
         score = room - np.minimum(level, 1.0) - np.abs(places - begin - target) / target
         between = np.minimum(before, after) >= 0
-        is_pause = between & (pause >= cutting.min_pause)
+        is_pause = between & (pause >= MIN_PAUSE)
         if is_pause.any():
             best = int(np.argmax(np.where(is_pause, score, -np.inf)))
         else:  # the longest pause; inside a word only if one fills the range
-            longest = np.max(pause[between]) if between.any() else 0.0
-            score = np.where(between & (pause >= longest), score, -np.inf) if between.any() else -loudness[places]
+            most_pause = np.max(pause[between]) if between.any() else 0.0
+            score = np.where(between & (pause >= most_pause), score, -np.inf) if between.any() else -loudness[places]
             best = int(np.argmax(score))
             doubtful.append(int(places[best]))
         reach = int(max(0, min(before[best], after[best], _ROOM / step_seconds)) / 2)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.audio import AudioSource, MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
-from nemo_gpu_decoding.nemo_plugin.cutting import SHORTEST, Cutting, choose_segments, onset
+from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.nemo_plugin.transcript import Segment, SegmentLog, Transcript
 from nemo_gpu_decoding.search.result import Place
@@ -141,13 +141,13 @@ def planned(
 def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int) -> Plan:
     """The cuts of a recording at pauses between words of a greedy pass.
 
-    Where no pause of `min_pause` is within the maximum length, the cut is at the longest pause, with a warning.
+    Where no pause of `MIN_PAUSE` is within the maximum length, the cut is at the longest pause, with a warning.
     """
     steps = _steps_per_frame(model)
     step_seconds = model.frame_seconds / steps
     with MonoReader(file, model.channel_selector) as reader:
         position = positions(step_seconds, reader.rate)
-        core, context = (steps * round(length / model.frame_seconds) for length in (cutting.segment_seconds, _CONTEXT))
+        core, context = (steps * round(length / model.frame_seconds) for length in (cutting.window_seconds, _CONTEXT))
         windows = _Windows(reader, position, core, context)
         tokens: list[tuple[int, int, int]] = []
         loudness: list[np.ndarray] = []
@@ -174,15 +174,15 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
     spans = np.array([(tokens[w.first_token][0], tokens[w.end_token - 1][1]) for w in words], int).reshape(-1, 2)
     levels = np.concatenate(loudness) if loudness else np.zeros(0)
     loudness.clear()
-    segments, doubtful = choose_segments(spans, levels, cutting, step_seconds)
+    segments, doubtful = choose_segments(spans, levels, cutting.limits(model.trained_seconds), step_seconds)
     if doubtful:
         times = ", ".join(clock(step * step_seconds) for step in doubtful[:5])
         more = "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
         logger.warning(
-            "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, cutting.min_pause, times, more
+            "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, MIN_PAUSE, times, more
         )
-    begun = _begun(model, file, segments, levels, position) if segments and not cutting.kept_silence else segments
-    return Plan(list(begun), step_seconds, windows.seconds, windows.fault)
+    begun = list(_begun(model, file, segments, levels, position)) if segments else []
+    return Plan(begun, step_seconds, windows.seconds, windows.fault)
 
 
 def _begun(

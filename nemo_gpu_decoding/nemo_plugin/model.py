@@ -127,6 +127,11 @@ class Model:
         return stride * int(getattr(self.model.encoder, "subsampling_factor", 1))
 
     @property
+    def trained_seconds(self) -> float | None:
+        """The longest utterance that the model was trained on; None: its config does not say."""
+        return OmegaConf.select(self.model.cfg, "train_ds.max_duration")
+
+    @property
     def device_name(self) -> str:
         device = next(self.model.parameters()).device
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

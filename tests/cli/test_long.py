@@ -23,7 +23,7 @@ def talk(tmp_path):
     return file
 
 
-CUT = ["segment_seconds=6", "max_segment_seconds=12"]
+CUT = ["segment_seconds=6"]
 
 
 def test_a_long_file_gets_segments_and_subtitles(assets, manifest, talk, tmp_path, capsys):
@@ -82,8 +82,7 @@ def test_a_damaged_end_is_an_error_with_the_text_before_it(out, assets, talk, tm
     ("arguments", "problem"),
     [
         (["segment_seconds=0"], "segment_seconds is 0.0, expected a number >= 2.0"),
-        (["segment_seconds=90"], "max_segment_seconds is 60.0, expected a number >= segment_seconds, 90.0"),
-        (["min_pause=-1"], "min_pause is -1.0"),
+        (["min_confidence=2"], "min_confidence is 2.0"),
         (["subtitles=ass"], "subtitles is 'ass', expected one of srt, vtt, tsv, txt"),
         (["subtitles=srt", "out=parts/"], "subtitles=srt needs a file as out"),
     ],

@@ -77,7 +77,7 @@ def test_tune_encodes_the_parts(assets, tmp_path, capsys):
     assert tables[0] == tables[1]
 
 
-CUT = ["segment_seconds=6", "max_segment_seconds=12", "batch_size=2", "timestamps=true"]
+CUT = ["segment_seconds=6", "batch_size=2", "timestamps=true"]
 
 
 def test_a_long_part_is_cut_again_and_resumed(assets, tmp_path, capsys, monkeypatch):

@@ -48,7 +48,7 @@ def model(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["n_best=2"], ["strategy=greedy_batch"], ["max_segment_seconds=12", "segment_seconds=6"]]
+    "options", [[], ["n_best=2"], ["strategy=greedy_batch"], ["segment_seconds=6"]]
 )
 def test_words_have_times_and_confidence(options, model, tmp_path):
     out = tmp_path / "o.jsonl"

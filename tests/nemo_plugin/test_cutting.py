@@ -8,9 +8,10 @@ import pytest
 
 from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.live.subtitles import JOINT, MAX_CHARACTERS, lines, subtitles
-from nemo_gpu_decoding.nemo_plugin.cutting import Cutting, choose_segments, onset
+from nemo_gpu_decoding.nemo_plugin.cutting import PAUSES, Cutting, Limits, choose_segments, onset
 
 STEP = 0.08
+MINUTE = Limits(60, (0.3,))  # longest segment, and the pauses that are tried
 
 
 def cuts_of(segments):
@@ -32,8 +33,7 @@ def random_words(rng, total, pauses):
 def test_cuts_are_between_words_and_segments_are_not_too_long(seed):
     rng = np.random.default_rng(seed)
     words, total = random_words(rng, 20000, (0, 12)), 20000
-    cutting = Cutting(10, 20, 0.3)
-    segments, doubtful = choose_segments(words, 0.5 + rng.random(total), cutting, STEP)  # no frame is silent
+    segments, doubtful = choose_segments(words, 0.5 + rng.random(total), Limits(20), STEP)  # no frame is silent
     cuts = cuts_of(segments)
     assert cuts[0] == 0
     assert cuts[-1] == total
@@ -53,25 +53,24 @@ def test_the_longest_pause_near_the_target_is_taken_at_its_quietest_place():
     words = np.array([(n, n + 4) for n in (*range(0, 100, 8), *range(120, 400, 8))])  # a pause of 1.3 s at frame 100
     loudness = np.ones(400)
     loudness[112:114] = 0.2
-    segments, doubtful = choose_segments(words, loudness, Cutting(10, 20, 0.3), STEP)
+    segments, doubtful = choose_segments(words, loudness, Limits(20), STEP)
     assert cuts_of(segments)[1] == 113
     assert not doubtful
 
 
 def test_an_hour_of_silence_is_a_segment_of_a_second():
     total = 45000
-    assert choose_segments(np.zeros((0, 2), int), np.zeros(total), Cutting(), STEP) == ([(0, 12)], [])
+    assert choose_segments(np.zeros((0, 2), int), np.zeros(total), MINUTE, STEP) == ([(0, 12)], [])
 
 
 def test_noise_without_words_is_cut():
-    segments, doubtful = choose_segments(np.zeros((0, 2), int), np.ones(45000), Cutting(), STEP)
+    segments, doubtful = choose_segments(np.zeros((0, 2), int), np.ones(45000), MINUTE, STEP)
     assert np.diff(cuts_of(segments)).max() * STEP <= 60
     assert not doubtful
 
 
-@pytest.mark.parametrize("kept", [0, 2])
 @pytest.mark.parametrize("level", [0.0, 0.01])
-def test_silence_is_between_segments(level, kept):
+def test_silence_is_between_segments(level):
     """Words of 0.8 s with silence of 0.24, 0.4 and 1.2 s, in turn. A quiet voice in a silence is kept."""
     words, at = [], 50
     for n in range(60):
@@ -81,12 +80,12 @@ def test_silence_is_between_segments(level, kept):
     for begin, end in words:
         loudness[begin:end] = 1.0
     loudness[words[2][1] + 7] = 0.1 + level
-    segments, doubtful = choose_segments(np.array(words), loudness, Cutting(kept_silence=kept * STEP), STEP)
+    segments, doubtful = choose_segments(np.array(words), loudness, Limits(60, (0.6,)), STEP)
     assert not doubtful
     assert len(segments) == 19  # the silence with the voice is shorter than 0.6 s on both sides of it
-    assert segments[0] == (50 - kept, words[5][1] + kept)
-    assert segments[1] == (words[6][0] - kept, words[8][1] + kept)
-    assert segments[-1][1] == words[-1][1] + kept
+    assert segments[0] == (50, words[5][1])
+    assert segments[1] == (words[6][0], words[8][1])
+    assert segments[-1][1] == words[-1][1]
 
 
 def noisy(total, spans, rng, noise=0.001):
@@ -100,37 +99,37 @@ def noisy(total, spans, rng, noise=0.001):
 def test_a_long_word_does_not_hide_a_pause():
     """The silence of 0.2 s in the word belongs to it; that of 1 s is between two segments."""
     loudness = noisy(1000, [(200, 300), (320, 400), (500, 700)], np.random.default_rng(0))
-    segments, doubtful = choose_segments(np.array([(210, 690)]), loudness, Cutting(), 0.01)
+    segments, doubtful = choose_segments(np.array([(210, 690)]), loudness, MINUTE, 0.01)
     assert segments == [(200, 400), (500, 700)]
     assert not doubtful
 
 
 def test_a_word_heard_in_noise_is_no_sound():
     loudness = noisy(1000, [(200, 400)], np.random.default_rng(0))
-    assert choose_segments(np.array([(220, 380), (700, 740)]), loudness, Cutting(), 0.01)[0] == [(200, 400)]
+    assert choose_segments(np.array([(220, 380), (700, 740)]), loudness, MINUTE, 0.01)[0] == [(200, 400)]
 
 
 def test_faint_sound_beside_speech_is_kept_and_noise_is_not():
     loudness = noisy(1000, [(200, 400)], np.random.default_rng(0))
     loudness[190:200] = loudness[400:415] = 0.01  # -40 dB; the fricatives of "six"
     loudness[700:710] = 0.01
-    assert choose_segments(np.array([(220, 380)]), loudness, Cutting(), 0.01)[0] == [(190, 415)]
+    assert choose_segments(np.array([(220, 380)]), loudness, MINUTE, 0.01)[0] == [(190, 415)]
 
 
-@pytest.mark.parametrize(("most", "expected"), [(0.15, [(200, 400), (420, 700)]), (0.6, [(200, 700)])])
-def test_silence_of_max_pause_ends_a_segment_even_in_a_word(most, expected):
+@pytest.mark.parametrize(("least", "expected"), [(0.2, [(200, 400), (420, 700)]), (0.3, [(200, 700)])])
+def test_a_long_pause_ends_a_segment_even_in_a_word(least, expected):
     loudness = noisy(1000, [(200, 400), (420, 700)], np.random.default_rng(0))
-    assert choose_segments(np.array([(300, 500)]), loudness, Cutting(max_pause=most), 0.01)[0] == expected
+    assert choose_segments(np.array([(300, 500)]), loudness, Limits(60, (least,)), 0.01)[0] == expected
 
 
-@pytest.mark.parametrize("most", [0.08, 0.1, 0.11, None])
+@pytest.mark.parametrize("least", [0.08, 0.1, 0.11])
 @pytest.mark.parametrize("words", [[(200, 400), (410, 700)], [(200, 700)]])
-def test_background_noise_of_max_quiet_pause_ends_a_segment(words, most):
+def test_background_noise_ends_a_segment_in_half_the_time_of_silence(words, least):
     """Noise of 0.1 s between two words or in one, and a closure of 0.1 s that is 16 dB louder than the noise."""
     loudness = noisy(1000, [(200, 400), (410, 700)], np.random.default_rng(0))
     loudness[500:510] = 0.006
-    segments, _ = choose_segments(np.array(words), loudness, Cutting(max_quiet_pause=most), 0.01)
-    assert segments == ([(200, 400), (410, 700)] if most in (0.08, 0.1) else [(200, 700)])
+    segments, _ = choose_segments(np.array(words), loudness, Limits(60, (least,)), 0.01)
+    assert segments == ([(200, 400), (410, 700)] if least <= 0.1 else [(200, 700)])
 
 
 def test_background_noise_is_known_from_few_pauses():
@@ -141,7 +140,7 @@ def test_background_noise_is_known_from_few_pauses():
     for begin, end in pauses:
         loudness[begin:end] = 0.001
     words = np.array([(n, n + 50) for n in range(0, 3000, 50)])
-    segments, _ = choose_segments(words, loudness, Cutting(max_quiet_pause=0.08), 0.01)
+    segments, _ = choose_segments(words, loudness, Limits(60, (0.08,)), 0.01)
     edges = [(before[1], after[0]) for before, after in pairwise(segments)]
     assert len(edges) == len(pauses)
     assert all(begin <= pause[0] < pause[1] <= end for pause, (begin, end) in zip(pauses, edges, strict=True))
@@ -152,14 +151,14 @@ def test_quiet_words_are_sound():
     loudness = noisy(2000, [(200, 400), (600, 800), (1000, 1200)], np.random.default_rng(0))
     loudness[1500:1540] = loudness[1550:1600] = 0.005
     words = np.array([(200, 400), (600, 800), (1000, 1200), (1500, 1600)])
-    assert choose_segments(words, loudness, Cutting(), 0.01)[0][-1] == (1500, 1600)
+    assert choose_segments(words, loudness, MINUTE, 0.01)[0][-1] == (1500, 1600)
 
 
 def test_without_pauses_the_longest_gap_is_taken_and_reported():
     words = np.array([(n, n + 4) for n in range(0, 2000, 4)])
     words[100:, 0] += 1  # one frame between all later words
     words[100, 0] += 1  # two before this one, at frame 402
-    segments, doubtful = choose_segments(words, np.ones(2000), Cutting(30, 60, 0.3), STEP)
+    segments, doubtful = choose_segments(words, np.ones(2000), MINUTE, STEP)
     cuts = cuts_of(segments)
     assert 400 <= cuts[1] <= 402
     assert doubtful == cuts[1:-1]
@@ -169,7 +168,7 @@ def test_without_pauses_the_longest_gap_is_taken_and_reported():
 def test_one_word_that_fills_the_range_is_cut_at_its_quietest_frame():
     loudness = np.ones(1000)
     loudness[300] = 0.0
-    segments, doubtful = choose_segments(np.array([(0, 1000)]), loudness, Cutting(30, 60, 0.3), STEP)
+    segments, doubtful = choose_segments(np.array([(0, 1000)]), loudness, MINUTE, STEP)
     cuts = cuts_of(segments)
     assert cuts[1] in (300, 301)
     assert doubtful == [cuts[1]]
@@ -191,19 +190,36 @@ def test_a_segment_begins_with_its_sound_to_a_millisecond(rate):
 
 
 def test_an_empty_recording_has_no_segment():
-    assert choose_segments(np.zeros((0, 2), int), np.zeros(0), Cutting(), STEP) == ([], [])
+    assert choose_segments(np.zeros((0, 2), int), np.zeros(0), MINUTE, STEP) == ([], [])
+
+
+@pytest.mark.parametrize("length", [3.0, 6.0, 40.0])
+def test_the_longest_pause_is_chosen_that_keeps_segments_as_short_as_in_training(length):
+    """Sentences of 2 s, with pauses that become longer in turn, from 0.1 to 0.9 s."""
+    spans, at = [], 100
+    for n in range(180):
+        spans.append((at, at + 200))
+        at += 200 + 10 * (1 + n % 9)
+    loudness = noisy(at + 100, spans, np.random.default_rng(0))
+    segments, doubtful = choose_segments(np.array(spans), loudness, Cutting().limits(length), 0.01)
+    lengths = np.array([end - begin for begin, end in segments]) * 0.01
+    assert not doubtful
+    assert lengths.max() <= length
+    assert lengths.max() > 0.4 * length
+
+
+def test_models_without_known_lengths_and_a_chosen_length_have_their_limits():
+    assert Cutting().limits(None) == Limits(60, PAUSES[PAUSES.index(0.3) :])
+    assert Cutting().limits(40.0) == Limits(40)
+    assert Cutting(8).limits(40.0) == Limits(16)
+    assert [Cutting().max_segment_seconds, Cutting(8).max_segment_seconds] == [60, 16]
 
 
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ((1, 60, 0.3), "segment_seconds is 1, expected a number >= 2"),
-        ((30, 20, 0.3), "max_segment_seconds is 20, expected a number >= segment_seconds, 30"),
-        ((30, 60, 0), "min_pause is 0, expected a finite number > 0"),
-        ((30, 60, 0.3, 0), "max_pause is 0, expected a finite number > 0"),
-        ((30, 60, 0.3, 0.6, 0, 1.5), "min_confidence is 1.5, expected a number in [0, 1]"),
-        ((30, 60, 0.3, 0.6, -1), "kept_silence is -1, expected a finite number >= 0"),
-        ((30, 60, 0.3, 0.6, 0, 0, -1), "max_quiet_pause is -1, expected a finite number > 0"),
+        ((1,), "segment_seconds is 1, expected a number >= 2"),
+        ((30, 1.5), "min_confidence is 1.5, expected a number in [0, 1]"),
     ],
 )
 def test_values_out_of_range(values, problem):

@@ -64,7 +64,7 @@ def test_text_of_a_recording_is_that_of_its_segments(name, head, strategy, tmp_p
 
     file, _ = joined_speech(tmp_path)
     model = load(name, head, strategy)
-    found = transcribe_long(model, file, cutting=Cutting(8, 16), batch_size=3)
+    found = transcribe_long(model, file, cutting=Cutting(8), batch_size=3)
     samples, _ = soundfile.read(file, dtype="float32")
     assert model.current_head.name == head
     assert model.current_head.config.strategy == strategy
@@ -128,7 +128,7 @@ def test_noise_gets_no_words(tmp_path):
     begin, end = len(samples) / RATE, len(samples) / RATE + 5
     found = {}
     for least in (0.0, 0.65):
-        long = transcribe_long(model, tmp_path / "noisy.wav", cutting=Cutting(max_pause=0.15, min_confidence=least))
+        long = transcribe_long(model, tmp_path / "noisy.wav", cutting=Cutting(min_confidence=least))
         found[least] = [(segment.start, segment.end) for segment in long.segments]
     kept = [span for span in found[0.0] if span[1] <= begin + 0.1 or span[0] >= end]
     assert len(kept) < len(found[0.0])
@@ -141,7 +141,7 @@ def test_cuts_avoid_the_utterances(tmp_path):
 
     file, spans = joined_speech(tmp_path, 20)
     model = load("self_ctc", "ctc", "greedy_batch", timestamps=False)
-    found = transcribe_long(model, file, cutting=Cutting(20, 40), timestamps=True)
+    found = transcribe_long(model, file, cutting=Cutting(20), timestamps=True)
     assert len(found.words) > 100
     assert not model.current_head.config.compute_timestamps  # as before
     cuts = [segment.start for segment in found.segments[1:]]
@@ -155,7 +155,7 @@ def test_damaged_end_loses_only_later_words(tmp_path):
 
     file, _ = joined_speech(tmp_path)
     model = load("self_ctc", "ctc", "greedy_batch")
-    cutting = Cutting(8, 16)
+    cutting = Cutting(8)
     whole = transcribe_long(model, file, cutting=cutting)
     assert not whole.error
     data = file.read_bytes()
@@ -177,15 +177,15 @@ def test_noise_without_pauses_is_reported_with_its_file_and_time(tmp_path, monke
     model = load("self_ctc", "ctc", "greedy_batch")
     warnings = []
     monkeypatch.setattr(long_audio.logger, "warning", lambda message, *values: warnings.append(message % values))
-    found = long_audio.transcribe_long(model, file, cutting=Cutting(5, 10, 9))
+    found = long_audio.transcribe_long(model, file, cutting=Cutting(5))
     assert max(segment.end - segment.start for segment in found.segments) <= 10
-    assert any(f"{file}: no pause of 9 s at 0:00:0" in warning for warning in warnings)
+    assert any(f"{file}: no pause of 0.3 s at 0:00:0" in warning for warning in warnings)
 
 
 class SilentModel:
     """A model that hears nothing."""
 
-    frame_seconds = 0.08
+    frame_seconds, trained_seconds = 0.08, None
     channel_selector = None
 
     def encode(self, files, batch_size):
@@ -255,7 +255,7 @@ def test_no_word_is_lost_or_doubled_at_a_thousand_cuts(tmp_path):
     file = tmp_path / "hours.wav"
     soundfile.write(file, np.concatenate(parts), rate, subtype="FLOAT")
     model = ExactModel()
-    plan = find_cuts(model, file, Cutting(6, 12, 0.3), 8)
+    plan = find_cuts(model, file, Cutting(6), 8)
     found = [each for files in segment_files(model, file, plan, 8) for each in model.decode(files)]
     whole = joined(plan.spans(), found)
     assert len(whole.segments) > 1000
@@ -354,7 +354,7 @@ def test_an_interrupted_call_continues_with_the_next_segment(tmp_path, monkeypat
     file, _ = joined_speech(tmp_path)
     model = load("self_hybrid_rnnt", "rnnt", "alsd_pp", timestamps=False)
     options = {"timestamps": True, "batch_size": 2, "resume": tmp_path / "log"}
-    expected = transcribe_long(model, file, **{**options, "resume": None}, cutting=Cutting(8, 16))
+    expected = transcribe_long(model, file, **{**options, "resume": None}, cutting=Cutting(8))
     decode, calls = Model.decode, []
 
     def stopped(self, outputs):
@@ -365,18 +365,18 @@ def test_an_interrupted_call_continues_with_the_next_segment(tmp_path, monkeypat
 
     monkeypatch.setattr(Model, "decode", stopped)
     with pytest.raises(KeyboardInterrupt):
-        transcribe_long(model, file, **options, cutting=Cutting(8, 16))
+        transcribe_long(model, file, **options, cutting=Cutting(8))
     kept = options["resume"].read_bytes()
     monkeypatch.setattr(Model, "decode", lambda *given: calls.append(given) or decode(*given))
     calls.clear()
-    assert transcribe_long(model, file, **options, cutting=Cutting(8, 16)) == expected
+    assert transcribe_long(model, file, **options, cutting=Cutting(8)) == expected
     batches = (len(expected.segments) + 1) // 2
     assert len(calls) == batches - 2
     assert not options["resume"].exists()
     options["resume"].write_bytes(kept)
     calls.clear()
     with torch_weights_changed(model):
-        transcribe_long(model, file, **options, cutting=Cutting(8, 16))
+        transcribe_long(model, file, **options, cutting=Cutting(8))
     assert len(calls) >= batches  # the segments are those of other weights
 
 

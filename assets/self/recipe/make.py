@@ -129,10 +129,13 @@ def make_train(args: argparse.Namespace) -> None:
 def make_export(args: argparse.Namespace) -> None:
     """Write the .nemo files."""
     import model
+    from speech import read_manifest
 
     quieten_nemo()
     shape = model.Shape(args.layers, args.width, args.streaming)
-    model.export(args.out / "weights.pt", args.out / "tokenizer", shape, args.out / "models")
+    manifests = [folder / "speech" / "train.json" for folder in (args.out, *args.more)]
+    seconds = [entry["duration"] for manifest in manifests for entry in read_manifest(manifest)]
+    model.export(args.out / "weights.pt", args.out / "tokenizer", shape, args.out / "models", seconds)
 
 
 def make_check(args: argparse.Namespace) -> None:

@@ -203,10 +203,11 @@ def build_sharing_encoder(tokenizer: Path, shape: Shape) -> dict[str, EncDecHybr
     return models
 
 
-def export(weights: Path, tokenizer: Path, shape: Shape, folder: Path) -> None:
+def export(weights: Path, tokenizer: Path, shape: Shape, folder: Path, seconds: list[float]) -> None:
     """Write the trained models as .nemo files with 16-bit weights and no paths inside.
 
-    `restore_from` turns the weights back into 32 bits.
+    `restore_from` turns the weights back into 32 bits. The config has the least and the greatest of `seconds`, lengths
+    of the utterances of the training: `transcribe` cuts long recordings into segments of such lengths.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = torch.load(weights, map_location="cpu")
@@ -222,6 +223,7 @@ def export(weights: Path, tokenizer: Path, shape: Shape, folder: Path) -> None:
                 child.half()
         with open_dict(model.cfg):
             model.cfg.tokenizer.dir = None
+            model.cfg.train_ds.update(min_duration=round(min(seconds), 1), max_duration=round(max(seconds), 1))
         path = folder / f"self_{kind}.nemo"
         model.save_to(str(path))
         path.write_bytes(gzip.compress(path.read_bytes(), mtime=0))  # NeMo opens archives of both sorts
