@@ -161,9 +161,7 @@ def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
     return _Levels(speech, noise, loud, faint, quiet)
 
 
-def _sound(
-    words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: np.ndarray, longest: int
-) -> np.ndarray:
+def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: np.ndarray, longest: int) -> np.ndarray:
     """Whether a step is louder than silence, or in a word, [T] bool.
 
     Words that the greedy pass misses are louder than silence. A quiet word is compared with its own loudest step. A

@@ -47,9 +47,7 @@ def model(request, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["n_best=2"], ["strategy=greedy_batch"], ["segment_seconds=6"]]
-)
+@pytest.mark.parametrize("options", [[], ["n_best=2"], ["strategy=greedy_batch"], ["segment_seconds=6"]])
 def test_words_have_times_and_confidence(options, model, tmp_path):
     out = tmp_path / "o.jsonl"
     arguments = [f"model={model}/m.nemo", f"audio={model}/a.wav", f"out={out}", "subtitles=srt,tsv"]
