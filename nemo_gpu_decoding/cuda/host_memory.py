@@ -12,12 +12,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.cuda.driver import Driver
+from nemo_gpu_decoding.cuda.driver import device_attribute
 
 ROOT = Path("/")
 # names of a control group's files, versions 2 and 1: limit, usage
@@ -149,7 +148,7 @@ class HostTable:
         address = self._array.ctypes.data
         # a fork of the process would copy all pinned pages at once
         _advise(self._memory, "MADV_DONTFORK")
-        status = _cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
+        status = torch.cuda.cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
         if int(status) != 0:
             _advise(self._memory, "MADV_DOFORK")
             _forget_error()
@@ -159,17 +158,14 @@ class HostTable:
                 f"{_gib(lock_limit(), 'any amount')}"
             )
         # tensors made from the array keep it alive and pinned
-        self._unpin = weakref.finalize(self._array, lambda: _cudart().cudaHostUnregister(address))
+        self._unpin = weakref.finalize(self._array, lambda: torch.cuda.cudart().cudaHostUnregister(address))
         # at exit the driver unpins all memory; a call may then come too late
         self._unpin.atexit = False
 
 
 def _check_addresses(device: torch.device) -> None:
     """Raise unless kernels can read a table at its host address, which not all systems support."""
-    driver = Driver()
-    attribute = driver.bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-    driver.call("cuInit", 0)
-    if not driver.call("cuDeviceGetAttribute", attribute, driver.call("cuDeviceGet", device.index)):
+    if not device_attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM", device.index):
         raise PinningError(f"kernels on {device} can't read host memory at the host's address")
 
 
@@ -203,7 +199,3 @@ def _forget_error() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()
