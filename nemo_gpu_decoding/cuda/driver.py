@@ -167,10 +167,10 @@ def _check_parameters(function: Any, signature: Signature) -> None:
     except RuntimeError:
         return  # the driver has no such function
     sizes = [int(size) for status, _, size in parameters if int(status) == 0]
-    if sizes != [signature.size]:
+    if sizes != [signature.struct.itemsize]:
         raise ValueError(
             f"kernel {signature.name} has parameters of {sizes} bytes (up to 2 are looked at), but its signature "
-            f"says [{signature.size}]"
+            f"says [{signature.struct.itemsize}]"
         )
 
 

@@ -6,7 +6,6 @@ the container's limit. So this module also reads the limits of all control group
 
 from __future__ import annotations
 
-import importlib
 import mmap
 import weakref
 from collections.abc import Iterator
@@ -33,19 +32,6 @@ def free_host_bytes(root: Path = ROOT) -> int | None:
     """
     limits = [_available(root), *(_left_of(folder) for folder in _memory_groups(root))]
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def lock_limit() -> int | None:
-    """Bytes that the process may lock (`ulimit -l`); None if there is no limit.
-
-    For messages only: NVIDIA's driver for Linux ignores this limit when it pins memory.
-    """
-    try:
-        resource = importlib.import_module("resource")
-    except ModuleNotFoundError:  # Windows
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else int(soft)
 
 
 def _available(root: Path) -> int | None:
@@ -153,9 +139,8 @@ class HostTable:
             _advise(self._memory, "MADV_DOFORK")
             _forget_error()
             raise PinningError(
-                f"cudaHostRegister can't pin {self.nbytes / 2**30:.2f} GiB of host memory: {status}; "
-                f"{_gib(free_host_bytes(), 'an unknown amount')} are free, and `ulimit -l` allows "
-                f"{_gib(lock_limit(), 'any amount')}"
+                f"cudaHostRegister can't pin {_gib(self.nbytes)} of host memory: {status}; "
+                f"{_gib(free_host_bytes())} are free"
             )
         # tensors made from the array keep it alive and pinned
         self._unpin = weakref.finalize(self._array, lambda: torch.cuda.cudart().cudaHostUnregister(address))
@@ -176,8 +161,7 @@ def _anonymous(nbytes: int) -> mmap.mmap:
         memory = mmap.mmap(-1, nbytes, **private)
     except OSError as error:
         raise PinningError(
-            f"can't get {_gib(nbytes)} of host memory ({error.strerror}), "
-            f"{_gib(free_host_bytes(), 'an unknown amount')} are free"
+            f"can't get {_gib(nbytes)} of host memory ({error.strerror}), {_gib(free_host_bytes())} are free"
         ) from error
     _advise(memory, "MADV_HUGEPAGE")
     return memory
@@ -190,8 +174,8 @@ def _advise(memory: mmap.mmap, advice: str) -> None:
             memory.madvise(getattr(mmap, advice))
 
 
-def _gib(nbytes: int | None, otherwise: str = "") -> str:
-    return otherwise if nbytes is None else f"{nbytes / 2**30:.2f} GiB"
+def _gib(nbytes: int | None) -> str:
+    return "an unknown amount" if nbytes is None else f"{nbytes / 2**30:.2f} GiB"
 
 
 def _forget_error() -> None:

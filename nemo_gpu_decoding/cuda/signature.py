@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,14 +80,11 @@ class Scalar:
     """
 
     dtype: type[np.generic] | np.dtype  # np.int32, np.float32, ..., or records
-    # The packing of a record's fields, computed once; None if a field is a record or an array.
-    layout: struct.Struct | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         dtype = np.dtype(self.dtype)
         if dtype.fields is None and dtype.kind not in "biuf":
             raise ValueError(f"a Scalar is of type {dtype}, expected a bool, integer or floating point type")
-        object.__setattr__(self, "layout", _flat_layout(dtype))
 
 
 @dataclass(frozen=True)
@@ -121,57 +117,30 @@ class Signature:
     def scalars(self) -> tuple[tuple[int, str, Scalar, Callable[[Scalar, Any], Any]], ...]:
         """The other parameters: their positions, and the functions that convert their arguments."""
         return tuple(
-            (i, name, scalar, _record_bytes if np.dtype(scalar.dtype).fields else _number)
+            (i, name, scalar, _record if np.dtype(scalar.dtype).fields else _number)
             for i, (name, scalar) in enumerate(self.parameters.items())
             if isinstance(scalar, Scalar)
         )
 
-    @property
-    def size(self) -> int:
-        """Bytes of the struct."""
-        return self._layout.size
+    @cached_property
+    def struct(self) -> np.dtype:
+        """The struct, as in C++."""
+        dtypes = [np.uint64 if isinstance(given, Tensor) else given.dtype for given in self.parameters.values()]
+        return np.dtype([(f"_{n}", dtype) for n, dtype in enumerate(dtypes)], align=True)
 
-    def packed(self, values: Sequence[Any]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
+    def packed(self, values: Sequence[Any]) -> tuple[np.ndarray, ctypes.Array[Any]]:
         """Pack checked arguments for a launch.
 
         Returns:
-            the struct's bytes, and [1] their address. Both must stay alive until the launch returns.
+            the struct, and [1] its address. Both must stay alive until the launch returns.
         """
-        packed = ctypes.create_string_buffer(self._layout.pack(*values), self._layout.size)
-        return packed, (ctypes.c_uint64 * 1)(ctypes.addressof(packed))
-
-    @cached_property
-    def _layout(self) -> struct.Struct:
-        dtypes = [
-            np.uint64 if isinstance(parameter, Tensor) else parameter.dtype for parameter in self.parameters.values()
-        ]
-        return _packing(np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True))
-
-
-_PACK_CODES = dict(
-    zip(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), "?bhiqBHIQefd",
-        strict=True)
-)  # fmt: skip
-
-
-def _packing(record: np.dtype) -> struct.Struct:
-    """The packing of a record's fields; fields that are records are bytes."""
-    code, end = "<", 0
-    for dtype, offset, *_ in (record.fields or {}).values():
-        field = f"{dtype.itemsize}s" if dtype.fields else _PACK_CODES[dtype.str[1:]]
-        code += f"{offset - end}x{field}"
-        end = offset + dtype.itemsize
-    return struct.Struct(f"{code}{record.itemsize - end}x")
-
-
-def _flat_layout(dtype: np.dtype) -> struct.Struct | None:
-    if dtype.fields is None or any(kind.fields or kind.shape for kind, *_ in dtype.fields.values()):
-        return None
-    return _packing(dtype)
+        packed = np.zeros((), self.struct)
+        packed[()] = tuple(values)
+        return packed, (ctypes.c_uint64 * 1)(packed.ctypes.data)
 
 
 def checked_arguments(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[Any]:
-    """The arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as bytes.
+    """The arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as tuples.
 
     Args:
         signature: of the kernel.
@@ -328,16 +297,11 @@ def _sizes(expected: Tensor, axes: dict[str, tuple[int, str]]) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def _record_bytes(expected: Scalar, value: Any) -> bytes:
+def _record(expected: Scalar, value: Any) -> tuple[Any, ...]:
     fields = np.dtype(expected.dtype).names or ()
-    if not isinstance(value, tuple) or getattr(value, "_fields", fields) != fields:
+    if not isinstance(value, tuple) or getattr(value, "_fields", fields) != fields or len(value) != len(fields):
         raise ValueError(f"is {value!r}, expected a tuple of {', '.join(fields)}")
-    if expected.layout is not None:
-        try:
-            return expected.layout.pack(*value)
-        except (struct.error, OverflowError):  # numpy converts more
-            pass
-    return np.array([tuple(value)], expected.dtype).tobytes()
+    return value
 
 
 def _number(expected: Scalar, value: Any) -> np.generic:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import host_memory as pinned
-from nemo_gpu_decoding.cuda.host_memory import HostTable, PinningError, free_host_bytes, lock_limit
+from nemo_gpu_decoding.cuda.host_memory import HostTable, PinningError, free_host_bytes
 
 GPU = torch.device("cuda", 1)
 
@@ -171,4 +171,3 @@ def test_free_memory_is_the_least_of_system_and_control_groups(machine):
 def test_free_memory_is_none_where_the_system_does_not_say(tmp_path):
     assert free_host_bytes(tmp_path) is None
     assert free_host_bytes() is None or free_host_bytes() > 0
-    assert lock_limit() is None or lock_limit() >= 0
