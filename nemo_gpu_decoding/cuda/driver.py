@@ -60,9 +60,7 @@ class CudaRuntime:
         device = self._usable(device)
         key = (device.index, source, tuple(sorted((defines or {}).items())))
         if key not in self._modules:
-            with self._lock:
-                loading = self._loading.setdefault(key, threading.Lock())
-            with loading:  # compiling takes seconds: threads wait only for the same kernels
+            with self._loading.setdefault(key, threading.Lock()):  # compiling takes seconds: others do not wait
                 if key not in self._modules:
                     self._modules[key] = CudaModule(_new_module(source, device, defines), source, device)
         return self._modules[key]

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -151,12 +151,14 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
         ValueError: names the kernel and the argument that is missing, unknown, of the wrong type,
             shape or device, or not contiguous.
     """
-    if len(arguments) != len(signature.parameters):
-        _raise_names(signature, arguments)
-    try:
-        values = [arguments[name] for name in signature.parameters]
-    except KeyError:
-        _raise_names(signature, arguments)
+    if arguments.keys() != signature.parameters.keys():
+        missing = [name for name in signature.parameters if name not in arguments]
+        unknown = [name for name in arguments if name not in signature.parameters]
+        raise ValueError(
+            f"kernel {signature.name}: missing arguments {missing}, unknown arguments {unknown}, "
+            f"expected {list(signature.parameters)}"
+        )
+    values = [arguments[name] for name in signature.parameters]
     for (place, _, _), address in zip(signature.places, _addresses(signature, device, arguments), strict=True):
         values[place] = address
     name = ""
@@ -174,20 +176,16 @@ def _addresses(signature: Signature, device: torch.device, arguments: Mapping[st
     The same tensor at the same address still has memory of the same size, so it needs no check.
     """
     tensors = [arguments[name] for _, name, _ in signature.places]
-    try:
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    except AttributeError:
-        _check_forms(signature, device, arguments)  # names the argument
-        raise
+    addresses = [tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0 for tensor in tensors]
     *before, known = signature.last[0]
     if before == [device, addresses] and all((k and k()) is tensor for k, tensor in zip(known, tensors, strict=True)):
         return addresses
     form: list[Any] = [device]  # all properties that are checked
     for (_, _, expected), tensor, address in zip(signature.places, tensors, addresses, strict=True):
-        form.append(None if tensor is None else address % expected.layout.alignment)
-        if tensor is not None:
+        form.append(type(tensor))
+        if isinstance(tensor, torch.Tensor):
             form += tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
-            form.append(expected.pinned and _is_pageable(tensor, device))
+            form += address % expected.layout.alignment, expected.pinned and _is_pageable(tensor, device)
     if (checked := tuple(form)) not in signature.checked_forms:
         _check_forms(signature, device, arguments)
         if len(signature.checked_forms) >= MOST_FORMS:  # batches have many different sizes
@@ -217,15 +215,6 @@ def as_records(array: np.ndarray) -> torch.Tensor:
     if not flat.flags.writeable:
         flat = flat.copy()
     return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize)
-
-
-def _raise_names(signature: Signature, arguments: Mapping[str, Any]) -> NoReturn:
-    missing = [name for name in signature.parameters if name not in arguments]
-    unknown = [name for name in arguments if name not in signature.parameters]
-    raise ValueError(
-        f"kernel {signature.name}: missing arguments {missing}, unknown arguments {unknown}, "
-        f"expected {list(signature.parameters)}"
-    )
 
 
 def _check_form(
