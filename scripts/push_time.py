@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -125,8 +124,8 @@ def host_time(strategy: str, batch: int, pushes: int = PUSHES, warm_up: int = WA
     kind, variant = STRATEGIES[strategy]
     subject = kind("cuda")
 
-    def captured(device: torch.device, steps: partial[None]) -> HostGraph:
-        step = steps.args[0]
+    def captured(device: torch.device, body: Any) -> HostGraph:
+        (step,) = body.args
         graph = captured_while(device, lambda handle: step.run(in_loop=True, handle=handle))
         return HostGraph(graph, runtime, step.work)
 

@@ -218,7 +218,7 @@ CODE_BUDGETS = {
     "cli": 2153,
     "cluster": 734,
     "compat": 1031,
-    "cuda": 1155,
+    "cuda": 974,
     "fusion": 2191,
     "graph": 1727,
     "live": 1325,
@@ -227,9 +227,9 @@ CODE_BUDGETS = {
     "search": 11336,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43264
+PACKAGE_LINES = 43026
 PACKAGE_FILES = 200
-TESTS_LINES = 39449
+TESTS_LINES = 39040
 DOCS_WORDS = 44905
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from typing import Any
 
 import torch
 
@@ -22,17 +21,10 @@ OLDEST_CAPABILITY = (7, 5)
 OLDEST_CUDA_PYTHON = (12, 9)
 
 
-def why_unavailable(device: torch.device, bindings: Any = None) -> str | None:
-    """None if kernels run on `device`, else the reason in one line. Never raises.
-
-    Args:
-        device: of any type, with or without index.
-        bindings: replaces `cuda.bindings.driver`.
-    """
+def why_unavailable(device: torch.device) -> str | None:
+    """None if kernels run on `device`, which may have no index; else the reason in one line. Never raises."""
     try:
-        return (
-            _torch_problem(device) or _cuda_python_problem() or _compiler_problem(device) or _driver_problem(bindings)
-        )
+        return _torch_problem(device) or _cuda_python_problem() or _compiler_problem(device) or _driver_problem()
     except Exception as error:  # the libraries raise errors of many types; none may stop a decoder
         return f"CUDA does not answer: {_one_line(error)}"
 
@@ -75,20 +67,28 @@ def _compiler_problem(device: torch.device) -> str | None:
     return None
 
 
-def _driver_problem(bindings: Any) -> str | None:
+def _driver_problem() -> str | None:
     """A driver runs code of any older compiler, and of newer ones of its own major version."""
-    driver = bindings or importlib.import_module("cuda.bindings.driver")
-    status, number = driver.cuDriverGetVersion()
-    if int(status) != 0:
-        return f"the NVIDIA driver fails with {status}"
-    supported = (number // 1000, number % 1000 // 10)
-    compiler = nvrtc.version()
+    supported, compiler = driver_version(), nvrtc.version()
     if supported[0] < compiler[0]:
         return (
             f"the driver is for CUDA {_dotted(supported)} and can't run what NVRTC {_dotted(compiler)} "
             f"compiles: take a newer driver, or {install_command(f'cuda{supported[0]}')}"
         )
     return None
+
+
+def driver_version() -> tuple[int, int]:
+    """The newest CUDA whose programs the driver runs.
+
+    Raises:
+        RuntimeError: the driver does not answer.
+        ImportError: cuda-python is not installed.
+    """
+    status, number = importlib.import_module("cuda.bindings.driver").cuDriverGetVersion()
+    if int(status) != 0:
+        raise RuntimeError(f"the NVIDIA driver fails with {status}")
+    return number // 1000, number % 1000 // 10
 
 
 def install_advice() -> str:

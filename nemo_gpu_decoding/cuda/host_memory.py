@@ -6,18 +6,16 @@ the container's limit. So this module also reads the limits of all control group
 
 from __future__ import annotations
 
-import importlib
 import mmap
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.cuda.driver import Driver
+from nemo_gpu_decoding.cuda.driver import device_attribute
 
 ROOT = Path("/")
 # names of a control group's files, versions 2 and 1: limit, usage
@@ -34,19 +32,6 @@ def free_host_bytes(root: Path = ROOT) -> int | None:
     """
     limits = [_available(root), *(_left_of(folder) for folder in _memory_groups(root))]
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def lock_limit() -> int | None:
-    """Bytes that the process may lock (`ulimit -l`); None if there is no limit.
-
-    For messages only: NVIDIA's driver for Linux ignores this limit when it pins memory.
-    """
-    try:
-        resource = importlib.import_module("resource")
-    except ModuleNotFoundError:  # Windows
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else int(soft)
 
 
 def _available(root: Path) -> int | None:
@@ -149,27 +134,23 @@ class HostTable:
         address = self._array.ctypes.data
         # a fork of the process would copy all pinned pages at once
         _advise(self._memory, "MADV_DONTFORK")
-        status = _cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
+        status = torch.cuda.cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
         if int(status) != 0:
             _advise(self._memory, "MADV_DOFORK")
             _forget_error()
             raise PinningError(
-                f"cudaHostRegister can't pin {self.nbytes / 2**30:.2f} GiB of host memory: {status}; "
-                f"{_gib(free_host_bytes(), 'an unknown amount')} are free, and `ulimit -l` allows "
-                f"{_gib(lock_limit(), 'any amount')}"
+                f"cudaHostRegister can't pin {_gib(self.nbytes)} of host memory: {status}; "
+                f"{_gib(free_host_bytes())} are free"
             )
         # tensors made from the array keep it alive and pinned
-        self._unpin = weakref.finalize(self._array, lambda: _cudart().cudaHostUnregister(address))
+        self._unpin = weakref.finalize(self._array, lambda: torch.cuda.cudart().cudaHostUnregister(address))
         # at exit the driver unpins all memory; a call may then come too late
         self._unpin.atexit = False
 
 
 def _check_addresses(device: torch.device) -> None:
     """Raise unless kernels can read a table at its host address, which not all systems support."""
-    driver = Driver()
-    attribute = driver.bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-    driver.call("cuInit", 0)
-    if not driver.call("cuDeviceGetAttribute", attribute, driver.call("cuDeviceGet", device.index)):
+    if not device_attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM", device.index):
         raise PinningError(f"kernels on {device} can't read host memory at the host's address")
 
 
@@ -180,8 +161,7 @@ def _anonymous(nbytes: int) -> mmap.mmap:
         memory = mmap.mmap(-1, nbytes, **private)
     except OSError as error:
         raise PinningError(
-            f"can't get {_gib(nbytes)} of host memory ({error.strerror}), "
-            f"{_gib(free_host_bytes(), 'an unknown amount')} are free"
+            f"can't get {_gib(nbytes)} of host memory ({error.strerror}), {_gib(free_host_bytes())} are free"
         ) from error
     _advise(memory, "MADV_HUGEPAGE")
     return memory
@@ -194,8 +174,8 @@ def _advise(memory: mmap.mmap, advice: str) -> None:
             memory.madvise(getattr(mmap, advice))
 
 
-def _gib(nbytes: int | None, otherwise: str = "") -> str:
-    return otherwise if nbytes is None else f"{nbytes / 2**30:.2f} GiB"
+def _gib(nbytes: int | None) -> str:
+    return "an unknown amount" if nbytes is None else f"{nbytes / 2**30:.2f} GiB"
 
 
 def _forget_error() -> None:
@@ -203,7 +183,3 @@ def _forget_error() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -68,11 +67,9 @@ class Tensor:
     pinned: bool = False
     # The layout of `dtype`, computed once for all launches.
     layout: Layout = field(init=False, repr=False, compare=False)
-    alignment: int = field(init=False, repr=False, compare=False)  # the layout's, in bytes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", Layout.of(self.dtype))
-        object.__setattr__(self, "alignment", self.layout.alignment)
 
 
 @dataclass(frozen=True)
@@ -83,19 +80,11 @@ class Scalar:
     """
 
     dtype: type[np.generic] | np.dtype  # np.int32, np.float32, ..., or records
-    # Least and greatest value of an integer type, None for others; computed once, as above.
-    limits: tuple[int, int] | None = field(init=False, repr=False, compare=False)
-    # The packing of a record's fields; None if a field is a record or an array.
-    layout: struct.Struct | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         dtype = np.dtype(self.dtype)
-        object.__setattr__(self, "limits", _limits(dtype))
-        object.__setattr__(self, "layout", _flat_layout(dtype))
-
-    @property
-    def is_record(self) -> bool:
-        return isinstance(self.dtype, np.dtype) and self.dtype.fields is not None
+        if dtype.fields is None and dtype.kind not in "biuf":
+            raise ValueError(f"a Scalar is of type {dtype}, expected a bool, integer or floating point type")
 
 
 @dataclass(frozen=True)
@@ -110,20 +99,13 @@ class Signature:
     # Forms of arguments that have been checked. A launch with other addresses and numbers only then takes
     # some microseconds; a check of every axis would take longer than the kernel.
     checked_forms: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
-    # The pointers of the last launch, and its device; at first None.
-    last: list[tuple[torch.device, Pointers] | None] = field(
-        default_factory=lambda: [None], init=False, repr=False, compare=False
-    )
+    # Of the last launch: the device, the addresses and weak references to the tensors.
+    last: list[Any] = field(default_factory=lambda: [(None, [], [])], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         taken = sorted(RESERVED & set(self.parameters))
         if taken:
             raise ValueError(f"{self.name}: parameters may not be called {', '.join(taken)}")
-
-    @cached_property
-    def pinned(self) -> tuple[tuple[str, Tensor], ...]:
-        """The pointer parameters in pinned memory."""
-        return tuple((name, given) for _, name, given in self.places if given.pinned)
 
     @cached_property
     def places(self) -> tuple[tuple[int, str, Tensor], ...]:
@@ -135,57 +117,30 @@ class Signature:
     def scalars(self) -> tuple[tuple[int, str, Scalar, Callable[[Scalar, Any], Any]], ...]:
         """The other parameters: their positions, and the functions that convert their arguments."""
         return tuple(
-            (i, name, scalar, _record_bytes if scalar.is_record else _number)
+            (i, name, scalar, _record if np.dtype(scalar.dtype).fields else _number)
             for i, (name, scalar) in enumerate(self.parameters.items())
             if isinstance(scalar, Scalar)
         )
 
-    @property
-    def size(self) -> int:
-        """Bytes of the struct."""
-        return self._layout.size
+    @cached_property
+    def struct(self) -> np.dtype:
+        """The struct, as in C++."""
+        dtypes = [np.uint64 if isinstance(given, Tensor) else given.dtype for given in self.parameters.values()]
+        return np.dtype([(f"_{n}", dtype) for n, dtype in enumerate(dtypes)], align=True)
 
-    def packed(self, values: Sequence[Any]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
+    def packed(self, values: Sequence[Any]) -> tuple[np.ndarray, ctypes.Array[Any]]:
         """Pack checked arguments for a launch.
 
         Returns:
-            the struct's bytes, and [1] their address. Both must stay alive until the launch returns.
+            the struct, and [1] its address. Both must stay alive until the launch returns.
         """
-        packed = ctypes.create_string_buffer(self._layout.pack(*values), self._layout.size)
-        return packed, (ctypes.c_uint64 * 1)(ctypes.addressof(packed))
-
-    @cached_property
-    def _layout(self) -> struct.Struct:
-        dtypes = [
-            np.uint64 if isinstance(parameter, Tensor) else parameter.dtype for parameter in self.parameters.values()
-        ]
-        return _packing(np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True))
-
-
-_PACK_CODES = dict(
-    zip(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), "?bhiqBHIQefd",
-        strict=True)
-)  # fmt: skip
-
-
-def _packing(record: np.dtype) -> struct.Struct:
-    """The packing of a record's fields; fields that are records are bytes."""
-    code, end = "<", 0
-    for dtype, offset, *_ in (record.fields or {}).values():
-        field = f"{dtype.itemsize}s" if dtype.fields else _PACK_CODES[dtype.str[1:]]
-        code += f"{offset - end}x{field}"
-        end = offset + dtype.itemsize
-    return struct.Struct(f"{code}{record.itemsize - end}x")
-
-
-def _flat_layout(dtype: np.dtype) -> struct.Struct | None:
-    if dtype.fields is None or any(kind.fields or kind.shape for kind, *_ in dtype.fields.values()):
-        return None
-    return _packing(dtype)
+        packed = np.zeros((), self.struct)
+        packed[()] = tuple(values)
+        return packed, (ctypes.c_uint64 * 1)(packed.ctypes.data)
 
 
 def checked_arguments(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[Any]:
-    """The arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as bytes.
+    """The arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as tuples.
 
     Args:
         signature: of the kernel.
@@ -196,24 +151,49 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
         ValueError: names the kernel and the argument that is missing, unknown, of the wrong type,
             shape or device, or not contiguous.
     """
-    if len(arguments) != len(signature.parameters):
-        _raise_names(signature, arguments)
-    try:
-        values = [arguments[name] for name in signature.parameters]
-    except KeyError:
-        _raise_names(signature, arguments)
-    for (place, _, _), known in zip(signature.places, _checked_pointers(signature, device, arguments), strict=True):
-        values[place] = 0 if known is None else known.address
+    if arguments.keys() != signature.parameters.keys():
+        missing = [name for name in signature.parameters if name not in arguments]
+        unknown = [name for name in arguments if name not in signature.parameters]
+        raise ValueError(
+            f"kernel {signature.name}: missing arguments {missing}, unknown arguments {unknown}, "
+            f"expected {list(signature.parameters)}"
+        )
+    values = [arguments[name] for name in signature.parameters]
+    for (place, _, _), address in zip(signature.places, _addresses(signature, device, arguments), strict=True):
+        values[place] = address
     name = ""
     try:
         for place, name, scalar, read in signature.scalars:  # noqa: B007 (the message names it)
             values[place] = read(scalar, values[place])
-        for name, expected in signature.pinned:  # forms do not include whether memory is pinned
-            if arguments[name] is not None:
-                _check_place(arguments[name], expected, device)
     except ValueError as error:
         raise ValueError(f"kernel {signature.name}, argument {name}: {error}") from None
     return values
+
+
+def _addresses(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[int]:
+    """The addresses of the tensors, 0 for None. Checks them, unless they are those of the previous launch.
+
+    The same tensor at the same address still has memory of the same size, so it needs no check.
+    """
+    tensors = [arguments[name] for _, name, _ in signature.places]
+    addresses = [tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0 for tensor in tensors]
+    *before, known = signature.last[0]
+    if before == [device, addresses] and all((k and k()) is tensor for k, tensor in zip(known, tensors, strict=True)):
+        return addresses
+    form: list[Any] = [device]  # all properties that are checked
+    for (_, _, expected), tensor, address in zip(signature.places, tensors, addresses, strict=True):
+        form.append(type(tensor))
+        if isinstance(tensor, torch.Tensor):
+            form += tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
+            form += address % expected.layout.alignment, expected.pinned and _is_pageable(tensor, device)
+    if (checked := tuple(form)) not in signature.checked_forms:
+        _check_forms(signature, device, arguments)
+        if len(signature.checked_forms) >= MOST_FORMS:  # batches have many different sizes
+            signature.checked_forms.clear()
+        signature.checked_forms.add(checked)
+    references = [None if tensor is None else weakref.ref(tensor) for tensor in tensors]
+    signature.last[0] = device, addresses, references  # at once: they were checked together
+    return addresses
 
 
 def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> None:
@@ -223,56 +203,6 @@ def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[
             _check_form(name, expected, device, arguments[name], axes)
         except ValueError as error:
             raise ValueError(f"kernel {signature.name}, argument {name}: {error}") from None
-
-
-class Known(NamedTuple):
-    """A tensor that has been checked."""
-
-    tensor: weakref.ref[torch.Tensor]
-    address: int
-    form: tuple[Any, ...]  # all properties that are checked, except the address
-
-
-Pointers: TypeAlias = "tuple[Known | None, ...]"  # of a launch; None for a null pointer
-
-
-def _checked_pointers(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> Pointers:
-    """The tensors of the arguments; those that differ from the previous launch are checked.
-
-    The same tensor at the same address still has memory of the same size, so it needs no check.
-    """
-    (before,) = signature.last  # replaced as a whole: these were checked together
-    known, same = before[1] if before is not None and before[0] == device else None, True
-    pointers: list[Known | None] = []
-    for i, (_, name, _) in enumerate(signature.places):
-        tensor, old = arguments[name], known[i] if known is not None else None
-        if tensor is None:
-            same &= known is not None and old is None
-            pointers.append(None)
-            continue
-        if not isinstance(tensor, torch.Tensor):
-            _check_forms(signature, device, arguments)  # raises
-        address = tensor.data_ptr()
-        if old is None or old.address != address or old.tensor() is not tensor:
-            form = tensor.size(), tensor.dtype, tensor.device, tensor.is_contiguous()
-            old, same = Known(weakref.ref(tensor), address, form), False
-        pointers.append(old)
-    if same and known is not None:
-        return known
-    form = device, *[pointer and pointer.form for pointer in pointers]
-    if form not in signature.checked_forms:
-        _check_forms(signature, device, arguments)
-        if len(signature.checked_forms) >= MOST_FORMS:  # batches have many different sizes
-            signature.checked_forms.clear()
-        signature.checked_forms.add(form)
-    for (_, name, expected), pointer in zip(signature.places, pointers, strict=True):
-        if pointer is not None and pointer.address % expected.alignment:
-            raise ValueError(
-                f"kernel {signature.name}, argument {name}: starts at address {pointer.address:#x}, "
-                f"expected a multiple of {expected.alignment}"
-            )
-    signature.last[0] = device, tuple(pointers)
-    return tuple(pointers)
 
 
 def as_records(array: np.ndarray) -> torch.Tensor:
@@ -285,15 +215,6 @@ def as_records(array: np.ndarray) -> torch.Tensor:
     if not flat.flags.writeable:
         flat = flat.copy()
     return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize)
-
-
-def _raise_names(signature: Signature, arguments: Mapping[str, Any]) -> NoReturn:
-    missing = [name for name in signature.parameters if name not in arguments]
-    unknown = [name for name in arguments if name not in signature.parameters]
-    raise ValueError(
-        f"kernel {signature.name}: missing arguments {missing}, unknown arguments {unknown}, "
-        f"expected {list(signature.parameters)}"
-    )
 
 
 def _check_form(
@@ -313,6 +234,9 @@ def _check_form(
             raise ValueError(f"has shape {tuple(shape)}, expected {_sizes(expected, axes)}")
     if not tensor.is_contiguous():
         raise ValueError(f"is not contiguous: shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+    address, alignment = tensor.data_ptr(), expected.layout.alignment
+    if address % alignment:
+        raise ValueError(f"starts at address {address:#x}, expected a multiple of {alignment}")
 
 
 def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -> None:
@@ -321,8 +245,13 @@ def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -
             raise ValueError(f"is on {tensor.device}, expected {device}, where the kernel runs")
     elif tensor.device.type != "cpu":
         raise ValueError(f"is on {tensor.device}, expected pinned host memory")
-    elif device.type == "cuda" and not tensor.is_pinned():
+    elif _is_pageable(tensor, device):
         raise ValueError("is pageable host memory, expected pinned host memory")
+
+
+def _is_pageable(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a kernel on the device cannot read the tensor's host memory."""
+    return device.type == "cuda" and not tensor.is_pinned()
 
 
 def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...]:
@@ -357,53 +286,29 @@ def _sizes(expected: Tensor, axes: dict[str, tuple[int, str]]) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def _record_bytes(expected: Scalar, value: Any) -> bytes:
+def _record(expected: Scalar, value: Any) -> tuple[Any, ...]:
     fields = np.dtype(expected.dtype).names or ()
-    if not isinstance(value, tuple) or getattr(value, "_fields", fields) != fields:
+    if not isinstance(value, tuple) or getattr(value, "_fields", fields) != fields or len(value) != len(fields):
         raise ValueError(f"is {value!r}, expected a tuple of {', '.join(fields)}")
-    if expected.layout is not None:
-        try:
-            return expected.layout.pack(*value)
-        except (struct.error, OverflowError):  # numpy converts more
-            pass
-    return np.array([tuple(value)], expected.dtype).tobytes()
+    return value
 
 
 def _number(expected: Scalar, value: Any) -> np.generic:
-    limits, dtype = expected.limits, cast("Any", expected.dtype)
-    if limits is not None and (type(value) is int or type(value) is bool) and limits[0] <= value <= limits[1]:
-        return dtype(value)
+    """Convert a number; fractions are rounded to floating-point types, all else must be exact."""
+    dtype: Any = expected.dtype
     if type(value) is dtype:
         return value
     if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         raise ValueError(f"is a {type(value).__name__}, expected a number for {np.dtype(dtype)}")
-    if expected.limits is None:
-        return _floating(np.dtype(dtype), value)
-    number = float(value) if isinstance(value, (float, np.floating)) else int(value)
-    low, high = expected.limits
-    if not math.isfinite(number) or number != int(number) or not low <= number <= high:
-        raise ValueError(f"is {value}, expected an integer in {low} .. {high} ({np.dtype(dtype)})")
-    return dtype(int(number))
-
-
-def _limits(dtype: np.dtype) -> tuple[int, int] | None:
-    if dtype.kind == "f" or dtype.fields:
-        return None
-    if dtype.kind == "b":
-        return 0, 1
-    if dtype.kind not in "iu":
-        raise ValueError(f"a Scalar is of type {dtype}, expected a bool, integer or floating point type")
-    limits = np.iinfo(dtype)
-    return int(limits.min), int(limits.max)
-
-
-def _floating(kind: np.dtype, value: Any) -> np.generic:
-    """Convert to a floating-point type; fractions are rounded, integers must be exact."""
-    with np.errstate(over="ignore"):
-        converted = kind.type(value)
-    if isinstance(value, (bool, int, np.bool_, np.integer)):
-        if not np.isfinite(converted) or int(converted) != int(value):
-            raise ValueError(f"is {value}, which {kind} cannot hold exactly")
-    elif math.isfinite(value) and not np.isfinite(converted):
-        raise ValueError(f"is {value}, which is out of the range of {kind}")
-    return converted
+    is_rounded = issubclass(dtype, np.floating) and isinstance(value, (float, np.floating))
+    try:
+        converted = dtype(value)
+        fits = (is_rounded or int(converted) == value) and math.isfinite(converted) == math.isfinite(value)
+    except (OverflowError, ValueError):  # too large, or no number
+        fits = False
+    if fits:
+        return converted
+    if issubclass(dtype, np.floating):
+        raise ValueError(f"is {value}, which {np.dtype(dtype)} cannot hold")
+    low, high = (0, 1) if dtype is np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    raise ValueError(f"is {value}, expected an integer in {low} .. {high} ({np.dtype(dtype)})")

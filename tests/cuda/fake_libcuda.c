@@ -1,6 +1,5 @@
 // A library in the place of NVIDIA's libcuda.so.1: it prints what cuda-python hands to it, byte by byte.
-// It stands for a driver with one device and one kernel, axpy(float* x, float a, int n, bool last), and for a stream
-// that is being captured into graph 256, after node 512.
+// It stands for a driver with one device and one kernel, axpy(float* x, float a, int n, bool last).
 #include <stdio.h>
 #include <string.h>
 
@@ -54,23 +53,10 @@ struct NodeParams {
   int type, reserved0[3];
   struct { unsigned long long handle; int type; unsigned size; void** graphs; void* context; } conditional;
 };
-static int cuCtxGetCurrent(void** context) { return *context = (void*)82, 0; }
 static int cuStreamCreate(void** stream, unsigned flags) {
-  static size_t made = 0;
-  *stream = (void*)(1024 + ++made);
-  return printf("stream %zu with flags %u\n", (size_t)*stream, flags), 0;
+  return *stream = (void*)1025, printf("stream with flags %u\n", flags), 0;
 }
-static int cuStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, void** graph, void*** before,
-                                  void** edges, size_t* count) {
-  static void *nodes[] = {(void*)512}, *no_data[1];  // 8 bytes of data for each edge
-  *status = 1;
-  if (id) *id = 3;
-  if (graph) *graph = (void*)256;
-  if (before) *before = nodes;
-  if (edges) *edges = no_data;
-  if (count) *count = 1;
-  return printf("capture of %zu\n", (size_t)stream), 0;
-}
+static int cuGraphCreate(void** graph, unsigned flags) { return *graph = (void*)256, 0; }
 static int cuGraphConditionalHandleCreate(unsigned long long* handle, void* graph, void* context, unsigned value,
                                           unsigned flags) {
   *handle = 0xabcdef0123456789;
@@ -78,15 +64,10 @@ static int cuGraphConditionalHandleCreate(unsigned long long* handle, void* grap
 }
 static int cuGraphAddNode(void** node, void* graph, void** before, void* edges, size_t count, struct NodeParams* p) {
   static void* inner[] = {(void*)768};
-  printf("node in %zu after %zu of %zu edges %d: type %d handle %llx kind %d size %u context %zu\n", (size_t)graph,
-         (size_t)before[0], count, edges != 0, p->type, p->conditional.handle, p->conditional.type,
-         p->conditional.size, (size_t)p->conditional.context);
+  printf("node in %zu after %zu: type %d handle %llx kind %d size %u context %zu\n", (size_t)graph, count, p->type,
+         p->conditional.handle, p->conditional.type, p->conditional.size, (size_t)p->conditional.context);
   p->conditional.graphs = inner;
-  return *node = (void*)513, count == 1 ? 0 : 1;
-}
-static int cuStreamUpdateCaptureDependencies(void* stream, void** nodes, void* edges, size_t count, unsigned flags) {
-  printf("stream %zu after %zu of %zu edges %d flags %u\n", (size_t)stream, (size_t)nodes[0], count, edges != 0, flags);
-  return 0;
+  return *node = (void*)513, before || edges;
 }
 static int cuStreamBeginCaptureToGraph(void* stream, void* graph, void** before, void* edges, size_t count, int mode) {
   printf("begin %zu in %zu after %zu mode %d\n", (size_t)stream, (size_t)graph, count, mode);
@@ -95,6 +76,14 @@ static int cuStreamBeginCaptureToGraph(void* stream, void* graph, void** before,
 static int cuStreamEndCapture(void* stream, void** graph) {
   return *graph = (void*)768, printf("end %zu\n", (size_t)stream), 0;
 }
+static int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long flags) {
+  return *executable = (void*)1280, printf("instantiate %zu flags %llu\n", (size_t)graph, flags), 0;
+}
+static int cuGraphDestroy(void* graph) { return printf("destroy %zu\n", (size_t)graph), 0; }
+static int cuGraphLaunch(void* graph, void* stream) {
+  return printf("launch %zu on %zu\n", (size_t)graph, (size_t)stream), 0;
+}
+static int cuGraphExecDestroy(void* graph) { return printf("destroy executable %zu\n", (size_t)graph), 0; }
 
 #define ENTRY(name) {#name, (void*)name}
 static const struct { const char* name; void* function; } ENTRIES[] = {
@@ -102,9 +91,9 @@ static const struct { const char* name; void* function; } ENTRIES[] = {
     ENTRY(cuCtxPushCurrent), ENTRY(cuCtxPopCurrent), ENTRY(cuThreadExchangeStreamCaptureMode),
     ENTRY(cuDeviceGetAttribute), ENTRY(cuModuleLoadData), ENTRY(cuModuleGetFunction), ENTRY(cuFuncGetAttribute),
     ENTRY(cuFuncSetAttribute), ENTRY(cuFuncGetParamInfo), ENTRY(cuGetErrorName), ENTRY(cuGetErrorString),
-    ENTRY(cuLaunchKernel), ENTRY(cuCtxGetCurrent), ENTRY(cuStreamCreate), ENTRY(cuStreamGetCaptureInfo),
-    ENTRY(cuGraphConditionalHandleCreate), ENTRY(cuGraphAddNode), ENTRY(cuStreamUpdateCaptureDependencies),
-    ENTRY(cuStreamBeginCaptureToGraph), ENTRY(cuStreamEndCapture)};
+    ENTRY(cuLaunchKernel), ENTRY(cuStreamCreate), ENTRY(cuGraphCreate), ENTRY(cuGraphConditionalHandleCreate),
+    ENTRY(cuGraphAddNode), ENTRY(cuStreamBeginCaptureToGraph), ENTRY(cuStreamEndCapture),
+    ENTRY(cuGraphInstantiateWithFlags), ENTRY(cuGraphDestroy), ENTRY(cuGraphLaunch), ENTRY(cuGraphExecDestroy)};
 
 // How cuda-python finds all the other functions.
 int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags, int* found) {

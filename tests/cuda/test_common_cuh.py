@@ -9,7 +9,7 @@ import torch
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
-from tests.cuda.fakes import needs_nvrtc
+from tests.cuda.marks import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
 
 pytestmark = pytest.mark.slow

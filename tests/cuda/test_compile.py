@@ -17,7 +17,7 @@ from nemo_gpu_decoding.cuda.compile import (
     read_source,
 )
 from nemo_gpu_decoding.cuda.nvrtc import Compiled, CompileError
-from tests.cuda.fakes import needs_nvrtc
+from tests.cuda.marks import needs_nvrtc
 
 KERNEL = """
 #include "cuda/scale.cuh"

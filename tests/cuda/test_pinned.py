@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import host_memory as pinned
-from nemo_gpu_decoding.cuda.driver import Driver
-from nemo_gpu_decoding.cuda.host_memory import HostTable, PinningError, free_host_bytes, lock_limit
-from tests.cuda.fakes import FakeDriver
+from nemo_gpu_decoding.cuda.host_memory import HostTable, PinningError, free_host_bytes
 
 GPU = torch.device("cuda", 1)
 
@@ -26,9 +24,8 @@ def filled_table():
 @pytest.fixture
 def cudart(monkeypatch):
     """CUDA's runtime, as far as pinning goes; `pinned` maps addresses to sizes."""
-    state = SimpleNamespace(pinned={}, flags=[], status=0, current=[0], driver=FakeDriver())
-    state.driver.do_cuDeviceGetAttribute = lambda attribute, device: (0, int(device == "device 1"))
-    monkeypatch.setattr(pinned, "Driver", lambda: Driver(state.driver))
+    state = SimpleNamespace(pinned={}, flags=[], status=0, current=[0])
+    monkeypatch.setattr(pinned, "device_attribute", lambda name, index: int(index == 1))
 
     @contextmanager
     def on_device(device):
@@ -174,4 +171,3 @@ def test_free_memory_is_the_least_of_system_and_control_groups(machine):
 def test_free_memory_is_none_where_the_system_does_not_say(tmp_path):
     assert free_host_bytes(tmp_path) is None
     assert free_host_bytes() is None or free_host_bytes() > 0
-    assert lock_limit() is None or lock_limit() >= 0

@@ -210,9 +210,9 @@ class EmulatedModule:
         declared = (ctypes.c_uint32 * 256)()
         getattr(self._code, f"emulator_parameters_{signature.name}")(declared)
         expected = list(declared)[: list(declared).index(0)]
-        if [signature.size] != expected:
+        if [signature.struct.itemsize] != expected:
             raise ValueError(
-                f"kernel {signature.name}: the signature's struct takes {signature.size} bytes, "
+                f"kernel {signature.name}: the signature's struct takes {signature.struct.itemsize} bytes, "
                 f"the parameters of the C++ declaration {expected}"
             )
 

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.cuda.launch import Signature, Tensor
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc
 from nemo_gpu_decoding.search.transducer import records as transducer
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from tests.cuda.fakes import needs_nvrtc
+from tests.cuda.marks import needs_nvrtc
 from tests.cuda_emulator.build import link_ptx
 from tests.cuda_emulator.emulator import EmulatedModule, EmulatedRuntime, EmulatorError
 from tests.cuda_emulator.kernels import launch

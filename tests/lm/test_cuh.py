@@ -12,7 +12,7 @@ from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
 from nemo_gpu_decoding.lm.on_device import SLOT_BYTES, PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import COST_BITS
-from tests.cuda.fakes import needs_nvrtc
+from tests.cuda.marks import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
 from tests.lm.paged_lookups import SOURCE as PAGED_SOURCE
 from tests.lm.paged_lookups import Counts, answers, look_up, questions

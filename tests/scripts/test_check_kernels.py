@@ -8,7 +8,7 @@ import pytest
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import read_source
 from tests.assets import ROOT, load_script
-from tests.cuda.fakes import needs_nvrtc
+from tests.cuda.marks import needs_nvrtc
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.emulator import Counts, EmulatedRuntime, Launched
 

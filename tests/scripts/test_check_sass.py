@@ -7,7 +7,7 @@ import pytest
 from nemo_gpu_decoding.cuda.compile import kernel_files, read_source
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_engine
 from scripts import check_sass
-from tests.cuda.fakes import needs_nvrtc
+from tests.cuda.marks import needs_nvrtc
 
 LISTING = """	.section	.nv.info,"",@"SHT_CUDA_INFO"
 	//----- nvinfo : EIATTR_REGCOUNT

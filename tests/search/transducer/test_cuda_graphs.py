@@ -6,10 +6,7 @@ plays: a loop finds what plain launches find.
 
 import gc
 import logging
-import subprocess
-import sys
 import weakref
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,7 +16,6 @@ import torch
 
 from nemo_gpu_decoding.cuda.driver import DriverError
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
-from nemo_gpu_decoding.cuda.while_graph import Bindings
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.cuda_engine import merge_bytes
@@ -28,8 +24,6 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace
 from nemo_gpu_decoding.search.transducer.networks import StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.subject import all_facts
-from tests.cuda.fakes import OldTorch
-from tests.cuda.test_while_graph import FakeCUDA
 from tests.cuda_emulator.graphs import captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
@@ -182,39 +176,6 @@ def test_failing_step_is_not_repeated(work, captures):
     with pytest.raises(RuntimeError, match="out of memory"):
         runner.run(step, work)
     assert step.runs == 1
-
-
-def fail_every_capture():
-    """In a process of its own: a run on the second of two GPUs, where CUDA refuses to end any capture."""
-    old, cuda = OldTorch(), FakeCUDA([])
-    torch.cuda.use_mem_pool = lambda pool, device: nullcontext()
-    cuda_graphs.why_no_while_graphs = lambda device: None
-    cuda_graphs.capture_while = partial(cuda_graphs.capture_while, bindings=Bindings(cuda, "13.0.0"))
-    work = new_work(torch.device("cuda", 1))
-
-    class Forbidden(CountingStep):
-        def run(self, **options):
-            if old.underway:
-                old.forbidden()
-            super().run(**options)
-
-    runner, step = GraphRunner(networks_with_weights(), allowed=True), Forbidden(work, 40)
-    runner.run(step, work)
-    gc.collect()
-    streams = [stream.name for stream in old.current.values()]
-    print(runner.mode, step.left, old.device, streams, old.underway, old.random)
-
-
-def test_captures_that_cannot_be_ended_leave_process_and_torch_as_they_were():
-    """It goes on plainly, on the stream that it was on."""
-    program = "from tests.search.transducer import test_cuda_graphs; test_cuda_graphs.fail_every_capture()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "plain 0 0 ['default 0', 'default 1'] set() set()\n"
-    assert [line for line in done.stderr.splitlines() if "CUDA graphs" in line] == [
-        "CUDA graphs do not work here, going on without: RuntimeError: CUDA error: operation failed due to a previous "
-        "error during capture"
-    ]
 
 
 def test_empty_graph_is_replaced_by_plain_launches(work, captures, monkeypatch, caplog):
