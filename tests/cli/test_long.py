@@ -81,7 +81,7 @@ def test_a_damaged_end_is_an_error_with_the_text_before_it(out, assets, talk, tm
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["segment_seconds=0"], "segment_seconds is 0.0, expected a finite number > 0"),
+        (["segment_seconds=0"], "segment_seconds is 0.0, expected a number >= 2.0"),
         (["segment_seconds=90"], "max_segment_seconds is 60.0, expected a number >= segment_seconds, 90.0"),
         (["min_pause=-1"], "min_pause is -1.0"),
         (["subtitles=ass"], "subtitles is 'ass', expected one of srt, vtt, tsv, txt"),
