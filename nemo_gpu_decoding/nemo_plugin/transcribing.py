@@ -89,7 +89,7 @@ class Log:
                 return json.loads(lines.readline(), object_hook=of_json)
         value = make()
         if not any(isinstance(item, Transcript) and item.lattice for item in value):
-            line = f"{key} {json.dumps(value, default=as_json, ensure_ascii=False)}\n"
+            line = f"{key} {json.dumps(value, default=as_json)}\n"
             with self.file.open("ab", buffering=0) as sink:  # whole lines, also of two processes
                 sink.write(line.encode())
         return value
