@@ -25,11 +25,10 @@ from benchmarks.report import Row
 from benchmarks.sources import make_tasks
 from benchmarks.tasks import Task
 from nemo_gpu_decoding.cluster.corpus import find_corpus
-from nemo_gpu_decoding.cluster.output import Folder, RunPlan, Totals, open_run
-from nemo_gpu_decoding.cluster.run import Workers, transcribe_corpus
-from nemo_gpu_decoding.cluster.workers import Job, Loaded
+from nemo_gpu_decoding.cluster.output import Folder, RunPlan, open_run
+from nemo_gpu_decoding.cluster.run import Job, Workers, transcribe_corpus
 from nemo_gpu_decoding.nemo_plugin.model import Outputs
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import Totals, Transcript
 
 RUNS = {
     "no Ray, 1 process": Workers(),
@@ -56,7 +55,7 @@ class EmissionModel:
         lengths = self.task.lengths[chosen]
         yield {"inputs": self.task.inputs[chosen, : int(lengths.max())], "lengths": lengths}
 
-    def decode(self, outputs: Outputs, second: Any = None, requests: Any = ()) -> Iterator[Transcript]:
+    def decode(self, outputs: Outputs, requests: Any = ()) -> Iterator[Transcript]:
         for best, *_ in self.search.hypotheses(outputs["inputs"], outputs["lengths"]):
             yield Transcript(self.task.vocabulary.text(best.labels), round(float(best.score), 4))
 
@@ -69,8 +68,8 @@ class Timing(NamedTuple):
     work: float  # of these, what workers spent on partitions
 
 
-def load(options: BenchOptions) -> Loaded:
-    return Loaded(EmissionModel(options))  # type: ignore[arg-type]
+def load(options: BenchOptions) -> Any:
+    return EmissionModel(options)
 
 
 def measure(options: BenchOptions, tasks: Sequence[Task]) -> Iterator[Row]:

@@ -207,7 +207,7 @@ def joined_row(
 ) -> tuple[list[object], list[tuple[float, bool]]]:
     """The cells of the whole recording; and mean confidence of the words, and whether it is speech, per segment."""
     from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
-    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+    from nemo_gpu_decoding.nemo_plugin.transcribing import transcribe_long
 
     cutting = Cutting(options.segment_seconds, options.min_confidence)
     started = time.perf_counter()

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.packed import load_packed_lm
     from nemo_gpu_decoding.lm.prune import prune_ngram_lm
     from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
-    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
     from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+    from nemo_gpu_decoding.nemo_plugin.transcribing import transcribe_long
     from nemo_gpu_decoding.presets import load_preset, preset_names
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
@@ -62,9 +62,9 @@ _NAMES = {  # module -> its public names
     "lm.packed": "load_packed_lm",
     "lm.prune": "prune_ngram_lm",
     "nemo_plugin.cutting": "Cutting",
-    "nemo_plugin.long_audio": "transcribe_long",
     "nemo_plugin.register": "register unregister",
     "nemo_plugin.requests": "utterance_requests",
+    "nemo_plugin.transcribing": "transcribe_long",
     "presets": "load_preset preset_names",
     "search.flexctc_beam.config": "FlexCTCConfig",
     "search.flexctc_beam.decoder": "FlexCTCBeam",

@@ -6,8 +6,7 @@ import glob
 import json
 import logging
 import os
-from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
 from nemo_gpu_decoding.checks import FieldError, check_number, warn_once
-from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, WrittenRequest, written_request
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest, written_request
 from nemo_gpu_decoding.plain_text import path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -34,7 +33,6 @@ RESULT_KEYS = (
 )
 
 FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no field of a user
-_READ = (FAULT, "audio_filepath", "duration", "text", "shard_id", *REQUEST_KEYS)
 
 
 @dataclass(frozen=True)
@@ -128,11 +126,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
     if not manifest.is_file():
         raise ValueError(f"manifest={manifest} is no file here")
     utterances = []
-    for number, line in enumerate(manifest.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"manifest={manifest}, line {number}"
-        row = read_row(line, where)
+    for _, where, row in numbered_rows(manifest.read_bytes().split(b"\n"), str(manifest)):
         path = located(manifest.parent, row["audio_filepath"])
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             row.setdefault(FAULT, f"{where}: there is no file {path}")
@@ -140,6 +134,14 @@ def read_manifest(manifest: Path) -> list[Utterance]:
     if not utterances:
         raise ValueError(f"manifest={manifest} has no lines")
     return utterances
+
+
+def numbered_rows(lines: Iterable[bytes], manifest: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """The rows of a manifest: number of the line, from 1, its place for messages, and what `read_row` returns."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where = f"manifest={manifest}, line {number}"
+            yield number, where, read_row(line, where)
 
 
 def located(folder: Path, name: str) -> Path:
@@ -204,12 +206,6 @@ def check_characters(row: Any, where: str) -> None:
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a manifest's row that are copied to the output."""
     return {key: value for key, value in row.items() if key not in (*RESULT_KEYS, FAULT) and value is not None}
-
-
-def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest's row with the keys for decoding and its `part`; the other keys are in `fields`."""
-    kept = {key: row[key] for key in _READ if key in row}
-    return {**kept, "part": part_in(row), "fields": own_fields(row)}
 
 
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:

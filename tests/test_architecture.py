@@ -23,9 +23,9 @@ ORDER = [
     {"fusion", "lm"},
     {"graph"},
     {"search"},
-    {"live", "compat"},
+    {"live", "compat", "manifest"},
     {"nemo_plugin"},
-    {"cluster", "manifest"},
+    {"cluster"},
     {"cli"},
 ]
 ROOT = PACKAGE.name
@@ -214,9 +214,9 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1726,
-    "cli": 2153,
-    "cluster": 734,
+    "(root)": 1722,
+    "cli": 2140,
+    "cluster": 496,
     "compat": 1031,
     "cuda": 974,
     "fusion": 2191,

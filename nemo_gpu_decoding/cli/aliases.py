@@ -151,11 +151,7 @@ def speak(command: str, text: str, wav: Path) -> None:
 
 def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> Iterator[list[str]]:
     """The texts of the hypotheses of each recording, best first, without boosting."""
-    from nemo_gpu_decoding.nemo_plugin.model import Model
-
-    model = Model.load(options.model, device=options.device, verbose=options.verbose)
-    config = build_decoding(options, model.default_head)
-    model.head(decoding.head_of(str(config.strategy), model.default_head)).use(config)
+    model = decoding.load_model(options, build_decoding)
     with tqdm(total=len(recordings), unit="utt", desc="decoding", disable=None, file=sys.stderr) as shown:
         for outputs in model.encode(recordings, options.batch_size):
             for transcript in model.decode(outputs):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -15,6 +15,9 @@ from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_stra
 from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
 from nemo_gpu_decoding.schema import checked_options, option
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.nemo_plugin.model import Model
 
 T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
@@ -257,9 +260,22 @@ def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> 
     return config
 
 
-def head_of(strategy: str, default: str) -> str:
-    """The head that a strategy decodes; NeMo's strategies decode the default one."""
-    return STRATEGIES[strategy].family if strategy in STRATEGIES else default
+def load_model(
+    options: Any, build: Callable[[Any, str], DictConfig], head: str | None = None, channel: Any = None
+) -> Model:
+    """The model of a command, which decodes with the section that `build` makes of the options and its default head.
+
+    Args:
+        head: that decodes; None: that of the strategy, for strategies of NeMo the default one.
+        channel: see `Model`.
+    """
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    model = Model.load(options.model, device=options.device, verbose=options.verbose, channel_selector=channel)
+    config = build(options, model.default_head)
+    spec = STRATEGIES.get(str(config.strategy))
+    model.head(head or (spec.family if spec else model.default_head)).use(config)
+    return model
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:

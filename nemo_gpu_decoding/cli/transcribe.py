@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -27,11 +28,11 @@ from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.cluster.output import Totals
     from nemo_gpu_decoding.cluster.run import Workers
-    from nemo_gpu_decoding.cluster.workers import Loaded
     from nemo_gpu_decoding.live.interface import Word
-    from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog, Transcript
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+    from nemo_gpu_decoding.nemo_plugin.transcribing import Log
+    from nemo_gpu_decoding.nemo_plugin.transcript import Totals, Transcript
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
@@ -47,6 +48,7 @@ EXAMPLES = (
     "model=model.nemo manifest='corpus/*.jsonl.gz' out=transcripts/ workers=16 ray=auto",
     "model=model.nemo manifest=s3://corpus/dev.json out=s3://corpus/transcripts/ batch_seconds=120",
 )
+_END = 1 << 20  # bytes of a large file's beginning and end in its digest
 FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "grammar", "rescore")  # and `lms`
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
@@ -73,9 +75,9 @@ class RecordingOptions(decoding.DecodingOptions):
     # score and seconds (processing time; for a batch, on its first line). Where they apply also n_best, words (with
     # start, end and confidence), text, wer and oracle_wer: the lowest WER of the n_best hypotheses, or of the lattice
     # with decoding.wfst.decoding_mode=lattice. Both are null if only the reference is empty. An utterance that
-    # fails has `error` in place of pred_text; the others are transcribed. Segments of long files are kept in
-    # OUT.segments until the end: the same command, run again, continues after them. A folder or URL that ends with /
-    # gets partitions, which are resumed likewise.
+    # fails has `error` in place of pred_text; the others are transcribed. Decoded batches are kept in the hidden file
+    # .OUT.run until the end: the same command, run again, continues after them. A folder or URL that ends with / gets
+    # partitions, which are resumed likewise.
     out: str | None = None
     # Hypotheses per utterance in `out`, >= 1; for beam searches at most beam_size.
     n_best: int = option(1, low=1)
@@ -177,7 +179,7 @@ def run(options: TranscribeOptions) -> int:
     if options.manifest is not None and not isinstance(options.manifest, str):
         raise ValueError(f"manifest={options.manifest} needs a folder as out, one that ends with /")
     from nemo_gpu_decoding.jit import compilation, working_seconds
-    from nemo_gpu_decoding.nemo_plugin.transcript import SegmentLog
+    from nemo_gpu_decoding.nemo_plugin.transcribing import Log
 
     utterances = find_utterances(options.audio, options.manifest)
     requests = (utterance.request for utterance in utterances)
@@ -192,48 +194,41 @@ def run(options: TranscribeOptions) -> int:
     inputs += [("manifest" if options.audio is None else "audio", recording) for recording in recordings]
     written = {str(subtitle_file(options, file, kind)) for file in recordings for kind in options.subtitles or ()}
     decoding.check_outputs(options, inputs, [("subtitles", file) for file in sorted(written)])
-    loaded = load(options)
-    log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
+    model = load(options)
+    log = Log(kept_file(out), options_of_transcripts(options), partial(tqdm.write, file=sys.stderr))
     started, compiled = working_seconds(), compilation.seconds
     with ExitStack() as stack:  # a run that dies leaves an older file as it was
         sink = (
             stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
         )
-        transcripts = _transcripts(loaded, utterances, options, log)
+        transcripts = _transcripts(model, utterances, options, log)
         if options.subtitles:
             transcripts = _subtitled(utterances, transcripts, options)
         totals = emit(utterances, transcripts, sink)
-    if log is not None:
-        log.remove()
-    report(totals, working_seconds() - started, loaded.model.device_name)
+    log.remove()
+    if log.utterances:
+        print(f"{log.utterances} utterances are those of an interrupted run", file=sys.stderr)
+    report(totals, working_seconds() - started, model.device_name)
     if compiled < compilation.seconds:
         print(f"compiled in {compilation.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
     return int(totals.errors > 0)
 
 
-def load(options: TranscribeOptions) -> Loaded:
-    """The model with its decoding, and the second pass."""
-    from nemo_gpu_decoding.cluster.workers import Loaded
-    from nemo_gpu_decoding.nemo_plugin.model import Model
+def load(options: TranscribeOptions) -> Model:
+    """The model with its decoding and second pass."""
     from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
 
-    model = Model.load(
-        options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
-    )
-    config = build_decoding(options, model.default_head)
-    model.head(options.head or decoding.head_of(str(config.strategy), model.default_head)).use(config)
-    second = None
+    model = decoding.load_model(options, build_decoding, options.head, options.channel_selector)
     if options.rescore:
-        second = Rescoring(load_scorer(options.rescore), options.rescore_weight, options.rescore_lm_share)
-    return Loaded(model, second)
+        model.second = Rescoring(load_scorer(options.rescore), options.rescore_weight, options.rescore_lm_share)
+    return model
 
 
 def run_partitions(options: TranscribeOptions) -> int:
     """Transcribe into a folder, or resume the run that began there."""
     from nemo_gpu_decoding.cluster.corpus import find_corpus
     from nemo_gpu_decoding.cluster.output import Folder, open_run
-    from nemo_gpu_decoding.cluster.run import summary, transcribe_corpus
-    from nemo_gpu_decoding.cluster.workers import Job
+    from nemo_gpu_decoding.cluster.run import Job, summary, transcribe_corpus
 
     out = str(options.out).rstrip("/")
     if "://" not in out:
@@ -241,18 +236,10 @@ def run_partitions(options: TranscribeOptions) -> int:
     decoding.check_weights(build_decoding(options), options, has_own_phrases=options.manifest is not None)
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
-    job = Job(
-        out,
-        partial(load, options),
-        tuple(plan.shards),
-        batch_size=options.batch_size,
-        batch_seconds=options.batch_seconds,
-        cutting=decoding.fields_of(Cutting, options),
-    )
+    cutting, limits = decoding.fields_of(Cutting, options), (options.batch_size, options.batch_seconds)
+    job = Job(out, partial(load, options), tuple(plan.shards), cutting, *limits)
     started = time.perf_counter()
-    totals = transcribe_corpus(
-        job, plan, workers_of(options), max_errors=options.max_errors, retry_errors=options.retry_errors
-    )
+    totals = transcribe_corpus(job, plan, workers_of(options), options.max_errors, options.retry_errors)
     print(summary(totals, plan.shards))
     count, files = sum(partition.rows for partition in totals), f"{out}/part-*.jsonl"
     print(f"{count} utterances in {files}; {time.perf_counter() - started:.1f} s", file=sys.stderr)
@@ -261,8 +248,6 @@ def run_partitions(options: TranscribeOptions) -> int:
 
 def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
     """Options on which transcripts depend; files are represented by digests of their content."""
-    from nemo_gpu_decoding.cluster.output import content_of
-
     resumable = {option.name for option in fields(PartitionOptions)} - {"batch_seconds"} | NOT_IN_TRANSCRIPTS
     given = {name: value for name, value in vars(options).items() if name not in resumable}
     for name in FILE_OPTIONS:
@@ -270,6 +255,28 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
             given[name] = content_of(str(given[name]))
     given["lms"] = {name: content_of(str(file)) for name, file in options.lms.items()}
     return {**given, "version": __version__}
+
+
+def content_of(path: str) -> str:
+    """Name, size and digest of a file, of a large one of its beginning and end; another value is returned unchanged.
+
+    >>> content_of("no_such_file")
+    'no_such_file'
+    """
+    file = path_of(path)
+    if not file.is_file():
+        return path
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        ends = content.read(_END)
+        content.seek(max(_END, size - _END))
+        ends += content.read(_END)
+    return f"{file.name} ({size} bytes, sha256 {hashlib.sha256(ends).hexdigest()[:16]})"
+
+
+def kept_file(out: Path | None) -> Path | None:
+    """The hidden file beside `out` with what an interrupted run has decoded; None without `out`, and for a device."""
+    return None if out is None or (out.exists() and not out.is_file()) else out.with_name(f".{out.name}.run")
 
 
 def workers_of(options: TranscribeOptions) -> Workers:
@@ -292,17 +299,15 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
     """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
-    from nemo_gpu_decoding.cluster.output import Totals, row_of
     from nemo_gpu_decoding.jit import working_seconds
+    from nemo_gpu_decoding.nemo_plugin.transcript import Totals, error_of, row_of
 
     totals, before = Totals(), working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):
-        if isinstance(transcript, str):
-            tqdm.write(transcript, file=sys.stderr)
-        else:
+        if not isinstance(transcript, str):
             tqdm.write(transcript.text, file=sys.stdout)
-            if transcript.error:
-                tqdm.write(transcript.error, file=sys.stderr)
+        if error := error_of(transcript):
+            tqdm.write(error, file=sys.stderr)
         row = row_of(utterance, transcript, totals)
         now = working_seconds()
         if sink:
@@ -333,33 +338,16 @@ def report(totals: Totals, seconds: float, device: str) -> None:
 
 
 def _transcripts(
-    loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions, log: SegmentLog | None
+    model: Model, utterances: Sequence[Utterance], options: TranscribeOptions, log: Log
 ) -> Iterator[Transcript | str]:
-    """The transcript of each utterance, or its error message; `log` is that of long recordings."""
-    from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded_cut, whole, with_checked_request
+    """The transcript of each utterance, or its error message."""
+    from nemo_gpu_decoding.nemo_plugin.transcribing import Transcriber
 
-    seconds, cutting = sum(utterance.duration for utterance in utterances), decoding.fields_of(Cutting, options)
+    seconds, size = sum(utterance.duration for utterance in utterances), options.batch_size
     with tqdm(total=seconds, unit="s", unit_scale=True, desc="transcribing", disable=None, file=sys.stderr) as bar:
-
-        def parts(items: list[Item]) -> Iterator[tuple[Item, Transcript | str]]:
-            for part in encoded_cut(loaded.model, items, cutting, options.batch_size, log):
-                transcripts = decoded(loaded, part)
-                segment = part.items[0].part
-                if part.logged:
-                    name = part.items[0].utterance.label
-                    tqdm.write(f"{name}: {len(transcripts)} segments are those of an interrupted run", file=sys.stderr)
-                elif log is not None and segment is not None:
-                    log.add(segment.key, transcripts)
-                yield from zip(part.items, transcripts, strict=True)
-                bar.update(sum(item.utterance.duration for item in part.items))
-
-        for begin in range(0, len(utterances), options.batch_size):
-            batch = utterances[begin : begin + options.batch_size]
-            read = [with_checked_request(loaded.model, Item(n, {}, utterance)) for n, utterance in enumerate(batch)]
-            results: dict[int, Transcript | str] = {i.position: i.utterance.fault for i in read if i.utterance.fault}
-            items = [item for item in read if not item.utterance.fault]
-            results |= {item.position: transcript for item, transcript in whole(parts(items))}
-            yield from (results[n] for n in range(len(batch)))
+        transcriber = Transcriber(model, decoding.fields_of(Cutting, options), size, log, bar.update)
+        for begin in range(0, len(utterances), size):
+            yield from transcriber.transcripts([*map(transcriber.checked, utterances[begin : begin + size])])
 
 
 def _check_names(utterances: Sequence[Utterance]) -> None:

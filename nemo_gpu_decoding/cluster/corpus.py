@@ -12,8 +12,9 @@ import hashlib
 import json
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
@@ -21,11 +22,11 @@ from typing import IO, Any, NamedTuple
 import fsspec
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.manifest import FAULT, find_audio, located, read_row, split_row
+from nemo_gpu_decoding.manifest import FAULT, find_audio, located, numbered_rows, part_in
+from nemo_gpu_decoding.nemo_plugin.transcript import one_line
 from nemo_gpu_decoding.plain_text import path_of
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
-_END = 1 << 20  # bytes of a large file's beginning and end in its digest
 
 
 class Partition(NamedTuple):
@@ -37,13 +38,6 @@ class Partition(NamedTuple):
     num_bytes: int
     rows: int
     seconds: float  # of audio, by the manifest; 0 if unknown
-
-
-class Shard(NamedTuple):
-    """One manifest, or the files of `audio`."""
-
-    name: str  # as given by the user
-    digest: str  # of its content
 
 
 class Corpus(NamedTuple):
@@ -104,28 +98,20 @@ def _ranges(pattern: str) -> list[str]:
     return [rest for number in numbers for rest in _ranges(f"{head}{number:0{width}d}{tail}")]
 
 
-def shards_of(corpus: Corpus) -> list[Shard]:
-    """The shards with digests of their content; for `audio`, with a digest of the list of files."""
+def shards_of(corpus: Corpus) -> list[tuple[str, str]]:
+    """The names of the manifests with digests of their content; for `audio`, with a digest of the list of files."""
     if corpus.audio:
-        return [Shard("audio", _digest(["\n".join(corpus.audio).encode(errors="surrogateescape")]))]
+        return [("audio", _digest(BytesIO("\n".join(corpus.audio).encode(errors="surrogateescape"))))]
     shards = []
     for url in corpus.manifests:
         with fsspec.open(url, "rb") as file:
-            shards.append(Shard(url, _digest(iter(lambda file=file: file.read(1 << 20), b""))))  # type: ignore[misc]
+            shards.append((url, _digest(file)))
     return shards
 
 
-def digest_of_ends(url: str) -> str:
-    """A digest of a file's size and content; for a large file, of its size, beginning and end."""
-    fs, path = url_to_fs(url)
-    size = fs.size(path)
-    ends = [fs.cat_file(path, start=begin, end=begin + _END) for begin in (0, max(_END, size - _END)) if begin < size]
-    return f"{size} bytes, sha256 {_digest(ends)}"
-
-
-def _digest(chunks: Iterable[bytes]) -> str:
+def _digest(file: IO[bytes]) -> str:
     digest = hashlib.sha256()
-    for chunk in chunks:
+    while chunk := file.read(1 << 20):
         digest.update(chunk)
     return digest.hexdigest()[:16]
 
@@ -155,7 +141,7 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
         before = shard, tar
         position += sink.write(json.dumps(row).encode() + b"\n")
         rows += 1
-        seconds += row["duration"]
+        seconds += row["seconds"]
     cut()
     if not partitions:
         raise ValueError(f"manifest={', '.join(corpus.manifests)} has no lines")
@@ -163,25 +149,19 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number of the manifest, and row; `duration` is from the manifest or the file's header, 0 if unreadable."""
+    """Number of the manifest, and an entry for its row; `seconds` are those of the manifest or of the file's header, 0
+    if it is unreadable."""
     for number, name in enumerate(corpus.audio, 1):
-        yield 0, {"audio_filepath": name, "audio": name, "line": number, "duration": _seconds(name)}
+        yield 0, {"row": {"audio_filepath": name}, "audio": name, "line": number, "seconds": _seconds(name)}
     tars = [_absolute(tar) for tar in corpus.tars]
     for shard, name in enumerate(corpus.manifests):
         url = _absolute(name)
-        for number, line in _lines(url):
-            where = f"manifest={name}, line {number}"
-            row = split_row(read_row(line, where))
-            row |= {**_location(row, url, shard, tars, where), "line": number}
-            if row.get("duration") is None:
-                row["duration"] = 0.0 if "member" in row else _seconds(row["audio"], row["part"][0])
-            yield shard, row
-
-
-def _lines(url: str) -> Iterator[tuple[int, bytes]]:
-    """Non-empty lines with their numbers, from 1."""
-    with fsspec.open(url, "rb", compression="infer") as file:
-        yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        with fsspec.open(url, "rb", compression="infer") as lines:
+            for number, where, row in numbered_rows(lines, name):
+                place, seconds = _location(row, url, shard, tars, where), row.get("duration")
+                if seconds is None:
+                    seconds = 0.0 if "member" in place else _seconds(place["audio"], part_in(row)[0])
+                yield shard, {"row": row, **place, "line": number, "seconds": seconds}
 
 
 def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
@@ -191,7 +171,8 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
         index = row.get("shard_id", shard)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tars):
             expected = f"0 .. {len(tars) - 1}, a file of tarred_audio"
-            return {"audio": name, FAULT: f"{where}: shard_id is {index!r}, expected {expected}", **row}
+            row.setdefault(FAULT, f"{where}: shard_id is {index!r}, expected {expected}")
+            return {"audio": name}
         return {"audio": tars[index], "member": name}
     if "://" not in url and (name.startswith("file:") or "://" not in name):
         return {"audio": str(located(Path(url).parent, name))}
@@ -212,15 +193,11 @@ def _seconds(audio: str, offset: float = 0.0) -> float:
     return 0.0
 
 
-_SHOWN = 300  # maximum number of characters of an error
 _SUB = re.compile(r"-sub\d+(\.\w+)?$")  # in NeMo's names of further parts of a member
 
 
-class Audio(NamedTuple):
-    """The manifest row of an utterance, and its audio."""
-
-    row: dict[str, Any]
-    file: Path | str  # a local file, or the reason why there is none
+# the entry of an utterance, and a local file with its audio or the reason why there is none
+Audio = tuple[dict[str, Any], Path | str]
 
 
 @contextmanager
@@ -255,17 +232,10 @@ def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
             try:
                 if url not in copies:
                     copies[url] = stack.enter_context(local_copy(url))
-                utterances.append(Audio(row, copies[url]))
+                utterances.append((row, copies[url]))
             except Exception as error:  # the types depend on the file system of the URL
-                utterances.append(Audio(row, one_line(error)))
+                utterances.append((row, one_line(error)))
         yield utterances
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an error's message, for the field `error` of a row."""
-    lines = str(error).strip().splitlines() or [""]
-    text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
-    return text[:_SHOWN]
 
 
 def _members(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
@@ -285,4 +255,4 @@ def _members(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
     except Exception as error:  # members before the damage are read
         fault = f"{url}: {one_line(error)}"
     files = (copies.get(row["member"], copies.get(name, fault)) for row, name in zip(rows, names, strict=True))
-    return [Audio(row, file) for row, file in zip(rows, files, strict=True)]
+    return list(zip(rows, files, strict=True))

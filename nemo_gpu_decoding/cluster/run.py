@@ -1,4 +1,7 @@
-"""A run: decodes unfinished partitions in this process or on Ray, with a progress bar and totals."""
+"""A run: workers decode its unfinished partitions in this process or on Ray, with a progress bar and totals.
+
+A worker needs no Ray: it loads a model once, and decodes partitions to one file of transcripts each.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,29 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
-from nemo_gpu_decoding.cluster.corpus import Partition
-from nemo_gpu_decoding.cluster.output import Folder, RunPlan, Totals
-from nemo_gpu_decoding.cluster.workers import Job, Transcriber
+from nemo_gpu_decoding.audio import AudioPart
+from nemo_gpu_decoding.cache import one_process_at_a_time
+from nemo_gpu_decoding.cluster.corpus import Partition, local_audio
+from nemo_gpu_decoding.cluster.output import Folder, RunPlan
 from nemo_gpu_decoding.extras import require
+from nemo_gpu_decoding.jit import cache_folder
+from nemo_gpu_decoding.manifest import FAULT, Utterance, opened, part_in
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
+from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
+from nemo_gpu_decoding.nemo_plugin.transcribing import Transcriber, is_fatal, named
+from nemo_gpu_decoding.nemo_plugin.transcript import Totals, Transcript, one_line, row_of
 from nemo_gpu_decoding.plain_text import format_table
 
-SLOWEST = 5  # number of slowest files in the summary
+SLOWEST, SHOWN = 3, 5  # number of slowest files in a marker and in the summary
 
 
 class Workers(NamedTuple):
@@ -38,8 +51,119 @@ class Workers(NamedTuple):
     verbose: bool = False
 
 
+@dataclass(frozen=True)
+class Job:
+    """The options that all workers of a run share.
+
+    Args:
+        out: folder of the run.
+        load: loads the model; pickled by its name.
+        shards: names of the manifests.
+        cutting: where long recordings are cut.
+        batch_size: utterances per batch of the encoder.
+        batch_seconds: seconds of audio per batch, padding included, in place of `batch_size`; None: no limit.
+    """
+
+    out: str
+    load: Callable[[], Model]
+    shards: tuple[str, ...]
+    cutting: Cutting = field(default_factory=Cutting)
+    batch_size: int = 8
+    batch_seconds: float | None = None
+
+
+class Worker(Transcriber):
+    """Decodes partitions and writes them into the folder of the run."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.load(), job.cutting, job.batch_size)
+        self.job, self.folder, self.totals = job, Folder(job.out), Totals()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Decode a second of silence, so that one worker per machine compiles kernels and builds the graph.
+
+        The other workers wait for it and load its files from the cache. Errors of the decoding options occur here.
+        """
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        with one_process_at_a_time(cache_folder() / "workers.lock"):
+            for outputs in self.model.encode([np.zeros(16000, np.float32)], batch_size=1):
+                list(self.model.decode(outputs))
+
+    def transcribe(self, partition: Partition) -> Totals:
+        """Encode and decode a partition in batches; write its rows in their order, and its marker.
+
+        An unreadable utterance gets an error in its row.
+        """
+        started = time.perf_counter()
+        self.totals = totals = Totals(partition.number, partition.shard)
+        shard = self.job.shards[partition.shard]
+        lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
+        written: dict[int, str] = {}  # by position in the partition
+        with local_audio([json.loads(line) for line in lines]) as audio:
+            utterances = [self.checked(_opened(*pair)) for pair in audio]
+            for batch in batches(utterances, self.job.batch_size, self.job.batch_seconds):
+                for n, transcript in zip(batch, self.transcripts([utterances[n] for n in batch]), strict=True):
+                    row = row_of(utterances[n], transcript, totals)
+                    row |= {"manifest": shard, "line": audio[n][0]["line"]}
+                    written[n] = json.dumps(row, ensure_ascii=False) + "\n"
+        totals.work = round(time.perf_counter() - started, 3)
+        self.folder.write(self.folder.partition_file(partition), "".join(written[n] for n in sorted(written)).encode())
+        self.folder.write_json(self.folder.marker_file(partition), vars(totals))
+        return totals
+
+    def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
+        """As `Transcriber.batch`; the time is added to the totals."""
+        started = time.perf_counter()
+        transcripts = super().batch(rows, read)
+        longest = max(rows, key=lambda row: row.duration)
+        pace = (time.perf_counter() - started) / max(sum(row.duration for row in rows), 1e-9)
+        slowest = [*self.totals.slowest, (round(pace, 4), longest.label)]
+        self.totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
+        return transcripts
+
+    def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
+        """As `Transcriber.decode`. If the batch fails, each utterance is decoded alone."""
+        try:
+            return super().decode(utterances, outputs)
+        except Exception as error:
+            if is_fatal(error) or isinstance(outputs, str):
+                raise
+            if len(utterances) == 1:
+                return [named(utterances[0], one_line(error))]
+        alone = ({name: rows[n : n + 1] for name, rows in outputs.items()} for n in range(len(utterances)))
+        pairs = zip(utterances, alone, strict=True)
+        return [found for utterance, own in pairs for found in self.decode([utterance], own)]
+
+
+def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
+    """An utterance with the error of its audio, if there is one."""
+    row = entry["row"]
+    utterance = opened(row["audio_filepath"], AudioPart(Path(file), *part_in(row)), row, f"line {entry['line']}")
+    fault = row.get(FAULT) or (file if isinstance(file, str) else utterance.fault)
+    if fault:
+        utterance = replace(utterance, duration=entry["seconds"], fault=one_line(ValueError(fault)))
+    return utterance
+
+
+def batches(utterances: Sequence[Utterance], batch_size: int, batch_seconds: float | None) -> Iterator[list[int]]:
+    """Positions of utterances in batches: first those with a fault, then the longest.
+
+    Batches in descending order of duration have little padding, and the first one needs most memory. With `batch_seconds`,
+    a batch has at most so many seconds of audio, padding included, and at least one utterance.
+    """
+    yield [n for n, utterance in enumerate(utterances) if utterance.fault]
+    ready = [n for n, utterance in enumerate(utterances) if not utterance.fault]
+    ordered = sorted(ready, key=lambda n: (-utterances[n].duration, n))
+    while ordered:
+        longest = utterances[ordered[0]].duration
+        count = batch_size if batch_seconds is None else max(1, int(batch_seconds / max(longest, 1e-3)))
+        yield ordered[:count]
+        ordered = ordered[count:]
+
+
 def transcribe_corpus(
-    job: Job, plan: RunPlan, workers: Workers, *, max_errors: int | None = None, retry_errors: bool = False
+    job: Job, plan: RunPlan, workers: Workers, max_errors: int | None = None, retry_errors: bool = False
 ) -> list[Totals]:
     """Decode the partitions without a marker; returns the totals of all partitions, by number.
 
@@ -60,7 +184,7 @@ def transcribe_corpus(
         _check_errors(totals.values(), max_errors)
         new_totals: Iterable[Totals] = ()
         if todo:
-            new_totals = _on_ray(job, todo, workers) if workers.address else map(Transcriber(job).transcribe, todo)
+            new_totals = _on_ray(job, todo, workers) if workers.address else map(Worker(job).transcribe, todo)
         for done in new_totals:
             totals[done.number] = done
             progress.add(done)
@@ -120,7 +244,7 @@ class ProgressBar:
 
 
 class RayWorker:
-    """A transcriber as an actor of Ray Data: it reads a batch with one partition and returns its totals.
+    """A worker as an actor of Ray Data: it reads a batch with one partition and returns its totals.
 
     Errors that end the run are returned as `fault`, because Ray retries after exceptions; the driver prints them.
     """
@@ -128,7 +252,7 @@ class RayWorker:
     def __init__(self, job: Job) -> None:
         self.fault = ""
         try:
-            self.transcriber = Transcriber(job)
+            self.worker = Worker(job)
         except (ValueError, OSError, ImportError) as error:
             self.fault = str(error)
 
@@ -136,7 +260,7 @@ class RayWorker:
         partition = Partition(*(batch[name][0].item() for name in Partition._fields))
         if self.fault:
             return {"fault": [self.fault], "totals": [""]}
-        return {"fault": [""], "totals": [json.dumps(vars(self.transcriber.transcribe(partition)))]}
+        return {"fault": [""], "totals": [json.dumps(vars(self.worker.transcribe(partition)))]}
 
 
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
@@ -197,7 +321,7 @@ def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
         rows.append(_summary_row("all", totals))
     shown = [n for n in range(len(header)) if any(row[n] != "" for row in rows)]
     text = format_table([header[n] for n in shown], [[row[n] for n in shown] for row in rows])
-    slowest = sorted((entry for part in totals for entry in map(tuple, part.slowest)), reverse=True)[:SLOWEST]
+    slowest = sorted((entry for part in totals for entry in map(tuple, part.slowest)), reverse=True)[:SHOWN]
     if slowest:
         lines = [[name, f"{pace:.3f}"] for pace, name in slowest]
         text += "\n\n" + format_table(["slowest batches, by their longest file", "s of work per s of audio"], lines)

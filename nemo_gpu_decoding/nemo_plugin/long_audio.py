@@ -1,4 +1,4 @@
-"""Recordings of any length: cut at pauses between words, decoded in batches of segments, joined again.
+"""Recordings of any length: cuts at pauses between words, files of the segments, and their joined transcript.
 
 The first pass runs the encoder and NeMo's greedy decoding on windows with context at both ends. It gives the frames of
 every word. Cuts are between words, so that segments need no overlap. The second pass decodes the segments with the
@@ -10,32 +10,27 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import AudioSource, MonoReader, audio_seconds, open_wav
-from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
-from nemo_gpu_decoding.nemo_plugin.transcript import Segment, SegmentLog, Transcript
+from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript, error_of
 from nemo_gpu_decoding.search.result import Place
-
-if TYPE_CHECKING:
-    from nemo.collections.asr.models import ASRModel
 
 _CONTEXT = 2.0  # seconds of audio on both sides of a window
 _STEP = 0.01  # seconds, about: an encoder frame is a whole number of steps
 
 Position = Callable[[float], int]
+T = TypeVar("T")
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -54,96 +49,12 @@ class Plan(NamedTuple):
         return [(start, end) for start, end in times]
 
 
-def transcribe_long(
-    model: ASRModel | Model,
-    file: str | Path,
-    *,
-    timestamps: bool = False,
-    batch_size: int = 8,
-    cutting: Cutting | None = None,
-    resume: str | Path | None = None,
-) -> Transcript:
-    """Transcribe a recording of any length with the model's current strategy.
-
-    Args:
-        model: of NeMo.
-        timestamps: fill `words` of the result, with times in the whole recording.
-        batch_size: segments per batch.
-        cutting: where the recording is cut; None: `Cutting()`, the defaults of `transcribe`.
-        resume: a file for the segments that are decoded; it is removed at the end. After an interruption, the same
-            call continues with the next segment.
-
-    Returns:
-        The transcript with its `segments`. If the end of the file cannot be read, `error` is the reason.
-
-    Raises:
-        ValueError: the file cannot be read as audio.
-    """
-    loaded = model if isinstance(model, Model) else Model(model)
-    cutting = cutting or Cutting()
-    section = loaded.current_head.config
-    if timestamps or cutting.min_confidence:
-        section.compute_timestamps = True
-    if cutting.min_confidence:
-        OmegaConf.update(section, "confidence_cfg.preserve_word_confidence", True, force_add=True)
-    log, key = None, ""
-    if resume is not None:
-        log = SegmentLog(Path(resume), [*_identity(loaded, section), asdict(cutting), batch_size])
-        key = log.key(file)
-    plan, done = planned(loaded, file, cutting, batch_size, log, key)
-    if not plan.segments:
-        raise ValueError(f"{file} cannot be read as audio: {plan.fault or 'it has no samples'}")
-    transcripts = list(done)
-    with loaded.using(section) if timestamps or cutting.min_confidence else nullcontext():
-        for paths in segment_files(loaded, file, plan, batch_size, len(done)):
-            for outputs in loaded.encode(paths, batch_size):
-                batch = list(loaded.decode(outputs))
-                if log is not None:
-                    log.add(key, batch)
-                transcripts += batch
-    if log is not None:
-        log.remove()
-    return joined(plan.spans(), transcripts, plan.fault, cutting.min_confidence)
-
-
-def _identity(model: Model, section: DictConfig) -> list[Any]:
-    """A model's weights and its decoding section, with files by size and time, as values of JSON."""
-
-    def content(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): content(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [content(item) for item in value]
-        return file_key(value) if isinstance(value, str) and Path(value).is_file() else value
-
-    weights = [float(parameter.double().sum()) for parameter in model.model.parameters()]
-    return [weights, content(OmegaConf.to_container(section, enum_to_str=True))]
-
-
-def planned(
-    model: Model, file: AudioSource, cutting: Cutting, batch_size: int, log: SegmentLog | None, key: str
-) -> tuple[Plan, list[Transcript | str]]:
-    """The plan of a recording, and what its log has of the first batches of segments.
-
-    Args:
-        log: of segments; None: none.
-        key: of the recording in the log.
-    """
-    kept = None if log is None else log.plan(key)
-    plan = find_cuts(model, file, cutting, batch_size) if kept is None else Plan(**kept)
-    if log is None:
-        return plan, []
-    if kept is None:
-        log.begin(key, plan._asdict())
-    return plan, log.transcripts(key, len(plan.segments), batch_size)
-
-
 def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int) -> Plan:
     """The cuts of a recording at pauses between words of a greedy pass.
 
     Where no pause of `MIN_PAUSE` is within the maximum length, the cut is at the longest pause, with a warning.
     """
-    steps = _steps_per_frame(model)
+    steps = max(1, round(model.frame_seconds / _STEP))
     step_seconds = model.frame_seconds / steps
     with MonoReader(file, model.channel_selector) as reader:
         position = positions(step_seconds, reader.rate)
@@ -155,7 +66,7 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
             total=audio_seconds(file), unit="s", unit_scale=True, desc="finding pauses", leave=False, disable=None
         )
         with bar, model.using({"strategy": "greedy_batch"}) as head, TemporaryDirectory() as folder:
-            for batch in _grouped(windows, batch_size):
+            for batch in grouped(windows, batch_size):
                 paths = [
                     _write(Path(folder) / f"{n}.wav", window.samples, reader.rate) for n, window in enumerate(batch)
                 ]
@@ -248,7 +159,7 @@ def segment_files(
     """Files with the segments of a recording from the `first` on, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
-        for batch in _grouped(plan.segments[first:], batch_size):
+        for batch in grouped(plan.segments[first:], batch_size):
             read = []
             for begin, end in batch:
                 reader.skip(position(begin) - at)
@@ -289,19 +200,19 @@ def joined(
     errors: list[str] = []
     places: list[Place] = []
     phrases: list[BoostedPhrase] = []
-    for (start, end), transcript in zip(spans, transcripts, strict=True):
-        error = transcript if isinstance(transcript, str) else transcript.error
-        if isinstance(transcript, str) or error:
-            errors.append(f"{error} (segment {clock(start)} - {clock(end)})")
-            segments.append(Segment(start, end))
+    for (start, stop), transcript in zip(spans, transcripts, strict=True):
+        if isinstance(transcript, str) or transcript.error:
+            errors.append(f"{error_of(transcript)} (segment {clock(start)} - {clock(stop)})")
+            segments.append(Segment(start, stop))
             continue
         confidences = [word.confidence for word in transcript.words if word.confidence is not None]
         if confidences and np.mean(confidences) < min_confidence:
             continue
-        segments.append(Segment(start, end, transcript.text, transcript.score, transcript.n_best))
+        segments.append(Segment(start, stop, transcript.text, transcript.score, transcript.n_best))
         for place in transcript.alternatives:
             word_index = None if place.word_index is None else place.word_index + len(words)
-            places.append(place._replace(word_index=word_index, **times_from(place, start)))
+            begin, end = round(place.start + start, 3), round(place.end + start, 3)
+            places.append(place._replace(word_index=word_index, start=begin, end=end))
         words += [word.later(start) for word in transcript.words]
         phrases += transcript.phrases
     if fault:
@@ -318,18 +229,9 @@ def joined(
     )
 
 
-def times_from(span: Any, offset: float) -> dict[str, Any]:
-    """Start and end of a span in the recording whose part at `offset` has it."""
-    return {"start": round(span.start + offset, 3), "end": round(span.end + offset, 3)}
-
-
 def positions(step_seconds: float, rate: int) -> Position:
     """The first sample of a step, or of a part of one."""
     return lambda step: round(step * step_seconds * rate)
-
-
-def _steps_per_frame(model: Model) -> int:
-    return max(1, round(model.frame_seconds / _STEP))
 
 
 def clock(seconds: float) -> str:
@@ -345,13 +247,8 @@ def _write(path: Path, samples: np.ndarray, rate: int) -> Path:
     return path
 
 
-def _grouped(items: Any, size: int) -> Iterator[list[Any]]:
+def grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Lists of up to `size` items."""
-    group = []
-    for item in items:
-        group.append(item)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
+    rest = iter(items)
+    while group := list(islice(rest, size)):
         yield group

@@ -71,6 +71,7 @@ class Model:
         check_channel_selector(channel_selector)
         self.model = model
         self.channel_selector = channel_selector
+        self.second: Rescoring | None = None  # the second pass, which reorders n-best lists
         self._has_warned_of_channels = False
         self.is_hybrid = hasattr(model, "ctc_decoder")
         is_ctc = hasattr(model.decoding, "ctc_decoder_predictions_tensor")
@@ -184,13 +185,10 @@ class Model:
             )  # fmt: skip
         return target
 
-    def decode(
-        self, outputs: Outputs, *, second: Rescoring | None = None, requests: Sequence[WrittenRequest | None] = ()
-    ) -> Iterator[Transcript]:
+    def decode(self, outputs: Outputs, *, requests: Sequence[WrittenRequest | None] = ()) -> Iterator[Transcript]:
         """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
 
         Args:
-            second: rescores n-best lists.
             requests: per utterance; None: the decoding config.
 
         Raises:
@@ -201,7 +199,7 @@ class Model:
         with utterance_requests(self.model, requests) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
         for n_best in map(_as_list, hypotheses):
-            yield self._transcript(n_best if second is None else second.reordered(n_best))
+            yield self._transcript(n_best if self.second is None else self.second.reordered(n_best))
 
     def check_request(self, written: WrittenRequest) -> None:
         """Raise a ValueError unless `requests` of `decode` may hold this request."""

@@ -1,27 +1,23 @@
-"""The transcript of an utterance or of a long recording, and the log of decoded segments.
-
-With the log, an interrupted run continues within a long recording. It is a file of JSON lines. A line has the key of a
-recording and its plan; or its key, the transcripts of a batch of segments, and the number of segments before them.
-"""
+"""The transcript of an utterance or of a long recording: as JSON, as a row of the output, and totals of rows."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nemo_gpu_decoding.audio import AudioSource, part_of
-from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
-from nemo_gpu_decoding.search.result import Place, WordOption
+from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
+from nemo_gpu_decoding.search.result import Place, WordOption, places_as_json
 
 if TYPE_CHECKING:
+    from nemo_gpu_decoding.manifest import Utterance
     from nemo_gpu_decoding.search.result import FoundPhrase
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
+
+
+_SHOWN = 300  # maximum number of characters of an error
 
 
 class Segment(NamedTuple):
@@ -56,100 +52,142 @@ def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]
     return tuple(BoostedPhrase(phrase.text, float(f"{phrase.probability:.4g}")) for phrase in phrases)
 
 
-_FIELDS = ("text", "score", "words", "n_best", "error", "alternatives", "phrases")  # of segments
+def error_of(transcript: Transcript | str) -> str:
+    """The error of a transcript, or the error message that an utterance has in its place."""
+    return transcript if isinstance(transcript, str) else transcript.error
 
 
-class SegmentLog:
-    """The segments of a run that are decoded.
-
-    Args:
-        file: created with the first recording.
-        run: all that the transcripts depend on, besides the recording; values of JSON.
-    """
-
-    def __init__(self, file: Path, run: Any) -> None:
-        self.file, self._run = file, json.dumps(run, sort_keys=True)
-        self._plans: dict[str, dict[str, Any]] = {}
-        self._transcripts: dict[str, list[Transcript | str]] = {}
-        self._count: dict[str, int] = {}  # segments of a recording that are decoded
-        if not file.is_file():
-            return
-        whole = 0
-        with file.open("rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n"):  # else the run ended while it wrote the line
-                    whole += len(line)
-                    self._read(json.loads(line))
-        os.truncate(file, whole)
-
-    def _read(self, row: dict[str, Any]) -> None:
-        key = row["recording"]
-        if "plan" in row:
-            self._plans[key] = row["plan"]
-        else:
-            transcripts = self._transcripts.setdefault(key, [])
-            transcripts[row["first"] :] = map(_of_json, row["found"])
-
-    def key(self, recording: AudioSource, request: Any = None) -> str:
-        """The key of a recording: another one if the file, its part, its request or the run differs."""
-        part = part_of(recording)
-        content = repr((self._run, file_key(part.path), request, *(() if part.is_whole else part[1:])))
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-    def plan(self, key: str) -> dict[str, Any] | None:
-        """The plan that `begin` was given in an interrupted run."""
-        return self._plans.get(key)
-
-    def transcripts(self, key: str, segments: int, batch_size: int) -> list[Transcript | str]:
-        """Transcripts or error messages of all segments, or of the first batches, from an interrupted run.
-
-        Sums of floats depend on the batch, so the batches are those of a run that is not interrupted.
-        """
-        transcripts = self._transcripts.get(key, [])
-        if len(transcripts) < segments:
-            transcripts = transcripts[: len(transcripts) // batch_size * batch_size]
-        self._count[key] = len(transcripts)
-        return transcripts
-
-    def begin(self, key: str, plan: dict[str, Any]) -> None:
-        """Add a recording with its plan."""
-        self._write({"recording": key, "plan": plan})
-
-    def add(self, key: str, transcripts: Sequence[Transcript | str]) -> None:
-        """Add the transcripts or error messages of the next segments."""
-        self._write({"recording": key, "first": self._count[key], "found": list(map(_as_json, transcripts))})
-        self._count[key] += len(transcripts)
-
-    def _write(self, row: dict[str, Any]) -> None:
-        with self.file.open("a", encoding="utf-8") as sink:
-            sink.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-    def remove(self) -> None:
-        """Remove the file: the run is complete."""
-        self.file.unlink(missing_ok=True)
+def one_line(error: Exception) -> str:
+    """The first line of an error's message, for the field `error` of a row."""
+    lines = str(error).strip().splitlines() or [""]
+    text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
+    return text[:_SHOWN]
 
 
-def _as_json(transcript: Transcript | str) -> dict[str, Any] | str:
-    return transcript if isinstance(transcript, str) else {name: getattr(transcript, name) for name in _FIELDS}
+def as_json(value: Any) -> dict[str, Any]:
+    """A transcript without its lattice for `json.dumps(default=...)`."""
+    if isinstance(value, Transcript):
+        return {**vars(value), "lattice": None}
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def of_json(row: Mapping[str, Any]) -> Transcript:
+    """The transcript that `as_json` was given, for `json.loads(object_hook=...)`."""
+    places = (
+        Place(index, start, end, tuple(WordOption(*option) for option in options))
+        for index, start, end, options in row["alternatives"]
+    )
+    more = {
+        "words": _words(row["words"]),
+        "n_best": tuple((text, score) for text, score in row["n_best"]),
+        "segments": (),
+        "alternatives": tuple(places),
+        "phrases": tuple(BoostedPhrase(*phrase) for phrase in row["phrases"]),
+    }
+    return Transcript(**{**row, **more})
 
 
 def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:
     return tuple(Word(*row[:4], *map(_words, row[4:])) for row in rows)
 
 
-def _of_json(row: dict[str, Any] | str) -> Transcript | str:
-    if isinstance(row, str):
-        return row
-    places = (
-        Place(index, start, end, tuple(WordOption(*option) for option in options))
-        for index, start, end, options in row["alternatives"]
-    )
-    return Transcript(
-        text=row["text"],
-        score=row["score"],
-        words=_words(row["words"]),
-        n_best=tuple((text, score) for text, score in row["n_best"]),
-        error=row["error"],
-        alternatives=tuple(places),
-        phrases=tuple(BoostedPhrase(*phrase) for phrase in row["phrases"]),
-    )
+@dataclass
+class Totals:
+    """The content of a marker: totals of its partition. Times are in seconds."""
+
+    number: int = 0
+    shard: int = 0
+    rows: int = 0
+    audio: float = 0.0  # of utterances that were decoded
+    work: float = 0.0
+    errors: int = 0
+    last_error: str = ""
+    scored: int = 0  # utterances with a reference
+    words: int = 0
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+    with_oracle: int = 0
+    oracle_errors: int = 0
+    slowest: tuple[tuple[float, str], ...] = ()  # seconds of work per second of audio, and the file
+
+    @property
+    def word_errors(self) -> WordErrors:
+        return WordErrors(self.words, self.substitutions, self.deletions, self.insertions)
+
+    @property
+    def oracle_wer(self) -> float | None:
+        """The lowest WER of the alternatives; None if an utterance with a reference has none."""
+        has_oracle = self.scored and self.with_oracle == self.scored
+        return self.oracle_errors / max(self.words, 1) if has_oracle else None
+
+    def count(self, errors: WordErrors, oracle: WordErrors | None) -> None:
+        """Add the word errors of an utterance with a reference, and those of its best alternative."""
+        self.scored += 1
+        for name, value in vars(errors).items():
+            setattr(self, name, getattr(self, name) + value)
+        if oracle is not None:
+            self.with_oracle += 1
+            self.oracle_errors += oracle.total
+
+
+def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -> dict[str, Any]:
+    """The output row of an utterance, with the other fields of its manifest row; also adds it to `totals`.
+
+    Args:
+        transcript: of the utterance, or the reason why it has none.
+    """
+    row = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3), **utterance.fields}
+    text = {} if utterance.text is None else {"text": utterance.text}
+    details = {} if isinstance(transcript, str) else details_of(transcript)
+    totals.rows += 1
+    if isinstance(transcript, str) or transcript.error:  # a transcript with gaps is not scored
+        totals.errors, totals.last_error = totals.errors + 1, error_of(transcript)
+        return {**row, **text, **details, "error": totals.last_error}
+    totals.audio = round(totals.audio + utterance.duration, 3)
+    row |= details
+    if utterance.text is not None:
+        best = oracle_of(utterance.text, transcript)
+        errors = word_errors([utterance.text], [transcript.text])
+        oracle = None if best is None else word_errors([utterance.text], [best])
+        totals.count(errors, oracle)
+        row |= {**text, "wer": _rate(errors)}
+        row |= {} if oracle is None else {"oracle_wer": _rate(oracle)}
+    return row
+
+
+def _rate(errors: WordErrors) -> float | None:
+    """The word error rate for a row; None if it is infinite, because JSON has no such number."""
+    return round(errors.wer, 4) if math.isfinite(errors.wer) else None
+
+
+def details_of(transcript: Transcript) -> dict[str, Any]:
+    """The text and score, and the fields that the options select."""
+    share = transcript.outside_share
+    details = {
+        "outside_share": None if share is None else round(share, 4),
+        "in_grammar": transcript.in_grammar,
+        "found_phrases": [phrase._asdict() for phrase in transcript.phrases],
+        "n_best": _listed(transcript.n_best),
+        "words": [_as_row(word) for word in transcript.words],
+        "word_alternatives": places_as_json(transcript.alternatives),
+        "segments": [{**segment._asdict(), "n_best": _listed(segment.n_best)} for segment in transcript.segments],
+    }
+    selected = {name: value for name, value in details.items() if value is not None and value != []}
+    return {"pred_text": transcript.text, "score": transcript.score, **selected}
+
+
+def _listed(n_best: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    return [{"text": text, "score": score} for text, score in n_best]
+
+
+def _as_row(word: Word) -> dict[str, Any]:
+    rounded = None if word.confidence is None else round(word.confidence, 4)
+    return word._replace(confidence=rounded).shown()
+
+
+def oracle_of(reference: str, transcript: Transcript) -> str | None:
+    """The text of the lattice, or of the n-best list, with the fewest word errors; None without alternatives."""
+    if transcript.lattice is None and not transcript.n_best:
+        return None
+    return oracle_text(reference, [text for text, _ in transcript.n_best], transcript.lattice)

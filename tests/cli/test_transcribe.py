@@ -15,6 +15,7 @@ from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
+from nemo_gpu_decoding.nemo_plugin.model import Model
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
@@ -59,6 +60,28 @@ def test_json_lines_carry_n_best_words_and_scores(assets, manifest, tmp_path):
         assert times == sorted(times)
         assert 0 <= times[0] <= times[-1] <= row["duration"] + 0.1
         assert all(0 <= word["confidence"] <= 1 for word in row["words"])
+
+
+def test_an_interrupted_run_of_short_files_continues(assets, manifest, tmp_path, capsys, monkeypatch):
+    arguments = ["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "batch_size=1"]
+    assert main([*arguments, f"out={tmp_path}/whole.jsonl"]) == 0
+    decode, calls = Model.decode, []
+
+    def decoded(self, outputs, **more):
+        calls.append(outputs)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return decode(self, outputs, **more)
+
+    monkeypatch.setattr(Model, "decode", decoded)
+    assert [main([*arguments, f"out={tmp_path}/out.jsonl"]) for _ in range(2)] == [130, 0]
+    assert len(calls) == 3
+    assert "1 utterances are those of an interrupted run" in capsys.readouterr().err
+    whole, found = (
+        [{**row, "seconds": 0} for row in rows_of(tmp_path / f"{name}.jsonl")] for name in ("whole", "out")
+    )
+    assert found == whole
+    assert not (tmp_path / ".out.jsonl.run").exists()
 
 
 def test_a_head_that_the_model_lacks_is_refused(assets, manifest, capsys):

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.audio import part_of
-from nemo_gpu_decoding.cluster.workers import Loaded
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 
@@ -32,7 +31,7 @@ class FakeModel:
         if written.lm not in ("news", None):
             raise ValueError(f"lm is {written.lm!r}, expected one of news, none")
 
-    def decode(self, outputs, *, second=None, requests=()):
+    def decode(self, outputs, requests=()):
         names = [bytes(row.tolist()).decode().rstrip() for row in outputs["names"]]
         if any("search_fails" in name for name in names):
             raise RuntimeError("no such state")
@@ -41,11 +40,11 @@ class FakeModel:
             yield Transcript(" ".join([name, *(given.phrases or ()), *filter(None, [given.lm])]), -1.0)
 
 
-def load(pids: str) -> Loaded:
+def load(pids: str) -> FakeModel:
     """The model; its process is written down as a file in a folder."""
     (Path(pids) / str(os.getpid())).touch()
-    return Loaded(FakeModel())
+    return FakeModel()
 
 
-def broken() -> Loaded:
+def broken() -> FakeModel:
     raise ValueError("beam.beam_size is 0, expected an integer >= 1")

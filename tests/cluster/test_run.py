@@ -18,8 +18,7 @@ import pytest
 
 from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, find_corpus
 from nemo_gpu_decoding.cluster.output import Folder, open_run
-from nemo_gpu_decoding.cluster.run import Workers, summary, transcribe_corpus
-from nemo_gpu_decoding.cluster.workers import Item, Job, batches
+from nemo_gpu_decoding.cluster.run import Job, Workers, batches, summary, transcribe_corpus
 from nemo_gpu_decoding.manifest import Utterance
 from tests.assets import ROOT
 from tests.cluster import fake
@@ -338,13 +337,9 @@ def test_partitions_limit_rows_without_durations(tmp_path):
 
 def test_batches_have_similar_durations():
     durations = [1.0, 9.0, 2.0, 8.0, 30.0, 1.5]
-    items = [Item(n, {}, Utterance("", ROOT, seconds)) for n, seconds in enumerate(durations)]
-
-    def positions(*options):
-        return [[item.position for item in batch] for batch in batches(items, *options)]
-
-    assert positions(2, None) == [[4, 1], [3, 2], [5, 0]]
-    assert positions(2, 20.0) == [[4], [1, 3], [2, 5, 0]]  # 30; 2 * 9; 3 * 2 seconds
+    utterances = [Utterance("", ROOT, seconds) for seconds in durations] + [Utterance("", ROOT, 9.0, fault="damaged")]
+    assert list(batches(utterances, 2, None)) == [[6], [4, 1], [3, 2], [5, 0]]
+    assert list(batches(utterances, 2, 20.0)) == [[6], [4], [1, 3], [2, 5, 0]]  # 30; 2 * 9; 3 * 2 seconds
 
 
 # ---------------------------------------------------------------------------------- on a Ray of two workers

@@ -13,7 +13,7 @@ from tests.nemo_plugin.usage import CASES, Case, strategy_case, write_lower_orde
 NUM_FILES = 6
 MANY_FILES = 30
 FOLDER = Path(__file__).parent
-WITHOUT_NEMO = ("test_cutting.py", "test_installed.py", "test_nemo_scripts.py", "test_segment_log.py")
+WITHOUT_NEMO = ("test_cutting.py", "test_installed.py", "test_log.py", "test_nemo_scripts.py")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -60,7 +60,7 @@ def load(name, head, strategy, timestamps=True):
     ],
 )
 def test_text_of_a_recording_is_that_of_its_segments(name, head, strategy, tmp_path):
-    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+    from nemo_gpu_decoding.nemo_plugin.transcribing import transcribe_long
 
     file, _ = joined_speech(tmp_path)
     model = load(name, head, strategy)
@@ -115,7 +115,7 @@ def test_segments_without_confidence_are_left_out():
 
 
 def test_noise_gets_no_words(tmp_path):
-    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+    from nemo_gpu_decoding.nemo_plugin.transcribing import transcribe_long
 
     file, spans = joined_speech(tmp_path, 4)
     samples, _ = soundfile.read(file, dtype="float32")
@@ -137,7 +137,7 @@ def test_noise_gets_no_words(tmp_path):
 
 
 def test_cuts_avoid_the_utterances(tmp_path):
-    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+    from nemo_gpu_decoding.nemo_plugin.transcribing import transcribe_long
 
     file, spans = joined_speech(tmp_path, 20)
     model = load("self_ctc", "ctc", "greedy_batch", timestamps=False)
@@ -151,7 +151,7 @@ def test_cuts_avoid_the_utterances(tmp_path):
 
 
 def test_damaged_end_loses_only_later_words(tmp_path):
-    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
+    from nemo_gpu_decoding.nemo_plugin.transcribing import transcribe_long
 
     file, _ = joined_speech(tmp_path)
     model = load("self_ctc", "ctc", "greedy_batch")
@@ -170,14 +170,14 @@ def test_damaged_end_loses_only_later_words(tmp_path):
 
 
 def test_noise_without_pauses_is_reported_with_its_file_and_time(tmp_path, monkeypatch):
-    from nemo_gpu_decoding.nemo_plugin import long_audio
+    from nemo_gpu_decoding.nemo_plugin import long_audio, transcribing
 
     file = tmp_path / "noise.wav"
     soundfile.write(file, 0.1 * np.random.default_rng(0).standard_normal(40 * RATE), RATE)
     model = load("self_ctc", "ctc", "greedy_batch")
     warnings = []
     monkeypatch.setattr(long_audio.logger, "warning", lambda message, *values: warnings.append(message % values))
-    found = long_audio.transcribe_long(model, file, cutting=Cutting(5))
+    found = transcribing.transcribe_long(model, file, cutting=Cutting(5))
     assert max(segment.end - segment.start for segment in found.segments) <= 10
     assert any(f"{file}: no pause of 0.3 s at 0:00:0" in warning for warning in warnings)
 
@@ -348,8 +348,8 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
 
 
 def test_an_interrupted_call_continues_with_the_next_segment(tmp_path, monkeypatch):
-    from nemo_gpu_decoding.nemo_plugin.long_audio import transcribe_long
     from nemo_gpu_decoding.nemo_plugin.model import Model
+    from nemo_gpu_decoding.nemo_plugin.transcribing import transcribe_long
 
     file, _ = joined_speech(tmp_path)
     model = load("self_hybrid_rnnt", "rnnt", "alsd_pp", timestamps=False)
@@ -357,17 +357,17 @@ def test_an_interrupted_call_continues_with_the_next_segment(tmp_path, monkeypat
     expected = transcribe_long(model, file, **{**options, "resume": None}, cutting=Cutting(8))
     decode, calls = Model.decode, []
 
-    def stopped(self, outputs):
+    def stopped(self, outputs, **more):
         if len(calls) == 2:
             raise KeyboardInterrupt
         calls.append(outputs)
-        yield from decode(self, outputs)
+        yield from decode(self, outputs, **more)
 
     monkeypatch.setattr(Model, "decode", stopped)
     with pytest.raises(KeyboardInterrupt):
         transcribe_long(model, file, **options, cutting=Cutting(8))
     kept = options["resume"].read_bytes()
-    monkeypatch.setattr(Model, "decode", lambda *given: calls.append(given) or decode(*given))
+    monkeypatch.setattr(Model, "decode", lambda *given, **more: calls.append(given) or decode(*given, **more))
     calls.clear()
     assert transcribe_long(model, file, **options, cutting=Cutting(8)) == expected
     batches = (len(expected.segments) + 1) // 2

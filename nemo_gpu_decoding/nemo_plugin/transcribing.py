@@ -1,0 +1,277 @@
+"""From utterances to transcripts: batches through encoder and search, long recordings as rows of their segments.
+
+A recording that is longer than the maximum is planned first: a greedy pass finds its cuts. Its segments are then
+utterances as others, in batches of their own, and one pass at the end joins their transcripts. A log keeps each batch,
+so that an interrupted run continues after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from nemo_gpu_decoding.audio import part_of, unreadable
+from nemo_gpu_decoding.cache import file_key
+from nemo_gpu_decoding.manifest import Utterance
+from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
+from nemo_gpu_decoding.nemo_plugin.long_audio import Plan, find_cuts, grouped, joined, segment_files
+from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
+from nemo_gpu_decoding.nemo_plugin.transcript import Transcript, as_json, of_json, one_line
+
+if TYPE_CHECKING:
+    from nemo.collections.asr.models import ASRModel
+
+UNREADABLE = "cannot be read as audio"
+_KEY = 16  # characters of a key
+
+
+class Log:
+    """What a run has decoded. An interrupted run that begins again reads it, and continues.
+
+    Args:
+        file: of lines with a key and a value of JSON each, created with the first one; None: nothing is kept.
+        run: all that the values depend on, besides the utterances; values of JSON.
+        tell: gets a message for each recording that the interrupted run has begun.
+    """
+
+    def __init__(
+        self, file: Path | None = None, run: Any = None, tell: Callable[[str], object] = lambda message: None
+    ) -> None:
+        self.file, self._run, self.tell = file, json.dumps(run, sort_keys=True), tell
+        self._places: dict[str, int] = {}  # first byte of the values of the interrupted run
+        self.utterances = 0  # of that run, without segments
+        if file is None or not file.is_file():
+            return
+        end = 0
+        with file.open("rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n"):  # else the run ended while it wrote the line
+                    self._places[line[:_KEY].decode()] = end + _KEY
+                    end += len(line)
+        os.truncate(file, end)
+
+    def _key(self, utterances: Sequence[Utterance], what: str) -> str:
+        """Another one if the run, or the file, part or request of an utterance differs.
+
+        Sums of floats depend on the batch. So all of it is in the key.
+        """
+        parts = [(part_of(utterance.audio), utterance.request) for utterance in utterances]
+        content = [(os.path.isfile(part.path) and file_key(part.path), part[1:], request) for part, request in parts]
+        return hashlib.sha256(repr((self._run, what, content)).encode()).hexdigest()[:_KEY]
+
+    def has(self, utterances: Sequence[Utterance]) -> bool:
+        """Whether the interrupted run has decoded this batch."""
+        return bool(self._places) and self._key(utterances, "") in self._places
+
+    def kept(self, utterances: Sequence[Utterance], make: Callable[[], Any], what: str = "") -> Any:
+        """The value for a batch that the interrupted run has kept, or that of `make`, which is kept now.
+
+        Args:
+            make: returns a list of JSON values and transcripts. Transcripts with a lattice are not kept.
+            what: distinguishes several values for a batch.
+        """
+        if self.file is None:
+            return make()
+        key = self._key(utterances, what)
+        if key in self._places:
+            with self.file.open("rb") as lines:
+                lines.seek(self._places[key])
+                return json.loads(lines.readline(), object_hook=of_json)
+        value = make()
+        if not any(isinstance(item, Transcript) and item.lattice for item in value):
+            line = f"{key} {json.dumps(value, default=as_json)}\n"
+            with self.file.open("ab", buffering=0) as sink:  # whole lines, also of two processes
+                sink.write(line.encode())
+        return value
+
+    def remove(self) -> None:
+        """Remove the file: the run is complete."""
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+
+
+@dataclass
+class Transcriber:
+    """Decodes batches of utterances."""
+
+    model: Model
+    cutting: Cutting  # of long recordings
+    batch_size: int  # segments of a long recording per batch
+    log: Log = field(default_factory=Log)  # of an interrupted run, and for this one
+    progress: Callable[[float], object] = lambda seconds: None  # gets the seconds of audio of each batch
+
+    def checked(self, utterance: Utterance) -> Utterance:
+        """The utterance, with a `fault` if the model cannot decode with its request."""
+        try:
+            if utterance.request is not None and not utterance.fault:
+                self.model.check_request(utterance.request)
+        except ValueError as error:
+            return replace(utterance, fault=named(utterance, one_line(error)))
+        return utterance
+
+    def transcripts(self, utterances: Sequence[Utterance]) -> list[Transcript | str]:
+        """Transcripts or error messages of utterances, in their order; short ones are one batch for the encoder."""
+        longest = self.cutting.max_segment_seconds
+        short = [utterance for utterance in utterances if not utterance.fault and utterance.duration <= longest]
+        self.log.utterances += len(short) if self.log.has(short) else 0
+        of_short = iter(self.batch(short, lambda: short) if short else ())
+        results: list[Transcript | str] = []
+        for utterance in utterances:
+            result = utterance.fault or (next(of_short) if utterance.duration <= longest else UNREADABLE)
+            # what can be read of an unreadable one is decoded as of a long recording
+            results.append(self._of_long(utterance) if result == UNREADABLE else result)
+        return results
+
+    def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
+        """Transcripts or error messages of a batch, from the log or decoded; `read` returns it with its audio."""
+        transcripts = self.log.kept(
+            rows, lambda: [text for encoded in self._encoded(read()) for text in self.decode(*encoded)]
+        )
+        self.progress(sum(row.duration for row in rows))
+        return transcripts
+
+    def _encoded(self, utterances: Sequence[Utterance]) -> list[tuple[Sequence[Utterance], Outputs | str]]:
+        """The encoder's output for a batch; if that fails, for each utterance alone, or its error message."""
+        files = [utterance.audio for utterance in utterances]
+        try:
+            (outputs,) = self.model.encode(files, batch_size=len(files))
+            return [(utterances, outputs)]
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            if len(files) == 1:
+                return [(utterances, UNREADABLE if unreadable(files) else named(utterances[0], one_line(error)))]
+        return [encoded for utterance in utterances for encoded in self._encoded([utterance])]
+
+    def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
+        """Transcripts or error messages of an encoded batch. Errors of the decoding options are raised."""
+        if isinstance(outputs, str):
+            return [outputs] * len(utterances)
+        transcripts = self.model.decode(outputs, requests=[utterance.request for utterance in utterances])
+        pairs = zip(utterances, transcripts, strict=True)
+        return [named(utterance, found.error) if found.error else found for utterance, found in pairs]
+
+    def plan(self, utterance: Utterance) -> Plan:
+        """The segments of a recording; an error if it cannot be read."""
+        cuts = self.log.kept(
+            [utterance], lambda: find_cuts(self.model, utterance.audio, self.cutting, self.batch_size), "plan"
+        )
+        return Plan(*cuts)
+
+    def decode_segments(self, utterance: Utterance, plan: Plan) -> Transcript:
+        """The transcript of a recording, joined from those of its segments."""
+        spans = plan.spans()
+        rows = [_segment(utterance, start, end) for start, end in spans]
+        done = sum(map(len, takewhile(self.log.has, grouped(rows, self.batch_size))))
+        if done:
+            self.log.tell(f"{utterance.label}: {done} segments are those of an interrupted run")
+        files = segment_files(self.model, utterance.audio, plan, self.batch_size, done)
+        transcripts: list[Transcript | str] = []
+        for batch in grouped(rows, self.batch_size):
+            transcripts += self.batch(batch, partial(_with_audio, batch, files))
+        return joined(spans, transcripts, plan.fault, self.cutting.min_confidence)
+
+    def _of_long(self, utterance: Utterance) -> Transcript | str:
+        """The transcript of a recording that is cut, or an error message."""
+        try:
+            plan = self.plan(utterance)
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            return named(utterance, one_line(error))
+        if not plan.segments:
+            return named(utterance, f"{UNREADABLE}: {plan.fault}")
+        joint = self.decode_segments(utterance, plan)
+        return replace(joint, error=named(utterance, joint.error)) if joint.error else joint
+
+
+def transcribe_long(
+    model: ASRModel | Model,
+    file: str | Path,
+    *,
+    timestamps: bool = False,
+    batch_size: int = 8,
+    cutting: Cutting | None = None,
+    resume: str | Path | None = None,
+) -> Transcript:
+    """Transcribe a recording of any length with the model's current strategy.
+
+    Args:
+        model: of NeMo.
+        timestamps: fill `words` of the result, with times in the whole recording.
+        batch_size: segments per batch.
+        cutting: where the recording is cut; None: `Cutting()`, the defaults of `transcribe`.
+        resume: a file for the segments that are decoded; it is removed at the end. After an interruption, the same
+            call continues with the next segment.
+
+    Returns:
+        The transcript with its `segments`. If the end of the file cannot be read, `error` is the reason.
+
+    Raises:
+        ValueError: the file cannot be read as audio.
+    """
+    loaded = model if isinstance(model, Model) else Model(model)
+    cutting = cutting or Cutting()
+    section = loaded.current_head.config
+    if timestamps or cutting.min_confidence:
+        section.compute_timestamps = True
+    if cutting.min_confidence:
+        OmegaConf.update(section, "confidence_cfg.preserve_word_confidence", True, force_add=True)
+    log = Log()
+    if resume is not None:
+        log = Log(Path(resume), [*_identity(loaded, section), asdict(cutting), batch_size])
+    transcriber = Transcriber(loaded, cutting, batch_size, log)
+    recording = Utterance(str(part_of(file).path), file, 0.0)
+    plan = transcriber.plan(recording)
+    if not plan.segments:
+        raise ValueError(f"{file} {UNREADABLE}: {plan.fault or 'it has no samples'}")
+    with loaded.using(section) if timestamps or cutting.min_confidence else nullcontext():
+        transcript = transcriber.decode_segments(recording, plan)
+    log.remove()
+    return transcript
+
+
+def _identity(model: Model, section: DictConfig) -> list[Any]:
+    """A model's weights and its decoding section, with files by size and time, as values of JSON."""
+
+    def content(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): content(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [content(item) for item in value]
+        return file_key(value) if isinstance(value, str) and Path(value).is_file() else value
+
+    weights = [float(parameter.double().sum()) for parameter in model.model.parameters()]
+    return [weights, content(OmegaConf.to_container(section, enum_to_str=True))]
+
+
+def _segment(recording: Utterance, start: float, end: float) -> Utterance:
+    """The row of a segment: a part of the file, with the name of the recording in messages."""
+    part, seconds = part_of(recording.audio), end - start
+    audio = part._replace(offset=part.offset + start, duration=seconds)
+    return replace(recording, name=recording.label, audio=audio, duration=seconds)
+
+
+def _with_audio(rows: Sequence[Utterance], files: Iterator[list[Path]]) -> list[Utterance]:
+    """The segments with their audio, the next files."""
+    return [replace(row, audio=file) for row, file in zip(rows, next(files), strict=True)]
+
+
+def named(utterance: Utterance, fault: str) -> str:
+    """An error message with the name of the file."""
+    return fault if utterance.label in fault else f"{utterance.label}: {fault}"
+
+
+def is_fatal(error: Exception) -> bool:
+    """Whether all later utterances would fail too."""
+    return isinstance(error, MemoryError) or "CUDA error" in str(error)
