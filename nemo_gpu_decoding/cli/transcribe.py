@@ -192,7 +192,8 @@ def run(options: TranscribeOptions) -> int:
     inputs: list[tuple[str, Any]] = [("decoding", OmegaConf.to_container(config))]
     inputs += [("manifest" if options.audio is None else "audio", recording) for recording in recordings]
     written = {str(subtitle_file(options, file, kind)) for file in recordings for kind in options.subtitles or ()}
-    decoding.check_outputs(options, inputs, [("subtitles", file) for file in sorted(written)])
+    written_besides = [("subtitles", file) for file in sorted(written)] + [("out", f"{out}.segments")] * bool(out)
+    decoding.check_outputs(options, inputs, written_besides)
     loaded = load(options)
     log = SegmentLog(Path(f"{out}.segments"), options_of_transcripts(options)) if out else None
     started, compiled = working_seconds(), compilation.seconds

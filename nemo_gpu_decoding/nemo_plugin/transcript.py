@@ -77,18 +77,21 @@ class SegmentLog:
         whole = 0
         with file.open("rb") as lines:
             for line in lines:
-                if line.endswith(b"\n"):  # else the run ended while it wrote the line
-                    whole += len(line)
-                    self._read(json.loads(line))
+                try:
+                    self._read(json.loads(line if line.endswith(b"\n") else b""))
+                except (ValueError, KeyError, TypeError, AttributeError):  # the run ended while it wrote the line
+                    break
+                whole += len(line)
         os.truncate(file, whole)
 
     def _read(self, row: dict[str, Any]) -> None:
         key = row["recording"]
         if "plan" in row:
-            self._plans[key] = row["plan"]
+            self._plans[key], self._transcripts[key] = row["plan"], []
+        elif row["first"] > len(self._transcripts[key]):
+            raise ValueError("another run has written to the log")
         else:
-            transcripts = self._transcripts.setdefault(key, [])
-            transcripts[row["first"] :] = map(_of_json, row["found"])
+            self._transcripts[key][row["first"] :] = map(_of_json, row["found"])
 
     def key(self, recording: AudioSource, request: Any = None) -> str:
         """The key of a recording: another one if the file, its part, its request or the run differs."""
