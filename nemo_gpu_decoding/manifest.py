@@ -214,8 +214,7 @@ def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
     """The utterances that can be decoded and scored; a warning names each other one."""
     faults = [
-        utterance.fault or f"{utterance.label} has no text" * (utterance.fields.get("text") == NO_TEXT)
-        for utterance in utterances
+        utterance.fault or f"{utterance.label} has no text" * ("text" in utterance.fields) for utterance in utterances
     ]
     if all(faults):
         raise ValueError(faults[0])
@@ -225,10 +224,8 @@ def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Reference texts, for commands that need text and audio of all utterances."""
+    """Reference texts of usable utterances, for commands that need them all."""
     for utterance in utterances:
-        if utterance.fault:
-            raise ValueError(utterance.fault)
         if utterance.text is None:
             raise ValueError(f"{utterance.label} has no `text` in the manifest; error rates need it")
     return [utterance.text or "" for utterance in utterances]

@@ -214,23 +214,23 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1726,
-    "cli": 2153,
+    "(root)": 1752,
+    "cli": 2164,
     "cluster": 734,
     "compat": 1031,
     "cuda": 1155,
-    "fusion": 2191,
-    "graph": 1727,
-    "live": 1325,
-    "lm": 2007,
-    "nemo_plugin": 3743,
-    "search": 11336,
+    "fusion": 2201,
+    "graph": 1729,
+    "live": 1343,
+    "lm": 2014,
+    "nemo_plugin": 3788,
+    "search": 11351,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43264
+PACKAGE_LINES = 43434
 PACKAGE_FILES = 200
-TESTS_LINES = 39449
-DOCS_WORDS = 44905
+TESTS_LINES = 39498
+DOCS_WORDS = 44903
 
 
 def within(what: str, count: int, budget: int):

@@ -86,7 +86,7 @@ def test_bad_audio_is_a_fault_of_its_own_utterance(folder):
     ]  # fmt: skip
     assert "sample 1500000 is nan, expected finite samples" in found[1].fault
     with pytest.raises(ValueError, match=r"nan\.wav: sample 1500000 is nan"):
-        references_of(found[1:2])
+        usable(found[1:2])
 
 
 def test_rows_of_parts_of_a_file(folder):

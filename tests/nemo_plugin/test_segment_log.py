@@ -58,6 +58,17 @@ def test_batches_that_are_not_whole_are_decoded_again(tmp_path, recording):
     second.add(key, ["one", "two"])
     second.add(key, ["three"])
     assert SegmentLog(file, {}).transcripts(key, 3, 2) == ["one", "two", "three"]
+    whole = file.read_bytes()
+    for other in (
+        whole.splitlines(True)[-1].replace(b'"first": 2', b'"first": 4'),
+        b"[]\n",
+        b"\n",
+        b"\0\n",
+        b'{"recording": "x"}\n',
+    ):
+        file.write_bytes(whole + other + b"more\n")
+        assert SegmentLog(file, {}).transcripts(key, 3, 2) == ["one", "two", "three"]
+        assert file.read_bytes() == whole
 
 
 def test_incomplete_line_is_removed(tmp_path, recording):
