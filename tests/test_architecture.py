@@ -229,7 +229,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 43434
 PACKAGE_FILES = 200
-TESTS_LINES = 39498
+TESTS_LINES = 39500
 DOCS_WORDS = 44903
 
 

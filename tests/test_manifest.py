@@ -267,9 +267,11 @@ def test_files_in_a_folder_are_decoded_or_named(tmp_path, messages):
 def test_nemos_phrases_of_a_row_are_its_request(folder):
     wanted = {"boosting_model_cfg": {"key_phrases_list": ["ann"]}, "boosting_model_alpha": 2.0}
     row = {"audio_filepath": "b.wav", "biasing_request": wanted}
-    found = read_manifest(write_manifest(folder, row, row | {"phrases": ["bob"]}, row | {"grammar": ["ann"]}))
+    bad = row | {"phrases": ["bob"]}, row | {"grammar": ["ann"], "offset": 1}
+    found = read_manifest(write_manifest(folder, row, *bad))
     assert found[0].request.given == {"biasing_request": wanted}
     assert all("biasing_request is" in utterance.fault for utterance in found[1:])
+    assert found[2].label == "b.wav"
 
 
 def test_a_name_that_is_not_utf_8_is_a_fault_of_its_own_utterance(folder):

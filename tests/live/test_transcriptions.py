@@ -59,9 +59,9 @@ def test_clients_hear_of_phrases_that_are_left_out_and_long_words_are_cut_betwee
     monkeypatch.setattr(NumberReader, "left_out", lambda self, options: ["x"])
     with running() as server:
         assert transcribe(server, extra_body={"phrases": ["x"]}).left_out == ["x"]
-    words = [Word("東京「日本」" * 8, 0.0, 4.8)], [Word("x" * 60, 4.8, 5.0)]
+    words = [Word("東「日本」。" * 8, 0.0, 4.8)], [Word("x" * 60, 4.8, 5.0)]
     cues = subtitles(words, "srt", 0.6).split("\n\n")
-    assert [cue.split("\n")[2] for cue in cues[:-1]] == ["東京「日本」東京「日本」"] * 4 + ["x" * 60]
+    assert [cue.split("\n")[2] for cue in cues[:-1]] == ["東「日本」。東「日本」。"] * 4 + ["x" * 60]
     assert cues[1].split("\n")[1] == "00:00:01,200 --> 00:00:02,400"
 
 
