@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -205,18 +206,46 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
             sounds = [soundfile.SoundFile(io.BytesIO(content[a:b])) for a, b in zip(begins, ends, strict=True)]
         if any(sound.frames >= 1 << 62 or (not sound.frames and path.stat().st_size > _HEADER) for sound in sounds):
             raise RuntimeError("its header has no length")
-    except (RuntimeError, OSError):
+        if not all(sound.seekable() for sound in sounds):
+            raise RuntimeError("libsndfile cannot read parts of it")
+        if len(sounds) == 1 and "mode   : constant" in sounds[0].extra_info and _varies(*file_key(path)):
+            raise RuntimeError("it has no length, and frames of several bit rates")
+    except (RuntimeError, OSError, TypeError) as error:  # TypeError: the name ends with .raw
         if (converted := _converted(*file_key(path))) is None:
-            raise
-        return [soundfile.SoundFile(converted[0].name)], converted[1]
+            raise RuntimeError(_reason(error)) from error
+        return [soundfile.SoundFile(converted[0].name)], converted[1] or _unread(path.read_bytes())
     # the log of libsndfile compares sizes in headers with the size of the file
-    for name, *sizes in re.findall(r"^ *([^:\n]*?) *: (\d+) \(should be (\d+)\)", sounds[-1].extra_info, re.MULTILINE):
+    said = sounds[-1].extra_info
+    for name, *sizes in re.findall(r"^ *([^:/\n]*?) *: (\d+) \(should be (\d+)\)", said, re.MULTILINE):
         promised, there = map(int, sizes)
         if name != "RIFF" and there + 8 < promised < _UNKNOWN:
             return sounds, f"the file is cut short: its header promises {promised} bytes and it has {there}"
-    if sounds[-1].format == "OGG" and not (end := path.read_bytes()[-1 << 17 :])[end.rfind(b"OggS") + 5] & 4:
-        return sounds, "the file is cut short: its last page is missing"
+    named = re.search(r"(?s)^data : (\d+)$.*Exiting parser", said, re.MULTILINE)
+    if named and sounds[-1].format == "WAV" and path.stat().st_size > int(named[1]) + sounds[-1].samplerate:
+        return sounds, f"its header names {named[1]} bytes of samples, and more follows"
+    if sounds[-1].format == "OGG":
+        end = path.read_bytes()[-1 << 17 :]
+        page = end[end.rfind(b"OggS") :].ljust(27, b"\0")
+        if not page[5] & 4 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]]):
+            return sounds, "the file is cut short: its last page is missing"
     return sounds, ""
+
+
+def _unread(content: bytes) -> str:
+    """Why ffmpeg reads a part of a CAF, MP4 or ASF file only, and does not say so; "": it reads all."""
+    at = content.find(b"data") + 4
+    if content[:4] == b"caff" and len(content) - at - 8 < int.from_bytes(content[at : at + 8], "big") < 1 << 62:
+        return "the file is cut short"
+    is_joined = content[4:8] == b"ftyp" or content[:4] == b"0&\xb2u"
+    return "a recording is joined to it, which is not read" * (is_joined and content.find(content[:8], 8) > 0)
+
+
+@lru_cache(4096)
+def _varies(path: str, _size: int, _time: int) -> bool:
+    """Whether the frames of an MP3 file have several bit rates."""
+    heads = re.findall(rb"(?s)\xff[\xe2-\xff].", Path(path).read_bytes())
+    ((kind, count),) = Counter(head[:2] for head in heads).most_common(1)
+    return Counter(head[2] >> 4 for head in heads if head[:2] == kind).most_common(1)[0][1] < 0.9 * count
 
 
 @lru_cache(4096)
@@ -226,7 +255,12 @@ def _beginnings(path: str, size: int, _time: int) -> tuple[int, ...]:
         return (0,)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         magic = content[:4]
-        searched = {b"OggS": rb"OggS\0\x02", b"fLaC": rb"fLaC[\0\x80]\0\0\x22"}.get(magic)
+        searched = {
+            b"OggS": rb"OggS\0\x02",
+            b"fLaC": rb"fLaC[\0\x80]\0\0\x22",
+            b".snd": rb"\.snd\0\0",
+            b"caff": rb"caff\0\x01\0\0desc",
+        }.get(magic)
         if searched:  # the streams of one Ogg file begin together
             found = [match.start() for match in re.finditer(searched, content)]
             return (0, *(at for at in found if at > 512))
@@ -246,6 +280,7 @@ def _chain(content: Any, order: Any) -> Iterator[int]:
             at += 10 + sum(byte << 7 * (3 - n) for n, byte in enumerate(content[at + 6 : at + 10]))
         match = header.match(content, at)
         at = at + max(1, int.from_bytes(match[1], "big")) if match else len(content)
+        at += 128 * (content[at : at + 3] == b"TAG")
 
 
 def _with_size(content: bytes) -> io.BytesIO:
@@ -362,4 +397,5 @@ def open_wav(target: Path, rate: int) -> Any:
 
 def _reason(error: Exception) -> str:
     """The message of libsndfile, without the path before it."""
-    return str(getattr(error, "error_string", None) or error)
+    text = str(getattr(error, "error_string", None) or error)
+    return "no audio is found in it" if "not a regular file" in text else text  # as it says of MP3 files

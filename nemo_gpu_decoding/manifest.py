@@ -14,7 +14,7 @@ from typing import Any
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
 from nemo_gpu_decoding.checks import FieldError, check_number, warn_once
-from nemo_gpu_decoding.fusion.phrases import WrittenRequest, written_request
+from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, WrittenRequest, written_request
 from nemo_gpu_decoding.plain_text import path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -22,6 +22,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 # of libsndfile, and of ffmpeg
 AUDIO_SUFFIXES = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".aifc", ".au", ".snd", ".w64", ".caf"),
+    *(".sph", ".nist", ".voc", ".mpga", ".m4b", ".mpg", ".mpeg", ".wv", ".spx", ".raw", ".pcm"),
     *(".rf64", ".m4a", ".mp4", ".webm", ".mka", ".mkv", ".aac", ".wma", ".amr", ".3gp", ".mov", ".avi", ".mp2"),
 )
 NO_TEXT = "-"  # in manifests of NeMo, of a recording without a transcript
@@ -87,8 +88,6 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
     seconds, fault = part_of(audio).duration or 0.0, row.get(FAULT) or ""
     if fault:
         return Utterance(name, audio, seconds, row.get("text"), None, own_fields(row), fault)
-    if row.get("biasing_request") is not None:
-        warn_once(f"biasing_request of {name} has no effect; expected phrases, a list in its row")
     try:
         name.encode()
         seconds = checked_seconds(audio, name)
@@ -100,7 +99,7 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
     except ValueError as error:
         fault = str(error)
     fields, text = own_fields(row), row.get("text")
-    if text == NO_TEXT:
+    if (text or "").strip() == NO_TEXT:
         fields, text = {**fields, "text": text}, None
     return Utterance(name, audio, seconds, text, written_request(row), fields, fault)
 
@@ -211,8 +210,7 @@ def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
     """The utterances that can be decoded and scored; a warning names each other one."""
     faults = [
-        utterance.fault or f"{utterance.label} has no text" * (utterance.fields.get("text") == NO_TEXT)
-        for utterance in utterances
+        utterance.fault or f"{utterance.label} has no text" * ("text" in utterance.fields) for utterance in utterances
     ]
     if all(faults):
         raise ValueError(faults[0])
@@ -222,10 +220,8 @@ def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Reference texts, for commands that need text and audio of all utterances."""
+    """Reference texts of usable utterances, for commands that need them all."""
     for utterance in utterances:
-        if utterance.fault:
-            raise ValueError(utterance.fault)
         if utterance.text is None:
             raise ValueError(f"{utterance.label} has no `text` in the manifest; error rates need it")
     return [utterance.text or "" for utterance in utterances]

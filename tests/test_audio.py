@@ -13,9 +13,9 @@ RATE, SECONDS = 16000, 3.0
 FORMS = {  # name -> format and subtype
     "wav": ("WAV", "PCM_16"), "float": ("WAV", "FLOAT"), "ulaw": ("WAV", "ULAW"), "rf64": ("RF64", "PCM_16"),
     "aiff": ("AIFF", "PCM_16"), "au": ("AU", "PCM_16"), "w64": ("W64", "PCM_16"), "flac": ("FLAC", "PCM_16"),
-    "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS"), "mp3": ("MP3", "MPEG_LAYER_III"),
+    "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS"), "mp3": ("MP3", "MPEG_LAYER_III"), "caf": ("CAF", "PCM_16"),
 }  # fmt: skip
-OF_FFMPEG = ("m4a", "webm", "caf", "wma")
+OF_FFMPEG = ("m4a", "webm", "wma")
 needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
 
 
@@ -62,7 +62,7 @@ def test_whole_files_have_no_fault(name, contents, tmp_path):
     np.testing.assert_allclose(*levels, rtol=0.2)
 
 
-@pytest.mark.parametrize("name", ["wav", "ulaw", "aiff", "flac", "ogg", "opus", "mp3"])
+@pytest.mark.parametrize("name", ["wav", "ulaw", "aiff", "au", "caf", "flac", "ogg", "opus", "mp3"])
 @pytest.mark.parametrize("times", [2, 3])
 def test_all_of_joined_files_is_read(name, times, contents, tmp_path):
     (tmp_path / "a").write_bytes(contents[name] * times)
@@ -85,8 +85,25 @@ def test_mp3_with_and_without_a_header_are_joined(tag, contents, tmp_path):
     command = ["ffmpeg", "-v", "error", "-i", "a.wav", "-write_xing", "0", "-id3v2_version", "0", "plain.mp3"]
     subprocess.run(command, cwd=tmp_path, check=True)
     plain, mp3 = (tmp_path / "plain.mp3").read_bytes(), contents["mp3"]
-    (tmp_path / "a").write_bytes(tag + mp3 + tag + plain + b"TAG" + bytes(125))
+    (tmp_path / "a").write_bytes(tag + mp3 + b"TAG" + bytes(125) + tag + plain + b"TAG" + bytes(125))
     assert read(tmp_path / "a")[1:] == (pytest.approx(2 * SECONDS, abs=0.2), "")
+    form = ["-filter_complex", "[0]apad=whole_dur=30", "-q:a", "4", "-write_xing", "0", "-id3v2_version", "0", "v.mp3"]
+    subprocess.run(["ffmpeg", "-v", "error", "-i", "a.wav", *form], cwd=tmp_path, check=True)
+    assert read(tmp_path / "v.mp3")[1:] == (pytest.approx(30, abs=0.2), "")
+
+
+@needs_ffmpeg
+def test_files_that_are_read_in_part_have_a_fault(contents, tmp_path):
+    at = contents["wav"].index(b"data") + 4
+    parts = contents["m4a"] * 2, contents["wma"] * 2, contents["caf"][:-9001], contents["ogg"][:-100]
+    for content in (*parts, contents["wav"][:at] + (9000).to_bytes(4, "little") + contents["wav"][at + 4 :]):
+        (tmp_path / "a").write_bytes(content)
+        assert read(tmp_path / "a")[2]
+    (tmp_path / "a").write_bytes(contents["wav"])
+    for name, codec in (("b.wav", "adpcm_ms"), ("c.wav", "libgsm_ms")):
+        command = ["ffmpeg", "-v", "error", "-i", "a", "-ar", "8000", "-c:a", codec, name]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        assert read(tmp_path / name)[1:] == (pytest.approx(SECONDS, abs=0.3), "")
 
 
 def test_joined_files_of_different_rates_are_read_as_far_as_they_are_alike(contents, tmp_path):

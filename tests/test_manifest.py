@@ -85,7 +85,7 @@ def test_bad_audio_is_a_fault_of_its_own_utterance(folder):
     ]  # fmt: skip
     assert "sample 1500000 is nan, expected finite samples" in found[1].fault
     with pytest.raises(ValueError, match=r"nan\.wav: sample 1500000 is nan"):
-        references_of(found[1:2])
+        usable(found[1:2])
 
 
 def test_rows_of_parts_of_a_file(folder):
@@ -263,10 +263,14 @@ def test_files_in_a_folder_are_decoded_or_named(tmp_path, messages):
     assert sorted(each.path.name for each in found if each.fault) == ["f.webm", "g.mp4"]
 
 
-def test_nemos_phrases_of_a_row_get_a_warning(folder, messages):
-    row = {"audio_filepath": "b.wav", "biasing_request": {"boosting_model_alpha": 2.0}}
-    read_manifest(write_manifest(folder, row))
-    assert messages == ["biasing_request of b.wav has no effect; expected phrases, a list in its row"]
+def test_nemos_phrases_of_a_row_are_its_request(folder):
+    wanted = {"boosting_model_cfg": {"key_phrases_list": ["ann"]}, "boosting_model_alpha": 2.0}
+    row = {"audio_filepath": "b.wav", "biasing_request": wanted}
+    bad = row | {"phrases": ["bob"]}, row | {"grammar": ["ann"], "offset": 1}
+    found = read_manifest(write_manifest(folder, row, *bad))
+    assert found[0].request.given == {"biasing_request": wanted}
+    assert all("biasing_request is" in utterance.fault for utterance in found[1:])
+    assert found[2].label == "b.wav"
 
 
 def test_a_name_that_is_not_utf_8_is_a_fault_of_its_own_utterance(folder):

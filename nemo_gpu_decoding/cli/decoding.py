@@ -23,7 +23,7 @@ T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 
-TREE = ("segmentations", "refund", "overlapping", "ac_threshold")  # options of the boosting tree
+TREE = ("segmentations", "refund", "overlapping", "ac_threshold", "ignore_case")  # options of the boosting tree
 # option -> key of NeMo's section
 PHRASE_OPTIONS = {"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"}
 BEAM_KEYS = {"beam_size": "beam_size", "lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"}
@@ -33,7 +33,7 @@ BEAM_KEYS |= {name: name for name in ("blank_lm_score_mode", "pruning_mode", "sc
 BEAM_KEYS |= PHRASE_OPTIONS | {name: f"boosting_tree.{name}" for name in TREE}
 # `lm` is, for a graph, wfst_lm_path
 WORD_GRAPH_KEYS = {"beam_width": "beam_width", "lm": "arpa_lm_path", "lm_weight": "lm_weight"}
-WORD_GRAPH_KEYS |= PHRASE_OPTIONS | {"ac_threshold": "boosting_tree.ac_threshold"}
+WORD_GRAPH_KEYS |= PHRASE_OPTIONS | {name: f"boosting_tree.{name}" for name in ("ac_threshold", "ignore_case")}
 # options that have an effect with strategies of NeMo; those of its other beam searches are in `_BATCHED`
 _SIMPLE = ("beam_size", "score_norm", "lm", "lm_weight", "beam_beta")
 _BATCHED = (*_SIMPLE, "blank_lm_score_mode", "pruning_mode", "phrases", "boosting_weight")
@@ -123,6 +123,8 @@ class DecodingOptions(ModelOptions):
     # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. An error
     # without phrases.
     boosting_weight: float | None = None
+    # Boost phrases as written, in lower case, in upper case and with capital initials.
+    ignore_case: bool | None = None
     # For multilingual models with flexctc_beam, alsd_pp and aes_pp: the scripts that may be written, as Unicode names
     # them, such as Latin or [Han,Hiragana,Katakana]. Digits and punctuation are always allowed. Other tokens are
     # forbidden, or cost decoding.beam.allowed_price.
@@ -141,7 +143,10 @@ def fields_of(cls: type[T], options: Any) -> T:
 
 
 def check_rescoring(options: Any) -> None:
-    """Raise a ValueError for a second pass (`rescore`) with n_best=1."""
+    """Raise a ValueError for a second pass (`rescore`) with n_best=1, or options of it without one."""
+    for name, default in () if options.rescore else (("rescore_weight", 0.5), ("rescore_lm_share", 1.0)):
+        if isinstance(value := getattr(options, name), float) and value != default:
+            raise ValueError(f"{name} is {value}, which has no effect without rescore=FILE")
     if options.rescore and options.n_best < 2:
         raise ValueError(
             f"rescore={options.rescore} orders n_best hypotheses; n_best is {options.n_best}, expected >= 2"
@@ -177,6 +182,10 @@ def with_decoding(config: DictConfig, options: Any) -> DictConfig:
     """
     given = options.decoding
     check_sections(given, "decoding.")
+    readers = {name: section for family in NATIVE.values() for section, names in family.items() for name in names}
+    other = {"beam", "wfst"} & given.keys() - {readers.get(str(config.strategy))}
+    if other and find_strategy(config) is None and "strategy" not in given:
+        raise ValueError(f"decoding.{min(other)} has no effect with strategy {config.strategy}, expected none")
     try:
         return cast(DictConfig, OmegaConf.merge(config, given))
     except OmegaConfBaseException as error:

@@ -142,6 +142,8 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
                     line = line.removeprefix(BOM_UTF8)
                 try:
                     words = (text_of_row(line) if is_manifest else line.decode("utf-8")).split()
+                    if "\0" in line.decode("utf-8", "replace"):
+                        raise ValueError("has the character '\\0', as text in UTF-16; expected UTF-8")
                     if vocabulary is None and (marks := reserved.intersection(words)):
                         raise ValueError(f"has {min(marks)!r}, a symbol of LMs, expected words of a text")
                     if words and vocabulary is not None:

@@ -193,7 +193,8 @@ def run(options: TranscribeOptions) -> int:
     inputs: list[tuple[str, Any]] = [("decoding", OmegaConf.to_container(config))]
     inputs += [("manifest" if options.audio is None else "audio", recording) for recording in recordings]
     written = {str(subtitle_file(options, file, kind)) for file in recordings for kind in options.subtitles or ()}
-    decoding.check_outputs(options, inputs, [("subtitles", file) for file in sorted(written)])
+    written_besides = [("subtitles", file) for file in sorted(written)]
+    decoding.check_outputs(options, inputs, written_besides + [("out", str(kept_file(out)))] * bool(out))
     model = load(options)
     log = Log(kept_file(out), options_of_transcripts(options), partial(tqdm.write, file=sys.stderr))
     started, compiled = working_seconds(), compilation.seconds

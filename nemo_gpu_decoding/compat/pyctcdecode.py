@@ -412,7 +412,7 @@ def _options(
 
 def _bonuses(hotwords: Iterable[str] | None, weight: float) -> dict[str, float]:
     """The bonus of each word; a hotword of several words stands for these words."""
-    if isinstance(hotwords, str):
+    if isinstance(hotwords, str) or not isinstance(hotwords, Iterable | None):
         raise FieldError("hotwords", hotwords, "a list of words")
     return {word: weight for phrase in hotwords or () for word in phrase.split()}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError, check_number, did_you_mean
+from nemo_gpu_decoding.checks import FieldError, check_kind, check_number, did_you_mean
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, joined
 from nemo_gpu_decoding.fusion.density_ratio import density_ratio
@@ -125,6 +125,7 @@ class Request:
 
 def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> None:
     """Raise a FieldError unless the names of the LMs are usable, and each weight is > 0 and belongs to an LM."""
+    check_kind("lm_pool", pool, Mapping)
     for name in pool:
         if not isinstance(name, str) or not name.strip() or name == NO_LM:
             raise FieldError("lm_pool", name, f"names of LMs: texts that are not blank, and not '{NO_LM}'")

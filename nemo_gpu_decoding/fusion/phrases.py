@@ -31,8 +31,10 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 LARGE_WEIGHT = 5.0
 MOST_SHOWN = 80  # characters of a value in a message
-# "phrase :2.0" of sherpa-onnx, "phrase 2.0", "phrase,2.0"
-_OTHER_FORMAT = re.compile(r"(?P<text>.*\S)(?:\s:(?P<weight>\d+(?:\.\d+)?)|(?:\s|,\s*)\d+\.\d+)")
+# "phrase :2.0" of sherpa-onnx, perhaps with " #0.3" or " @NAME"; "phrase 2.0", "phrase,2.0"; JSON
+_OTHER_FORMAT = re.compile(
+    r"(?P<text>.*\S)(?:\s:(?P<weight>-?\d+(?:\.\d+)?)(?:\s[#@]\S+)*|[\s,;|:]\s*-?\d+\.\d+)|[\[{]\s*\".*"
+)
 
 
 @dataclass(frozen=True)
@@ -374,6 +376,7 @@ class WrittenRequest:
     allowed_price: float | None = None
     grammar: tuple[str, ...] | None = None
     grammar_price: float | None = None
+    biasing_request: Mapping[str, Any] | None = None  # phrases with their options and weight, as in NeMo's manifests
 
     def __post_init__(self) -> None:
         if not isinstance(self.lm, str | None):
@@ -395,6 +398,8 @@ class WrittenRequest:
                 check_number(name, price, above_zero=name == "grammar_price")
         if self.phrases and self.grammar is not None:
             raise FieldError("phrases", list(self.phrases), "none with a grammar, which has all sentences")
+        if self.biasing_request is not None and not (self.phrases is self.grammar is None):
+            raise FieldError("biasing_request", self.biasing_request, "none beside phrases or a grammar")
 
     def _check_texts(self, name: str, expected: str) -> None:
         texts = getattr(self, name)
@@ -434,7 +439,8 @@ def written_request(row: Mapping[str, Any]) -> WrittenRequest | None:
 def _shown(value: Any) -> Any:
     if len(repr(value)) <= MOST_SHOWN:
         return list(value) if isinstance(value, tuple) else value
-    return f"{value[:MOST_SHOWN]}..." if isinstance(value, str) else f"a list of {len(value)}"
+    what = "an object" if isinstance(value, Mapping) else "a list"
+    return f"{value[:MOST_SHOWN]}..." if isinstance(value, str) else f"{what} of {len(value)}"
 
 
 def _is_phrase(item: Any) -> bool:

@@ -81,6 +81,8 @@ def build_graph(
             instead of words.
         ImportError: kaldifst is not installed.
     """
+    if not isinstance(lexicon, Lexicon | Vocabulary):
+        raise FieldError("lexicon", lexicon, "a Lexicon or a Vocabulary")
     if isinstance(lexicon, Vocabulary):
         if open_vocabulary is not None:
             open_vocabulary = open_vocabulary.of(lexicon)

@@ -86,6 +86,7 @@ class Batcher:
             self._reserved -= 1
         shape = self.recognizer.sample_rate, self.recognizer.chunk_samples
         session = Session(start, options, shape, self.limits, lambda: next(self._streams))
+        session.left_out = self.recognizer.left_out(options)
         self.sessions[next(self._numbers)] = session
         return session
 

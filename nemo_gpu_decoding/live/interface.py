@@ -118,6 +118,9 @@ class Recognizer(Protocol):
     def prepare(self, wanted: StreamOptions) -> Any:
         """`Chunk.options` for the options of a client. Raises a FieldError for options that are not supported."""
 
+    def left_out(self, options: Any) -> list[str]:
+        """The phrases of a client that cannot be boosted; `options` are those of `prepare`."""
+
     def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
         """Read chunks of different streams, any number of them.
 

@@ -252,7 +252,7 @@ class LiveServer(uvicorn.Server):
         try:
             if self.is_draining:  # the shutdown began during `open`
                 session.end()
-            await self._send(socket, self._ready())
+            await self._send(socket, self._ready(session))
             await self._write(socket, session)
         finally:
             session.kill()  # first, for `_watch`
@@ -270,13 +270,14 @@ class LiveServer(uvicorn.Server):
             session.leave()
             self.batcher.wake()
 
-    def _ready(self) -> dict[str, Any]:
+    def _ready(self, session: Session) -> dict[str, Any]:
         recognizer, limits = self.batcher.recognizer, self.batcher.limits
         seconds = recognizer.chunk_samples / recognizer.sample_rate
         return {
             "type": "ready", "strategy": recognizer.strategy, "sample_rate": recognizer.sample_rate,
             "chunk_seconds": seconds, "right_context_seconds": recognizer.right_context_seconds,
             "languages": recognizer.languages, "limits": vars(limits) | {"max_n_best": recognizer.max_n_best},
+            "left_out": session.left_out,
         }  # fmt: skip
 
     async def _read(self, socket: WebSocket, session: Session) -> None:

@@ -50,7 +50,8 @@ class Start(StreamOptions):
     partials: bool = True  # false: finals only
 
 
-START_KEYS = ("sample_rate", "partials", *(field.name for field in fields(StreamOptions)[1:]), *REQUEST_KEYS)
+_OWN_KEYS = [key for key in REQUEST_KEYS if key != "biasing_request"]  # which may name files of the server
+START_KEYS = ("sample_rate", "partials", *(field.name for field in fields(StreamOptions)[1:]), *_OWN_KEYS)
 
 
 def read_start(text: str, limits: Limits) -> Start:
@@ -191,6 +192,7 @@ class Session:
         self.has_left = self.is_stuck = False  # the client has disconnected, or does not read its messages
         self.is_over = False  # all audio is decoded
         self.error: tuple[str, str] | None = None  # field and message
+        self.left_out: list[str] = []  # phrases that cannot be boosted
         self.read_on = asyncio.Event()  # more audio may be read
         self.read_on.set()
         self.changed = asyncio.Event()  # there is something to send

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,12 +45,27 @@ def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: floa
 
 def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
     """The words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses."""
-    words = [piece for word in words for piece in word.pieces or (word,)]
+    words = [piece for word in words for piece in word.pieces or _characters(word)]
     begin = 0
     for n in range(1, len(words) + 1):
         if n == len(words) or words[n].start - words[n - 1].end >= min_pause:
             yield from _fitting(words[begin:n])
             begin = n
+
+
+def _characters(word: Word) -> Iterator[Word]:
+    """The characters of a word without pieces that is too long for a line, with equal times; others stay whole."""
+    text, seconds = word.word, word.end - word.start
+    is_whole = is_line(text, seconds) or not any(map(is_unspaced, text))
+    begins = [0] if is_whole else [n for n in range(len(text)) if not n or not belongs_to_last(text[n])]
+    for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
+        start, stop = (word.start + seconds * n / len(text) for n in (begin, end))
+        yield word._replace(word=JOINT * (begin > 0) + text[begin:end], start=start, end=stop)
+
+
+def belongs_to_last(character: str) -> bool:
+    """Whether this is a mark or a closing sign, which stays with the character before."""
+    return unicodedata.category(character) in ("Mn", "Mc", "Me", "Pe", "Pf", "Po")
 
 
 def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:

@@ -39,10 +39,11 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 GRANULARITIES = ("segment", "word")
-IGNORED = ("temperature", "prompt", "chunking_strategy", "include")  # change nothing here
+_SPEAKERS = ("known_speaker_names", "known_speaker_references")
+IGNORED = ("temperature", "prompt", "chunking_strategy", "include", *_SPEAKERS)  # change nothing here
 OWN_FIELDS = ("file", "model", "response_format", "timestamp_granularities", "stream", *IGNORED)
 # may have "[]" or "[key]" at the end of their names
-LISTS = ("phrases", "keywords", "timestamp_granularities", "chunking_strategy", "include")
+LISTS = ("phrases", "keywords", "timestamp_granularities", "chunking_strategy", "include", *_SPEAKERS)
 BLOCK_SECONDS = 0.5  # read from the file at once
 LINE_PAUSE = 0.6  # seconds; a pause of so many ends a line of subtitles
 
@@ -200,7 +201,8 @@ async def _decoded(request: Request, batcher: Batcher, upload: Upload, sound: Mo
         return failure(400, message, "file" if field == "audio" else field)
     if fault is None:
         raise Stopped
-    return _response(finals, sound.seconds, upload, fault)
+    notes = {"left_out": session.left_out} if session.left_out else {}
+    return _response(finals, sound.seconds, upload, fault, notes)
 
 
 def _opened(file: UploadFile, folder: Path, limits: Limits) -> MonoReader:
@@ -260,12 +262,13 @@ async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batche
 # -------------------------------------------------------------------------------------- the response
 
 
-def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload, fault: str) -> Response:
-    """The transcript in the format of a request; times are seconds since the beginning of the recording."""
-    error = {}
+def _response(
+    finals: list[dict[str, Any]], seconds: float, upload: Upload, fault: str, notes: dict[str, Any]
+) -> Response:
+    """The transcript in the format of a request, with `notes`; times are seconds since the recording began."""
     if fault:
-        error["error"] = f"{upload.file.filename} cannot be read to its end: {fault}"
-        logger.warning("%s", error["error"])
+        notes["error"] = f"{upload.file.filename} cannot be read to its end: {fault}"
+        logger.warning("%s", notes["error"])
     segments: list[dict[str, Any]] = []
     words: list[Word] = []
     text = ""
@@ -281,19 +284,19 @@ def _response(finals: list[dict[str, Any]], seconds: float, upload: Upload, faul
     if upload.is_streamed:
         events = [
             {"type": "transcript.text.delta", "delta": text},
-            {"type": "transcript.text.done", "text": text} | error,
+            {"type": "transcript.text.done", "text": text} | notes,
         ]
         body = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
         return Response(body, media_type="text/event-stream")
     if upload.response_format == "json":
-        return JSONResponse({"text": text, **error})
+        return JSONResponse({"text": text, **notes})
     if upload.response_format == "verbose_json":
         content = {
             "task": "transcribe",
             "language": upload.options.get("language", ""),
             "duration": seconds,
             "text": text,
-            **error,
+            **notes,
         }
         if "segment" in upload.granularities:
             content["segments"] = segments

@@ -46,10 +46,17 @@ _BLOCK_BYTES = 1 << 22
 _COUNT_LINE = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION_LINE = re.compile(rb"\\(\d{1,3})-grams:$")
 _SPACES = re.compile(rb"[ \t\r\n]+")
-_COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+_COMPRESSED: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"BZh": bz2.open,
+    b"]\0\0": lzma.open,
+}
 _OTHER_FILES = dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"\\\0", b"\0\\"), "text in UTF-16") | {
     b"(\xb5/\xfd": "compressed by zstd",
     b"PK\x03\x04": "a zip archive",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"\x04\x22M\x18": "compressed by lz4",
 }
 _DATA, _END = b"\\data\\", b"\\end\\"
 TOKENIZER = b"# tokenizer "  # before the fingerprint of a vocabulary, in a line before the header; KenLM skips it

@@ -12,12 +12,13 @@ split it into words again. NeMo's rules for text still apply: no space before th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from functools import cache, partial
 from inspect import BoundArguments
-from threading import RLock
+from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,7 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import (
 )
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, StrategySpec, find_strategy, possible_strategies
+from nemo_gpu_decoding.nemo_plugin.section import check_confidence
 from nemo_gpu_decoding.presets import check_sections
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath
 
@@ -328,6 +330,8 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
             `change_decoding_strategy` also: the LM, graph or phrases do not fit the model.
     """
     cfg = _as_config(call.arguments["decoding_cfg"])
+    check_sections(cfg, "")
+    check_confidence(cfg, family)
     spec = find_strategy(cfg)
     if spec is None:
         try:
@@ -340,7 +344,6 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
         return
     if spec.family != family:
         raise ValueError(_wrong_family(spec, family))
-    check_sections(cfg, "")
     call.arguments["decoding_cfg"] = _host_config(cfg, spec)
     wrapped(*call.args, **call.kwargs)
     instance.cfg = _unstructured(cfg)
@@ -384,7 +387,7 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     """
     token = _changing.set(True)
     try:
-        with _lock_of(instance):
+        with _only_user_of(instance):
             are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
             wrapped(*call.args, **call.kwargs)
             if are_graphs_off:
@@ -395,17 +398,35 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
 
 def alone(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Any:
     """Replaces `transcribe`, which changes the model while it runs: calls from several threads wait for each other."""
-    with _lock_of(instance):
+    with _only_user_of(instance):
         return wrapped(*call.args, **call.kwargs)
 
 
-_locks: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()  # of models; a lock inside a model could not be copied
-_locks_lock = RLock()
+def alone_to_the_end(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Iterator[Any]:
+    """Replaces `transcribe_generator`: other calls wait until it has ended or is deleted."""
+    with _only_user_of(instance):
+        yield from wrapped(*call.args, **call.kwargs)
 
 
-def _lock_of(model: Any) -> RLock:
+_locks: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()  # of models; a lock inside a model could not be copied
+_users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # threads that hold them
+_locks_lock = Lock()
+
+
+@contextmanager
+def _only_user_of(model: Any) -> Iterator[None]:
+    """Hold the lock of a model, unless this thread does. Any thread may end the block: generators change theirs."""
     with _locks_lock:
-        return _locks.setdefault(model, RLock())
+        lock = _locks.setdefault(model, Lock())
+    if _users.get(model) == get_ident():
+        yield
+        return
+    with lock:
+        _users[model] = get_ident()
+        try:
+            yield
+        finally:
+            del _users[model]
 
 
 def _are_graphs_off(decoding: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import unicodedata
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from torch import Tensor
 from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.live.interface import Word
-from nemo_gpu_decoding.live.subtitles import JOINT, is_line
+from nemo_gpu_decoding.live.subtitles import JOINT, belongs_to_last, is_line
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
@@ -270,7 +269,7 @@ class Model:
         while chars and text != word.word and word.word.startswith(text):
             piece = self._word(chars.popleft(), "char")
             text += piece.word.strip()
-            if pieces and unicodedata.category(piece.word[:1] or " ") in ("Mn", "Mc", "Me", "Pe", "Pf", "Po"):
+            if pieces and belongs_to_last(piece.word[:1] or " "):
                 pieces[-1] = pieces[-1]._replace(word=pieces[-1].word + piece.word, end=max(pieces[-1].end, piece.end))
             else:
                 pieces.append(piece._replace(word=(JOINT if pieces else "") + piece.word.strip()))

@@ -129,6 +129,7 @@ HOOKS = tuple(
                 ("parts.mixins.transcription", "TranscriptionMixin"),  # of others
             )
         ),
+        ("parts.mixins.transcription", "TranscriptionMixin", "transcribe_generator", "adapters:alone_to_the_end"),
         # functions of scripts that misread n-best lists
         ("parts.utils.transcribe_utils", "", "restore_transcription_order", "hypotheses:restore_order"),
         ("parts.utils.transcribe_utils", "", "write_transcription", "hypotheses:write_lists"),

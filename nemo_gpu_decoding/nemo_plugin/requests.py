@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.checks import FieldError, fields_named
+from nemo_gpu_decoding.checks import FieldError, check_number, fields_named
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions
 
 Wanted = Request | WrittenRequest | Sequence["str | Phrase"] | None
+PHRASES = ("phrases", "biasing_request")  # keys of a request with phrases; it has one of them
 
 
 @contextlib.contextmanager
@@ -99,7 +100,7 @@ def request_of(
 
     fusion, decoder = infer.options.fusion, infer.decoder()
     rules: dict[str, Any] = {}
-    for key in written.given.keys() - {"phrases", "lm"}:
+    for key in written.given.keys() - {"phrases", "lm", "biasing_request"}:
         if decoder.why_unlocked:
             raise FieldError(key, written.shown[key], f"none: {decoder.why_unlocked}")
     if written.given.keys() & {"allowed_scripts", "allowed_tokens", "allowed_price"}:
@@ -110,15 +111,19 @@ def request_of(
         if source is None:
             raise FieldError("grammar_price", price, "a grammar that it is for")
         rules["grammar"] = load_grammar(source, price, infer.vocabulary(), "", most_letters)
-    elif written.phrases and fusion.grammar is not None:
-        raise FieldError("phrases", written.shown["phrases"], "none: the decoder's grammar has all sentences")
-    phrases = None if written.phrases is None else list(written.phrases)
+    elif fusion.grammar is not None and (key := next((key for key in PHRASES if getattr(written, key)), None)):
+        raise FieldError(key, written.shown[key], "none: the decoder's grammar has all sentences")
     try:
-        boosted = _as_request(infer, phrases, boosting_weight) or Request()
+        if written.biasing_request is not None:
+            boosted = biasing_request(infer, _of_nemo(written)) or Request()
+        else:
+            phrases = None if written.phrases is None else list(written.phrases)
+            boosted = _as_request(infer, phrases, boosting_weight) or Request()
     except FieldError:
         raise
-    except ValueError as error:
-        raise FieldError("phrases", written.shown["phrases"], "phrases that can be boosted", f"({error})") from error
+    except (ValueError, OSError) as error:
+        (key,) = written.given.keys() & PHRASES
+        raise FieldError(key, written.shown[key], "phrases that can be boosted", f"({error})") from error
     request = replace(boosted, lm=written.lm, **rules)
     try:
         decoder.open(1, [request])
@@ -136,6 +141,20 @@ def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
     return lock if written.allowed_price is None else replace(lock, price=written.allowed_price)
 
 
+def _of_nemo(written: WrittenRequest) -> Any:
+    """The `biasing_request` of a manifest's row as NeMo's pipelines read it."""
+    item: Any = written.biasing_request
+    from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
+    from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import BoostingTreeModelConfig
+
+    try:
+        config = BoostingTreeModelConfig(**item.get("boosting_model_cfg", {}))
+        return BiasingRequestItemConfig(**{**item, "boosting_model_cfg": config})
+    except (TypeError, AttributeError) as error:
+        expected = "boosting_model_cfg, with the keys of boosting_tree, and boosting_model_alpha"
+        raise FieldError("biasing_request", written.shown["biasing_request"], expected, f"({error})") from None
+
+
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
     """The request of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
 
@@ -148,6 +167,8 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
     if biasing is None or biasing.is_empty():
         return None
     request = getattr(biasing, "request", None)
+    with fields_named("biasing_cfg.{}"):
+        check_number("boosting_model_alpha", biasing.boosting_model_alpha)
     with fields_named("biasing_cfg.boosting_model_cfg.{}"):
         config = replace(infer.options.fusion.boosting, **vars(biasing.boosting_model_cfg))
     if config.is_empty:

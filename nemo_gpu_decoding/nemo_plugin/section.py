@@ -181,11 +181,8 @@ class Section:
         return values
 
     def _check_others(self, whole: Mapping[str, Any]) -> None:
-        """Raise for a key that NeMo ignores, or a setting in a section that this strategy does not read."""
-        confidence, schema = whole.get("confidence_cfg") or {}, nemo_config(self.family)
-        check_keys("confidence_cfg", confidence, schema["confidence_cfg"])
-        methods = schema["confidence_cfg"]["method_cfg"]
-        check_keys("confidence_cfg.method_cfg", confidence.get("method_cfg") or {}, methods)
+        """Raise for a setting in a section that this strategy does not read."""
+        schema = nemo_config(self.family)
         for name in {"beam", "wfst", "greedy"} & schema.keys() - {self.name}:
             neutral = _flat(nemo_defaults(self.family, name), "")
             for key, value in _flat(whole.get(name) or {}, "").items():
@@ -390,6 +387,13 @@ class Values:
         if is_used and weight == 0.0:
             logging.warning(f"`{self.section}.{model}` is set, but has no effect: `{name}` is 0.")
         return weight
+
+
+def check_confidence(cfg: DictConfig, family: str) -> None:
+    """Raise a ValueError for an unknown key of `confidence_cfg`, which is a TypeError in NeMo."""
+    confidence, known = cfg.get("confidence_cfg") or {}, nemo_config(family)["confidence_cfg"]
+    check_keys("confidence_cfg", confidence, known)
+    check_keys("confidence_cfg.method_cfg", confidence.get("method_cfg") or {}, known["method_cfg"])
 
 
 def check_keys(

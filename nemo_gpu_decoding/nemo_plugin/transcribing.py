@@ -56,7 +56,7 @@ class Log:
         with file.open("rb") as lines:
             for line in lines:
                 if line.endswith(b"\n"):  # else the run ended while it wrote the line
-                    self._places[line[:_KEY].decode()] = end + _KEY
+                    self._places[line[:_KEY].decode(errors="replace")] = end + _KEY
                     end += len(line)
         os.truncate(file, end)
 

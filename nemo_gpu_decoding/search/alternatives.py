@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 LEAST_POSTERIOR = 1e-3  # of an alternative
+WINDOW = 64  # words of the best path that a word of another one is compared with at first
+_FAR = 1e9  # errors of an alignment outside of the windows
 
 
 def word_alternatives(
@@ -38,125 +41,148 @@ def word_alternatives(
         lattice: of all hypotheses, in place of the n-best list.
     """
     texts = [timed_words(path, vocabulary) for path in (paths if lattice is None else paths[:1])]
+    size = width = len(texts[0]) + 1
     if lattice is None:
         words = ["", *dict.fromkeys(word.text for text in texts for word in text)]
         ids = {word: n for n, word in enumerate(words)}
-        arcs, costs, times, num_states = _chains(texts, [path.score for path in paths], ids)
+        arcs, costs, times, read = _chains(texts, [path.score for path in paths], ids)
+        width = min(size, WINDOW)
     else:
         labels = np.unique(np.append(lattice.arcs["word"], 0))
         spoken = {word.label: word.text for word in paths[0].words}  # <unk> with its spelling
         words = [spoken.get(label, lattice.words[label]) if label else "" for label in labels.tolist()]
         ids = {word: n for n, word in enumerate(words)}
-        arcs, costs, num_states = lattice.arcs.copy(), lattice.costs, lattice.num_states
+        arcs, costs, read = lattice.arcs.copy(), lattice.costs, np.zeros(lattice.num_states, np.int64)
         arcs["word"] = np.searchsorted(labels, arcs["word"])
         times = lattice.state_frames[np.stack([arcs["source"], arcs["target"]])].astype(np.float64)
     best = np.array([ids.get(word.text, -1) for word in texts[0]], np.int64)
-    masses = np.zeros((2 * len(best) + 1, len(words), 3))
-    align_lattice(arcs, costs, num_states, best, times, masses)
-    return tuple(_places(masses, words, texts[0], [int(n) for n in best]))
+    while True:
+        begins = np.clip(read - width // 2, 0, size - width)
+        cells, most_errors = align_lattice(arcs, costs, begins, width, best, times)
+        if width == size or most_errors < width // 2:  # no better alignment leaves the windows
+            return tuple(_places(cells, words, texts[0], best.tolist()))
+        width = min(size, 4 * width)
 
 
 def _chains(
     texts: Sequence[Sequence[TimedWord]], scores: Sequence[float], ids: dict[str, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], number of states."""
-    rows, state = [], 1
-    last = 1 + sum(max(0, len(text) - 1) for text in texts)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], and the number of words
+    before each state [S]."""
+    rows: list[tuple[float, ...]] = []
+    read = [0, *(n for text in texts for n in range(1, len(text))), len(texts[0])]
+    state, last = 1, len(read) - 1
     for text, score in zip(texts, scores, strict=True):
         source = 0
         for n, word in enumerate(text or [TimedWord("", 0, 0)]):
             target = state if n + 1 < len(text) else last
             rows.append((source, target, ids[word.text], 0.0 if source else -score, word.start, word.end))
             source, state = target, state + (target == state)
-    rows.sort(key=lambda row: row[0])
+    columns = np.array(sorted(rows, key=itemgetter(0)), np.float64).T.copy()
     arcs = np.zeros(len(rows), WORD_ARC)
-    columns = list(zip(*rows, strict=True))
-    for name, values in zip(("source", "target", "word"), columns, strict=False):
-        arcs[name] = values
-    return arcs, np.array(columns[3], np.float64), np.array(columns[4:], np.float64), last + 1
+    arcs["source"], arcs["target"], arcs["word"] = columns[:3]
+    return arcs, columns[3], columns[4:], np.array(read)
 
 
-def _places(masses: np.ndarray, words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Place]:
-    """The places of the masses that `align_lattice` computes."""
+def _places(cells: Sequence[Any], words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Place]:
+    """The places of the cells that `align_lattice` finds."""
+    masses: dict[int, dict[int, np.ndarray]] = {2 * n + 1: {word: np.zeros(3)} for n, word in enumerate(ids)}
+    for row, word, mass, start, end in cells:
+        masses.setdefault(row, {}).setdefault(word, np.zeros(3))[:] += mass, mass * start, mass * end
     places = []
-    for row, mass in enumerate(masses):
+    for row, of_words in sorted(masses.items()):
         index = row // 2 if row % 2 else None
+        numbers = sorted({0, *of_words} - {-1})
+        mass = np.array([of_words.get(n, np.zeros(3)) for n in numbers])
         posteriors = mass[:, 0] / max(1.0, mass[:, 0].sum())
         posteriors[0] = max(0.0, 1 - posteriors.sum())
         order = np.argsort(-posteriors, kind="stable").tolist()
         word_of_best = 0 if index is None else ids[index]  # the transcript is always in the network
-        kept = [n for n in order if posteriors[n] >= LEAST_POSTERIOR or n == word_of_best]
+        kept = [n for n in order if posteriors[n] >= LEAST_POSTERIOR or numbers[n] == word_of_best]
         if index is None and kept == [0]:
             continue
         if index is not None:
             start, end = float(best[index].start), float(best[index].end)
         else:
             start, end = (mass[:, 1:].sum(axis=0) / mass[:, 0].sum()).tolist()
-        options = tuple(WordOption(words[n], round(float(posteriors[n]), 4)) for n in kept)
+        options = tuple(WordOption(words[numbers[n]], round(float(posteriors[n]), 4)) for n in kept)
         places.append(Place(index, start, end, options))
     return places
 
 
 @compiled
-def align_lattice(arcs, costs, num_states, text, times, masses):
-    """Align the texts of a lattice with a text, and sum up the posteriors of the words in each place.
+def align_lattice(arcs, costs, begins, width, text, times):
+    """Align the texts of a lattice with a text.
 
     Args:
         arcs: [A] WORD_ARC, sorted by source.
         costs: [A] float64, cost of each arc, natural log.
-        num_states: number of states of the lattice.
+        begins: [S] int64, first q of each state; its alignments are with the first q .. q + width - 1 words.
+        width: of these windows; with len(text) + 1 they have all alignments.
         text: [Q] int64, the words of the text.
         times: [2, A] float64, first and end frame of each arc.
-        masses: [2 Q + 1, W, 3] float64, zeros, filled: the posterior of each word in a place, and its products with
-            the first and the end frame. Row 2 q + 1: words aligned with word q; row 2 q: words inserted before it.
+
+    Returns:
+        Cells (row, word, posterior, first frame, end frame), and the most errors of a text. Row 2 q + 1: a word
+        aligned with word q; row 2 q: a word inserted before it.
     """
-    size = len(text) + 1
+    num_states, most_errors, cells = len(begins), 0.0, [(0, 0, 0.0, 0.0, 0.0)]
+    cells.clear()
     reached, shares = np.full(num_states, -np.inf), np.empty(len(arcs))
     reached[0] = 0.0
     for i in range(len(arcs)):
         reached[arcs[i].target] = np.logaddexp(reached[arcs[i].target], reached[arcs[i].source] - costs[i])
-    errors, row = np.zeros((num_states, size)), np.empty(size)
-    errors[0] = np.arange(size)
+    errors, row = np.zeros((num_states, width)), np.empty(width)
+    errors[0] = np.arange(width)
     for i in range(len(arcs)):
-        shares[i] = np.exp(reached[arcs[i].source] - costs[i] - reached[arcs[i].target])
-        _errors_after(errors[arcs[i].source], arcs[i].word, text, row)
-        errors[arcs[i].target] += shares[i] * row
-    mass = np.zeros((num_states, size))  # [s, q]: posterior of the alignment of state s with the first q words
-    mass[num_states - 1, size - 1] = 1.0
+        source, target = arcs[i].source, arcs[i].target
+        shares[i] = np.exp(reached[source] - costs[i] - reached[target])
+        _errors_after(errors[source], begins[target] - begins[source], arcs[i].word, text, begins[target], row)
+        errors[target] += shares[i] * row
+        if target == num_states - 1:
+            most_errors = max(most_errors, row[width - 1])
+    mass = np.zeros((num_states, width))  # [s, n]: posterior of the alignment of state s with begins[s] + n words
+    mass[num_states - 1, width - 1] = 1.0
     for i in range(len(arcs) - 1, -1, -1):
-        before, word, here = errors[arcs[i].source], arcs[i].word, mass[arcs[i].source]
-        _errors_after(before, word, text, row)
+        before, word, here, begin = errors[arcs[i].source], arcs[i].word, mass[arcs[i].source], begins[arcs[i].target]
+        shift = begin - begins[arcs[i].source]
+        _errors_after(before, shift, word, text, begin, row)
         rest = shares[i] * mass[arcs[i].target]
-        for q in range(size - 1, -1, -1):
+        for n in range(width - 1, -1, -1):
+            q = begin + n
+            if rest[n] == 0.0:
+                continue
             if word == 0:
-                here[q] += rest[q]
-            elif q > 0 and row[q] == before[q - 1] + (word != text[q - 1]):
-                here[q - 1] += rest[q]
-                _count(masses[2 * q - 1, word], rest[q], times[:, i])
-            elif q > 0 and row[q] == row[q - 1] + 1:
-                rest[q - 1] += rest[q]
+                here[n + shift] += rest[n]
+            elif q > 0 and row[n] == _errors_at(before, n + shift - 1) + (word != text[q - 1]):
+                here[n + shift - 1] += rest[n]
+                cells.append((2 * q - 1, word, rest[n], times[0, i], times[1, i]))
+            elif n > 0 and row[n] == row[n - 1] + 1:
+                rest[n - 1] += rest[n]
             else:
-                here[q] += rest[q]
-                _count(masses[2 * q, word], rest[q], times[:, i])
+                here[n + shift] += rest[n]
+                cells.append((2 * q, word, rest[n], times[0, i], times[1, i]))
+    return cells, most_errors
 
 
 @compiled
-def _errors_after(before, word, text, row):
-    """Fill row [Q + 1]: expected errors against the first q words after an arc; `before` [Q + 1]: before the arc."""
-    if word == 0:
-        row[:] = before
-        return
-    row[0] = before[0] + 1
-    for q in range(1, len(row)):
-        row[q] = min(before[q - 1] + (word != text[q - 1]), row[q - 1] + 1, before[q] + 1)
+def _errors_after(before, shift, word, text, begin, row):
+    """Fill row [N]: expected errors against the first begin + n words after an arc.
+
+    before [N]: the same before the arc, against the first begin - shift + n words.
+    """
+    for n in range(len(row)):
+        row[n] = _errors_at(before, n + shift) + (word != 0)
+        if word != 0 and begin + n > 0:
+            row[n] = min(_errors_at(before, n + shift - 1) + (word != text[begin + n - 1]), row[n])
+            if n > 0:
+                row[n] = min(row[n], row[n - 1] + 1)
 
 
 @compiled
-def _count(cell, mass, times):
-    """Add a word's mass to its cell of `masses`; times [2]: its first and end frame."""
-    cell[0] += mass
-    cell[1] += mass * times[0]
-    cell[2] += mass * times[1]
+def _errors_at(errors, n):
+    """An item of errors [N], which are large outside of its window."""
+    return errors[n] if 0 <= n < len(errors) else _FAR
 
 
 class TimedWord(NamedTuple):

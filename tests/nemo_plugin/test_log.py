@@ -52,6 +52,8 @@ def test_incomplete_line_is_removed(tmp_path, rows):
     file = tmp_path / ".out.run"
     log = Log(file, {})
     log.kept(rows[:1], lambda: ["one"])
+    with file.open("ab") as sink:  # lines of another program
+        sink.write(b"[]\n\n\xff\0\n")
     whole = file.stat().st_size
     log.kept(rows[1:], lambda: ["two"])
     both = file.read_bytes()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.search import alternatives
 from nemo_gpu_decoding.search.alternatives import timed_words, word_alternatives
 from nemo_gpu_decoding.search.result import Path, Place, ScoreParts, WordOption, places_as_json, places_in_seconds
 from nemo_gpu_decoding.search.word_graph.result import with_confidence
@@ -51,7 +52,7 @@ def test_one_path_or_no_words_have_no_alternatives():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed):
+def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed, monkeypatch):
     texts = random_texts(seed)
     ranked = sorted(texts, key=lambda text: -texts[text])
     paths = [path_of(text, math.log(texts[text])) for text in ranked]
@@ -64,6 +65,9 @@ def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed):
             if slot.word_index is not None:
                 posterior = dict(slot.alternatives).get(rated.words[slot.word_index].text, 0.0)
                 assert posterior == pytest.approx(rated.words[slot.word_index].confidence, abs=2e-3)
+    every = word_alternatives(paths, VOCABULARY)
+    monkeypatch.setattr(alternatives, "WINDOW", 1)
+    assert word_alternatives(paths, VOCABULARY) == every
 
 
 def test_the_transcript_is_in_the_network_where_others_insert_two_words():

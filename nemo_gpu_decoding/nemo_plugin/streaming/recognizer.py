@@ -21,6 +21,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int
+from nemo_gpu_decoding.fusion.phrases import as_phrase
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.live.interface import PipelineOptions
@@ -98,8 +99,10 @@ class PipelineRecognizer:
             raise error.named("max_n_best") if error.field == "streaming.n_best" else error from None
         return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
 
-    def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int]:
-        """NeMo's options of a stream, and its number of hypotheses; a ValueError names an invalid field.
+    def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int, list[str]]:
+        """NeMo's options of a stream, its number of hypotheses, and phrases that cannot be boosted.
+
+        A ValueError names an invalid field.
 
         Compiles the phrases and the grammar of the stream, so that they are not compiled between the chunks of other
         streams.
@@ -117,7 +120,14 @@ class PipelineRecognizer:
                 raise FieldError("language", wanted.language, known)
             options["language_code"] = wanted.language
         check_int("n_best", wanted.n_best, 1, self.max_n_best)
-        return ASRRequestOptions(**options), wanted.n_best
+        tree = getattr(getattr(options["biasing_cfg"], "request", None), "boosting", None)
+        boosted = set() if tree is None else {text.lower() for text in tree.table.texts}
+        phrases = [as_phrase(item) for item in (boosted and wanted.request and wanted.request.phrases) or ()]
+        left_out = [phrase.text for phrase in phrases if " ".join(phrase.text.lower().split()) not in boosted]
+        return ASRRequestOptions(**options), wanted.n_best, left_out
+
+    def left_out(self, options: Any) -> list[str]:
+        return options[2]
 
     @property
     def languages(self) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.checks import FieldError, check_kind
+from nemo_gpu_decoding.checks import check_int, check_kind
 from nemo_gpu_decoding.fusion.batch import FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.committed import joined
@@ -52,10 +52,8 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     def __init__(
         self, vocab_size: int, blank_id: int, config: FlexCTCConfig | None = None, fusion: Fusion | None = None
     ) -> None:
-        if vocab_size < 1:
-            raise FieldError("vocab_size", vocab_size, "at least 1")
-        if not 0 <= blank_id <= vocab_size:
-            raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
+        check_int("vocab_size", vocab_size, 1)
+        check_int("blank_id", blank_id, 0, vocab_size)
         check_kind("config", config or FlexCTCConfig(), FlexCTCConfig)
         super().__init__(config or FlexCTCConfig(), fusion, FusionLabels(vocab_size, blank_id=blank_id))
         self.vocab_size, self.blank_id = vocab_size, blank_id

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cache import cached
-from nemo_gpu_decoding.checks import FieldError, check_kind
+from nemo_gpu_decoding.checks import check_int, check_kind
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -95,10 +95,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         fusion: Fusion | None = None,
         pieces: Sequence[str] | None = None,
     ) -> None:
-        if not 1 <= vocab_size < records.MAX_LABELS:
-            raise FieldError("vocab_size", vocab_size, f"1 .. {records.MAX_LABELS - 1}")
-        if not 0 <= blank_id <= vocab_size:
-            raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
+        check_int("vocab_size", vocab_size, 1, records.MAX_LABELS - 1)
+        check_int("blank_id", blank_id, 0, vocab_size)
         config = config or WFSTConfig()
         check_kind("config", config, WFSTConfig)
         check_kind("graph", graph, WordGraph, ": build_graph or load_graph makes it")
