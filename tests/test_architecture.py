@@ -229,8 +229,8 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 43264
 PACKAGE_FILES = 200
-TESTS_LINES = 39449
-DOCS_WORDS = 44905
+TESTS_LINES = 39447
+DOCS_WORDS = 37961
 
 
 def within(what: str, count: int, budget: int):
