@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
-from nemo_gpu_decoding.checks import FieldError, check_number, warn_once
-from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, WrittenRequest, written_request
+from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest, written_request
 from nemo_gpu_decoding.plain_text import path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")

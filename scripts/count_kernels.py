@@ -77,15 +77,6 @@ class Row(NamedTuple):
     us: float
 
 
-class Sums(NamedTuple):
-    """All kernels and products of a search, per frame; as in `Row`."""
-
-    launches: float
-    barriers: float
-    instructions: float
-    bytes: float
-
-
 # ------------------------------------------------------------------------------------------ what is decoded
 
 OPTIONS: dict[str, Any] = {"utterances": 1, "min_frames": 90, "max_frames": 110, "sentences": 3000}
@@ -100,45 +91,6 @@ CASES = {
     "cuda_wfst, flat": ("cuda_wfst", "hard", 0, True),
     "paged_biglm, peaked": ("paged_biglm", "peaked", 0, True),
     "paged_biglm, flat": ("paged_biglm", "hard", 0, True),
-}
-
-# `Sums` of the first edition, commit 1027131: its kernels on the same inputs
-FIRST_EDITION = {
-    "flexctc_beam, peaked, K = 16": Sums(0.0198, 7.88, 1452, 4588),
-    "flexctc_beam, peaked, K = 16, LM": Sums(0.0198, 14, 2177, 15194),
-    "flexctc_beam, flat, K = 16, LM": Sums(0.023, 12.2, 2090, 9004),
-    "alsd_pp, RNN-T, K = 4": Sums(8.75, 35.7, 7162, 10658793),
-    "aes_pp, RNN-T, K = 4": Sums(8.79, 39.3, 7605, 10761711),
-    "cuda_wfst, peaked": Sums(0.0198, 20.2, 1510, 14284),
-    "cuda_wfst, flat": Sums(0.023, 32.8, 2644, 62747),
-    "paged_biglm, peaked": Sums(0.0198, 32.4, 2355, 17257),
-    "paged_biglm, flat": Sums(0.023, 59.3, 5543, 120823),
-}
-# Registers, waves and µs of the first counted kernels, commit bb29b57, by today's formula; `move_rows` did the work
-# of `join_rows` then
-FIRST_KERNELS: dict[str, dict[str, tuple[float, ...]]] = {
-    "flexctc_beam, peaked, K = 16": {"advance": (81, 1, 2.08), "finish": (80, 1, 0.2)},
-    "flexctc_beam, peaked, K = 16, LM": {"advance": (81, 1, 6.75), "finish": (80, 1, 0.196)},
-    "flexctc_beam, flat, K = 16, LM": {"advance": (81, 1, 7.16), "finish": (80, 1, 0.28)},
-    "alsd_pp, RNN-T, K = 4": {
-        "schedule": (32, 1, 0.0658), "join_rows": (32, 1, 4.08),
-        "expand": (74, 2, 29.8), "merge": (55, 1, 6.65), "lstm_layer": (32, 1, 3.57), "lstm_output": (32, 1, 3.55),
-    },
-    "aes_pp, RNN-T, K = 4": {
-        "schedule": (32, 1, 0.0294), "join_rows": (32, 1, 4.04), "expand": (96, 2, 32),
-        "merge": (54, 1, 8.53), "lstm_layer": (32, 1, 3.51), "lstm_output": (32, 1, 3.49),
-    },
-    "cuda_wfst, peaked": {"advance": (126, 1, 8.57), "best_path": (56, 1, 0.106)},
-    "cuda_wfst, flat": {"advance": (126, 1, 15), "best_path": (56, 1, 0.218)},
-    "paged_biglm, peaked": {"advance": (124, 1, 12.1), "best_path": (80, 1, 0.11)},
-    "paged_biglm, flat": {"advance": (124, 1, 29.9), "best_path": (80, 1, 0.312)},
-}  # fmt: skip
-GOALS = {
-    "flexctc_beam": "NeMo's `beam_batch` as CUDA graphs: 60 to 100 kernels per frame, 150 to 250 µs",
-    "alsd_pp": "a third of NeMo's `malsd_batch` as CUDA graphs, 150 to 250 µs; with fast-gpu-asr's fp16 engines 45 µs",
-    "aes_pp": "a third of NeMo's `malsd_batch` as CUDA graphs, 150 to 250 µs; with fast-gpu-asr's fp16 engines 45 µs",
-    "cuda_wfst": "Riva's decoder, of which no time per frame is known: `scripts/gpu_host` measures beside it",
-    "paged_biglm": "twice the search of the small LM's graph alone",
 }
 
 
@@ -249,29 +201,19 @@ def compiled(source: str, kernel: str, defines: dict[str, int | str]) -> tuple[i
 
 # ---------------------------------------------------------------------------------------------------- table
 
-SUMMARY = ["search", *Sums._fields, "waits", "µs", "to be beaten, or the goal"]
-HEADER = ["search", "kernel", "registers", "waves", "shared", *Sums._fields, "waits", "µs"]
+COUNTS = ["launches", "barriers", "instructions", "bytes", "waits", "µs"]
+SUMMARY, HEADER = ["search", *COUNTS], ["search", "kernel", "registers", "waves", "shared", *COUNTS]
 
 
 def kernel_lines(case: str, rows: list[Row]) -> list[list[str]]:
-    """The lines of a case, one for each kernel; registers, waves and µs beside those of the first edition."""
-    lines = []
-    for row in rows:
-        first = FIRST_KERNELS[case].get(row.kernel)
-        registers, waves, us = (
-            " → ".join(shown(value) for value in pair if value)
-            for pair in zip(first or (0, 0, 0), (row.registers, row.waves, row.us), strict=True)
-        )
-        shared = str(row.shared) if row.registers else ""
-        lines.append([case, row.kernel, registers, waves, shared, *map(shown, row[4:-1]), us])
-    return lines
+    """The lines of a case, one for each kernel; products have no registers."""
+    return [[case, row.kernel, *(str(size) if size else "" for size in row[1:3]),
+             str(row.shared) if row.registers else "", *map(shown, row[4:])] for row in rows]  # fmt: skip
 
 
 def case_line(case: str, rows: list[Row]) -> list[str]:
-    """All kernels of a case together, beside the first edition and the goal."""
-    *now, waits, us = (sum(row[i] for row in rows) for i in range(4, len(Row._fields)))
-    pairs = (f"{shown(old)} → {shown(new)}" for old, new in zip(FIRST_EDITION[case], now, strict=True))
-    return [case, *pairs, shown(waits), shown(us), GOALS[CASES[case][0]]]
+    """All kernels of a case together."""
+    return [case, *(shown(sum(row[i] for row in rows)) for i in range(4, len(Row._fields)))]
 
 
 def shown(number: float) -> str:

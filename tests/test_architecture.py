@@ -229,8 +229,8 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 43026
 PACKAGE_FILES = 200
-TESTS_LINES = 39040
-DOCS_WORDS = 44905
+TESTS_LINES = 39447
+DOCS_WORDS = 37961
 
 
 def within(what: str, count: int, budget: int):

@@ -344,14 +344,12 @@ def flexctc_beam(record: Record, link: str) -> str:
     greedy, many = own["nemo_greedy", "peaked"], own["flexctc_beam", "peaked"]
     slower = [1 / own["nemo_greedy", task]["ratio"] for task in TASKS]
     few, lots = (many[side]["phrases"] for side in ("peer_params", "params"))
-    memory = record["probes"]["memory"]["bytes_per_frame_and_slot"]
     starts = [record["probes"]["start"][when]["first_decode"] for when in ("first_ever", "later")]
     return table(["ours against", *column_names(columns), "verified", errors], shown) + prose(f"""
         ({audio(record)}; {link}.) Beam {greedy["params"]["beam_size"]} with the LM takes {slower[0]:.1f} times the CPU
         seconds of NeMo's `greedy_batch` on the peaked task and {slower[1]:.1f} times on the hard task. With {lots:,}
-        boosted phrases it takes {1 / many["ratio"]:.2f} times as long as with {few}. Memory is {memory:.1f} bytes per
-        frame and hypothesis, for any vocabulary. The first decoding on a machine compiles and takes {starts[0]:.0f} s;
-        in later processes the first decoding takes {starts[1]:.2f} s.""")
+        boosted phrases it takes {1 / many["ratio"]:.2f} times as long as with {few}. The first decoding on a machine
+        compiles and takes {starts[0]:.0f} s; in later processes the first decoding takes {starts[1]:.2f} s.""")
 
 
 def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str:
@@ -414,24 +412,6 @@ def live(*given: Any) -> str:
         -: chunks come faster than they are decoded; {audio(found[0])}; {links}.)""")
 
 
-def waits(*given: Any) -> str:
-    """Mean latency of live streams and its parts, and the throughput."""
-    found, shown = given[: len(given) // 2], []
-    for record in found:
-        for row in record["rows"]:
-            if not row.get("skipped"):
-                queue, compute = row["mean"]["queue"], row["mean"]["compute"]
-                times = ["-"] * 3 if queue is None else [f"{1e3 * x:.1f}" for x in (queue + compute, compute, queue)]
-                name = {"one_by_one": "one by one", "nemo_greedy": "NeMo greedy"}.get(row["peer"], "in slots")
-                kind = f" of {KINDS[row['networks']]}" if row["networks"] else ""
-                shown.append([f"{task_of(row)}, `{row['strategy']}`{kind}, {name}", *times,
-                              f"{row['streams_per_core']:,.0f}"])  # fmt: skip
-    return table(["", "mean ms until the text", "of these computing", "in the queue", "RTFx"], shown) + prose(
-        f"({found[0]['rows'][0]['streams']} streams at once on average, one core; -: chunks come faster than they are "
-        f"decoded; {', '.join(given[len(found) :])}.)"
-    )
-
-
 def _milliseconds(row: Record, text: str) -> str:
     p50, p99 = (row["latency"][text][name] for name in ("p50", "p99"))
     return "-" if p50 is None else f"{1000 * p50:.1f} / {1000 * p99:.1f}"
@@ -440,8 +420,8 @@ def _milliseconds(row: Record, text: str) -> str:
 def paged_biglm(record: Record, link: str) -> str:
     found = {(task_of(row), row["params"]["beam_size"], row["peer"]): row
              for row in record["rows"] if not row.get("skipped") and row["peer"] != "paged_biglm"}  # fmt: skip
-    names = ("large_lm", "lazy", "let", "two_pass", "bounded_eager", "eager")
-    shown, spread = [], []
+    names = ("large_lm", "lazy", "let", "two_pass")
+    shown = []
     for task, beam in dict.fromkeys(key[:2] for key in found):
         rows = {peer: found[task, beam, peer] for peer in ("small_lm", *names) if peer != "lazy"}
         small = rows["small_lm"]
@@ -450,16 +430,14 @@ def paged_biglm(record: Record, link: str) -> str:
         queries = [f"{row['work'][side]['look_ups']:,.1f}" for row, side in sides.values() if row["work"][side]]
         others = [row["beside_large_lm"][side] for row, side in list(sides.values())[1:]]
         same = [str(seen["same"]) + f" ({seen['worse']})" * (seen["worse"] > 0) for seen in others]
-        spread.append([task, str(beam), *_spread(small["contexts_per_group"])])
         count = sum(small["beside_large_lm"]["ours"].values())
         shown.append([
             task, str(beam), " / ".join(f"{time:.2f}" for time in times), " / ".join(queries),
             f"{' / '.join(same)} of {count}", both(small, "wer"),
         ])  # fmt: skip
-    header = ["task", "beam", "CPU seconds relative to the small LM alone: large LM's graph / lazy / let / two passes "
-              "/ eager in bounds / eager", "queries of the large LM per frame: lazy / let / eager in bounds / eager",
-              "texts as in the large LM's graph (other texts with worse scores): lazy / let / two passes "
-              "/ eager in bounds / eager", "WER %, small LM alone / lazy"]  # fmt: skip
+    header = ["task", "beam", "CPU seconds relative to the small LM alone: large LM's graph / lazy / let / two passes",
+              "queries of the large LM per frame: lazy / let", "texts as in the large LM's graph (other texts with "
+              "worse scores): lazy / let / two passes", "WER %, small LM alone / lazy"]  # fmt: skip
     limited = [row for row in record["rows"] if not row.get("skipped") and row["peer"] == "paged_biglm"]
     groups = table(
         ["task", "beam", "`group_size`", "times as fast as with 16", "texts as in the large LM's graph: "
@@ -472,220 +450,31 @@ def paged_biglm(record: Record, link: str) -> str:
     lms = {task_of(row): row["lms"] for row in found.values()}
     sizes = [f"{t}: {n['small'] / 1000:,.0f}k n-grams under {n['large'] / 1000:,.0f}k" for t, n in lms.items()]
     notes = [audio(record), f"LMs, {'; '.join(sizes)}", link, record["options"]["note"]]
-    contexts = table(["task", "beam", "LM contexts per group, mean", *(f"{name}, %" for name in _SPREAD)], spread)
     return "\n\n".join((
         table(header, shown),
-        "lazy and let use the default `group_size`, 16; eager has no limit. With other limits of lazy (0: none):",
+        "lazy and let use the default `group_size`, 16. With other limits of lazy (0: none):",
         groups,
-        "LM contexts per token group (a graph state at the end of a frame), with lazy. The columns are shares of the "
-        "groups:", contexts, "Claims of the LET-Decoder paper, whose baseline is eager:", _let_claims(found),
     )) + prose(f"({'; '.join(filter(None, notes))}.)")  # fmt: skip
-
-
-def _let_claims(found: Mapping[tuple[str, int, str], Record]) -> str:
-    """A table of the paper's claims, with ranges over the beams of each task."""
-
-    def span(values: Sequence[float], digits: int = 1) -> str:
-        return f"{min(values):.{digits}f}-{max(values):.{digits}f}"
-
-    columns = []
-    for task in dict.fromkeys(key[0] for key in found):
-        beams = [beam for own, beam, peer in found if (own, peer) == (task, "let")]
-        let, eager, bounded = (
-            [found[task, beam, name] for beam in beams] for name in ("let", "eager", "bounded_eager")
-        )
-        speeds = [span([theirs["ratio"] / own["ratio"] for theirs, own in zip(rows, let, strict=True)])
-                  for rows in (eager, bounded)]  # fmt: skip
-        lazy = [span([row["ratio"] for row in rows]) for rows in (eager, bounded)]
-        asked = [[row["work"]["peer"]["look_ups"] for row in rows] for rows in (let, eager, bounded)]
-        shares = [
-            span([100 * own / theirs for own, theirs in zip(asked[0], other, strict=True)]) for other in asked[1:]
-        ]
-        same = [row["beside_large_lm"] for row in let]
-        columns.append([
-            f"{speeds[0]} (lazy {lazy[0]}); in bounds {speeds[1]} (lazy {lazy[1]})",
-            f"{shares[0]} %; in bounds {shares[1]} %",
-            f"let {sum(seen['peer']['same'] for seen in same)}, lazy {sum(seen['ours']['same'] for seen in same)} of "
-            f"{sum(sum(seen['ours'].values()) for seen in same)} texts",
-        ])  # fmt: skip
-    claims = [
-        "1-3 times as fast as BigLM: let against eager", "a tenth of the compositions: LM queries of let / eager",
-        "accuracy of the large LM's graph: same text, all beams",
-    ]  # fmt: skip
-    tests = "`tests/search/word_graph/test_let.py`"
-    shown = [[claim, *cells] for claim, *cells in zip(claims, *columns, strict=True)]
-    shown.append(["exact lattices", *[f"equal to the lattices of lazy, link by link ({tests})"] * len(columns)])
-    shown.append(["online", *[f"memory of an hour's stream stays flat ({tests})"] * len(columns)])
-    return table(["claim", *(task for task in dict.fromkeys(key[0] for key in found))], shown)
-
-
-_SPREAD = {"1": 1, "2": 2, "3-4": 4, "5-8": 8, "9-16": 16, "17 or more": 1 << 62}  # column: most contexts
-
-
-def _spread(counts: Mapping[str, int]) -> list[str]:
-    """The mean of a histogram, and shares of `_SPREAD` in percent; keys are strings, as JSON has no others."""
-    known, least, shares = {int(contexts): groups for contexts, groups in counts.items()}, 0, []
-    total = sum(known.values())
-    for most in _SPREAD.values():
-        shares.append(f"{100 * sum(n for c, n in known.items() if least < c <= most) / total:.1f}")
-        least = most
-    return [f"{sum(c * n for c, n in known.items()) / total:.2f}", *shares]
 
 
 def let_tables(record: Record, link: str) -> str:
     """Error rates, speeds and compositions of [LET]'s baseline, of LET and of rescored lattices."""
-    shown = []
-    for task, beam, rows in _by_beam(record):
-        eager, let, large, two_pass = (rows[name] for name in ("eager", "let", "large_lm", "two_pass"))
-        errors = [row["wer"]["peer"] for row in (eager, let, two_pass, large)]
-        speeds = [eager["ratio"] / row["ratio"] for row in (let, two_pass)]
-        queries = [row["work"]["peer"]["look_ups"] for row in (eager, let)]
+    shown, found = [], defaultdict[tuple[str, int], dict[str, Record]](dict)
+    for row in record["rows"]:
+        if not row.get("skipped") and row["peer"] != record["strategy"]:  # that has other group sizes
+            found[task_of(row), row["params"]["beam_size"]][row["peer"]] = row
+    for (task, beam), rows in found.items():
+        eager, bounded, let, two_pass = (rows[name] for name in ("eager", "bounded_eager", "let", "two_pass"))
+        errors = [row["wer"]["peer"] for row in (two_pass, eager, let)]
+        speeds = [eager["ratio"] / row["ratio"] for row in (bounded, let)]
+        queries = [row["work"]["peer"]["look_ups"] for row in (eager, bounded, let)]
         shown.append([
             task, str(beam), " / ".join(f"{wer:.1f}" for wer in errors),
-            *(f"{speed:.1f}" for speed in (speeds[0], eager["ratio"], speeds[1])),
+            " / ".join(f"{speed:.1f}" for speed in (*speeds, eager["ratio"])),
             " / ".join(f"{count:,.1f}" for count in queries),
         ])  # fmt: skip
-    header = ["task", "beam", "WER %: eager / LET / two passes / large LM's graph", "times as fast as eager: LET",
-              "lazy", "two passes", "LM queries per frame, eager / LET"]  # fmt: skip
-    return table(header, shown) + prose(f"({audio(record)}; {link}.)")
-
-
-def large_lm_curve(record: Record, link: str) -> str:
-    """Error rates against speeds over the beams, with the small and the large LM."""
-    shown = []
-    for task, beam, rows in _by_beam(record):
-        small, large = rows["small_lm"], rows["large_lm"]
-        sides = ((small, "peer"), (small, "ours"), (large, "peer"))
-        shown.append([task, str(beam), " / ".join(f"{row['wer'][side]:.1f}" for row, side in sides),
-                      " / ".join(f"{row['rtfx'][side]:,.0f}" for row, side in sides)])  # fmt: skip
-    three = "small LM / large LM on the fly / large LM's graph"
-    return table(["task", "beam", f"WER %: {three}", f"RTFx: {three}"], shown) + prose(
-        f"({record['device']}, {record['threads']} thread; {audio(record)}; {link}.)"
-    )
-
-
-def _by_beam(record: Record) -> Iterable[tuple[str, int, dict[str, Record]]]:
-    """Task, beam and the rows by peer, without those of other group sizes."""
-    found: dict[tuple[str, int], dict[str, Record]] = defaultdict(dict)
-    for row in record["rows"]:
-        if not row.get("skipped") and row["peer"] != record["strategy"]:
-            found[task_of(row), row["params"]["beam_size"]][row["peer"]] = row
-    return [(*key, rows) for key, rows in found.items()]
-
-
-def greedy_fusion(record: Record, link: str) -> str:
-    """A beam beside NeMo's greedy decoding; both without models, with an LM, with phrases, and with both."""
-    shown = []
-    for row in measured_rows(record):
-        if row["params"]["beam_size"] == 16:
-            name, models = f"{task_of(row)}, `{row['strategy']}`, beam 16", fused(row).removeprefix(" + ")
-            shown.append([
-                name, models or "none", both(row, "wer"), both(row, "fscore", 2),
-                f"{row['ratio']:.{int(row['ratio'] < 20)}f}", both(row, "rtfx", 0),
-            ])  # fmt: skip
-    header = ["", "both with", "WER %, greedy / beam", "F-score of phrases", "seconds, greedy / beam", "RTFx"]
-    return table(header, shown) + prose(f"({record['device']}; {audio(record)}; {link}.)")
-
-
-def measured_rows(record: Record) -> list[Record]:
-    """Without rows of the strategy beside itself."""
-    return [row for row in record["rows"] if not row.get("skipped") and row["peer"] != row["strategy"]]
-
-
-def row_name(row: Record, name: str) -> str:
-    return " ".join(filter(None, (f"{task_of(row)}, {name}", KINDS.get(row["networks"]))))
-
-
-def models_of(row: Record) -> tuple[bool, bool]:
-    """With an LM, with phrases."""
-    return row["params"]["lm"], row["params"]["phrases"] > 0
-
-
-MODELS = {(False, False): "none", (True, False): "LM", (False, True): "phrases", (True, True): "both"}
-
-
-def beams(*given: Any) -> str:
-    """Error rates, F-scores and speeds over the beams, for each choice of models."""
-    found, shown = given[: len(given) // 2], []
-    for record in found:
-        lines: dict[tuple[str, int], Record] = defaultdict(dict)
-        for row in measured_rows(record):
-            lines[row_name(row, f"`{row['strategy']}`"), row["params"]["beam_size"]][models_of(row)] = row
-        for (name, beam), rows in lines.items():
-            values = [
-                " / ".join(f"{rows[models][value]['ours']:,.{digits}f}" for models in MODELS)
-                for value, digits in (("wer", 1), ("fscore", 2), ("rtfx", 0))
-            ]
-            shown.append([name, str(beam), *values])
-    choices = " / ".join(MODELS.values())
-    return table(["", "beam", f"WER %: {choices}", "F-score of phrases", "RTFx"], shown) + prose(
-        f"({found[0]['device']}; {audio(found[0])}; {', '.join(given[len(found) :])}.)"
-    )
-
-
-def transducer_searches(*given: Any) -> str:
-    """Greedy decoding, the searches before ALSD++ and AES++, and both, without and with an LM, at beam 8."""
-    found = given[: len(given) // 2]
-    cells: dict[str, dict[str, dict[bool, tuple[float, float]]]] = defaultdict(lambda: defaultdict(dict))
-    for record in found:
-        for row in measured_rows(record):
-            lm, phrases = models_of(row)
-            if phrases or row["params"]["beam_size"] != 8:
-                continue
-            for side, name in (("peer", row["peer"]), ("ours", row["strategy"])):
-                value = row["wer"][side], row["rtfx"][side]
-                cells[row_name(row, "").replace(",  ", ", ")][name].setdefault(lm, value)
-    names = {
-        "greedy_fusion": "NeMo `greedy_batch`", "nemo_alsd_unbatched": "NeMo `alsd`", "alsd_pp": "`alsd_pp`",
-        "nemo_maes_unbatched": "NeMo `maes`", "aes_pp": "`aes_pp`",
-    }  # fmt: skip
-    shown = []
-    for what, by_name in cells.items():
-        for name, title in names.items():
-            values = by_name.get(name, {})
-            columns = [f"{wer:.1f}; {rtfx:,.0f}" if lm in values else "-"
-                       for lm in (False, True) for wer, rtfx in [values.get(lm, (0, 0))]]  # fmt: skip
-            if values:
-                shown.append([what, title, *columns])
-    links = ", ".join(given[len(found) :])
-    return table(["", "search", "without an LM: WER %; RTFx", "with the LM"], shown) + prose(
-        f"({found[0]['device']}, beam 8; -: NeMo has none; {audio(found[0])}; {links}.)"
-    )
-
-
-DECODERS = {"flexctc_beam": "`flexctc_beam`", "flashlight": "flashlight-text", "pyctcdecode": "pyctcdecode",
-            "compact": "`cuda_wfst`, compact", "normal": "`cuda_wfst`, normal"}  # fmt: skip
-
-
-def ctc_decoders(record: Record, link: str) -> str:
-    """CTC decoders with LMs on the same utterances; then those with phrases."""
-    lines: dict[tuple[bool, bool], dict[tuple[str, str, int], list[str]]] = defaultdict(dict)
-    for row in measured_rows(record):
-        for side, name, params in (("ours", "flexctc_beam", "params"), ("peer", row["peer"], "peer_params")):
-            key = task_of(row), DECODERS[name], row[params]["beam_size"]
-            values = [f"{row['wer'][side]:.1f}", f"{row['fscore'][side]:.2f}", f"{row['rtfx'][side]:,.0f}"]
-            lines[models_of(row)].setdefault(key, values)
-    tables = []
-    for found in lines.values():
-        keys = sorted(found, key=lambda key: (TASKS.index(key[0]), key[1].strip("`"), key[2]))
-        shown = [[task, name, str(beam), *found[task, name, beam]] for task, name, beam in keys]
-        tables.append(table(["task", "decoder", "beam", "WER %", "F-score of phrases", "RTFx"], shown))
-    with_phrases = f"With {record['options']['phrases']} phrases (pyctcdecode: hotwords) as well:"
-    return "\n\n".join((tables[0], with_phrases, tables[1])) + prose(f"""
-        ({record["device"]}; {audio(record)}; flashlight-text is lexicon-free, with the token LM of flexctc_beam; the
-        others have a word LM of the same text; {link}.)""")
-
-
-def token_groups(record: Record, link: str) -> str:
-    """What token groups save without laziness."""
-    shown = []
-    for task, beam, rows in _by_beam(record):
-        names = "eager", "bounded_eager", "eager_groups"
-        times = [f"{rows['eager']['ratio'] / rows[name]['ratio']:.2f}" for name in (*names[1:], "let")]
-        visits = [f"{rows[name]['work']['peer']['arc_visits']:,.0f}" for name in names]
-        shown.append([task, str(beam), " / ".join(times), " / ".join(visits)])
-    header = ["task", "beam", "times as fast as eager: in bounds / in bounds with groups / LET",
-              "arcs looked at per frame: eager / in bounds / in bounds with groups"]  # fmt: skip
+    header = ["task", "beam", "WER %: two passes / eager / LET", "times as fast as eager: in bounds / LET / lazy",
+              "LM queries per frame: eager / in bounds / LET"]  # fmt: skip
     return table(header, shown) + prose(f"({audio(record)}; {link}.)")
 
 
@@ -705,27 +494,6 @@ def lm_sizes(*given: Any) -> str:
               "seconds / those of the small LM", "RTFx", "LM queries per frame", "WER %, small LM / large LM",
               "device"]  # fmt: skip
     return table(header, shown) + prose(f"(Beam 13; {', '.join(given[len(found) :])}.)")
-
-
-def threads(record: Record, link: str) -> str:
-    """Several threads beside one, over batches of all utterances."""
-    shown = []
-    for row in measured_rows(record):
-        speeds = both(row, "rtfx", 0)
-        shown.append([task_of(row), str(row["params"]["beam_size"]), speeds, f"{row['ratio']:.2f}"])
-    counts = f"one thread / {record['threads']} threads"
-    header = ["task", "beam", f"RTFx, {counts}", "times as fast"]
-    return table(header, shown) + prose(f"({record['device']}; {audio(record)}; {link}.)")
-
-
-def topologies(record: Record, link: str) -> str:
-    shown = []
-    for row in record["rows"]:
-        if row["peer"] in ("normal", "minimal") and not row.get("skipped"):
-            shown.append([task_of(row), str(row["params"]["beam_size"]), f"{row['peer']} / compact",
-                          both(row, "wer", 2), f"{row['ratio']:.2f}"])  # fmt: skip
-    header = ["task", "beam", "topologies", "WER %", "seconds, ratio"]
-    return table(header, shown) + prose(f"({audio(record)}; {link}.)")
 
 
 def scale(record: Record, link: str) -> str:
@@ -797,13 +565,8 @@ def _per_100(found: Record) -> str:
 
 WRITERS: dict[str, Callable[..., str]] = {
     "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "flexctc_beam-live": live,
-    "flexctc_beam-cluster": cluster,
-    "paged_biglm": paged_biglm, "paged_biglm-scale": scale, "flexctc_beam-greedy_fusion": greedy_fusion,
-    "beams": beams, "transducer_beams": beams, "transducer_searches": transducer_searches,
-    "flexctc_beam-word_graph": ctc_decoders, "token_groups": token_groups,
-    "lm_sizes": lm_sizes, "cuda_wfst-topologies": topologies,
-    "cuda_wfst-live": waits, "boosting": boosting, "let_tables": let_tables, "large_lm_curve": large_lm_curve,
-    "paged_biglm-one_thread": threads,
+    "flexctc_beam-cluster": cluster, "paged_biglm": paged_biglm, "paged_biglm-scale": scale, "boosting": boosting,
+    "let_tables": let_tables, "lm_sizes": lm_sizes,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ NO_LM = "none"  # the name by which a request switches the LM off
 @checked_options
 @dataclass(frozen=True)
 class Fusion:
-    """An n-gram LM and a boosting tree with their weights (alpha_LM, alpha_PB of [FlexCTC] eq. 4).
+    """An n-gram LM and a boosting tree with their weights (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
 
     The score of a token is log P_acoustic + lm_weight * log P_LM + boosting_weight * boost + beta. With a source LM
     it is lower by source_lm_weight * log P_source (density ratio, see density_ratio.py).

@@ -38,7 +38,7 @@ from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, read_only
 #    minimal   exactly one             any number of blanks         "minimal"
 #    graph     defined by the graph's arcs, for ready-made T o L o G files
 #
-# [CUDA-WFST] and NeMo's `wfst_utils.build_topo` describe the first three.
+# [CUDA-WFST] describes normal and compact, Laptev et al. 2022 minimal; NeMo's `wfst_utils.build_topo` has all three.
 TOPOLOGIES = ("compact", "normal", "minimal", "graph")
 COMPACT, NORMAL, MINIMAL, GRAPH = range(4)  # numbers in compiled code
 NEMO_NAMES = {"default": "normal"}

@@ -202,7 +202,7 @@ def test_options_are_checked(lm, options, message):
 
 
 GPU = torch.device("cuda", 1)
-# an LM of 33 GB, as in [XLLM]: 11 on the GPU, 22 in the host's memory
+# an LM of 33 GB ([XLLM] measures 3 GB): 11 on the GPU, 22 in the host's memory
 LARGE = Footprint(tables=11 * GB, arcs=22 * GB, cache=GB // 2)
 
 

@@ -165,11 +165,6 @@ def page_rows(module):
     return {case: [row for row in rows if row[0] == case] for case in module.CASES}
 
 
-def today(cell):
-    """The second number of "first → today", or the only one."""
-    return float(cell.split("→")[-1])
-
-
 @pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.skipif(bool(why_no_compiler()), reason=why_no_compiler() or "g++ is there")
@@ -184,7 +179,7 @@ def test_counts_of_the_page_are_those_of_the_kernels(count_kernels, request):
         count_kernels.kernel_lines(case, rows), page_rows(count_kernels)[case][1:], strict=True
     ):
         assert found[:5] == expected[:5]
-        numbers, written = ([today(cell) for cell in cells[5:]] for cells in (found, expected))
+        numbers, written = ([float(cell) for cell in cells[5:]] for cells in (found, expected))
         assert numbers == pytest.approx(written, rel=0.05), "count_kernels.py --write"
 
 

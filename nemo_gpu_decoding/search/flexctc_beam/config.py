@@ -19,7 +19,7 @@ class FlexCTCConfig(SearchConfig):
 
     # Number of hypotheses kept per frame (K of [FlexCTC] section 3), 1 .. 4096.
     beam_size: int = option(8, low=1, high=MAX_BEAM_SIZE)
-    # beta of [FlexCTC] eq. 4: bonus per token, natural log. A value > 0 offsets the deletions that an LM causes.
+    # beta of [FlexCTC] eq. 1: bonus per token, natural log. A value > 0 offsets the deletions that an LM causes.
     beam_beta: float = option(0.0)
     # theta: hypotheses whose score is lower than the best of the frame by more than this are dropped, natural log, > 0
     # or inf.

@@ -226,8 +226,8 @@ def _force_blanks(b, data, params, durations, fusion):
 class AESPlusPlus(TransducerDecoder[AESConfig]):
     """Batched adaptive expansion search of RNN-T and TDT models [ALSD++/AES++].
 
-    It is faster than `ALSDPlusPlus`, and nearly as accurate, for models that rarely emit more than one token per
-    frame. Arguments, errors and an example: see `ALSDPlusPlus`; the options are an `AESConfig`.
+    It tries fewer labels per frame than `ALSDPlusPlus`. With an LM it mostly has more errors. Arguments,
+    errors and an example: see `ALSDPlusPlus`; the options are an `AESConfig`.
     """
 
     strategy = "aes_pp"

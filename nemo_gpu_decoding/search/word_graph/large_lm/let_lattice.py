@@ -1,4 +1,4 @@
-"""Lattices of composition "let": links between LM contexts, listed when a result needs them [LET, III-B].
+"""Lattices of composition "let": links between LM contexts, listed when a result needs them [LET, III-A].
 
 The search keeps links between token groups. A way from a context of one frame to a context of the next is a chain of
 one to three such links:
