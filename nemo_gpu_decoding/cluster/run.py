@@ -149,8 +149,8 @@ def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
 def batches(utterances: Sequence[Utterance], batch_size: int, batch_seconds: float | None) -> Iterator[list[int]]:
     """Positions of utterances in batches: first those with a fault, then the longest.
 
-    Batches in descending order of duration have little padding, and the first one needs most memory. With `batch_seconds`,
-    a batch has at most so many seconds of audio, padding included, and at least one utterance.
+    Batches in descending order of duration have little padding, and the first one needs most memory. With
+    `batch_seconds`, a batch has at most so many seconds of audio, padding included, and at least one utterance.
     """
     yield [n for n, utterance in enumerate(utterances) if utterance.fault]
     ready = [n for n, utterance in enumerate(utterances) if not utterance.fault]
