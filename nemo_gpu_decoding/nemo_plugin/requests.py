@@ -111,7 +111,7 @@ def request_of(
         if source is None:
             raise FieldError("grammar_price", price, "a grammar that it is for")
         rules["grammar"] = load_grammar(source, price, infer.vocabulary(), "", most_letters)
-    elif fusion.grammar is not None and (given := [key for key in PHRASES if getattr(written, key)]):
+    elif fusion.grammar is not None and (given := [name for name in PHRASES if getattr(written, name)]):
         raise FieldError(given[0], written.shown[given[0]], "none: the decoder's grammar has all sentences")
     try:
         if written.biasing_request is not None:
