@@ -214,23 +214,23 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1722,
-    "cli": 2140,
+    "(root)": 1748,
+    "cli": 2150,
     "cluster": 496,
     "compat": 1031,
     "cuda": 974,
-    "fusion": 2191,
-    "graph": 1727,
-    "live": 1325,
-    "lm": 2007,
-    "nemo_plugin": 3760,
-    "search": 11336,
+    "fusion": 2201,
+    "graph": 1729,
+    "live": 1343,
+    "lm": 2014,
+    "nemo_plugin": 3948,
+    "search": 11351,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43026
+PACKAGE_LINES = 43101
 PACKAGE_FILES = 200
-TESTS_LINES = 39447
-DOCS_WORDS = 37961
+TESTS_LINES = 39093
+DOCS_WORDS = 37977
 
 
 def within(what: str, count: int, budget: int):
