@@ -223,11 +223,11 @@ CODE_BUDGETS = {
     "graph": 1729,
     "live": 1343,
     "lm": 2014,
-    "nemo_plugin": 3788,
+    "nemo_plugin": 3789,
     "search": 11351,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43434
+PACKAGE_LINES = 43435
 PACKAGE_FILES = 200
 TESTS_LINES = 39500
 DOCS_WORDS = 44903
