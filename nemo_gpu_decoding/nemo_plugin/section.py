@@ -182,6 +182,7 @@ class Section:
 
     def _check_others(self, whole: Mapping[str, Any]) -> None:
         """Raise for a setting in a section that this strategy does not read."""
+        check_confidence(whole, self.family)
         schema = nemo_config(self.family)
         for name in {"beam", "wfst", "greedy"} & schema.keys() - {self.name}:
             neutral = _flat(nemo_defaults(self.family, name), "")
@@ -389,7 +390,7 @@ class Values:
         return weight
 
 
-def check_confidence(cfg: DictConfig, family: str) -> None:
+def check_confidence(cfg: Any, family: str) -> None:
     """Raise a ValueError for an unknown key of `confidence_cfg`, which is a TypeError in NeMo."""
     confidence, known = cfg.get("confidence_cfg") or {}, nemo_config(family)["confidence_cfg"]
     check_keys("confidence_cfg", confidence, known)
