@@ -223,13 +223,13 @@ CODE_BUDGETS = {
     "graph": 1729,
     "live": 1343,
     "lm": 2014,
-    "nemo_plugin": 3948,
-    "search": 11351,
+    "nemo_plugin": 3949,
+    "search": 11370,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43101
+PACKAGE_LINES = 43124
 PACKAGE_FILES = 200
-TESTS_LINES = 39093
+TESTS_LINES = 39124
 DOCS_WORDS = 37977
 
 

@@ -25,6 +25,8 @@ hypotheses.
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +37,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_kind
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
@@ -49,6 +52,9 @@ from nemo_gpu_decoding.search.streams import Streams, choose_backend
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
 
+logger = logging.getLogger("nemo_gpu_decoding")
+
+MANY_TOKENS = 100  # after which the LM is judged
 MOST_STREAMS, MOST_FRAMES = 1 << 20, 1 << 24  # of one `open`; MOST_FRAMES of 80 ms are 15 days
 
 
@@ -76,6 +82,7 @@ class Decoder(ABC, Generic[C, R]):
         self._labels = labels
         self._is_sampled = not self.reads_log_probs  # whether no more frames are checked: a warning has been given
         self._is_checked = False  # whether frames of an input with lengths have been checked
+        self._lm_score, self._lm_tokens = 0.0, 0  # of the best hypotheses, until MANY_TOKENS
         check_fusion(self.fusion, labels)
 
     # ------------------------------------------------------------------------------------ verbs
@@ -365,7 +372,22 @@ class Decoder(ABC, Generic[C, R]):
             blank_id, rules = self._labels.blank_id, [streams.fusion.rules[row] for row in rows]
             results = [by_grammar(nbest, rule.grammar, blank_id) for nbest, rule in zip(results, rules, strict=True)]
             note_outside(results, [rule.allowed for rule in rules], blank_id)
+            if self.fusion.lm is not None and self._lm_tokens < MANY_TOKENS:
+                self._judge_lm(self.fusion.lm, results, streams.fusion.lm_weights[rows])
         return results
+
+    def _judge_lm(self, lm: BackoffAutomaton, results: Sequence[R], weights: np.ndarray) -> None:
+        """Warn if the LM gives decoded tokens less than equal probabilities would: it may be of another tokenizer."""
+        for nbest, weight in zip(results, weights.tolist(), strict=True):
+            if weight > 0 and nbest.paths and not (self.fusion.source_lm or self.fusion.lm_pool):
+                self._lm_score += nbest.best.parts.lm / weight
+                self._lm_tokens += len(nbest.best)
+        equal = -math.log(self._labels.size)
+        if self._lm_tokens >= MANY_TOKENS and self._lm_score < self._lm_tokens * equal:
+            logger.warning(
+                "the LM %s gives the decoded tokens a mean log-probability of %.1f, expected more than %.1f, that of "
+                "equal probabilities: it may be of another tokenizer", lm.name, self._lm_score / self._lm_tokens, equal,
+            )  # fmt: skip
 
 
 def _check_open(streams: Streams) -> None:
