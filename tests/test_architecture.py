@@ -224,10 +224,10 @@ CODE_BUDGETS = {
     "live": 1343,
     "lm": 2014,
     "nemo_plugin": 3949,
-    "search": 11370,
+    "search": 11371,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43124
+PACKAGE_LINES = 43125
 PACKAGE_FILES = 200
 TESTS_LINES = 39124
 DOCS_WORDS = 37977

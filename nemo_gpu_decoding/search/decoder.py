@@ -385,8 +385,9 @@ class Decoder(ABC, Generic[C, R]):
         equal = -math.log(self._labels.size)
         if self._lm_tokens >= MANY_TOKENS and self._lm_score < self._lm_tokens * equal:
             logger.warning(
-                "the LM %s gives the decoded tokens a mean log-probability of %.1f, expected more than %.1f, that of "
-                "equal probabilities: it may be of another tokenizer", lm.name, self._lm_score / self._lm_tokens, equal,
+                "the LM %s gives the decoded tokens a log-probability of %.1f in the mean, expected more than %.1f, "
+                "that of equal probabilities: it may be of another tokenizer",
+                lm.name, self._lm_score / self._lm_tokens, equal,
             )  # fmt: skip
 
 
