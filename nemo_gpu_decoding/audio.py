@@ -37,6 +37,7 @@ class AudioPart(NamedTuple):
     path: Path
     offset: float
     duration: float | None = None  # None: to the end of the file
+    is_mono: bool = False  # whether the file has the selected channel alone
 
     @property
     def is_whole(self) -> bool:
@@ -73,7 +74,7 @@ def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
         ValueError: the file cannot be read as audio; the message shows a command that converts it.
         FieldError: the part begins after the end of the file.
     """
-    path, offset, duration = part_of(audio)
+    path, offset, duration, _ = part_of(audio)
     try:
         with Sound(path) as info:
             pass
@@ -96,7 +97,7 @@ def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
     Raises:
         ValueError: as `audio_seconds`; the file has no samples, or samples that are NaN or infinite.
     """
-    path, offset, _ = part_of(audio)
+    path, offset, *_ = part_of(audio)
     name = name or str(path)
     seconds = audio_seconds(audio, name)
     if not seconds:
@@ -315,7 +316,7 @@ class MonoReader(Sound):
     """
 
     def __init__(self, file: AudioSource, channel_selector: int | str | None) -> None:
-        path, offset, duration = part_of(file)
+        path, offset, duration, _ = part_of(file)
         self.name = str(file)
         try:
             super().__init__(path)

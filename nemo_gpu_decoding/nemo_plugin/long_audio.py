@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from nemo_gpu_decoding.audio import AudioSource, MonoReader, audio_seconds, open_wav
+from nemo_gpu_decoding.audio import AudioPart, AudioSource, MonoReader, audio_seconds, open_wav
 from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -67,10 +67,10 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
         )
         with bar, model.using({"strategy": "greedy_batch"}) as head, TemporaryDirectory() as folder:
             for batch in grouped(windows, batch_size):
-                paths = [
-                    _write(Path(folder) / f"{n}.wav", window.samples, reader.rate) for n, window in enumerate(batch)
-                ]
-                (outputs,) = model.encode(paths, len(paths))
+                names = [Path(folder) / f"{n}.wav" for n in range(len(batch))]
+                for name, window in zip(names, batch, strict=True):
+                    _write(name, window.samples, reader.rate)
+                (outputs,) = model.encode([AudioPart(name, 0.0, is_mono=True) for name in names], len(names))
                 for window, hypothesis in zip(batch, model.hypotheses(outputs), strict=True):
                     first = window.begin - window.before
                     tokens += [

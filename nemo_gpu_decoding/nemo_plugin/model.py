@@ -171,6 +171,8 @@ class Model:
     def _one_channel(self, file: AudioSource, target: Path) -> str | Path:
         """The file or, if it has several channels or this is a part of it, `target` with the selected channel."""
         selector, part, channels = self.channel_selector, part_of(file), 0
+        if part.is_mono:
+            return part.path
         with suppress(RuntimeError, OSError), Sound(part.path) as sound:
             channels = sound.channels
             if channels == 1 and part.is_whole and selector in (None, 0, "average") and sound.is_plain:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.audio import part_of, unreadable
+from nemo_gpu_decoding.audio import AudioPart, part_of, unreadable
 from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
@@ -264,7 +264,9 @@ def _segment(recording: Utterance, start: float, end: float) -> Utterance:
 
 def _with_audio(rows: Sequence[Utterance], files: Iterator[list[Path]]) -> list[Utterance]:
     """The segments with their audio, the next files."""
-    return [replace(row, audio=file) for row, file in zip(rows, next(files), strict=True)]
+    return [
+        replace(row, audio=AudioPart(file, 0.0, is_mono=True)) for row, file in zip(rows, next(files), strict=True)
+    ]
 
 
 def named(utterance: Utterance, fault: str) -> str:
