@@ -1082,7 +1082,7 @@ def test_blank_may_be_any_column(subject, variant, decoder, inputs, blank_id):
 @of(FlexCTC)
 @pytest.mark.parametrize("blank_id", [-1, VOCAB + 1])
 def test_wrong_blank_is_named(subject, blank_id):
-    with pytest.raises(ValueError, match=f"blank_id is {blank_id}, expected 0 .. {VOCAB}"):
+    with pytest.raises(ValueError, match=f"blank_id is {blank_id}, expected an integer 0 .. {VOCAB}"):
         subject.make(VOCAB, blank_id)
 
 

@@ -90,7 +90,7 @@ def test_graphs_and_phrases_of_another_model_are_named():
         CudaWFST(toy_graph(0), vocab_size=3, blank_id=3)
     with pytest.raises(ValueError, match=r"reads the blank \(column 2\)"):
         CudaWFST(toy_graph(0), vocab_size=len(PIECES), blank_id=2)
-    with pytest.raises(ValueError, match=f"blank_id is 9, expected 0 .. {BLANK}"):
+    with pytest.raises(ValueError, match=f"blank_id is 9, expected an integer 0 .. {BLANK}"):
         CudaWFST(toy_graph(0), vocab_size=len(PIECES), blank_id=9)
     with pytest.raises(ValueError, match="was made for 3 words, expected 8"):
         make(toy_graph(0), boosting=empty_automaton(3))
