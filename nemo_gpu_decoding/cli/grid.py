@@ -126,7 +126,7 @@ class Searches:
 
     def at(self, point: Point) -> Search:
         """The decoder with the boosting tree of a point; None: as in the preset. The weights are not set."""
-        tree = {name: getattr(point, name) for name in TREE}
+        tree = {name: getattr(point, name) for name in TREE if name in Point._fields}
         key = tuple(tree.values())
         if key not in self._ready:
             self._ready[key] = self.head.search(self._config(tree))
