@@ -215,7 +215,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1749,
-    "cli": 2150,
+    "cli": 2151,
     "cluster": 496,
     "compat": 1031,
     "cuda": 974,
@@ -223,14 +223,14 @@ CODE_BUDGETS = {
     "graph": 1729,
     "live": 1343,
     "lm": 2014,
-    "nemo_plugin": 3953,
-    "search": 11371,
+    "nemo_plugin": 3955,
+    "search": 11375,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43130
+PACKAGE_LINES = 43138
 PACKAGE_FILES = 200
 TESTS_LINES = 39137
-DOCS_WORDS = 37977
+DOCS_WORDS = 37973
 
 
 def within(what: str, count: int, budget: int):

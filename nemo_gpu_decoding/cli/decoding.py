@@ -144,8 +144,9 @@ def fields_of(cls: type[T], options: Any) -> T:
 
 def check_rescoring(options: Any) -> None:
     """Raise a ValueError for a second pass (`rescore`) with n_best=1, or options of it without one."""
-    for name, default in () if options.rescore else (("rescore_weight", 0.5), ("rescore_lm_share", 1.0)):
-        if isinstance(value := getattr(options, name), float) and value != default:
+    defaults = {field.name: field.default for field in fields(options)}
+    for name in () if options.rescore else defaults.keys() & {"rescore_weight", "rescore_lm_share"}:
+        if isinstance(value := getattr(options, name), float) and value != defaults[name]:
             raise ValueError(f"{name} is {value}, which has no effect without rescore=FILE")
     if options.rescore and options.n_best < 2:
         raise ValueError(

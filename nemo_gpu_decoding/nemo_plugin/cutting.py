@@ -44,8 +44,8 @@ class Cutting:
         return self.segment_seconds or USUAL
 
     @property
-    def max_segment_seconds(self) -> float:
-        """Longer files are cut."""
+    def whole_seconds(self) -> float:
+        """Files of this length, or shorter, are not cut."""
         return 2 * self.window_seconds
 
     def limits(self, trained_seconds: float | None) -> Limits:
@@ -54,8 +54,10 @@ class Cutting:
         Args:
             trained_seconds: longest utterance that the model was trained on; None: unknown.
         """
-        if self.segment_seconds or not trained_seconds:
-            return Limits(self.max_segment_seconds, PAUSES if self.segment_seconds else PAUSES[PAUSES.index(0.3) :])
+        if self.segment_seconds:
+            return Limits(self.whole_seconds)
+        if not trained_seconds:
+            return Limits(self.whole_seconds, tuple(pause for pause in PAUSES if pause <= MIN_PAUSE))
         return Limits(max(trained_seconds, 2 * SHORTEST))
 
 

@@ -121,7 +121,7 @@ class Transcriber:
 
     def transcripts(self, utterances: Sequence[Utterance]) -> list[Transcript | str]:
         """Transcripts or error messages of utterances, in their order; short ones are one batch for the encoder."""
-        longest = self.cutting.max_segment_seconds
+        longest = self.cutting.whole_seconds
         short = [utterance for utterance in utterances if not utterance.fault and utterance.duration <= longest]
         self.log.utterances += len(short) if self.log.has(short) else 0
         of_short = iter(self.batch(short, lambda: short) if short else ())

@@ -82,7 +82,9 @@ class Decoder(ABC, Generic[C, R]):
         self._labels = labels
         self._is_sampled = not self.reads_log_probs  # whether no more frames are checked: a warning has been given
         self._is_checked = False  # whether frames of an input with lengths have been checked
-        self._lm_score, self._lm_tokens = 0.0, 0  # of the best hypotheses, until MANY_TOKENS
+        # until it has scored MANY_TOKENS of best hypotheses; None: scores that contain other LMs cannot be compared
+        self._unjudged_lm = None if self.fusion.source_lm or self.fusion.lm_pool else self.fusion.lm
+        self._lm_score, self._lm_tokens = 0.0, 0
         check_fusion(self.fusion, labels)
 
     # ------------------------------------------------------------------------------------ verbs
@@ -372,18 +374,21 @@ class Decoder(ABC, Generic[C, R]):
             blank_id, rules = self._labels.blank_id, [streams.fusion.rules[row] for row in rows]
             results = [by_grammar(nbest, rule.grammar, blank_id) for nbest, rule in zip(results, rules, strict=True)]
             note_outside(results, [rule.allowed for rule in rules], blank_id)
-            if self.fusion.lm is not None and self._lm_tokens < MANY_TOKENS:
-                self._judge_lm(self.fusion.lm, results, streams.fusion.lm_weights[rows])
+            if self._unjudged_lm is not None:
+                self._judge(self._unjudged_lm, results, streams.fusion.lm_weights[rows])
         return results
 
-    def _judge_lm(self, lm: BackoffAutomaton, results: Sequence[R], weights: np.ndarray) -> None:
+    def _judge(self, lm: BackoffAutomaton, results: Sequence[R], weights: np.ndarray) -> None:
         """Warn if the LM gives decoded tokens less than equal probabilities would: it may be of another tokenizer."""
         for nbest, weight in zip(results, weights.tolist(), strict=True):
-            if weight > 0 and nbest.paths and not (self.fusion.source_lm or self.fusion.lm_pool):
+            if weight > 0 and nbest.paths:
                 self._lm_score += nbest.best.parts.lm / weight
                 self._lm_tokens += len(nbest.best)
         equal = -math.log(self._labels.size)
-        if self._lm_tokens >= MANY_TOKENS and self._lm_score < self._lm_tokens * equal:
+        if self._lm_tokens < MANY_TOKENS:
+            return
+        self._unjudged_lm = None
+        if self._lm_score < self._lm_tokens * equal:
             logger.warning(
                 "the LM %s gives the decoded tokens a log-probability of %.1f in the mean, expected more than %.1f, "
                 "that of equal probabilities: it may be of another tokenizer",

@@ -209,10 +209,10 @@ def test_the_longest_pause_is_chosen_that_keeps_segments_as_short_as_in_training
 
 
 def test_models_without_known_lengths_and_a_chosen_length_have_their_limits():
-    assert Cutting().limits(None) == Limits(60, PAUSES[PAUSES.index(0.3) :])
+    assert Cutting().limits(None) == Limits(60, PAUSES[5:])
     assert Cutting().limits(40.0) == Limits(40)
     assert Cutting(8).limits(40.0) == Limits(16)
-    assert [Cutting().max_segment_seconds, Cutting(8).max_segment_seconds] == [60, 16]
+    assert [Cutting().whole_seconds, Cutting(8).whole_seconds] == [60, 16]
 
 
 @pytest.mark.parametrize(
