@@ -229,7 +229,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 43138
 PACKAGE_FILES = 200
-TESTS_LINES = 39137
+TESTS_LINES = 39141
 DOCS_WORDS = 37973
 
 

@@ -41,7 +41,10 @@ def fake_microphone(folder: Path) -> Path:
 
 
 def open_page(playwright, wav: Path, url: str):
-    """A browser and its tab."""
+    """Open the page in a browser. Assertions wait as long as actions: a busy machine plays the file late."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=WAIT)
     flags = ["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream", "--no-sandbox"]
     flags.append(f"--use-file-for-fake-audio-capture={wav}")
     browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)

@@ -266,6 +266,7 @@ def test_texts_cannot_end_the_data(outputs):
 @pytest.fixture
 def browser():
     playwright = pytest.importorskip("playwright.sync_api")
+    playwright.expect.set_options(timeout=30_000)
     with playwright.sync_playwright() as started:
         found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
