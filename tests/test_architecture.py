@@ -223,11 +223,11 @@ CODE_BUDGETS = {
     "graph": 1729,
     "live": 1343,
     "lm": 2014,
-    "nemo_plugin": 3955,
+    "nemo_plugin": 3929,
     "search": 11375,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43138
+PACKAGE_LINES = 43099
 PACKAGE_FILES = 200
 TESTS_LINES = 39137
 DOCS_WORDS = 37973
