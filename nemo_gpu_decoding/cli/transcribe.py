@@ -29,10 +29,9 @@ from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.run import Workers
-    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.nemo_plugin.transcribing import Log
-    from nemo_gpu_decoding.nemo_plugin.transcript import Totals, Transcript
+    from nemo_gpu_decoding.transcript import Totals, Transcript, Word
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
@@ -301,7 +300,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
     """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
     from nemo_gpu_decoding.jit import working_seconds
-    from nemo_gpu_decoding.nemo_plugin.transcript import Totals, error_of, row_of
+    from nemo_gpu_decoding.transcript import Totals, error_of, row_of
 
     totals, before = Totals(), working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):

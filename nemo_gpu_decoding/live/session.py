@@ -15,7 +15,7 @@ import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,10 +30,9 @@ from nemo_gpu_decoding.live.interface import (
     Limits,
     StepOutput,
     StreamOptions,
-    Words,
 )
 from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.search.result import places_as_json
+from nemo_gpu_decoding.transcript import Transcript, details_of
 
 PHRASE_CHARACTERS = 200  # in one phrase
 MEAN_PHRASE_CHARACTERS = 50  # of all phrases together, for each of `Limits.max_phrases`
@@ -329,29 +328,15 @@ class Session:
             self._partial = None
         return out
 
-    def _message(self, kind: str, transcript: Words) -> dict[str, Any]:
+    def _message(self, kind: str, transcript: Transcript) -> dict[str, Any]:
+        """The message with a transcript, with times since the beginning of the client's audio."""
         message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
             message["committed"] = transcript.committed
-        message["words"] = [word.shown() for word in self._shifted(transcript.words)]
-        message["audio_seconds"] = round(self.audio_seconds, 3)
+        message |= {"words": [], "audio_seconds": round(self.audio_seconds, 3)}
         if self.start.n_best > 1:
-            message["n_best"] = [alternative._asdict() for alternative in transcript.n_best]
-        if transcript.alternatives:
-            message["word_alternatives"] = places_as_json(self._shifted(transcript.alternatives))
-        if transcript.phrases:
-            message["found_phrases"] = [phrase._asdict() for phrase in transcript.phrases]
-        if transcript.is_joined:
-            message["is_joined"] = True
-        for key in ("outside_share", "in_grammar"):
-            if getattr(transcript, key) is not None:
-                message[key] = getattr(transcript, key)
-        return message
-
-    def _shifted(self, spans: Sequence[Any]) -> list[Any]:
-        """Words or places with times since the beginning of the client's audio."""
-        at = self._offset
-        return [span._replace(start=round(at + span.start, 3), end=round(at + span.end, 3)) for span in spans]
+            message["n_best"] = []
+        return message | details_of(transcript.later(self._offset))
 
     def _arrival(self) -> float:
         """The time of arrival of the last decoded sample."""

@@ -31,9 +31,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from nemo_gpu_decoding.audio import MonoReader
 from nemo_gpu_decoding.checks import FieldError, check_choice, warn_once
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
-from nemo_gpu_decoding.live.interface import Limits, Word
+from nemo_gpu_decoding.live.interface import Limits
 from nemo_gpu_decoding.live.session import START_KEYS, Session, checked_start, read_json
 from nemo_gpu_decoding.live.subtitles import subtitles
+from nemo_gpu_decoding.transcript import Word
 
 logger = logging.getLogger("nemo_gpu_decoding")
 

@@ -17,8 +17,9 @@ pytest.importorskip("python_multipart")
 pytest.importorskip("starlette")
 
 from nemo_gpu_decoding.checks import warn_once  # noqa: E402
-from nemo_gpu_decoding.live.interface import Limits, Word  # noqa: E402
+from nemo_gpu_decoding.live.interface import Limits  # noqa: E402
 from nemo_gpu_decoding.live.subtitles import subtitles  # noqa: E402
+from nemo_gpu_decoding.transcript import Word  # noqa: E402
 from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, running, wait_for  # noqa: E402
 
 SPOKEN = (1, 2, 0, 3, 0)  # two utterances
