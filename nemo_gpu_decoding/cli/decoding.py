@@ -143,11 +143,7 @@ def fields_of(cls: type[T], options: Any) -> T:
 
 
 def check_rescoring(options: Any) -> None:
-    """Raise a ValueError for a second pass (`rescore`) with n_best=1, or options of it without one."""
-    defaults = {field.name: field.default for field in fields(options)}
-    for name in () if options.rescore else defaults.keys() & {"rescore_weight", "rescore_lm_share"}:
-        if isinstance(value := getattr(options, name), float) and value != defaults[name]:
-            raise ValueError(f"{name} is {value}, which has no effect without rescore=FILE")
+    """Raise a ValueError for a second pass (`rescore`) with n_best=1."""
     if options.rescore and options.n_best < 2:
         raise ValueError(
             f"rescore={options.rescore} orders n_best hypotheses; n_best is {options.n_best}, expected >= 2"

@@ -83,9 +83,9 @@ class RecordingOptions(decoding.DecodingOptions):
     # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weight of the second-pass LM, >= 0.
-    rescore_weight: float = option(0.5, low=0)
+    rescore_weight: float = option(0.5, low=0, needs="rescore=FILE")
     # Factor of the first LM's scores in the second pass, >= 0; 0 drops them.
-    rescore_lm_share: float = option(1.0, low=0)
+    rescore_lm_share: float = option(1.0, low=0, needs="rescore=FILE")
     # Add the start and end of every word, in seconds, and its confidence, in [0, 1], to `out`.
     timestamps: bool = False
     # The head of a hybrid model: ctc or rnnt. null: the head that the strategy decodes; otherwise ctc if the model

@@ -86,11 +86,11 @@ class TuneOptions(decoding.ModelOptions):
     ac_threshold: list[float] | None = None
     # Most false phrases per hour of speech, >= 0: combinations with more rank last. Put speech without phrases into
     # the manifest. null: no limit.
-    false_phrases_per_hour: float | None = option(None, low=0)
+    false_phrases_per_hour: float | None = option(None, low=0, needs="phrases=FILE")
     # For word graphs: beam widths to try, natural log, > 0. null: 16, or 40 if a word's bonus exceeds half of 16.
     beam_width: list[float] | None = None
     # The measure to optimise: wer (with phrases: and their false_phrase_cost), or fscore of the phrases.
-    objective: str = option("wer", choices=("wer", "fscore"))
+    objective: str = option("wer", choices=("wer", "fscore"), needs="phrases=FILE")
     # With the objective wer and phrases: word errors that a false phrase counts on top of its own errors, >= 0. 0: WER
     # alone. It gains from a large boosting weight that inserts phrases in place of words that are wrong anyway.
     false_phrase_cost: float = option(FALSE_PHRASE_COST, low=0)
@@ -104,7 +104,7 @@ class TuneOptions(decoding.ModelOptions):
     # Weights of the second-pass LM to try, >= 0.
     rescore_weight: list[float] = option([0.2, 0.5, 1.0], low=0)
     # Factor of the first LM's scores in the second pass, >= 0; 0 drops them.
-    rescore_lm_share: float = option(1.0, low=0)
+    rescore_lm_share: float = option(1.0, low=0, needs="rescore=FILE")
     # Output file for a plot of the error rates over the weights (.png, .svg or .pdf). null: the path of `out` with
     # the ending .png, if the extra plot is installed.
     plot: str | None = None
@@ -129,10 +129,6 @@ class TuneOptions(decoding.ModelOptions):
         for name in Point._fields:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
-        if self.false_phrases_per_hour is not None and self.phrases is None:
-            raise ValueError(f"false_phrases_per_hour is {self.false_phrases_per_hour}, which needs phrases=FILE")
-        if self.objective == "fscore" and self.phrases is None:
-            raise ValueError("objective is 'fscore', which needs phrases=FILE")
 
 
 OPTIONS = TuneOptions
