@@ -31,8 +31,9 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
         unused: why values other than the default have no effect; they are invalid.
         needs: another option, in the form NAME=VALUE, without which other values than the default are invalid.
         nemo: the key in NeMo's section, if it has another name there; None: it has no key.
+        cli: True: commands have this option of a search, see `with_options_of`; "tune": `tune` alone has it.
     """
-    assert rule.keys() <= {"low", "high", "above", "infinite", "choices", "unused", "needs", "nemo"}, rule
+    assert rule.keys() <= {"low", "high", "above", "infinite", "choices", "unused", "needs", "nemo", "cli"}, rule
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, hash=False, metadata={"rule": rule})
     return dataclasses.field(default=default, metadata={"rule": rule})

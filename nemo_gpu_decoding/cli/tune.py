@@ -23,7 +23,7 @@ from nemo_gpu_decoding.manifest import read_manifest, usable
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table, path_of
 from nemo_gpu_decoding.presets import load_preset, write_preset
-from nemo_gpu_decoding.schema import checked_options, option
+from nemo_gpu_decoding.schema import option
 from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ AGGREGATIONS = ("min", "mean", "prod")  # of NeMo's confidence_cfg
 FALSE_PHRASE_COST = 2.0  # word errors
 
 
-@checked_options
+@decoding.with_options_of(decoding.SEARCHES.values(), listed=True)
 @dataclass
 class TuneOptions(decoding.ModelOptions):
     """Options of `tune`. A list, or a single value, holds the values to try; every combination is decoded. With
