@@ -223,11 +223,11 @@ CODE_BUDGETS = {
     "graph": 1729,
     "live": 1303,
     "lm": 2014,
-    "nemo_plugin": 3797,
+    "nemo_plugin": 3780,
     "search": 11375,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43107
+PACKAGE_LINES = 43072
 PACKAGE_FILES = 200
 TESTS_LINES = 39182
 DOCS_WORDS = 37973

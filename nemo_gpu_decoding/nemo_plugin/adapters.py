@@ -110,14 +110,14 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
 
 
 @cache
-def adapted(cls: Any, family: str) -> type:
-    """The subclass of a decoding class of NeMo or of a user, by the family of a `StrategySpec`; cached."""
-    subclass = {"ctc": _adapted_ctc, "rnnt": _adapted_rnnt}[family](cls)
+def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
+    """The subclass of a class of NeMo or of a user, with its name; cached."""
+    subclass = adapt(cls)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass
 
 
-def _adapted_ctc(base: Any) -> type:
+def adapted_ctc(base: Any) -> type:
     class CTCAdapter(base):
         """A CTC decoding class for decoders that return tokens instead of frame labels, or words of a graph.
 
@@ -205,7 +205,7 @@ def _adapted_ctc(base: Any) -> type:
     return CTCAdapter
 
 
-def _adapted_rnnt(base: Any) -> type:
+def adapted_rnnt(base: Any) -> type:
     class RNNTAdapter(base):
         """A transducer decoding class that supports n-best lists with times and confidence."""
 
@@ -309,7 +309,7 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
     wrapped(*call.args, **call.kwargs)
     instance.cfg = _unstructured(cfg)
     instance.cfg.strategy = spec.name  # also for an alias: NeMo treats some names ("wfst") specially later on
-    instance.__class__ = adapted(instance.__class__, family)
+    instance.__class__ = adapted(instance.__class__, {"ctc": adapted_ctc, "rnnt": adapted_rnnt}[family])
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
     try:
         instance.decoding = spec.build(instance, instance.cfg, **networks)
