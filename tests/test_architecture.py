@@ -221,15 +221,15 @@ CODE_BUDGETS = {
     "cuda": 974,
     "fusion": 2201,
     "graph": 1729,
-    "live": 1303,
+    "live": 1298,
     "lm": 2014,
     "nemo_plugin": 3780,
     "search": 11375,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43072
+PACKAGE_LINES = 43063
 PACKAGE_FILES = 200
-TESTS_LINES = 39182
+TESTS_LINES = 39181
 DOCS_WORDS = 37973
 
 

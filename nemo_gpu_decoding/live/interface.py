@@ -26,9 +26,11 @@ MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of
 @checked_options
 @dataclass(frozen=True)
 class StreamOptions:
-    """Options of a client for its stream; None: the server's values."""
+    """The first message of a client: options of its stream; None: the server's values."""
 
     request: WrittenRequest | None = None  # LM, phrases, language lock and grammar
+    sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
+    partials: bool = True  # false: finals only
     boosting_weight: float | None = None  # of these phrases, natural log
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # for models with a language option

@@ -16,7 +16,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from nemo_gpu_decoding.live.interface import (
     StepOutput,
     StreamOptions,
 )
-from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.transcript import Transcript, details_of
 
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -40,20 +39,11 @@ SHOWN = 80  # characters of a client's text in a message
 PENDING_FINALS = 100  # final transcripts not sent yet
 
 
-@checked_options
-@dataclass(frozen=True)
-class Start(StreamOptions):
-    """The first message of a client."""
-
-    sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
-    partials: bool = True  # false: finals only
-
-
 _OWN_KEYS = [key for key in REQUEST_KEYS if key != "biasing_request"]  # which may name files of the server
-START_KEYS = ("sample_rate", "partials", *(field.name for field in fields(StreamOptions)[1:]), *_OWN_KEYS)
+START_KEYS = (*(field.name for field in fields(StreamOptions)[1:]), *_OWN_KEYS)
 
 
-def read_start(text: str, limits: Limits) -> Start:
+def read_start(text: str, limits: Limits) -> StreamOptions:
     """The first message of a client, with all values checked.
 
     Raises:
@@ -68,7 +58,7 @@ def read_start(text: str, limits: Limits) -> Start:
     return checked_start(message, limits)
 
 
-def checked_start(message: dict[str, Any], limits: Limits) -> Start:
+def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
     """The options of a client, with all values checked.
 
     Raises:
@@ -94,7 +84,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
         request = written_request(message | {"phrases": list(map(as_phrase, phrases)) or None})
     except FieldError as error:
         raise FieldError(error.field, _short(error.value), error.expected) from None
-    return Start(request, **given)
+    return StreamOptions(request, **given)
 
 
 def read_json(text: str) -> Any:
@@ -182,7 +172,7 @@ class Session:
     """
 
     def __init__(
-        self, start: Start, options: Any, shape: tuple[int, int], limits: Limits, new_stream: Callable[[], int]
+        self, start: StreamOptions, options: Any, shape: tuple[int, int], limits: Limits, new_stream: Callable[[], int]
     ) -> None:
         self.start, self.limits = start, limits
         self.rate, self.chunk_samples = shape

@@ -30,9 +30,9 @@ from nemo_gpu_decoding.cli import serve
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live import server as server_module
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.interface import Address, Limits, StepOutput
+from nemo_gpu_decoding.live.interface import Address, Limits, StepOutput, StreamOptions
 from nemo_gpu_decoding.live.server import LiveServer
-from nemo_gpu_decoding.live.session import Resampler, Session, Start
+from nemo_gpu_decoding.live.session import Resampler, Session
 from nemo_gpu_decoding.search.result import Place, WordOption
 from nemo_gpu_decoding.transcript import Alternative, BoostedPhrase, Transcript, Word
 
@@ -422,7 +422,7 @@ def test_fast_client_is_slowed_to_the_pending_limit():
 
 def test_latency_counts_from_the_arrival_of_the_audio():
     async def seconds():
-        session = Session(Start(sample_rate=RATE), None, (RATE, CHUNK), Limits(), lambda: 0)
+        session = Session(StreamOptions(sample_rate=RATE), None, (RATE, CHUNK), Limits(), lambda: 0)
         session.feed(audio(1))
         await asyncio.sleep(0.05)
         session.feed(audio(2))
