@@ -215,7 +215,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1908,
-    "cli": 2159,
+    "cli": 2155,
     "cluster": 496,
     "compat": 1031,
     "cuda": 974,
@@ -227,7 +227,7 @@ CODE_BUDGETS = {
     "search": 11375,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43063
+PACKAGE_LINES = 43056
 PACKAGE_FILES = 200
 TESTS_LINES = 39181
 DOCS_WORDS = 37973

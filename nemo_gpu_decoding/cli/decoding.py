@@ -158,8 +158,7 @@ def check_rescoring(options: Any) -> None:
 def check_weight(name: str, value: Any, is_used: bool) -> None:
     """Raise a ValueError for a weight without the LM or the phrases that it is for."""
     if value is not None and not is_used:
-        option = {"lm_weight": "lm", "source_lm_weight": "source_lm", "boosting_weight": "phrases"}[name]
-        what = {"lm": "an LM", "source_lm": "a source LM", "phrases": "phrases"}[option]
+        option, what = {"lm_weight": ("lm", "an LM"), "boosting_weight": ("phrases", "phrases")}[name]
         raise ValueError(f"{name} is {value}, which has no effect without {what}; add {option}=FILE or remove {name}")
 
 

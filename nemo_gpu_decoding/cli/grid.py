@@ -47,7 +47,7 @@ WORD_LM_WEIGHTS, WORD_BOOSTING_WEIGHTS = (0.3, 0.5, 0.7, 1.0, 1.3), (0.0, 1.0, 2
 BEAM_SIZES, SEGMENTATIONS = (8, 32), (1, 8)  # more than the first only with phrases
 BEAM_WIDTHS = (16.0, 40.0)  # 40 if a word's bonus may exceed half of 16
 AC_THRESHOLDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)  # tried with false_phrases_per_hour
-AXES = (
+AXES: tuple[Axis, ...] = (
     Axis("beam_size", "tokens", BEAM_SIZES[:1]),
     Axis("beam_beta", "ctc tokens", (0.0, 0.5, 1.0, 1.5)),
     Axis("beam_beta", "rnnt fused", (0.0, 1.0)),

@@ -54,7 +54,7 @@ class TuneOptions(decoding.ModelOptions):
     # LM weights to try, >= 0; used if there is an LM. null: 0 .. 1, for word graphs 0.3 .. 1.3.
     lm_weight: list[float] | None = None
     # Weights of the source LM to try, >= 0; used if there is one, with LM weights above 0. null: 0 .. 0.4.
-    source_lm_weight: list[float] | None = None
+    source_lm_weight: list[float] | None = option(None, needs="source_lm=FILE")
     # For paged_biglm: shares of the large LM in lm_weight to try, >= 0. null: 0.5 and 1.
     large_lm_weight: list[float] | None = None
     # Bonuses per token to try, natural log; for RNN-T and TDT used with an LM or phrases. null: for CTC 0 .. 1.5, for
@@ -122,6 +122,8 @@ class TuneOptions(decoding.ModelOptions):
     def check_rules(self) -> None:
         decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
+        if self.source_lm is not None and self.lm is None:
+            raise ValueError(f"source_lm is {self.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
         if self.strategy is not None:
             check_choice("strategy", self.strategy, STRATEGIES)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
@@ -145,7 +147,6 @@ class Trial:
 
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
-    check_source_lm(options)
     out = options.out and path_of(options.out)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -193,13 +194,6 @@ def run(options: TuneOptions) -> int:
         draw(trials, dev.score(dev.greedy_texts, phrases), plot)
         print(f"word error rates over the weights: {plot}")
     return 0
-
-
-def check_source_lm(options: TuneOptions) -> None:
-    """Raise a ValueError for a source LM without an LM, or its weights without a source LM."""
-    if options.source_lm is not None and options.lm is None:
-        raise ValueError(f"source_lm is {options.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
-    decoding.check_weight("source_lm_weight", options.source_lm_weight, options.source_lm is not None)
 
 
 def plot_file(options: TuneOptions) -> Path | None:
