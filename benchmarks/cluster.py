@@ -28,7 +28,7 @@ from nemo_gpu_decoding.cluster.corpus import find_corpus
 from nemo_gpu_decoding.cluster.output import Folder, RunPlan, open_run
 from nemo_gpu_decoding.cluster.run import Job, Workers, transcribe_corpus
 from nemo_gpu_decoding.nemo_plugin.model import Outputs
-from nemo_gpu_decoding.nemo_plugin.transcript import Totals, Transcript
+from nemo_gpu_decoding.transcript import Totals, Transcript
 
 RUNS = {
     "no Ray, 1 process": Workers(),

@@ -27,9 +27,8 @@ from nemo_gpu_decoding.metrics import WordErrors, word_errors
 from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.nemo_plugin.model import Model
-    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+    from nemo_gpu_decoding.transcript import Transcript, Word
 
 PROGRAM = "python -m benchmarks.long_audio"
 SUMMARY = "long recordings against their utterances"

@@ -29,9 +29,11 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
         infinite: True; inf is valid.
         choices: the valid texts.
         unused: why values other than the default have no effect; they are invalid.
+        needs: another option, in the form NAME=VALUE, without which other values than the default are invalid.
         nemo: the key in NeMo's section, if it has another name there; None: it has no key.
+        cli: True: commands have this option of a search, see `with_options_of`; "tune": `tune` alone has it.
     """
-    assert rule.keys() <= {"low", "high", "above", "infinite", "choices", "unused", "nemo"}, rule
+    assert rule.keys() <= {"low", "high", "above", "infinite", "choices", "unused", "needs", "nemo", "cli"}, rule
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, hash=False, metadata={"rule": rule})
     return dataclasses.field(default=default, metadata={"rule": rule})
@@ -110,6 +112,10 @@ def checked_options(cls: type[T]) -> type[T]:
             check_option(name, value, kind, {**rule, "high": getattr(self, rule["high"])})
         if hasattr(self, "check_rules"):
             self.check_rules()
+        for field, _, rule in declared:
+            needs, value = (rule or {}).get("needs", ""), getattr(self, field.name)
+            if needs and value != field.default and not getattr(self, needs.partition("=")[0]):
+                raise ValueError(f"{field.name} is {value!r}, which needs {needs}")
 
     cls.__init__ = checked  # type: ignore[method-assign]
     return cls

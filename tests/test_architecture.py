@@ -23,7 +23,7 @@ ORDER = [
     {"fusion", "lm"},
     {"graph"},
     {"search"},
-    {"live", "compat", "manifest"},
+    {"live", "compat", "manifest", "transcript"},
     {"nemo_plugin"},
     {"cluster"},
     {"cli"},
@@ -214,22 +214,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1749,
-    "cli": 2151,
+    "(root)": 1908,
+    "cli": 2155,
     "cluster": 496,
     "compat": 1031,
     "cuda": 974,
     "fusion": 2201,
     "graph": 1729,
-    "live": 1343,
+    "live": 1298,
     "lm": 2014,
-    "nemo_plugin": 3955,
+    "nemo_plugin": 3780,
     "search": 11375,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43138
+PACKAGE_LINES = 43056
 PACKAGE_FILES = 200
-TESTS_LINES = 39141
+TESTS_LINES = 39185
 DOCS_WORDS = 37973
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.audio import MonoReader, Sound, check_channel_selector, write_mono
-from nemo_gpu_decoding.live.interface import BoostedPhrase
 from nemo_gpu_decoding.manifest import find_audio, find_utterances, read_manifest, references_of, usable
-from nemo_gpu_decoding.nemo_plugin.transcript import Totals, Transcript, row_of
 from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.transcript import BoostedPhrase, Totals, Transcript, row_of
 
 soundfile = pytest.importorskip("soundfile")
 

@@ -6,8 +6,8 @@ import unicodedata
 
 import pytest
 
-from nemo_gpu_decoding.live.interface import Word as TimedWord
 from nemo_gpu_decoding.search.word_graph.result import GraphWord
+from nemo_gpu_decoding.transcript import Word as TimedWord
 from nemo_gpu_decoding.vocabulary import Vocabulary, WordSpan
 from tests.assets import sentencepiece_processor
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.graph.csr import WordGraph
     from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 
-WORD_COST, PIECE_COST = 2.0, 4.0  # natural log, those of `OpenVocabulary`
-
 EXAMPLES = (
     "lm=word.arpa model=model.nemo out=word.graph",
     "lm=word.arpa.gz tokenizer=tokenizer.model out=word.graph segmentations=4 oov=oov.txt",
@@ -48,7 +46,7 @@ class BuildGraphOptions:
     # The model whose tokens spell the words: a .nemo file, or the name of a pretrained model that NeMo can fetch.
     model: str | None = None
     # The language of the LM, for models with one tokenizer per language.
-    source_lang: str | None = None
+    source_lang: str | None = option(None, needs="model=...")
     # Instead of the model: its SentencePiece model (*.model), or a text file with one piece per line in the order of
     # the ids. A second column, as in SentencePiece's .vocab, is ignored.
     tokenizer: str | None = None
@@ -64,9 +62,9 @@ class BuildGraphOptions:
     # Also decode words that the LM does not list, piece by piece. The LM must contain <unk>.
     open_vocabulary: bool = False
     # With open_vocabulary: cost of a word that the LM does not list, natural log, >= 0, in addition to that of <unk>.
-    unknown_word_cost: float = option(WORD_COST, low=0)
+    unknown_word_cost: float = option(2.0, low=0, needs="open_vocabulary=true")
     # With open_vocabulary: cost of each piece of such a word, natural log, >= 0.
-    unknown_piece_cost: float = option(PIECE_COST, low=0)
+    unknown_piece_cost: float = option(4.0, low=0, needs="open_vocabulary=true")
     # Output file: the words of the LM that the tokens cannot spell, one per line.
     oov: str | None = None
     # Print the report as JSON instead of a table.
@@ -77,16 +75,11 @@ class BuildGraphOptions:
     def check_rules(self) -> None:
         if (self.model is None) == (self.tokenizer is None):
             raise ValueError("give either model=... or tokenizer=FILE: their tokens spell the words")
-        if self.source_lang is not None and self.model is None:
-            raise ValueError(f"source_lang is {self.source_lang!r}, which needs model=...")
         if self.lexicon is not None and self.segmentations > 1:
             raise ValueError(
                 f"segmentations is {self.segmentations} with a lexicon, expected 1: the lexicon lists "
                 "all spellings of its words"
             )
-        costs = (self.unknown_word_cost, self.unknown_piece_cost)
-        if not self.open_vocabulary and costs != (WORD_COST, PIECE_COST):
-            raise ValueError("unknown_word_cost and unknown_piece_cost need open_vocabulary=true")
 
 
 OPTIONS = BuildGraphOptions

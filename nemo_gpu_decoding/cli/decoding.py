@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_gpu_decoding.cli.options import keys_for_commands, with_options_of
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
 from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
-from nemo_gpu_decoding.schema import checked_options, option
+from nemo_gpu_decoding.schema import option
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -23,13 +27,15 @@ T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 
+# strategies whose options commands have, see `with_options_of`
+SEARCHES = {"flexctc_beam": FlexCTCConfig, "alsd_pp": ALSDConfig, "aes_pp": AESConfig}
+SEARCH_KEYS = {strategy: list(keys_for_commands(config).values()) for strategy, config in SEARCHES.items()}
 TREE = ("segmentations", "refund", "overlapping", "ac_threshold", "ignore_case")  # options of the boosting tree
 # option -> key of NeMo's section
 PHRASE_OPTIONS = {"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"}
-BEAM_KEYS = {"beam_size": "beam_size", "lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"}
+BEAM_KEYS = {"lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"}
 BEAM_KEYS |= {"source_lm": "source_lm_model", "source_lm_weight": "source_lm_alpha"}
-BEAM_KEYS |= {name: name for name in ("allowed_scripts", "grammar", "beam_beta")}
-BEAM_KEYS |= {name: name for name in ("blank_lm_score_mode", "pruning_mode", "score_norm")}
+BEAM_KEYS |= {name: name for name in ("allowed_scripts", "grammar")}
 BEAM_KEYS |= PHRASE_OPTIONS | {name: f"boosting_tree.{name}" for name in TREE}
 # `lm` is, for a graph, wfst_lm_path
 WORD_GRAPH_KEYS = {"beam_width": "beam_width", "lm": "arpa_lm_path", "lm_weight": "lm_weight"}
@@ -62,7 +68,6 @@ SUITED: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-@checked_options
 @dataclass
 class ModelOptions:
     """Options of the commands that decode with a model."""
@@ -98,7 +103,7 @@ class ModelOptions:
     verbose: bool = False
 
 
-@checked_options
+@with_options_of(SEARCHES.values())
 @dataclass
 class DecodingOptions(ModelOptions):
     """Options of the commands that decode with one setting. null keeps the value of the preset, or of NeMo."""
@@ -143,11 +148,7 @@ def fields_of(cls: type[T], options: Any) -> T:
 
 
 def check_rescoring(options: Any) -> None:
-    """Raise a ValueError for a second pass (`rescore`) with n_best=1, or options of it without one."""
-    defaults = {field.name: field.default for field in fields(options)}
-    for name in () if options.rescore else defaults.keys() & {"rescore_weight", "rescore_lm_share"}:
-        if isinstance(value := getattr(options, name), float) and value != defaults[name]:
-            raise ValueError(f"{name} is {value}, which has no effect without rescore=FILE")
+    """Raise a ValueError for a second pass (`rescore`) with n_best=1."""
     if options.rescore and options.n_best < 2:
         raise ValueError(
             f"rescore={options.rescore} orders n_best hypotheses; n_best is {options.n_best}, expected >= 2"
@@ -157,8 +158,7 @@ def check_rescoring(options: Any) -> None:
 def check_weight(name: str, value: Any, is_used: bool) -> None:
     """Raise a ValueError for a weight without the LM or the phrases that it is for."""
     if value is not None and not is_used:
-        option = {"lm_weight": "lm", "source_lm_weight": "source_lm", "boosting_weight": "phrases"}[name]
-        what = {"lm": "an LM", "source_lm": "a source LM", "phrases": "phrases"}[option]
+        option, what = {"lm_weight": ("lm", "an LM"), "boosting_weight": ("phrases", "phrases")}[name]
         raise ValueError(f"{name} is {value}, which has no effect without {what}; add {option}=FILE or remove {name}")
 
 
@@ -205,7 +205,8 @@ def keys_of(config: DictConfig) -> dict[str, str]:
     spec, strategy = find_strategy(config), str(config.strategy)
     keys = WORD_GRAPH_KEYS if section_of(strategy) == "wfst" else BEAM_KEYS
     if spec is None and keys is BEAM_KEYS:
-        return {name: keys[name] for name in NATIVE_OPTIONS.get(strategy, _BATCHED)}
+        return {name: keys.get(name, name) for name in NATIVE_OPTIONS.get(strategy, _BATCHED)}
+    keys = keys | {key: key for key in SEARCH_KEYS.get(strategy, ())}
     return keys | LARGE_LM_KEYS if spec is not None and spec.name == LARGE_LM_STRATEGY else keys
 
 
@@ -229,7 +230,8 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     keys = keys_of(config)
     if not keys and options.get("n_best", 1) > 1:
         raise ValueError(f"n_best={options['n_best']} has no effect with strategy {config.strategy}, expected 1")
-    for name in BEAM_KEYS | WORD_GRAPH_KEYS | LARGE_LM_KEYS:
+    of_searches = chain.from_iterable(SEARCH_KEYS.values())
+    for name in dict.fromkeys([*of_searches, *BEAM_KEYS, *WORD_GRAPH_KEYS, *LARGE_LM_KEYS]):
         value: Any = options.get(name)
         if value is None or value == {}:
             continue

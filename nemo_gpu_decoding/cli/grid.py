@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, TREE, decoding_config, section_of
+from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, SEARCH_KEYS, TREE, decoding_config, section_of
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.schema import key_of
 
@@ -47,7 +47,7 @@ WORD_LM_WEIGHTS, WORD_BOOSTING_WEIGHTS = (0.3, 0.5, 0.7, 1.0, 1.3), (0.0, 1.0, 2
 BEAM_SIZES, SEGMENTATIONS = (8, 32), (1, 8)  # more than the first only with phrases
 BEAM_WIDTHS = (16.0, 40.0)  # 40 if a word's bonus may exceed half of 16
 AC_THRESHOLDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)  # tried with false_phrases_per_hour
-AXES = (
+AXES: tuple[Axis, ...] = (
     Axis("beam_size", "tokens", BEAM_SIZES[:1]),
     Axis("beam_beta", "ctc tokens", (0.0, 0.5, 1.0, 1.5)),
     Axis("beam_beta", "rnnt fused", (0.0, 1.0)),
@@ -68,6 +68,8 @@ AXES = (
     Axis("ac_threshold", "phrases"),
     Axis("score_norm", "rnnt fused"),
 )
+_tried = {axis.option for axis in AXES}
+AXES += tuple(Axis(key, name) for name, keys in SEARCH_KEYS.items() for key in keys if key not in _tried)
 # `tune` refuses the first three without an LM or phrases
 CHECKED = ("lm_weight", "source_lm_weight", "boosting_weight", "rescore_weight")
 
@@ -195,7 +197,7 @@ Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try
 
 def facts_of(options: TuneOptions, strategy: str, has_lm: bool, has_phrases: bool) -> set[str]:
     """What is known of a search: what it scores, the head of the model, and what is fused with it."""
-    facts = {STRATEGIES[strategy].family, "graph" if section_of(strategy) == "wfst" else "tokens"}
+    facts = {strategy, STRATEGIES[strategy].family, "graph" if section_of(strategy) == "wfst" else "tokens"}
     named = {"large": strategy == LARGE_LM_STRATEGY, "source": options.source_lm is not None, "lm": has_lm}
     named |= {"rescore": options.rescore is not None, "phrases": has_phrases, "fused": has_lm or has_phrases}
     return facts | {name for name, holds in named.items() if holds}

@@ -24,6 +24,7 @@ from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.manifest import NO_TEXT
 from nemo_gpu_decoding.plain_text import format_table
+from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.arpa import Arpa
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 MANIFEST_SUFFIXES = (".json", ".jsonl")
 
 
+@checked_options
 @dataclass
 class BuildLMOptions:
     """Options of `build-lm`."""
@@ -43,7 +45,7 @@ class BuildLMOptions:
     text: Any = None
     # Instead of text: the LM that an RNN-T or TDT model has learnt, a bigram over its tokens, estimated from its
     # prediction network. Subtract it as source_lm if the training text is not available.
-    internal: bool = False
+    internal: bool = option(False, needs="model=...")
     # Output file: ARPA, gzipped if the name ends in .gz.
     out: str = MISSING
     # Order of the LM (length of the longest n-grams), 1 .. 10. For words 3 or 4 is usual, for tokens 6 or more.
@@ -56,21 +58,17 @@ class BuildLMOptions:
     # alsd_pp and aes_pp. The file has the encoding of NeMo's own LMs. null: an LM over words, for word graphs.
     model: str | None = None
     # The language of the text, for models with one tokenizer per language.
-    source_lang: str | None = None
+    source_lang: str | None = option(None, needs="model=...")
     # Instead of the model: its SentencePiece model (*.model), or a text file with one piece per line.
     tokenizer: str | None = None
 
-    def __post_init__(self) -> None:
+    def check_rules(self) -> None:
         if self.model is not None and self.tokenizer is not None:
             raise ValueError("give model=... or tokenizer=FILE, not both")
-        if self.source_lang is not None and self.model is None:
-            raise ValueError(f"source_lang is {self.source_lang!r}, which needs model=...")
         if (self.text is None) != self.internal:
             raise ValueError(
                 f"text is {self.text} and internal is {self.internal}, expected one of text=FILE and internal=true"
             )
-        if self.internal and self.model is None:
-            raise ValueError("internal is True, which needs model=...")
         if self.internal and (self.order not in (None, 2) or self.min_counts != 1):
             raise ValueError(
                 f"order is {self.order} and min_counts is {self.min_counts}, expected neither with internal=true: "

@@ -10,8 +10,8 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from datetime import date
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -20,6 +20,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_gpu_decoding.checks import did_you_mean
+from nemo_gpu_decoding.schema import checked_options, key_of, option
 
 T = TypeVar("T")
 HELP_WIDTH = 100  # columns
@@ -119,9 +120,39 @@ def options_of(options_class: type) -> tuple[Option, ...]:
     return tuple(Option(f.name, defaults[f.name], comments.get(f.name, "")) for f in fields(options_class))
 
 
+def keys_for_commands(source: type, marks: Collection[Any] = (True, "tune")) -> dict[str, str]:
+    """The fields that a search declares with one of these marks as `cli`, and their keys in NeMo's section."""
+    marked = [field for field in fields(source) if field.metadata.get("rule", {}).get("cli") in marks]
+    return {field.name: str(key_of(field)) for field in marked}
+
+
+def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callable[[type[T]], type[T]]:
+    """Decorator of options of a command that adds those which searches declare with `cli`. null is their default.
+
+    They have the names of NeMo's keys. Options that the command has already stay.
+
+    Args:
+        listed: for `tune`, with lists of values.
+    """
+
+    def add(cls: type[T]) -> type[T]:
+        added: dict[str, Any] = {}
+        comments: dict[str, str] = {}
+        for source in sources:
+            kinds, explained = get_type_hints(source), field_comments(source)
+            for name, key in keys_for_commands(source, (True, "tune") if listed else (True,)).items():
+                if key not in cls.__annotations__ and key not in added:
+                    kind: Any = list[kinds[name]] if listed else kinds[name]  # type: ignore[valid-type]
+                    added[key], comments[key] = (key, kind | None, option(None)), explained[name]
+        namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "added_comments": comments}
+        return checked_options(make_dataclass(cls.__name__, added.values(), bases=(cls,), namespace=namespace))
+
+    return add
+
+
 def field_comments(options_class: type) -> dict[str, str]:
-    """Field name -> the comment lines right above it and behind it; inherited fields included."""
-    comments = {}
+    """Field name -> the comment lines right above it and behind it; inherited and added fields included."""
+    comments = dict(getattr(options_class, "added_comments", {}))
     for base in reversed(options_class.__mro__[:-1]):
         comments.update(_own_comments(base))
     return comments

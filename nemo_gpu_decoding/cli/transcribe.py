@@ -29,10 +29,9 @@ from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.run import Workers
-    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.nemo_plugin.transcribing import Log
-    from nemo_gpu_decoding.nemo_plugin.transcript import Totals, Transcript
+    from nemo_gpu_decoding.transcript import Totals, Transcript, Word
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
@@ -84,9 +83,9 @@ class RecordingOptions(decoding.DecodingOptions):
     # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weight of the second-pass LM, >= 0.
-    rescore_weight: float = option(0.5, low=0)
+    rescore_weight: float = option(0.5, low=0, needs="rescore=FILE")
     # Factor of the first LM's scores in the second pass, >= 0; 0 drops them.
-    rescore_lm_share: float = option(1.0, low=0)
+    rescore_lm_share: float = option(1.0, low=0, needs="rescore=FILE")
     # Add the start and end of every word, in seconds, and its confidence, in [0, 1], to `out`.
     timestamps: bool = False
     # The head of a hybrid model: ctc or rnnt. null: the head that the strategy decodes; otherwise ctc if the model
@@ -301,7 +300,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
     """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
     from nemo_gpu_decoding.jit import working_seconds
-    from nemo_gpu_decoding.nemo_plugin.transcript import Totals, error_of, row_of
+    from nemo_gpu_decoding.transcript import Totals, error_of, row_of
 
     totals, before = Totals(), working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):

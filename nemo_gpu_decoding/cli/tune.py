@@ -23,7 +23,7 @@ from nemo_gpu_decoding.manifest import read_manifest, usable
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table, path_of
 from nemo_gpu_decoding.presets import load_preset, write_preset
-from nemo_gpu_decoding.schema import checked_options, option
+from nemo_gpu_decoding.schema import option
 from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ AGGREGATIONS = ("min", "mean", "prod")  # of NeMo's confidence_cfg
 FALSE_PHRASE_COST = 2.0  # word errors
 
 
-@checked_options
+@decoding.with_options_of(decoding.SEARCHES.values(), listed=True)
 @dataclass
 class TuneOptions(decoding.ModelOptions):
     """Options of `tune`. A list, or a single value, holds the values to try; every combination is decoded. With
@@ -54,7 +54,7 @@ class TuneOptions(decoding.ModelOptions):
     # LM weights to try, >= 0; used if there is an LM. null: 0 .. 1, for word graphs 0.3 .. 1.3.
     lm_weight: list[float] | None = None
     # Weights of the source LM to try, >= 0; used if there is one, with LM weights above 0. null: 0 .. 0.4.
-    source_lm_weight: list[float] | None = None
+    source_lm_weight: list[float] | None = option(None, needs="source_lm=FILE")
     # For paged_biglm: shares of the large LM in lm_weight to try, >= 0. null: 0.5 and 1.
     large_lm_weight: list[float] | None = None
     # Bonuses per token to try, natural log; for RNN-T and TDT used with an LM or phrases. null: for CTC 0 .. 1.5, for
@@ -86,11 +86,11 @@ class TuneOptions(decoding.ModelOptions):
     ac_threshold: list[float] | None = None
     # Most false phrases per hour of speech, >= 0: combinations with more rank last. Put speech without phrases into
     # the manifest. null: no limit.
-    false_phrases_per_hour: float | None = option(None, low=0)
+    false_phrases_per_hour: float | None = option(None, low=0, needs="phrases=FILE")
     # For word graphs: beam widths to try, natural log, > 0. null: 16, or 40 if a word's bonus exceeds half of 16.
     beam_width: list[float] | None = None
     # The measure to optimise: wer (with phrases: and their false_phrase_cost), or fscore of the phrases.
-    objective: str = option("wer", choices=("wer", "fscore"))
+    objective: str = option("wer", choices=("wer", "fscore"), needs="phrases=FILE")
     # With the objective wer and phrases: word errors that a false phrase counts on top of its own errors, >= 0. 0: WER
     # alone. It gains from a large boosting weight that inserts phrases in place of words that are wrong anyway.
     false_phrase_cost: float = option(FALSE_PHRASE_COST, low=0)
@@ -104,7 +104,7 @@ class TuneOptions(decoding.ModelOptions):
     # Weights of the second-pass LM to try, >= 0.
     rescore_weight: list[float] = option([0.2, 0.5, 1.0], low=0)
     # Factor of the first LM's scores in the second pass, >= 0; 0 drops them.
-    rescore_lm_share: float = option(1.0, low=0)
+    rescore_lm_share: float = option(1.0, low=0, needs="rescore=FILE")
     # Output file for a plot of the error rates over the weights (.png, .svg or .pdf). null: the path of `out` with
     # the ending .png, if the extra plot is installed.
     plot: str | None = None
@@ -122,6 +122,8 @@ class TuneOptions(decoding.ModelOptions):
     def check_rules(self) -> None:
         decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
+        if self.source_lm is not None and self.lm is None:
+            raise ValueError(f"source_lm is {self.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
         if self.strategy is not None:
             check_choice("strategy", self.strategy, STRATEGIES)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
@@ -129,10 +131,6 @@ class TuneOptions(decoding.ModelOptions):
         for name in Point._fields:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
-        if self.false_phrases_per_hour is not None and self.phrases is None:
-            raise ValueError(f"false_phrases_per_hour is {self.false_phrases_per_hour}, which needs phrases=FILE")
-        if self.objective == "fscore" and self.phrases is None:
-            raise ValueError("objective is 'fscore', which needs phrases=FILE")
 
 
 OPTIONS = TuneOptions
@@ -149,7 +147,6 @@ class Trial:
 
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
-    check_source_lm(options)
     out = options.out and path_of(options.out)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -197,13 +194,6 @@ def run(options: TuneOptions) -> int:
         draw(trials, dev.score(dev.greedy_texts, phrases), plot)
         print(f"word error rates over the weights: {plot}")
     return 0
-
-
-def check_source_lm(options: TuneOptions) -> None:
-    """Raise a ValueError for a source LM without an LM, or its weights without a source LM."""
-    if options.source_lm is not None and options.lm is None:
-        raise ValueError(f"source_lm is {options.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
-    decoding.check_weight("source_lm_weight", options.source_lm_weight, options.source_lm is not None)
 
 
 def plot_file(options: TuneOptions) -> Path | None:

@@ -23,8 +23,8 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.manifest import FAULT, find_audio, located, numbered_rows, part_in
-from nemo_gpu_decoding.nemo_plugin.transcript import one_line
 from nemo_gpu_decoding.plain_text import path_of
+from nemo_gpu_decoding.transcript import one_line
 
 MAX_ROWS = 2000  # of a partition; needed for rows without duration
 

@@ -28,8 +28,8 @@ from nemo_gpu_decoding.manifest import FAULT, Utterance, opened, part_in
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
 from nemo_gpu_decoding.nemo_plugin.transcribing import Transcriber, is_fatal, named
-from nemo_gpu_decoding.nemo_plugin.transcript import Totals, Transcript, one_line, row_of
 from nemo_gpu_decoding.plain_text import format_table
+from nemo_gpu_decoding.transcript import Totals, Transcript, one_line, row_of
 
 SLOWEST, SHOWN = 3, 5  # number of slowest files in a marker and in the summary
 

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nemo_gpu_decoding.live.interface import Chunk, Limits, Recognizer, StepOutput
-from nemo_gpu_decoding.live.session import Session, Start
+from nemo_gpu_decoding.live.interface import Chunk, Limits, Recognizer, StepOutput, StreamOptions
+from nemo_gpu_decoding.live.session import Session
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -67,7 +67,7 @@ class Batcher:
     def is_full(self) -> bool:
         return len(self.sessions) + self._reserved >= self.limits.max_streams
 
-    async def open(self, start: Start) -> Session:
+    async def open(self, start: StreamOptions) -> Session:
         """A stream for a client.
 
         Raises:

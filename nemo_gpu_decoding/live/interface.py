@@ -16,7 +16,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.search.result import Place
+from nemo_gpu_decoding.transcript import Transcript
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
 MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar
@@ -26,9 +26,11 @@ MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of
 @checked_options
 @dataclass(frozen=True)
 class StreamOptions:
-    """Options of a client for its stream; None: the server's values."""
+    """The first message of a client: options of its stream; None: the server's values."""
 
     request: WrittenRequest | None = None  # LM, phrases, language lock and grammar
+    sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
+    partials: bool = True  # false: finals only
     boosting_weight: float | None = None  # of these phrases, natural log
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # for models with a language option
@@ -45,59 +47,11 @@ class Chunk(NamedTuple):
     options: Any = None  # from `prepare`, with the first chunk
 
 
-class Word(NamedTuple):
-    """A word of a transcript, with NeMo's names: times in seconds since the audio began, confidence in [0, 1]."""
-
-    word: str
-    start: float
-    end: float
-    confidence: float | None = None  # None if the strategy has none
-    # of a word that is no word of a line, as scripts without spaces have them: its characters or tokens, for subtitles
-    pieces: tuple[Word, ...] = ()
-
-    def shown(self) -> dict[str, Any]:
-        """The word without its pieces, for output."""
-        return {name: value for name, value in self._asdict().items() if name != "pieces"}
-
-    def later(self, seconds: float) -> Word:
-        """The word at a later time."""
-        start, end = round(self.start + seconds, 3), round(self.end + seconds, 3)
-        return self._replace(start=start, end=end, pieces=tuple(piece.later(seconds) for piece in self.pieces))
-
-
-class Alternative(NamedTuple):
-    """One of the best hypotheses."""
-
-    text: str
-    score: float  # natural log, as `Path.score`
-
-
-class BoostedPhrase(NamedTuple):
-    """A boosted phrase of a transcript."""
-
-    phrase: str  # as in the list of phrases
-    probability: float  # smallest posterior of its tokens, 0 .. 1
-
-
-class Words(NamedTuple):
-    """A transcript."""
-
-    text: str
-    words: tuple[Word, ...] = ()
-    is_joined: bool = False  # the text continues the last word of the previous transcript
-    committed: str = ""  # of a partial transcript: the beginning of `text` that will not change
-    n_best: tuple[Alternative, ...] = ()  # with n_best > 1: the hypotheses, best first, for the decoded audio
-    alternatives: tuple[Place, ...] = ()  # of a final transcript with n_best > 1: the confusion network
-    phrases: tuple[BoostedPhrase, ...] = ()  # of a final transcript, in their order
-    outside_share: float | None = None  # of a final transcript with a language lock: share of tokens outside
-    in_grammar: bool | None = None  # of a final transcript with a grammar; False: no sentence fits, the text is empty
-
-
 class StepOutput(NamedTuple):
     """The results of a chunk."""
 
-    partial: Words | None = None  # of the utterance that continues; None after the last chunk
-    final: Words | None = None  # of the utterance that ended in this chunk, if any
+    partial: Transcript | None = None  # of the utterance that continues; None after the last chunk
+    final: Transcript | None = None  # of the utterance that ended in this chunk, if any
     error: str | None = None  # the reason why the stream cannot continue
 
 

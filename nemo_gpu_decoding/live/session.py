@@ -15,8 +15,8 @@ import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,8 @@ from nemo_gpu_decoding.live.interface import (
     Limits,
     StepOutput,
     StreamOptions,
-    Words,
 )
-from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.search.result import places_as_json
+from nemo_gpu_decoding.transcript import Transcript, details_of
 
 PHRASE_CHARACTERS = 200  # in one phrase
 MEAN_PHRASE_CHARACTERS = 50  # of all phrases together, for each of `Limits.max_phrases`
@@ -41,20 +39,11 @@ SHOWN = 80  # characters of a client's text in a message
 PENDING_FINALS = 100  # final transcripts not sent yet
 
 
-@checked_options
-@dataclass(frozen=True)
-class Start(StreamOptions):
-    """The first message of a client."""
-
-    sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
-    partials: bool = True  # false: finals only
-
-
 _OWN_KEYS = [key for key in REQUEST_KEYS if key != "biasing_request"]  # which may name files of the server
-START_KEYS = ("sample_rate", "partials", *(field.name for field in fields(StreamOptions)[1:]), *_OWN_KEYS)
+START_KEYS = (*(field.name for field in fields(StreamOptions)[1:]), *_OWN_KEYS)
 
 
-def read_start(text: str, limits: Limits) -> Start:
+def read_start(text: str, limits: Limits) -> StreamOptions:
     """The first message of a client, with all values checked.
 
     Raises:
@@ -69,7 +58,7 @@ def read_start(text: str, limits: Limits) -> Start:
     return checked_start(message, limits)
 
 
-def checked_start(message: dict[str, Any], limits: Limits) -> Start:
+def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
     """The options of a client, with all values checked.
 
     Raises:
@@ -95,7 +84,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> Start:
         request = written_request(message | {"phrases": list(map(as_phrase, phrases)) or None})
     except FieldError as error:
         raise FieldError(error.field, _short(error.value), error.expected) from None
-    return Start(request, **given)
+    return StreamOptions(request, **given)
 
 
 def read_json(text: str) -> Any:
@@ -183,7 +172,7 @@ class Session:
     """
 
     def __init__(
-        self, start: Start, options: Any, shape: tuple[int, int], limits: Limits, new_stream: Callable[[], int]
+        self, start: StreamOptions, options: Any, shape: tuple[int, int], limits: Limits, new_stream: Callable[[], int]
     ) -> None:
         self.start, self.limits = start, limits
         self.rate, self.chunk_samples = shape
@@ -329,29 +318,15 @@ class Session:
             self._partial = None
         return out
 
-    def _message(self, kind: str, transcript: Words) -> dict[str, Any]:
+    def _message(self, kind: str, transcript: Transcript) -> dict[str, Any]:
+        """The message with a transcript, with times since the beginning of the client's audio."""
         message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
             message["committed"] = transcript.committed
-        message["words"] = [word.shown() for word in self._shifted(transcript.words)]
-        message["audio_seconds"] = round(self.audio_seconds, 3)
+        message |= {"words": [], "audio_seconds": round(self.audio_seconds, 3)}
         if self.start.n_best > 1:
-            message["n_best"] = [alternative._asdict() for alternative in transcript.n_best]
-        if transcript.alternatives:
-            message["word_alternatives"] = places_as_json(self._shifted(transcript.alternatives))
-        if transcript.phrases:
-            message["found_phrases"] = [phrase._asdict() for phrase in transcript.phrases]
-        if transcript.is_joined:
-            message["is_joined"] = True
-        for key in ("outside_share", "in_grammar"):
-            if getattr(transcript, key) is not None:
-                message[key] = getattr(transcript, key)
-        return message
-
-    def _shifted(self, spans: Sequence[Any]) -> list[Any]:
-        """Words or places with times since the beginning of the client's audio."""
-        at = self._offset
-        return [span._replace(start=round(at + span.start, 3), end=round(at + span.end, 3)) for span in spans]
+            message["n_best"] = []
+        return message | details_of(transcript.later(self._offset))
 
     def _arrival(self) -> float:
         """The time of arrival of the last decoded sample."""

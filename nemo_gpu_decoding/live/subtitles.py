@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nemo_gpu_decoding.fusion.phrases import is_unspaced
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.live.interface import Word
+    from nemo_gpu_decoding.transcript import Word
 
 FORMATS = ("srt", "vtt", "tsv", "txt")
 MAX_CHARACTERS = 42  # of a line, usual for subtitles

@@ -1,6 +1,6 @@
 """Recordings through OpenAI's endpoint, POST /v1/audio/transcriptions; each is a stream of the batcher.
 
-A form has the fields of OpenAI's API, and those of a stream's first message (`session.Start`):
+A form has the fields of OpenAI's API, and those of a stream's first message (`StreamOptions`):
 
     file                       the recording, in a format of libsndfile or of ffmpeg, if it is installed
     model                      any; the server has one
@@ -31,9 +31,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from nemo_gpu_decoding.audio import MonoReader
 from nemo_gpu_decoding.checks import FieldError, check_choice, warn_once
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
-from nemo_gpu_decoding.live.interface import Limits, Word
+from nemo_gpu_decoding.live.interface import Limits
 from nemo_gpu_decoding.live.session import START_KEYS, Session, checked_start, read_json
 from nemo_gpu_decoding.live.subtitles import subtitles
+from nemo_gpu_decoding.transcript import Word
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -52,7 +53,7 @@ class Upload(NamedTuple):
     """The form of a client."""
 
     file: UploadFile
-    options: dict[str, Any]  # of `Start`
+    options: dict[str, Any]  # of `StreamOptions`
     response_format: str = "json"
     granularities: tuple[str, ...] = ("segment",)
     is_streamed: bool = False
@@ -313,6 +314,5 @@ def _segment(number: int, final: dict[str, Any], before: list[dict[str, Any]], s
     words = final["words"]
     start = words[0]["start"] if words else before[-1]["end"] if before else 0.0
     end = words[-1]["end"] if words else min(final["audio_seconds"], seconds)
-    n_best = {"n_best": final["n_best"]} if "n_best" in final else {}
-    phrases = {"found_phrases": final["found_phrases"]} if "found_phrases" in final else {}
-    return {"id": number, "start": start, "end": end, "text": final["text"], **n_best, **phrases}
+    more: dict[str, Any] = {key: final[key] for key in ("n_best", "found_phrases") if key in final}
+    return {"id": number, "start": start, "end": end, "text": final["text"], **more}

@@ -69,28 +69,29 @@ def written_text(hypothesis: Any, text: str) -> str:
     return text if aliases is None else aliases.written(text)
 
 
-def _with_aliases(base: Any) -> type:
-    """A decoding class of NeMo in which several words that are written as one have one confidence: that of the words,
-    by `confidence_cfg.aggregation`."""
+def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any], list[Any]]) -> list[Any]:
+    """The confidence of words by NeMo's method. Several words that are written as one have one confidence: that of the
+    words, by `confidence_cfg.aggregation`."""
+    aliases, written = getattr(hypothesis, "aliases", None), hypothesis.text
+    if aliases is None:
+        return of_nemo(hypothesis)
+    ids = hypothesis.y_sequence.tolist()
+    if isinstance(written, tuple):  # of CTC: NeMo reads the tokens there
+        text = decoding.decode_ids_to_str(ids)
+    else:
+        text = hypothesis.text = decoding.decode_tokens_to_str_with_strip_punctuation(ids)
+    confidences = of_nemo(hypothesis)
+    hypothesis.text = written
+    return [
+        confidences[first] if end == first + 1 else decoding._aggregate_confidence(confidences[first:end])
+        for first, end, _ in aliases.words(text.split())
+    ]
 
-    class WithAliases(base):
-        def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
-            aliases = getattr(hypothesis, "aliases", None)
-            if aliases is None:
-                return super()._aggregate_token_confidence(hypothesis)
-            ids, written = hypothesis.y_sequence.tolist(), hypothesis.text
-            if isinstance(written, tuple):  # of CTC: NeMo reads the tokens there
-                text = self.decode_ids_to_str(ids)
-            else:
-                text = hypothesis.text = self.decode_tokens_to_str_with_strip_punctuation(ids)
-            confidences = super()._aggregate_token_confidence(hypothesis)
-            hypothesis.text = written
-            return [
-                confidences[first] if end == first + 1 else self._aggregate_confidence(confidences[first:end])
-                for first, end, _ in aliases.words(text.split())
-            ]
 
-    return WithAliases
+def mapped(decoding: Any, confidences: list[Any]) -> list[Any]:
+    """The confidence of words, mapped to the probability that they are right if there is a `confidence_map`."""
+    fitted = getattr(getattr(decoding.decoding, "options", None), "confidence_map", None)
+    return calibrated(confidences, fitted) if fitted else confidences
 
 
 def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArguments) -> list[Any]:
@@ -108,35 +109,19 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
     return [decoding._aggregate_confidence(confidences) for confidences in words if confidences]
 
 
-def _calibrated(base: Any) -> type:
-    """A decoding class that maps word confidence to the probability that the word is right (`confidence_map`)."""
-
-    class Calibrated(base):
-        def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
-            confidences = super()._aggregate_token_confidence(hypothesis)
-            fitted = getattr(getattr(self.decoding, "options", None), "confidence_map", None)
-            return calibrated(confidences, fitted) if fitted else confidences
-
-    return Calibrated
-
-
 @cache
-def adapted(cls: Any, family: str, section: str = "beam") -> type:
-    """The subclass of a decoding class of NeMo or of a user; cached.
-
-    `family` and `section` are those of a `StrategySpec`.
-    """
-    subclass = {"ctc": _adapted_ctc, "rnnt": _adapted_rnnt}[family](_with_aliases(cls))
-    if section == "wfst":
-        subclass = _adapted_to_words(subclass)
-    subclass = _calibrated(subclass)
+def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
+    """The subclass of a class of NeMo or of a user, with its name; cached."""
+    subclass = adapt(cls)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass
 
 
-def _adapted_ctc(base: Any) -> type:
-    class Adapted(base):
-        """A CTC decoding class for decoders that return tokens instead of frame labels."""
+def adapted_ctc(base: Any) -> type:
+    class CTCAdapter(base):
+        """A CTC decoding class for decoders that return tokens instead of frame labels, or words of a graph.
+
+        A search in a graph also gets hypotheses with tokens: NeMo's cache-aware streaming passes greedy labels."""
 
         def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
             """Set `text`: a string or, with timestamps, the input of `compute_ctc_timestamps`: (token ids,
@@ -146,6 +131,8 @@ def _adapted_ctc(base: Any) -> type:
                 if self.compute_timestamps is True:
                     lengths = np.diff(hypothesis.token_frames, prepend=0).tolist()
                     hypothesis.text = (ids, lengths, hypothesis.token_repeats)
+                elif isinstance(hypothesis, WordHypothesis):
+                    hypothesis.text = self.text_of(hypothesis)
                 else:
                     text = self.decode_tokens_to_str_with_strip_punctuation(ids)
                     hypothesis.text = written_text(hypothesis, text)
@@ -153,11 +140,15 @@ def _adapted_ctc(base: Any) -> type:
 
         def compute_ctc_timestamps(self, hypothesis: BeamHypothesis, timestamp_type: str = "all") -> Any:
             """Accept the triple in `text` from NeMo's n-best branch, and add the confidence that this branch
-            does not compute."""
+            does not compute. Words of a graph have the frames of the search."""
             if len(hypothesis.text) == 3:
                 if self.preserve_token_confidence:
                     self.compute_confidence([hypothesis])
                 hypothesis.text = hypothesis.text[:2]
+            if isinstance(hypothesis, WordHypothesis):
+                hypothesis.timestamp = self._stamps(hypothesis, timestamp_type)
+                hypothesis.text = self.text_of(hypothesis)
+                return hypothesis
             hypothesis = super().compute_ctc_timestamps(hypothesis, timestamp_type)
             hypothesis.text = written_text(hypothesis, hypothesis.text)
             write_aliases(hypothesis)
@@ -168,11 +159,54 @@ def _adapted_ctc(base: Any) -> type:
             list_type = TimedNBestList if self.compute_timestamps is True else NBestList
             return [list_type(result) if isinstance(result, list) else result for result in results]
 
-    return Adapted
+        def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
+            if not isinstance(hypothesis, WordHypothesis):
+                return mapped(self, confidence_of_words(self, hypothesis, super()._aggregate_token_confidence))
+            of_tokens, words = hypothesis.token_confidence, self._written(hypothesis)
+            confidences = (of_tokens[word.first_token : word.end_token] for word in words)
+            return mapped(self, [self._aggregate_confidence(of_word) for of_word in confidences])
+
+        def _written(self, hypothesis: WordHypothesis | WordPath) -> list[GraphWord]:
+            words = written_words(hypothesis.words, self.supported_punctuation or ())
+            aliases = getattr(hypothesis, "aliases", None)
+            if aliases is None:
+                return words
+            return [
+                words[first]._replace(text=text, end_frame=last.end_frame, end_token=last.end_token)
+                for first, end, text in aliases.words([word.text for word in words])
+                for last in [words[end - 1]]
+            ]
+
+        def text_of(self, hypothesis: WordHypothesis | WordPath) -> str:
+            return self.word_seperator.join(word.text for word in self._written(hypothesis))
+
+        def _stamps(self, hypothesis: WordHypothesis, level: str) -> dict[str, list]:
+            """NeMo's `timestamp`, with the frames of tokens and words from the search."""
+            words = [
+                {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
+                for word in self._written(hypothesis)
+            ]
+            segments = get_segment_offsets(
+                words,
+                segment_delimiter_tokens=self.segment_seperators,
+                supported_punctuation=self.supported_punctuation,
+                segment_gap_threshold=self.segment_gap_threshold,
+            )
+            levels = {"char": self._token_offsets(hypothesis), "word": words, "segment": segments}
+            selected = {name: spans for name, spans in levels.items() if level in (name, "all")}
+            return {"timestep": list(hypothesis.token_frames), **selected}
+
+        def _token_offsets(self, hypothesis: WordHypothesis) -> list[dict[str, Any]]:
+            tokens = hypothesis.y_sequence.tolist()
+            texts = [self.decode_tokens_to_str(self.decode_ids_to_tokens([token])) for token in tokens]
+            spans = zip(texts, hypothesis.token_frames, hypothesis.token_repeats, strict=True)
+            return [{"char": text, "start_offset": start, "end_offset": start + n} for text, start, n in spans]
+
+    return CTCAdapter
 
 
-def _adapted_rnnt(base: Any) -> type:
-    class Adapted(base):
+def adapted_rnnt(base: Any) -> type:
+    class RNNTAdapter(base):
         """A transducer decoding class that supports n-best lists with times and confidence."""
 
         def decode_hypothesis(self, hypotheses_list: list[Any]) -> list:
@@ -217,7 +251,10 @@ def _adapted_rnnt(base: Any) -> type:
                 for hypothesis, stamp in zip(hypotheses_list, stamps, strict=True):
                     hypothesis.timestamp = stamp
 
-    return Adapted
+        def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
+            return mapped(self, confidence_of_words(self, hypothesis, super()._aggregate_token_confidence))
+
+    return RNNTAdapter
 
 
 def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> list[GraphWord]:
@@ -231,82 +268,6 @@ def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> l
         else:
             written.append(word)
     return written
-
-
-def _adapted_to_words(base: Any) -> type:
-    """The subclass of the adapted CTC decoding class for word hypotheses."""
-
-    class Adapted(base):
-        """Set text, times and confidence of words from a graph. Other hypotheses are handled as in `base`:
-        NeMo's cache-aware streaming also passes greedy labels."""
-
-        def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
-            for hypothesis in hypotheses_list:
-                if isinstance(hypothesis, WordHypothesis) and self.compute_timestamps is not True:
-                    hypothesis.text = self.text_of(hypothesis)
-                else:  # with timestamps: the input of `compute_ctc_timestamps`
-                    super().decode_hypothesis([hypothesis], fold_consecutive)
-            return hypotheses_list
-
-        def compute_ctc_timestamps(self, hypothesis: Any, timestamp_type: str = "all") -> Any:
-            """Set `timestamp` in NeMo's form, with the frames of tokens and words from the search."""
-            if not isinstance(hypothesis, WordHypothesis):
-                return super().compute_ctc_timestamps(hypothesis, timestamp_type)
-            if len(hypothesis.text) == 3 and self.preserve_token_confidence:  # n-best lists
-                self.compute_confidence([hypothesis])
-            stamps: dict[str, list] = {"timestep": list(hypothesis.token_frames)}
-            words = [
-                {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
-                for word in self._written(hypothesis)
-            ]
-            if timestamp_type in ("char", "all"):
-                stamps["char"] = self._token_offsets(hypothesis)
-            if timestamp_type in ("word", "all"):
-                stamps["word"] = words
-            if timestamp_type in ("segment", "all"):
-                stamps["segment"] = get_segment_offsets(
-                    words,
-                    segment_delimiter_tokens=self.segment_seperators,
-                    supported_punctuation=self.supported_punctuation,
-                    segment_gap_threshold=self.segment_gap_threshold,
-                )
-            hypothesis.timestamp = stamps
-            hypothesis.text = self.text_of(hypothesis)
-            return hypothesis
-
-        def _aggregate_token_confidence(self, hypothesis: Any) -> list[float]:
-            """Set the confidence of words from that of their tokens."""
-            if not isinstance(hypothesis, WordHypothesis):
-                return super()._aggregate_token_confidence(hypothesis)
-            confidence = hypothesis.token_confidence
-            return [
-                self._aggregate_confidence(confidence[word.first_token : word.end_token])
-                for word in self._written(hypothesis)
-            ]
-
-        def _written(self, hypothesis: WordHypothesis | WordPath) -> list[GraphWord]:
-            words = written_words(hypothesis.words, self.supported_punctuation or ())
-            aliases = getattr(hypothesis, "aliases", None)
-            if aliases is None:
-                return words
-            return [
-                words[first]._replace(text=text, end_frame=last.end_frame, end_token=last.end_token)
-                for first, end, text in aliases.words([word.text for word in words])
-                for last in [words[end - 1]]
-            ]
-
-        def text_of(self, hypothesis: WordHypothesis | WordPath) -> str:
-            return self.word_seperator.join(word.text for word in self._written(hypothesis))
-
-        def _token_offsets(self, hypothesis: WordHypothesis) -> list[dict[str, Any]]:
-            texts = [
-                self.decode_tokens_to_str(self.decode_ids_to_tokens([token]))
-                for token in hypothesis.y_sequence.tolist()
-            ]
-            spans = zip(texts, hypothesis.token_frames, hypothesis.token_repeats, strict=True)
-            return [{"char": text, "start_offset": start, "end_offset": start + n} for text, start, n in spans]
-
-    return Adapted
 
 
 FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
@@ -348,7 +309,7 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
     wrapped(*call.args, **call.kwargs)
     instance.cfg = _unstructured(cfg)
     instance.cfg.strategy = spec.name  # also for an alias: NeMo treats some names ("wfst") specially later on
-    instance.__class__ = adapted(instance.__class__, family, spec.section)
+    instance.__class__ = adapted(instance.__class__, {"ctc": adapted_ctc, "rnnt": adapted_rnnt}[family])
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
     try:
         instance.decoding = spec.build(instance, instance.cfg, **networks)

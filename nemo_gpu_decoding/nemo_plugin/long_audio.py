@@ -20,11 +20,10 @@ import numpy as np
 from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, MonoReader, audio_seconds, open_wav
-from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
-from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript, error_of
 from nemo_gpu_decoding.search.result import Place
+from nemo_gpu_decoding.transcript import BoostedPhrase, Segment, Transcript, Word, error_of
 
 _CONTEXT = 2.0  # seconds of audio on both sides of a window
 _STEP = 0.01  # seconds, about: an encoder frame is a whole number of steps
@@ -209,12 +208,12 @@ def joined(
         if confidences and np.mean(confidences) < min_confidence:
             continue
         segments.append(Segment(start, stop, transcript.text, transcript.score, transcript.n_best))
-        for place in transcript.alternatives:
-            word_index = None if place.word_index is None else place.word_index + len(words)
-            begin, end = round(place.start + start, 3), round(place.end + start, 3)
-            places.append(place._replace(word_index=word_index, start=begin, end=end))
-        words += [word.later(start) for word in transcript.words]
-        phrases += transcript.phrases
+        later = transcript.later(start)
+        for place in later.alternatives:
+            index = place.word_index
+            places.append(place._replace(word_index=None if index is None else index + len(words)))
+        words += later.words
+        phrases += later.phrases
     if fault:
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
     scores = [segment.score for segment in segments if segment.score is not None]

@@ -20,16 +20,15 @@ from torch import Tensor
 
 from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
-from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.live.subtitles import JOINT, belongs_to_last, is_line
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript, boosted_phrases
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.search.result import places_in_seconds
 from nemo_gpu_decoding.search.word_graph.result import WordPath
+from nemo_gpu_decoding.transcript import Alternative, Transcript, Word, boosted_phrases
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -227,10 +226,10 @@ class Model:
         best = hypotheses[0]
         words = self._words(best)
         places = getattr(best, "word_alternatives", ()) if isinstance(best.timestamp, dict) else ()
-        ranked = tuple((hypothesis.text, round(float(hypothesis.score), 4)) for hypothesis in hypotheses)
+        ranked = tuple(Alternative(hypothesis.text, round(float(hypothesis.score), 4)) for hypothesis in hypotheses)
         return Transcript(
             text=best.text,
-            score=ranked[0][1],
+            score=ranked[0].score,
             words=words,
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),

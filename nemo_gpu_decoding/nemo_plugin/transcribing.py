@@ -26,7 +26,7 @@ from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.long_audio import Plan, find_cuts, grouped, joined, segment_files
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript, as_json, of_json, one_line
+from nemo_gpu_decoding.transcript import Transcript, as_json, of_json, one_line
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.long_audio import _SOUNDS, RATE, Recording, confidences, threshold
-from nemo_gpu_decoding.live.interface import Word
-from nemo_gpu_decoding.nemo_plugin.transcript import Segment, Transcript
+from nemo_gpu_decoding.transcript import Segment, Transcript, Word
 
 
 @pytest.mark.parametrize(

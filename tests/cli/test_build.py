@@ -151,7 +151,7 @@ TOKENS = ["lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]
         ([*TOKENS, "source_lang=de"], "source_lang is 'de', which needs model=..."),
         ([*TOKENS, "segmentations=0"], "segmentations is 0, expected an integer >= 1"),
         ([*TOKENS, "lexicon=lexicon.txt", "segmentations=2"], "expected 1: the lexicon lists all"),
-        ([*TOKENS, "unknown_word_cost=1"], "need open_vocabulary=true"),
+        ([*TOKENS, "unknown_word_cost=1"], "unknown_word_cost is 1.0, which needs open_vocabulary=true"),
         ([*TOKENS, "open_vocabulary=true", "unknown_word_cost=-1"], "unknown_word_cost is -1.0"),
         (["lm=lm.arpa", "tokenizer=broken.model", "out=x"], "cannot be read as a SentencePiece model"),
         (["lm=lm.arpa", "tokenizer=nemo/vocab.txt", "out=x"], "give tokenizer="),

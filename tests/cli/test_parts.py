@@ -140,9 +140,8 @@ def test_subtitles_of_a_file_are_in_its_order(tmp_path):
     from nemo_gpu_decoding.audio import AudioPart
     from nemo_gpu_decoding.cli.options import parse_options
     from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, _subtitled
-    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.manifest import Utterance
-    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+    from nemo_gpu_decoding.transcript import Transcript, Word
 
     parts = [Utterance("a.wav", AudioPart(tmp_path / "a.wav", at, 1.0), 1.0) for at in (7.5, 2.5, 3.5)]
     utterances = [*parts[:2], Utterance("b.wav", tmp_path / "b.wav", 1.0), parts[2]]

@@ -132,7 +132,7 @@ def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, 
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
-        ("rescore_weight=0.3", "rescore_weight is 0.3, which has no effect without rescore=FILE"),
+        ("rescore_weight=0.3", "rescore_weight is 0.3, which needs rescore=FILE"),
         ("lm_weight=0.5", "lm_weight is 0.5, which has no effect without an LM; add lm=FILE or remove lm_weight"),
         (
             "boosting_weight=2",

@@ -80,7 +80,7 @@ def test_more_false_phrases_than_the_limit_rank_last():
         ("objective=fscore", "needs phrases=FILE"),
         ("strategy=beam", "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp"),
         ("rescore=gpt2", "rescore=gpt2 orders n_best hypotheses; n_best is 1, expected >= 2"),
-        ("source_lm_weight=[0.1]", "source_lm_weight is [0.1], which has no effect without a source LM"),
+        ("source_lm_weight=[0.1]", "source_lm_weight is [0.1], which needs source_lm=FILE"),
         ("source_lm=a.arpa", "source_lm is 'a.arpa', which is subtracted from an LM, expected lm=FILE"),
         ("pruning_mode=[soon,late]", "pruning_mode is 'soon', expected one of late, early"),
         ("false_phrase_cost=-1", "false_phrase_cost is -1.0, expected a finite number >= 0"),

@@ -9,7 +9,7 @@ import torch
 
 from nemo_gpu_decoding.audio import part_of
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+from nemo_gpu_decoding.transcript import Transcript
 
 SECONDS = 0.05  # of a batch
 

@@ -22,9 +22,9 @@ from websockets.sync.client import connect
 
 from nemo_gpu_decoding.live import batcher as batcher_module
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.interface import Limits
+from nemo_gpu_decoding.live.interface import Limits, StreamOptions
 from nemo_gpu_decoding.live.server import LiveServer
-from nemo_gpu_decoding.live.session import Session, Start, read_start
+from nemo_gpu_decoding.live.session import Session, read_start
 from tests.live.test_server import (
     FATAL,
     NumberReader,
@@ -195,7 +195,7 @@ def test_stream_that_crashes_before_its_step_is_dropped():
     batcher = Batcher(reader, Limits())
 
     async def run():
-        session = await batcher.open(Start())
+        session = await batcher.open(StreamOptions())
         session.feed(audio(1))
         batch = batcher._take()
         batcher.crash(session, ValueError("the client has gone"))

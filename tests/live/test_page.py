@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gpu_decoding.live.interface import Alternative, Words
 from nemo_gpu_decoding.search.result import WordOption
+from nemo_gpu_decoding.transcript import Alternative, Transcript
 from tests.assets import ASSETS, CTC_MODEL
 
 pytest.importorskip("starlette")
@@ -123,7 +123,7 @@ def hide_numbers(step):
             n_best = (Alternative("word and more", -1.0), Alternative("word and moor", -2.0))[: len(found.n_best)]
             choices = WordOption("word", 0.75), WordOption("", 0.25)
             slots = tuple(slot._replace(alternatives=choices) for slot in found.alternatives)
-            shown[kind] = Words("word and more", words, committed="word and", n_best=n_best, alternatives=slots)
+            shown[kind] = Transcript("word and more", None, words, n_best, committed="word and", alternatives=slots)
     return step._replace(**shown)
 
 

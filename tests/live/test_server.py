@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,10 +30,11 @@ from nemo_gpu_decoding.cli import serve
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live import server as server_module
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.interface import Address, Alternative, BoostedPhrase, Limits, StepOutput, Word, Words
+from nemo_gpu_decoding.live.interface import Address, Limits, StepOutput, StreamOptions
 from nemo_gpu_decoding.live.server import LiveServer
-from nemo_gpu_decoding.live.session import Resampler, Session, Start
+from nemo_gpu_decoding.live.session import Resampler, Session
 from nemo_gpu_decoding.search.result import Place, WordOption
+from nemo_gpu_decoding.transcript import Alternative, BoostedPhrase, Transcript, Word
 
 RATE, CHUNK = 16000, 160
 BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the step, or give a long transcript
@@ -87,15 +89,15 @@ class NumberReader:
             words = [*words, Word(text, n * seconds, (n + 1) * seconds, 0.5)]
         text, known = (" ".join(word.word for word in own) for own in (words, words[:-1]))
         n_best = [Alternative(f"{text}{'?' * n}", -float(n)) for n in range(chunk.options.n_best)]
-        found = Words(text, tuple(words), committed=known)
+        found = Transcript(text, words=tuple(words), committed=known)
         if len(n_best) > 1:
             choices = [WordOption(words[0].word, 0.75), WordOption("", 0.25)] if words else []
             slots = [Place(0, words[0].start, words[0].end, tuple(choices))] if words else []
-            found = found._replace(n_best=tuple(n_best), alternatives=tuple(slots))
+            found = replace(found, n_best=tuple(n_best), alternatives=tuple(slots))
         request = chunk.options.request
         if request and request.phrases and (chunk.is_last or value == 0):
             said = [phrase.text for phrase in request.phrases if phrase.text in text.split()]
-            found = found._replace(phrases=tuple(BoostedPhrase(phrase, 0.25) for phrase in said))
+            found = replace(found, phrases=tuple(BoostedPhrase(phrase, 0.25) for phrase in said))
         if chunk.is_last:
             return StepOutput(final=found if words else None)
         is_end = value == 0 and bool(words)
@@ -420,7 +422,7 @@ def test_fast_client_is_slowed_to_the_pending_limit():
 
 def test_latency_counts_from_the_arrival_of_the_audio():
     async def seconds():
-        session = Session(Start(sample_rate=RATE), None, (RATE, CHUNK), Limits(), lambda: 0)
+        session = Session(StreamOptions(sample_rate=RATE), None, (RATE, CHUNK), Limits(), lambda: 0)
         session.feed(audio(1))
         await asyncio.sleep(0.05)
         session.feed(audio(2))

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.live.interface import Word
 from nemo_gpu_decoding.live.subtitles import JOINT, MAX_CHARACTERS, lines, subtitles
 from nemo_gpu_decoding.nemo_plugin.cutting import PAUSES, Cutting, Limits, choose_segments, onset
+from nemo_gpu_decoding.transcript import Word
 
 STEP = 0.08
 MINUTE = Limits(60, (0.3,))  # longest segment, and the pauses that are tried

@@ -3,11 +3,10 @@
 import pytest
 
 from nemo_gpu_decoding.audio import AudioPart
-from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.nemo_plugin.transcribing import Log
-from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
 from nemo_gpu_decoding.search.result import Place, WordOption
+from nemo_gpu_decoding.transcript import BoostedPhrase, Transcript, Word
 
 FULL = Transcript(
     text="ä page",

@@ -91,9 +91,8 @@ def test_text_of_a_recording_is_that_of_its_segments(name, head, strategy, tmp_p
 
 
 def test_segments_without_confidence_are_left_out():
-    from nemo_gpu_decoding.live.interface import Word
     from nemo_gpu_decoding.nemo_plugin.long_audio import joined
-    from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+    from nemo_gpu_decoding.transcript import Transcript, Word
 
     found = [
         Transcript("a b", -1.0, (Word("a", 0.1, 0.2, 0.9), Word("b", 0.3, 0.4, 0.5))),
@@ -244,8 +243,7 @@ class ExactModel(SilentModel):
         return [(int(begin / step), int(np.ceil(end / step)), number) for begin, end, number in words]
 
     def decode(self, outputs):
-        from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
-        from nemo_gpu_decoding.nemo_plugin.transcript import Transcript
+        from nemo_gpu_decoding.transcript import BoostedPhrase, Transcript, Word
 
         for path in outputs:
             words, rate = self.words(path)

@@ -10,7 +10,6 @@ its model was saved with, if that is one of this package.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from inspect import BoundArguments
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.live.endpointing import read_rules
 from nemo_gpu_decoding.live.interface import MAX_N_BEST
+from nemo_gpu_decoding.nemo_plugin.adapters import adapted
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
 from nemo_gpu_decoding.nemo_plugin.restore import model_config
@@ -177,18 +177,10 @@ def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments)
     if OmegaConf.is_config(rules):
         rules = OmegaConf.to_container(rules, resolve=True)
     rules = None if rules is None else read_rules(rules, "endpointing.rules")
-    pipeline.__class__ = _adapted(cls, kind.adapt)
+    pipeline.__class__ = adapted(cls, kind.adapt)
     pipeline.infer, pipeline.rules, pipeline.n_best = infer, rules, n_best
     wrapped(*call.args, **call.kwargs)
     pipeline.reset_session()
-
-
-@cache
-def _adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
-    """The subclass of a pipeline's class; cached."""
-    subclass = adapt(cls)
-    subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
-    return subclass
 
 
 class PipelineKind(NamedTuple):

@@ -27,10 +27,10 @@ from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.live.interface import PipelineOptions
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
-from nemo_gpu_decoding.nemo_plugin.transcript import boosted_phrases
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, places_in_seconds
 from nemo_gpu_decoding.search.result import Path as SearchPath
+from nemo_gpu_decoding.transcript import Alternative, Transcript, Word, boosted_phrases
 
 N_BEST = 5  # of searches that have it anyway
 
@@ -188,18 +188,7 @@ class PipelineRecognizer:
         final, wanted = None, self._n_best.get(chunk.stream, 1)
         ended = getattr(output, "n_best", None)  # of pipelines that search
         if output.final_transcript or (ended is not None and ended.in_grammar is False):
-            separator = self.pipeline.get_sep()
-            text = output.final_transcript
-            is_joined = bool(text) and not chunk.is_first and not text.startswith(separator)
-            alternatives = self._alternatives(output.n_best, wanted) if wanted > 1 else ()
-            final = live.Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
-            if alternatives:
-                places = word_alternatives(output.n_best.paths, self._infer().vocabulary())
-                timed = places_in_seconds(places, final.words, self.pipeline.model_stride_in_secs)
-                final = final._replace(alternatives=timed)
-            if ended is not None:
-                share, phrases = ended.best.outside_share, boosted_phrases(ended.phrases)
-                final = final._replace(phrases=phrases, outside_share=share, in_grammar=ended.in_grammar)
+            final = self._final(chunk, output, ended, wanted)
         error = getattr(output, "error", None)  # of pipelines that search
         if error is not None or chunk.is_last:
             return live.StepOutput(final=final, error=error and str(error))
@@ -212,19 +201,34 @@ class PipelineRecognizer:
         committed = getattr(output, "committed_transcript", None)
         if committed is None:  # greedy tokens stay
             committed = self._transcript(state.tokens)
-        alternatives = ()
+        alternatives: tuple[Alternative, ...] = ()
         if wanted > 1 and state.slot is not None:
             (nbest,) = self.pipeline.slots.partial([state.slot], self.pipeline.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
-        return live.StepOutput(
-            final=final, partial=live.Words(text, _words(words), committed=committed.strip(), n_best=alternatives)
+        partial = Transcript(text, words=_words(words), committed=committed.strip(), n_best=alternatives)
+        return live.StepOutput(partial, final)
+
+    def _final(self, chunk: live.Chunk, output: Any, ended: NBest | None, n_best: int) -> Transcript:
+        """The transcript of an utterance that ended in this chunk; without `ended`, of a strategy of NeMo."""
+        text, words = output.final_transcript, _words(output.final_segments)
+        is_joined = bool(text) and not chunk.is_first and not text.startswith(self.pipeline.get_sep())
+        final = Transcript(text.strip(), words=words, is_joined=is_joined)
+        if ended is None:
+            return final
+        alternatives = self._alternatives(ended, n_best) if n_best > 1 else ()
+        places = word_alternatives(ended.paths, self._infer().vocabulary()) if alternatives else ()
+        return replace(
+            final,
+            n_best=alternatives,
+            alternatives=places_in_seconds(places, words, self.pipeline.model_stride_in_secs),
+            phrases=boosted_phrases(ended.phrases),
+            outside_share=ended.best.outside_share,
+            in_grammar=ended.in_grammar,
         )
 
-    def _alternatives(self, nbest: NBest | None, n: int) -> tuple[live.Alternative, ...]:
-        """The n best hypotheses with different texts; none if the stream ended with an error."""
-        if nbest is None:
-            return ()
+    def _alternatives(self, nbest: NBest, n: int) -> tuple[Alternative, ...]:
+        """The n best hypotheses with different texts."""
 
         def text_of(path: SearchPath) -> str:
             return self._transcript(path.tokens.tolist()).strip()
@@ -232,7 +236,7 @@ class PipelineRecognizer:
         distinct = nbest.distinct(text_of, n)
         texts = distinct.texts(text_of)
         return tuple(
-            live.Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, distinct, strict=True)
+            Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, distinct, strict=True)
         )
 
     def _infer(self) -> Any:
@@ -324,9 +328,9 @@ def _pipeline_config(
     )  # fmt: skip
 
 
-def _words(segments: Sequence[Any] | None) -> tuple[live.Word, ...]:
+def _words(segments: Sequence[Any] | None) -> tuple[Word, ...]:
     return tuple(
-        live.Word(
+        Word(
             segment.text.strip(), max(round(float(segment.start), 3), 0.0), round(float(segment.end), 3),
             round(float(np.clip(float(segment.conf), 0.0, 1.0)), 4),
         )

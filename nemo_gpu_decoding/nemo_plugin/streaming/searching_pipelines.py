@@ -170,7 +170,9 @@ class PushedChunk(NamedTuple):
 def searching_ctc(base: Any) -> type:
     """A CTC pipeline with transcripts from the search of the model's decoding config."""
 
-    class Adapted(_in_chunks(_with_lengths(in_slots(base)))):  # type: ignore[misc]
+    is_buffered = hasattr(base, "get_cut_off_range")
+
+    class SearchingCTC(in_slots(base)):  # type: ignore[misc]
         def decode_log_probs(
             self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
         ) -> None:
@@ -231,14 +233,6 @@ def searching_ctc(base: Any) -> type:
         def find_committed(self, states: list[Any]) -> None:
             pass  # `search` has set it
 
-    return Adapted
-
-
-def _in_chunks(base: Any) -> type:
-    """A CTC pipeline that cuts the new frames of a stream out of its buffers for the search."""
-    is_buffered = hasattr(base, "get_cut_off_range")
-
-    class InChunks(base):
         def read(self, request: Any, log_probs: Tensor, *clip: int) -> PushedChunk:
             """The frames that NeMo reads in this step; NeMo decides whether the utterance ends with them."""
             state = self.get_state(request.stream_id)
@@ -268,13 +262,6 @@ def _in_chunks(base: Any) -> type:
                 else:
                     state.frame_confidences += self.conf_func(frames, v=frames.shape[1]).tolist()
 
-    return InChunks
-
-
-def _with_lengths(base: Any) -> type:
-    """A pipeline with the `lengths` of its buffers: frames up to the end of the audio, which NeMo drops."""
-
-    class WithLengths(base):
         def get_logprobs_given_raw_signals(self, frames: Any, signals: Any, left_paddings: list[int]) -> Tensor:
             samples = self.sample_rate * self.model_stride_in_secs
             paddings = [int(padding / samples) for padding in left_paddings]
@@ -300,7 +287,7 @@ def _with_lengths(base: Any) -> type:
             finally:
                 hook.remove()
 
-    return WithLengths
+    return SearchingCTC
 
 
 def _progress(partial: NBest, frame_seconds: float) -> StreamProgress:

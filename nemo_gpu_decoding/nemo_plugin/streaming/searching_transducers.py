@@ -24,7 +24,7 @@ def buffered_transducer(base: Any) -> type:
 
     With `streaming.stateful: false`, it decodes each buffer from scratch, with the phrases of its stream."""
 
-    class Adapted(_over_whole_buffers(_over_chunks(in_slots(base)))):  # type: ignore[misc]
+    class BufferedTransducer(in_slots(base)):  # type: ignore[misc]
         def init_decoding_computer(self) -> None:
             self.decoding_computer = None  # NeMo's is greedy
 
@@ -48,13 +48,6 @@ def buffered_transducer(base: Any) -> type:
             for state in states:
                 state.committed = len(state.tokens)  # NeMo keeps the tokens of earlier steps
 
-    return Adapted
-
-
-def _over_chunks(base: Any) -> type:
-    """A pipeline that continues the search with the new frames of each buffer (`streaming.stateful: true`)."""
-
-    class OverChunks(base):
         def stateful_transcribe_step(
             self,
             requests: list[Any],
@@ -116,13 +109,6 @@ def _over_chunks(base: Any) -> type:
             last = torch.tensor(hypothesis.token_frames[-1:])
             return self.endpointer.detect_eou_given_timestamps(last, last, state.frames_read, stop)[0]
 
-    return OverChunks
-
-
-def _over_whole_buffers(base: Any) -> type:
-    """A pipeline that decodes each buffer anew (`streaming.stateful: false`)."""
-
-    class OverWholeBuffers(base):
         def stateless_transcribe_step(
             self, requests: list[Any], encs: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
         ) -> None:
@@ -156,7 +142,7 @@ def _over_whole_buffers(base: Any) -> type:
                 state.eou_detected_before, state.begin = True, offset + state.decoder_end_idx
             return is_end
 
-    return OverWholeBuffers
+    return BufferedTransducer
 
 
 def cache_aware_transducer(base: Any) -> type:

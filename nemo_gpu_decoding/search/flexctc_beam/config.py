@@ -18,9 +18,9 @@ class FlexCTCConfig(SearchConfig):
     """Options of `FlexCTCBeam`, in addition to `SearchConfig`. `n_best` is at most `beam_size`."""
 
     # Number of hypotheses kept per frame (K of [FlexCTC] section 3), 1 .. 4096.
-    beam_size: int = option(8, low=1, high=MAX_BEAM_SIZE)
+    beam_size: int = option(8, low=1, high=MAX_BEAM_SIZE, cli=True)
     # beta of [FlexCTC] eq. 1: bonus per token, natural log. A value > 0 offsets the deletions that an LM causes.
-    beam_beta: float = option(0.0)
+    beam_beta: float = option(0.0, cli=True)
     # theta: hypotheses whose score is lower than the best of the frame by more than this are dropped, natural log, > 0
     # or inf.
     beam_threshold: float = option(20.0, above=0, infinite=True)

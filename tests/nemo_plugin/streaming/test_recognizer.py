@@ -28,7 +28,7 @@ def recognizer(*arguments):
 
 
 def own_request(boosting_weight=None, **written):
-    return StreamOptions(WrittenRequest(**written), boosting_weight)
+    return StreamOptions(WrittenRequest(**written), boosting_weight=boosting_weight)
 
 
 @pytest.fixture(scope="module")

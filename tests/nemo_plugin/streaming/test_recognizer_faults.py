@@ -13,8 +13,7 @@ import nemo_gpu_decoding
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.interface import Limits
-from nemo_gpu_decoding.live.session import Start
+from nemo_gpu_decoding.live.interface import Limits, StreamOptions
 from nemo_gpu_decoding.nemo_plugin.streaming import stream_state
 from tests.assets import ASSETS
 
@@ -82,7 +81,7 @@ class Crowd:
         """A chunk of each."""
         n = self.batcher.recognizer.chunk_samples
         for i, (session, number, at) in enumerate(self.places):
-            session = session or await self.batcher.open(Start())
+            session = session or await self.batcher.open(StreamOptions())
             session.feed(self.speech[number][at : at + n].tobytes())
             if at + n >= len(self.speech[number]):
                 session.end()
@@ -109,7 +108,7 @@ async def step(batcher):
 
 async def spoken(batcher, samples):
     """The text of a stream alone."""
-    session = await batcher.open(Start())
+    session = await batcher.open(StreamOptions())
     session.feed(samples.tobytes())
     session.end()
     while not session.is_over:
@@ -119,7 +118,7 @@ async def spoken(batcher, samples):
 
 async def victim_of(batcher, crowd, faulty, samples, phase, point):
     """A third client, whose first, second or last chunk meets the fault."""
-    session, n = await batcher.open(Start()), batcher.recognizer.chunk_samples
+    session, n = await batcher.open(StreamOptions()), batcher.recognizer.chunk_samples
     for now in range(phase + 1):
         session.feed(samples[now * n : (now + 1) * n].tobytes())
         if now == 2:

@@ -1,13 +1,12 @@
-"""The transcript of an utterance or of a long recording: as JSON, as a row of the output, and totals of rows."""
+"""The transcript of an utterance or of a recording: as JSON, as a row of the output, and totals of rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nemo_gpu_decoding.live.interface import BoostedPhrase, Word
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
 from nemo_gpu_decoding.search.result import Place, WordOption, places_as_json
 
@@ -20,6 +19,41 @@ if TYPE_CHECKING:
 _SHOWN = 300  # maximum number of characters of an error
 
 
+class Word(NamedTuple):
+    """A word of a transcript, with NeMo's names: times in seconds since the audio began, confidence in [0, 1]."""
+
+    word: str
+    start: float
+    end: float
+    confidence: float | None = None  # None if the strategy has none
+    # of a word that is no word of a line, as scripts without spaces have them: its characters or tokens, for subtitles
+    pieces: tuple[Word, ...] = ()
+
+    def shown(self) -> dict[str, Any]:
+        """The word without its pieces, for output."""
+        confidence = None if self.confidence is None else round(self.confidence, 4)
+        return {"word": self.word, "start": self.start, "end": self.end, "confidence": confidence}
+
+    def later(self, seconds: float) -> Word:
+        """The word at a later time."""
+        start, end = round(self.start + seconds, 3), round(self.end + seconds, 3)
+        return self._replace(start=start, end=end, pieces=tuple(piece.later(seconds) for piece in self.pieces))
+
+
+class Alternative(NamedTuple):
+    """One of the best hypotheses."""
+
+    text: str
+    score: float  # natural log, as `Path.score`
+
+
+class BoostedPhrase(NamedTuple):
+    """A boosted phrase of a transcript."""
+
+    phrase: str  # as in the list of phrases
+    probability: float  # smallest posterior of its tokens, 0 .. 1
+
+
 class Segment(NamedTuple):
     """The part of a long recording between two cuts, with its transcript. Times are in seconds."""
 
@@ -27,17 +61,17 @@ class Segment(NamedTuple):
     end: float
     text: str = ""
     score: float | None = None
-    n_best: tuple[tuple[str, float], ...] = ()
+    n_best: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """The result of a strategy for one utterance."""
+    """The result of a strategy for one utterance, or for what is decoded of one."""
 
     text: str
-    score: float | None  # natural log, as the strategy defines it
+    score: float | None = None  # natural log, as the strategy defines it; None: of a stream, or without segments
     words: tuple[Word, ...] = ()  # with timestamps
-    n_best: tuple[tuple[str, float], ...] = ()  # (text, score), best first, for n-best lists
+    n_best: tuple[Alternative, ...] = ()  # best first, for n-best lists
     lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
     error: str = ""  # why the audio, or a part of a long recording, could not be decoded; "": decoded
     segments: tuple[Segment, ...] = ()  # of a long recording
@@ -45,6 +79,15 @@ class Transcript:
     in_grammar: bool | None = None  # False: no sentence of the grammar fits; None: no grammar
     alternatives: tuple[Place, ...] = ()  # with timestamps: the confusion network of n-best lists and lattices
     phrases: tuple[BoostedPhrase, ...] = ()  # boosted ones in the text, in their order
+    committed: str = ""  # of a partial transcript of a stream: the beginning of `text` that will not change
+    is_joined: bool = False  # of a stream: the text continues the last word of the previous transcript
+
+    def later(self, seconds: float) -> Transcript:
+        """The transcript with later times of words and alternatives."""
+        times = [(round(place.start + seconds, 3), round(place.end + seconds, 3)) for place in self.alternatives]
+        pairs = zip(self.alternatives, times, strict=True)
+        places = tuple(place._replace(start=start, end=end) for place, (start, end) in pairs)
+        return replace(self, words=tuple(word.later(seconds) for word in self.words), alternatives=places)
 
 
 def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
@@ -79,7 +122,7 @@ def of_json(row: Mapping[str, Any]) -> Transcript:
     )
     more = {
         "words": _words(row["words"]),
-        "n_best": tuple((text, score) for text, score in row["n_best"]),
+        "n_best": tuple(Alternative(*alternative) for alternative in row["n_best"]),
         "segments": (),
         "alternatives": tuple(places),
         "phrases": tuple(BoostedPhrase(*phrase) for phrase in row["phrases"]),
@@ -139,7 +182,9 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
     """
     row = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3), **utterance.fields}
     text = {} if utterance.text is None else {"text": utterance.text}
-    details = {} if isinstance(transcript, str) else details_of(transcript)
+    details: dict[str, Any] = {}
+    if isinstance(transcript, Transcript):
+        details = {"pred_text": transcript.text, "score": transcript.score, **details_of(transcript)}
     totals.rows += 1
     if isinstance(transcript, str) or transcript.error:  # a transcript with gaps is not scored
         totals.errors, totals.last_error = totals.errors + 1, error_of(transcript)
@@ -162,28 +207,23 @@ def _rate(errors: WordErrors) -> float | None:
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """The text and score, and the fields that the options select."""
+    """The fields that a transcript has besides text and score, for rows and messages."""
     share = transcript.outside_share
     details = {
         "outside_share": None if share is None else round(share, 4),
         "in_grammar": transcript.in_grammar,
         "found_phrases": [phrase._asdict() for phrase in transcript.phrases],
         "n_best": _listed(transcript.n_best),
-        "words": [_as_row(word) for word in transcript.words],
+        "words": [word.shown() for word in transcript.words],
         "word_alternatives": places_as_json(transcript.alternatives),
         "segments": [{**segment._asdict(), "n_best": _listed(segment.n_best)} for segment in transcript.segments],
+        "is_joined": transcript.is_joined or None,
     }
-    selected = {name: value for name, value in details.items() if value is not None and value != []}
-    return {"pred_text": transcript.text, "score": transcript.score, **selected}
+    return {name: value for name, value in details.items() if value is not None and value != []}
 
 
 def _listed(n_best: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     return [{"text": text, "score": score} for text, score in n_best]
-
-
-def _as_row(word: Word) -> dict[str, Any]:
-    rounded = None if word.confidence is None else round(word.confidence, 4)
-    return word._replace(confidence=rounded).shown()
 
 
 def oracle_of(reference: str, transcript: Transcript) -> str | None:
