@@ -20,9 +20,8 @@ from nemo_gpu_decoding import PagedBigLM
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.graph.csr import NORMAL, first_arc
 from nemo_gpu_decoding.jit import linked, no_refcount
-from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.engine import Engine, Streams
 from nemo_gpu_decoding.search.numerics import LARGEST
-from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import candidates, frame, keys, labels, prune, token_groups
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, read_chunk
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, Origin

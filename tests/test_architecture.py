@@ -219,17 +219,17 @@ CODE_BUDGETS = {
     "cluster": 496,
     "compat": 1031,
     "cuda": 974,
-    "fusion": 2201,
-    "graph": 1729,
+    "fusion": 2174,
+    "graph": 1718,
     "live": 1298,
-    "lm": 2014,
+    "lm": 2007,
     "nemo_plugin": 3780,
-    "search": 11375,
+    "search": 11324,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43056
-PACKAGE_FILES = 200
-TESTS_LINES = 39185
+PACKAGE_LINES = 42939
+PACKAGE_FILES = 189
+TESTS_LINES = 39187
 DOCS_WORDS = 37973
 
 

@@ -30,8 +30,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
-from nemo_gpu_decoding.graph.exact_backoff import with_exact_backoff
-from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
+from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar, with_exact_backoff
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import load_or_build
@@ -188,7 +187,7 @@ class Recipe:
     open_vocabulary: OpenVocabulary | None
     added_words: tuple[str, ...] = ()
     progress: Progress = logger.info
-    exact_backoff: bool = False  # see `exact_backoff.py`
+    exact_backoff: bool = False  # see `with_exact_backoff`
     boundaries: bool = True  # whether the LM scores the beginning and the end of an utterance
 
     def load(self, cache: bool | str | PathLike[str] = True) -> WordGraph:

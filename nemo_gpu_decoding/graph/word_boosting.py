@@ -20,8 +20,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, leave_out
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig
-from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.phrases import (
     Phrase,

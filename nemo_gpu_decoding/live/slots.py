@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.decoder import Decoder
+from nemo_gpu_decoding.search.engine import Streams
 from nemo_gpu_decoding.search.result import NBest
-from nemo_gpu_decoding.search.streams import Streams
 
 FIRST = 8  # initial number of slots
 

@@ -5,7 +5,7 @@
 
 The n-grams are added order by order to a trie (`trie.py`) in mapped files beside the target. Within an
 order, any sequence is allowed. The trie finds the context of each n-gram, counts n-grams by context, moves
-them behind their contexts and sorts them by label, in time linear in their number. `automaton.py` adds
+them behind their contexts and sorts them by label, in time linear in their number. The module adds
 states, back-offs and targets; the result is packed.
 
 The words and blocks of a few MB are in memory; the system decides how many mapped pages are.
@@ -31,8 +31,7 @@ from nemo_gpu_decoding.container import encode_words, map_zeros, write_container
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm import packed
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
-from nemo_gpu_decoding.lm.automaton import BackoffArcs
-from nemo_gpu_decoding.lm.trie import Zeros, read_trie
+from nemo_gpu_decoding.lm.trie import BackoffArcs, Zeros, read_trie
 
 _CHUNK = 1 << 20  # n-grams at a time
 _START, _END = "<s>", "</s>"

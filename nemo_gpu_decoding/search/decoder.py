@@ -43,11 +43,10 @@ from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
-from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
+from nemo_gpu_decoding.search.engine import BadRow, Engine, Streams, StreamsLost, choose_backend
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, may_be_padded, warn_unless_normalised
 from nemo_gpu_decoding.search.result import NBest, by_grammar, note_outside
-from nemo_gpu_decoding.search.streams import Streams, choose_backend
 
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)

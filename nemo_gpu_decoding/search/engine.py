@@ -1,19 +1,29 @@
 """`Engine`: the interface between a decoder and the search of one backend, for the streams of one `open`.
 
 A decoder checks arguments and builds results; its engines search. An engine holds the state of its streams, so only
-one thread may use it at a time.
+one thread may use it at a time. `Streams` are the utterances that a decoder is decoding. This file also chooses the
+backend, and divides the work of a CPU search among threads.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.batch import BatchFusion
+from nemo_gpu_decoding.fusion.boosting import BoostingTree
+from nemo_gpu_decoding.fusion.fusion import Request
 
 
 class Engine(ABC):
@@ -89,3 +99,151 @@ class BadRow(ValueError):  # noqa: N818 (the name describes the event)
 
 class StreamsLost(ValueError):  # noqa: N818 (the name describes the event)
     """The streams of an engine cannot continue; the decoder closes them."""
+
+
+# ------------------------------------------------------------------------------ streams of a decoder
+
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+
+@dataclass
+class Streams:
+    """State of n utterances that are being decoded. Only one thread may use it at a time."""
+
+    fusion: BatchFusion  # LM, boosting tree and weights of each
+    capacity: int  # frames to allocate buffers for
+    is_open: np.ndarray  # [n] bool
+    engine: Engine | None = None  # created by the first push, on the backend for its inputs
+    commit_frames: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [n] at the last commit
+    # Of utterances whose phrases need evidence, by their numbers. A copy of these streams keeps its own values.
+    requests: dict[int, Request] = field(default_factory=dict)
+    heard: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # all inputs
+    shown: dict[int, int] = field(default_factory=dict)  # committed tokens of partial results
+
+    def __post_init__(self) -> None:
+        self.commit_frames = np.zeros(len(self), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.fusion)
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are streams and all of them are closed."""
+        return len(self) > 0 and not self.is_open.any()
+
+    def set_open(self, rows: Sequence[int], is_open: bool) -> None:
+        """Mark streams as open or closed; copies of these streams keep their own marks."""
+        self.is_open = self.is_open.copy()
+        self.is_open[list(rows)] = is_open
+
+    def tree_of(self, row: int) -> BoostingTree | None:
+        """The phrases of an utterance; None without phrases, or if the tree does not name them."""
+        fusion = self.fusion
+        tree = fusion.trees[fusion.tree_of[row]] if fusion.boosting_weights[row] else None
+        return tree if isinstance(tree, BoostingTree) and tree.table is not None else None
+
+    def remember(self, rows: Sequence[int], requests: Sequence[Request | None] | None) -> None:
+        """Keep the requests of new utterances, and later their inputs, where phrases need evidence."""
+        kept: list[int] = []
+        if any(isinstance(tree, BoostingTree) and tree.ac_threshold > 0 for tree in self.fusion.trees):
+            kept = [i for i, row in enumerate(rows) if (tree := self.tree_of(row)) and tree.ac_threshold > 0]
+        left = self.requests.keys() - set(rows)
+        self.requests = {row: self.requests[row] for row in left} | {
+            rows[i]: (requests and requests[i]) or Request() for i in kept
+        }
+        self.heard = {row: self.heard.get(row, ()) if row in left else () for row in self.requests}
+        self.shown = {row: self.shown.get(row, 0) if row in left else 0 for row in self.requests}
+
+    def hear(self, inputs: Tensor, counts: Sequence[int], *, copies: bool) -> None:
+        """Keep the inputs that were read; `copies`: the caller may change `inputs` later."""
+        heard = dict(self.heard)
+        for row in heard:
+            if counts[row] > 0:
+                new = inputs[row, : counts[row]]
+                heard[row] += (new.clone() if copies else new,)
+        self.heard = heard
+
+
+# ----------------------------------------------------------------------------------------- backend
+
+Obstacle = Callable[[torch.device], "str | None"]
+
+
+def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle) -> Literal["cuda", "cpu"]:
+    """The backend for tensors on `device`.
+
+    Args:
+        wanted: "cuda"; "cpu"; or "auto", which is cuda for tensors on a GPU if kernels run there.
+        device: device of the tensors to decode. With "cuda", tensors on the CPU are copied.
+        obstacle: the reason why the decoder's kernels cannot use a device that runs kernels, or None.
+
+    Raises:
+        ValueError: `wanted` is "cuda" and the kernels cannot run; the message gives the reason.
+    """
+    if wanted == "cpu" or (wanted == "auto" and device.type != "cuda"):
+        _say_once(f"backend cpu for tensors on {device} (option backend={wanted})")
+        return "cpu"
+    gpu = runtime().device_for(device)
+    why_not = runtime().why_not(gpu) or obstacle(gpu)
+    if why_not is None:
+        _say_once(f"backend cuda for tensors on {device} (option backend={wanted})")
+        return "cuda"
+    if wanted == "cuda":
+        raise ValueError(f"backend is 'cuda' for tensors on {device}, expected 'cpu' or 'auto': {why_not}")
+    _say_once(f"backend cpu for tensors on {device}, which are copied to the host: {why_not}")
+    return "cpu"
+
+
+@lru_cache(maxsize=32)
+def _say_once(message: str) -> None:
+    logger.info(message)
+
+
+# ----------------------------------------------------------------------------------------- threads
+#
+# The compiled searches release the GIL, so Python threads run them in parallel. numba's `prange` is no alternative:
+# with some threading layers it aborts the process when two threads decode at the same time, or after a fork.
+
+
+def thread_count(threads: int) -> int:
+    """Number of threads; 0 selects that of torch."""
+    return threads if threads > 0 else torch.get_num_threads()
+
+
+def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, threads: int) -> None:
+    """Call `work(rows)` for disjoint sets of row numbers that cover all rows with a cost above 0.
+
+    Rows are assigned in descending order of their costs, each to the thread with the least work. An exception in a
+    share is raised after all shares have ended.
+    """
+    if len(costs) == 1 and costs[0] > 0:
+        work(np.zeros(1, np.int64))
+        return
+    rows = np.argsort(-costs, kind="stable")
+    rows = rows[costs[rows] > 0]
+    threads = min(thread_count(threads), len(rows))
+    if threads <= 1:
+        if len(rows):
+            work(np.sort(rows))
+        return
+    shares: list[list[int]] = [[] for _ in range(threads)]
+    loads = np.zeros(threads)
+    for row in rows:
+        least = int(np.argmin(loads))
+        shares[least].append(int(row))
+        loads[least] += costs[row]
+    futures = [_pool(os.getpid()).submit(work, np.array(share)) for share in shares[1:]]
+    try:
+        work(np.array(shares[0]))
+    finally:
+        errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+@lru_cache(maxsize=1)
+def _pool(pid: int) -> ThreadPoolExecutor:
+    """The pool of this process. A forked child has no threads of its parent, so it creates its own pool."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="nemo-gpu-decoding")

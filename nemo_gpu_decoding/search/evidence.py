@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, Key
+from nemo_gpu_decoding.fusion.boosting import BoostingTree, Key
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.engine import Streams
 from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, new_frozen
-from nemo_gpu_decoding.search.streams import Streams
 
 R = TypeVar("R", bound=NBest[Any])
 

@@ -18,7 +18,7 @@ from benchmarks.verify import identical
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.transducer import records as transducer_records
-from nemo_gpu_decoding.search.word_graph import cuda_kernels
+from nemo_gpu_decoding.search.word_graph import cuda_engine as word_graph_engine
 from tests.benchmarks.test_run import TWIN, changed
 from tests.cuda_emulator.fixtures import emulated_runtime
 
@@ -192,8 +192,8 @@ def test_gpu_rows_of_cuda_wfst_beside_kaldi_and_missing_riva(graph_options, emul
 
 def test_gpu_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
-    placed = cuda_kernels.PlacedLM  # the smallest cache would hold all of this LM: here half of what is asked
-    monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 512, name))
+    placed = word_graph_engine.PlacedLM  # the smallest cache would hold all of this LM: here half of what is asked
+    monkeypatch.setattr(word_graph_engine, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 512, name))
     rows = run(replace(
         graph_options, strategy="paged_biglm", peers=["small_lm", "eager"], batches=[2], group_sizes=[1],
         weights={"small_share": 0.1}, graph_beams=[8],

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens
-from nemo_gpu_decoding.fusion.boosting_tree import BoostingTree, PhraseTable
+from nemo_gpu_decoding.fusion.boosting import BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.result import NBest

@@ -15,8 +15,8 @@ from nemo_gpu_decoding.fusion.context_graph import (
     Trie,
     build_context_graph,
     token_scores,
+    with_refunds,
 )
-from nemo_gpu_decoding.fusion.refunds import with_refunds
 from tests.oracles.ngram import earned, earned_apart, phrase_bonus
 
 V = 4

@@ -9,8 +9,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.density_ratio import density_ratio
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
-from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
-from nemo_gpu_decoding.fusion.ngram_automaton import NOT_FINAL
+from nemo_gpu_decoding.fusion.ngram import NOT_FINAL, load_ngram_lm
 from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm, write_arpa
 from tests.assets import ASSETS
 from tests.random_models import random_lm

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.search.word_graph import cuda_kernels
+from nemo_gpu_decoding.search.word_graph import cuda_engine
 from tests.gpu import sized
 from tests.random_models import random_log_probs
 from tests.search.word_graph import both
@@ -104,8 +104,8 @@ def test_many_lm_histories_in_one_state_equal_the_cpu(device):
 
 @needs_kaldifst
 def test_small_cache_shared_by_all_blocks_gives_the_same(device, monkeypatch):
-    placed = cuda_kernels.PlacedLM
-    monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
+    placed = cuda_engine.PlacedLM
+    monkeypatch.setattr(cuda_engine, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
     graph, lms = graph_of(5), both.pair(0)
     options = {"placement": "paged", "beam": 10.0, "max_active": 300}
     check(graph, lms, inputs_on(device, seed=8), **options)

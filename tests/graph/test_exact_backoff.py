@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.graph import exact_backoff
-from nemo_gpu_decoding.graph.exact_backoff import with_exact_backoff
-from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar
+from nemo_gpu_decoding.graph import grammar as grammars
+from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar, with_exact_backoff
 from tests.oracles.ngram import arpa_text, random_table
 
 
@@ -53,7 +52,7 @@ def test_too_many_copies_leave_the_lm_unchanged(tmp_path, monkeypatch, caplog):
     path = tmp_path / "lm.arpa"
     path.write_text(arpa_text(random_table(["a", "b", "c"], 2, 0.6, 1)))
     automaton = read_grammar(path).automaton
-    monkeypatch.setattr(exact_backoff, "MOST_COPIED", 0)
+    monkeypatch.setattr(grammars, "MOST_COPIED", 0)
     with caplog.at_level("WARNING", "nemo_gpu_decoding"):
         assert with_exact_backoff(automaton) is automaton
     assert "less likely than by back-off" in caplog.text

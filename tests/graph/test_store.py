@@ -13,8 +13,7 @@ import pytest
 
 from nemo_gpu_decoding.container import write_arrays
 from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
-from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
+from nemo_gpu_decoding.graph.csr import WordGraph, epsilon_closure
 from nemo_gpu_decoding.graph.openfst import FST_ARC, Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import is_word_graph, load_graph, save_graph
 from tests.assets import ROOT

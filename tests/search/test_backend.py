@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda.launch import use_runtime
-from nemo_gpu_decoding.search import streams
+from nemo_gpu_decoding.search import engine
+from nemo_gpu_decoding.search.engine import for_each_share, thread_count
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.search.streams import for_each_share, thread_count
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from tests.random_models import random_log_probs
 
@@ -38,10 +38,10 @@ def nothing(device):
 
 @pytest.fixture
 def said(caplog):
-    streams._say_once.cache_clear()
+    engine._say_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="nemo_gpu_decoding"):
         yield lambda: [record.getMessage() for record in caplog.records]
-    streams._say_once.cache_clear()
+    engine._say_once.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def said(caplog):
 )  # fmt: skip
 def test_backend_auto_takes_kernels_where_they_run(wanted, device, chosen):
     with use_runtime(FakeRuntime(None)):
-        assert streams.choose_backend(wanted, device, nothing) == chosen
+        assert engine.choose_backend(wanted, device, nothing) == chosen
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def test_backend_auto_takes_kernels_where_they_run(wanted, device, chosen):
 def test_reason_against_kernels_is_logged_once(said, reason, obstacle, why):
     with use_runtime(FakeRuntime(reason)):
         for _ in range(3):
-            assert streams.choose_backend("auto", GPU, obstacle) == "cpu"
+            assert engine.choose_backend("auto", GPU, obstacle) == "cpu"
         with pytest.raises(ValueError, match=f"backend is 'cuda' for tensors on cpu, .*: {why}"):
-            streams.choose_backend("cuda", CPU, obstacle)
+            engine.choose_backend("cuda", CPU, obstacle)
     assert said() == [f"backend cpu for tensors on cuda:0, which are copied to the host: {why}"]
 
 
 def test_chosen_backend_is_logged_once(said):
     with use_runtime(FakeRuntime(None)):
         for _ in range(3):
-            streams.choose_backend("auto", GPU, nothing)
-            streams.choose_backend("auto", CPU, nothing)
+            engine.choose_backend("auto", GPU, nothing)
+            engine.choose_backend("auto", CPU, nothing)
     assert said() == [
         "backend cuda for tensors on cuda:0 (option backend=auto)",
         "backend cpu for tensors on cpu (option backend=auto)",
@@ -82,9 +82,9 @@ def test_chosen_backend_is_logged_once(said):
 
 
 def test_cpu_tensors_load_no_cuda_runtime(monkeypatch):
-    monkeypatch.setattr(streams, "runtime", lambda: pytest.fail("asked for CUDA"))
-    assert streams.choose_backend("auto", CPU, nothing) == "cpu"
-    assert streams.choose_backend("cpu", GPU, nothing) == "cpu"
+    monkeypatch.setattr(engine, "runtime", lambda: pytest.fail("asked for CUDA"))
+    assert engine.choose_backend("auto", CPU, nothing) == "cpu"
+    assert engine.choose_backend("cpu", GPU, nothing) == "cpu"
 
 
 # --------------------------------------------------------------------------------------------- threads

@@ -15,11 +15,10 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.decoder import Decoder
-from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.engine import Engine, Streams
 from nemo_gpu_decoding.search.inputs import as_float32, check_log_probs, raise_bad_frame
 from nemo_gpu_decoding.search.numerics import MOST_LOG_PROB
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
-from nemo_gpu_decoding.search.streams import Streams
 
 
 @checked_options

@@ -42,8 +42,8 @@ from torch import Tensor
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.live.slots import LiveSlot, Slots
 from nemo_gpu_decoding.search.decoder import Decoder
+from nemo_gpu_decoding.search.engine import Streams
 from nemo_gpu_decoding.search.result import NBest
-from nemo_gpu_decoding.search.streams import Streams
 
 # A first chunk may be a whole file, and a user may keep its hypothesis for long. So utterances that were not
 # continued yet are kept for this number of batches only.

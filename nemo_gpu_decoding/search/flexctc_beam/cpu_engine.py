@@ -9,14 +9,13 @@ import torch
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
-from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.engine import Engine, Streams, for_each_share
 from nemo_gpu_decoding.search.flexctc_beam import backpointers
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, commit_shared, rank, trace_back_all
 from nemo_gpu_decoding.search.flexctc_beam.frame import FlexCTCBeams, advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.records import SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
-from nemo_gpu_decoding.search.streams import Streams, for_each_share
 
 
 class CPUEngine(Engine):

@@ -31,7 +31,7 @@ from nemo_gpu_decoding.cuda.upload import outlive_kernels
 from nemo_gpu_decoding.cuda.while_graph import is_capturing
 from nemo_gpu_decoding.fusion.batch import BatchFusion, on_device, trees_on_device
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
-from nemo_gpu_decoding.search.engine import BadRow, Engine
+from nemo_gpu_decoding.search.engine import BadRow, Engine, Streams
 from nemo_gpu_decoding.search.flexctc_beam import records
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
@@ -44,7 +44,6 @@ from nemo_gpu_decoding.search.inputs import (
     raise_bad_frame,
     rows_in_shared_memory,
 )
-from nemo_gpu_decoding.search.streams import Streams
 
 THREADS = 256  # per block of `advance`
 FINISH_THREADS = 128

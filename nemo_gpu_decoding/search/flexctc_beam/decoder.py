@@ -12,7 +12,7 @@ from nemo_gpu_decoding.fusion.batch import FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder
-from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.engine import Engine, Streams
 from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
@@ -21,7 +21,6 @@ from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, fusion_sc
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
-from nemo_gpu_decoding.search.streams import Streams
 
 NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
 

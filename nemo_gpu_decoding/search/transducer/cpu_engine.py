@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.jit import compiled, inlined, linked
-from nemo_gpu_decoding.search.streams import for_each_share
+from nemo_gpu_decoding.search.engine import for_each_share
 from nemo_gpu_decoding.search.transducer import cpu_networks
 from nemo_gpu_decoding.search.transducer.beam import (
     PendingPredictions,
@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.transducer.beam import (
     grown_nodes,
     new_pending,
 )
-from nemo_gpu_decoding.search.transducer.cpu_math import copy
+from nemo_gpu_decoding.search.transducer.cpu_networks import copy
 from nemo_gpu_decoding.search.transducer.engine import TransducerEngine, TransducerStreams, flattened
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 

@@ -16,10 +16,9 @@ from nemo_gpu_decoding.fusion.batch import FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.committed import common_ancestor, joined
 from nemo_gpu_decoding.search.decoder import Decoder
-from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.engine import Engine, Streams
 from nemo_gpu_decoding.search.inputs import check_batch
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
-from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.transducer import cuda_engine
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.engine import Engine, for_each_share
 from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.streams import for_each_share
 from nemo_gpu_decoding.search.word_graph import keys, records
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance

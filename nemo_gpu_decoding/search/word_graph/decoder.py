@@ -23,17 +23,15 @@ from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder
-from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.engine import Engine, Streams
 from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
-from nemo_gpu_decoding.search.streams import Streams
 from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
-from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
-from nemo_gpu_decoding.search.word_graph.cuda_kernels import LargeLMKernels
+from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine, LargeLMKernels
 from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import LetEngine
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import labels_of_unknown, shared_lm_pair, with_more_words
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, LmScorer

@@ -8,9 +8,15 @@ from torch.nn import functional
 
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.engine import StreamsLost
-from nemo_gpu_decoding.search.transducer import cpu_math, cpu_networks
-from nemo_gpu_decoding.search.transducer.cpu_math import WIDTH, multiply, packed, whole_panels, whole_rows
-from nemo_gpu_decoding.search.transducer.cpu_networks import CompiledNetworks
+from nemo_gpu_decoding.search.transducer import cpu_networks
+from nemo_gpu_decoding.search.transducer.cpu_networks import (
+    WIDTH,
+    CompiledNetworks,
+    multiply,
+    packed,
+    whole_panels,
+    whole_rows,
+)
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from tests.contract.subject import all_facts
 from tests.search.transducer.lstm import JOINT, lstm_networks
@@ -60,13 +66,13 @@ def test_a_row_of_a_product_does_not_depend_on_the_others():
 @compiled
 def applied(x, out):
     for i in range(len(x)):
-        out[0, i], out[1, i], out[2, i] = cpu_math.exp(x[i]), cpu_math.sigmoid(x[i]), cpu_math.tanh(x[i])
+        out[0, i], out[1, i], out[2, i] = cpu_networks.exp(x[i]), cpu_networks.sigmoid(x[i]), cpu_networks.tanh(x[i])
 
 
 @compiled
 def log_softmax(logits, scale):
     out = np.empty_like(logits)
-    cpu_math.log_softmax(logits, scale, np.empty(len(logits)), out)
+    cpu_networks.log_softmax(logits, scale, np.empty(len(logits)), out)
     return out
 
 

@@ -10,7 +10,7 @@ import torch
 
 from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda_engine, cuda_kernels, kernel_abi
+from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedRuntime
@@ -287,14 +287,14 @@ def test_best_paths_and_final_costs_equal_the_cpu_paged(monkeypatch, seed):
 
 @checked
 def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
-    placed = cuda_kernels.PlacedLM
+    placed = cuda_engine.PlacedLM
 
     def scarce(arrays, how, cache_bytes, name):
         from nemo_gpu_decoding.lm.on_device import Memory
 
         return placed(arrays, how, cache_bytes, name, lambda device: Memory(100, 100, 100))
 
-    monkeypatch.setattr(cuda_kernels, "PlacedLM", scarce)
+    monkeypatch.setattr(cuda_engine, "PlacedLM", scarce)
     graph, lms = random_case(6)
     with pytest.raises(ValueError, match=r"placement is 'paged': .* needs"):
         on("cuda", graph, lms, placement="paged", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
@@ -312,5 +312,5 @@ def test_static_shared_memory_is_left_free(tmp_path):
     EmulatedRuntime(cache=tmp_path).load(str(source), torch.device("cpu"))
     columns, most = 11_000, 90_000  # two rows fit just so without what the kernel takes for itself
     assert kernel_abi.shared_bytes(columns, 4, most)[1] == 2
-    own = cuda_kernels.LargeLMKernels.static_shared_bytes
+    own = cuda_engine.LargeLMKernels.static_shared_bytes
     assert kernel_abi.shared_bytes(columns, 4, most - own)[1] == 1

@@ -10,7 +10,7 @@ import pytest
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
-from nemo_gpu_decoding.search.word_graph.large_lm.difference import difference_of
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import difference_of
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import context_bounds
 from tests.contract.subject import all_facts
 from tests.random_models import random_log_probs

@@ -7,7 +7,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda_kernels, kernel_abi
+from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi
 from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, PIECES, write_tlg
 from tests.random_models import random_log_probs
@@ -303,8 +303,8 @@ def test_members_and_visits_get_more_room(monkeypatch, least_groups):
 @checked
 @pytest.mark.parametrize("cache_bytes", [16, 10**6])
 def test_arcs_in_host_memory_give_the_same(monkeypatch, cache_bytes):
-    placed = cuda_kernels.PlacedLM
-    monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name))
+    placed = cuda_engine.PlacedLM
+    monkeypatch.setattr(cuda_engine, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name))
     graph, lms = case(1)
     options = {"beam": 9.0, "placement": "paged"}
     assert_equal_paged(graph, lms, inputs_of(1), [FRAMES, 5], **options)

@@ -223,7 +223,7 @@ def test_requests_that_differ_in_one_value_are_kept_apart(paged):
 
 
 def test_differences_are_those_of_both_lms():
-    from nemo_gpu_decoding.search.word_graph.large_lm.difference import difference_of
+    from nemo_gpu_decoding.search.word_graph.large_lm.pair import difference_of
 
     small, large = nested_pair(2)
     difference = difference_of(large.packed, small.packed)

@@ -15,7 +15,7 @@ the cost of a node (the group is alpha-stable), and the time of the expansion do
 leaves out contexts above the beam in the frame of a node.
 
 Two more kinds of nodes represent steps within a frame. Nodes with JOIN_MOVE links are tokens that meet in a
-graph state after closure arcs. Nodes after a word (`let_words.py`) are expanded from the start. The number of a
+graph state after closure arcs. Nodes after a word (`let_groups.py`) are expanded from the start. The number of a
 node is higher than the numbers of the nodes that it links to. `let_engine.py` drops nodes that no
 token leads to.
 """

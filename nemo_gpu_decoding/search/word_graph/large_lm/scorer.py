@@ -15,7 +15,7 @@ every path from the second token costs more than the same path from the first on
 
 D is a sum over the back-off chains of both LM contexts to their common suffix. `context_bounds` computes the terms:
 for any words, `over` is how much more they cost after a state than after its back-off state, `under` how much less.
-Only the difference automaton (`difference.py`) has bounds. A search that keeps a lattice drops nothing.
+Only the difference automaton (`pair.py`) has bounds. A search that keeps a lattice drops nothing.
 """
 
 from __future__ import annotations
