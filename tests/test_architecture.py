@@ -227,14 +227,14 @@ CODE_BUDGETS = {
     "search": 11375,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43138
+PACKAGE_LINES = 43139
 PACKAGE_FILES = 200
 TESTS_LINES = 39177
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 21866
+USERS_WORDS = 20814
 USERS_PAGE_WORDS = 2188
 PAPERS_WORDS = 3202
-EXPERIMENTS_WORDS = 6374
+EXPERIMENTS_WORDS = 7762
 
 
 def within(what: str, count: int, budget: int):
