@@ -229,12 +229,12 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 43139
 PACKAGE_FILES = 200
-TESTS_LINES = 39177
+TESTS_LINES = 39178
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 20599
-USERS_PAGE_WORDS = 1526
+USERS_WORDS = 18364
+USERS_PAGE_WORDS = 1400
 PAPERS_WORDS = 3202
-EXPERIMENTS_WORDS = 8077
+EXPERIMENTS_WORDS = 8432
 
 
 def within(what: str, count: int, budget: int):
