@@ -229,12 +229,13 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 43139
 PACKAGE_FILES = 200
-TESTS_LINES = 39178
+TESTS_LINES = 39181
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 17723
+USERS_WORDS = 16019
 USERS_PAGE_WORDS = 1400
-PAPERS_WORDS = 3202
-EXPERIMENTS_WORDS = 8432
+PAPERS_WORDS = 3272
+DEVELOPERS_WORDS = 807
+EXPERIMENTS_WORDS = 8491
 
 
 def within(what: str, count: int, budget: int):
@@ -274,8 +275,9 @@ def test_docs_keep_their_budgets_of_words():
     for name, words in pages.items():
         within(f"words in docs/{name}", words, USERS_PAGE_WORDS)
     within("words in users' pages of docs/", sum(pages.values()), USERS_WORDS)
-    experiments = sum(count_words(page.read_text(encoding="utf-8")) for page in docs.glob("experiments/*.md"))
-    within("words in docs/experiments/", experiments, EXPERIMENTS_WORDS)
+    for folder, budget in (("developers", DEVELOPERS_WORDS), ("experiments", EXPERIMENTS_WORDS)):
+        words = sum(count_words(page.read_text(encoding="utf-8")) for page in docs.glob(f"{folder}/*.md"))
+        within(f"words in docs/{folder}/", words, budget)
 
 
 def test_docstrings_comments_and_blank_lines_are_no_code():

@@ -52,7 +52,8 @@ def read_page(path):
 
 DOCS = ROOT / "docs"
 EXPERIMENTS = [read_page(path) for path in sorted((DOCS / "experiments").glob("*.md"))]
-PAGES = [*(read_page(path) for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md")))), *EXPERIMENTS]
+OTHERS = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "developers").glob("*.md")))
+PAGES = [*map(read_page, OTHERS), *EXPERIMENTS]
 PERFORMANCE = (DOCS / "performance.md").read_text(encoding="utf-8")
 # what a page may import though an environment for tests lacks it
 OPTIONAL_PEERS = ("torchaudio", "flashlight", "pyctcdecode", "kenlm")
