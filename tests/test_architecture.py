@@ -229,10 +229,11 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 43139
 PACKAGE_FILES = 200
-TESTS_LINES = 39181
+TESTS_LINES = 39182
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 16019
+USERS_WORDS = 16001
 USERS_PAGE_WORDS = 1400
+SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 3272
 DEVELOPERS_WORDS = 807
 EXPERIMENTS_WORDS = 8491
@@ -273,7 +274,7 @@ def test_docs_keep_their_budgets_of_words():
     pages = {page.name: count_words(page.read_text(encoding="utf-8")) for page in docs.glob("*.md")}
     within("words in docs/papers.md", pages.pop("papers.md"), PAPERS_WORDS)
     for name, words in pages.items():
-        within(f"words in docs/{name}", words, USERS_PAGE_WORDS)
+        within(f"words in docs/{name}", words, SHORT_PAGES.get(name, USERS_PAGE_WORDS))
     within("words in users' pages of docs/", sum(pages.values()), USERS_WORDS)
     for folder, budget in (("developers", DEVELOPERS_WORDS), ("experiments", EXPERIMENTS_WORDS)):
         words = sum(count_words(page.read_text(encoding="utf-8")) for page in docs.glob(f"{folder}/*.md"))
