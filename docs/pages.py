@@ -4,7 +4,8 @@
 
 A table stands between `<!-- options: CLASS -->`, or `<!-- options: CLASS STRATEGY -->`, and `<!-- end -->`. Its rows
 are the fields of the dataclass, with their defaults and the comments above them; with a strategy also the key of
-NeMo's config, and what it is there if nobody sets it.
+NeMo's config, and what it is there if nobody sets it. With `beyond CLASS STRATEGY` after it, rows that are the same in
+the table of that class are left out.
 """
 
 from __future__ import annotations
@@ -27,11 +28,18 @@ def write_tables() -> None:
 def with_options(text: str) -> str:
     """A page with the tables of today's options between its marks."""
     return re.sub(
-        r"(<!-- options: (\w+) ?(\w*) -->\n).*?<!-- end -->",
-        lambda match: f"{match[1]}{option_table(match[2], match[3])}\n<!-- end -->",
+        r"(<!-- options: (\w+) ?(\w*)(?: beyond (\w+) (\w+))? -->\n).*?<!-- end -->",
+        lambda match: f"{match[1]}{table_beyond(*match.groups()[1:])}\n<!-- end -->",
         text,
         flags=re.DOTALL,
     )
+
+
+def table_beyond(name: str, strategy: str, base: str | None, base_strategy: str | None) -> str:
+    """The table of `name`, without the rows that the table of `base` has."""
+    header, line, *rows = option_table(name, strategy).split("\n")
+    shown = option_table(base, base_strategy or "").split("\n") if base else []
+    return "\n".join([header, line, *(row for row in rows if row not in shown)])
 
 
 def option_table(name: str, strategy: str = "") -> str:

@@ -2,7 +2,7 @@
 
     python scripts/count_kernels.py [STRATEGY ...]     print the tables of these strategies, or of all
     python scripts/count_kernels.py --utterances 32    of a batch of this size; 128 in the page
-    python scripts/count_kernels.py --write            write them into docs/gpus.md; two minutes
+    python scripts/count_kernels.py --write            write them into docs/experiments/gpu_counts.md; two minutes
     python scripts/count_kernels.py --new-texts        share of hypotheses with a new text, on the shipped speech
 
 Needs NVRTC and g++. NVRTC reports registers and static shared memory of its machine code for sm_90. All other numbers
@@ -41,7 +41,7 @@ from nemo_gpu_decoding.search.transducer import cuda_engine  # noqa: E402
 from scripts.check_kernels import check  # noqa: E402
 from tests.cuda_emulator.emulator import EmulatedRuntime, Launched  # noqa: E402
 
-PAGE = REPOSITORY / "docs" / "gpus.md"
+PAGE = REPOSITORY / "docs" / "experiments" / "gpu_counts.md"
 ARCHITECTURE = 90
 
 # Of an H200, and of its kernels, as far as documents and measurements of others tell. Cycles of one access or
@@ -263,7 +263,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("strategies", nargs="*", help="all if none is named")
     parser.add_argument("--utterances", type=int, default=UTTERANCES, help="decoded together (%(default)s)")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/gpus.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/experiments/gpu_counts.md")
     parser.add_argument("--new-texts", action="store_true", help="count new texts of the shipped speech instead")
     options = parser.parse_args()
     if options.write and (options.strategies or options.utterances != UTTERANCES):

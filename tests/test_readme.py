@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 import nemo_gpu_decoding
 from benchmarks.options import BenchOptions
 from nemo_gpu_decoding import EndpointConfig
-from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.cli.main import load_command, main
 from nemo_gpu_decoding.cli.options import parse_options, show_value
 from tests.assets import ASSETS, CTC_MODEL, ROOT, load_script
 from tools.compare.__main__ import main as compare
@@ -50,8 +50,11 @@ def read_page(path):
     return Page(path, text, re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 
 
-PAGES = [read_page(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
-MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+EXPERIMENTS = [read_page(path) for path in sorted((DOCS / "experiments").glob("*.md"))]
+OTHERS = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "developers").glob("*.md")))
+PAGES = [*map(read_page, OTHERS), *EXPERIMENTS]
+PERFORMANCE = (DOCS / "performance.md").read_text(encoding="utf-8")
 # what a page may import though an environment for tests lacks it
 OPTIONAL_PEERS = ("torchaudio", "flashlight", "pyctcdecode", "kenlm")
 DOWNLOADS = "# needs a download\n"  # first line of a block or cell that is compiled here, not run
@@ -80,6 +83,15 @@ def runner_of(command):
         if command.startswith(program):
             return partial(run, command.removeprefix(program).split())
     return None
+
+
+def is_measurement(command):
+    """A command of the benchmarks, which exists. It takes minutes, so no test runs it."""
+    if command.startswith("python docs/results/records.py measure "):
+        records = load_script(DOCS / "results" / "records.py")
+        return {word for word in command.split()[3:] if "=" not in word} <= set(records.RUNS)
+    module = re.match(r"python -m (benchmarks[\w.]*)", command)
+    return module is not None and importlib.util.find_spec(module[1]) is not None
 
 
 def is_server(command):
@@ -202,7 +214,7 @@ def test_decoding_sections_of_a_page_are_read(page, monkeypatch):
 
 
 @pytest.mark.nemo
-@pages_run(lambda page: any(runner_of(c) for c in page.commands))
+@pages_run(lambda page: page not in EXPERIMENTS and any(runner_of(c) for c in page.commands))
 def test_commands_of_a_page_succeed(page, monkeypatch, capsys):
     pytest.importorskip("nemo.collections.asr")
     monkeypatch.chdir(ROOT)
@@ -210,11 +222,23 @@ def test_commands_of_a_page_succeed(page, monkeypatch, capsys):
     for folder in re.findall(r"\bout=(build/\S+)/(?:\s|$)", "\n".join(page.commands)):
         shutil.rmtree(ROOT / folder, ignore_errors=True)  # of other versions, which are not mixed; no other page's
     for command in page.commands:
-        run = runner_of(command)  # those of measured.md take minutes
-        if run is not None and page.path.stem != "measured" and not is_server(command):
+        run = runner_of(command)
+        if run is not None and not is_server(command):
             assert run() == 0, command
             shown = capsys.readouterr()
             assert (shown.out + shown.err).strip(), command
+
+
+@pytest.mark.parametrize("page", EXPERIMENTS, ids=lambda page: page.path.stem)
+def test_experiment_has_question_setup_answer_and_a_command_with_known_options(page):
+    assert re.match(r"# [^\n]+\?\n", page.text)
+    assert "**Set-up.** " in page.text
+    assert "**Answer.** " in page.text
+    assert page.commands
+    for command in page.commands:
+        if command.startswith("nemo-gpu-decoding "):
+            name, *arguments = command.split()[1:]
+            parse_options(load_command(name).OPTIONS, arguments)
 
 
 @pytest.mark.parametrize("command", sorted({c for page in PAGES for c in page.commands if c.startswith("make ")}))
@@ -249,7 +273,7 @@ def test_install_commands_name_existing_extras(page):
             continue
         extras = re.fullmatch(r'pip install "\.\[([\w,]+)\]"', command)
         if extras is None:
-            assert command.startswith(("make ", "python -m benchmarks")) or runner_of(command) is not None, command
+            assert command.startswith("make ") or runner_of(command) is not None or is_measurement(command), command
         else:
             assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras[1].split(",")), command
 
@@ -274,7 +298,7 @@ def test_site_builds_without_a_warning(tmp_path):
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
-    pages = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
     assert {page.path.stem for page in PAGES[1:]} <= set(pages)
     for name in nemo_gpu_decoding.__all__[1:]:  # all but __version__
         assert f'id="nemo_gpu_decoding.{name}"' in pages["api"]
@@ -312,7 +336,7 @@ def test_option_tables_are_up_to_date(page, tables, nemo3):
 @pytest.mark.nemo
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm"])
 def test_page_of_a_strategy_has_every_key_with_its_default(strategy, tables, nemo3):
-    names = {"paged_biglm": ("cuda_wfst", "paged_biglm")}.get(strategy, (strategy,))
+    names = {"paged_biglm": ("cuda_wfst", "paged_biglm"), "aes_pp": ("alsd_pp", "aes_pp")}.get(strategy, (strategy,))
     text = "".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in names)
     section = tables.section_of(strategy)
     defaults = section.defaults | section.added
@@ -337,17 +361,17 @@ def test_table_of_endpoint_rules_is_up_to_date():
     assert shown == {name: astuple(rule) for name, rule in EndpointConfig().rules()}
 
 
-# ----------------- The figures of docs/measured.md are those of the records, and of the command beside them
+# ----------------- The figures of pages are those of the records, and of the command beside them
 @pytest.fixture
 def records():
     return load_script(ROOT / "docs" / "results" / "records.py")
 
 
 def test_figures_are_those_of_the_records(records):
-    pages = [page.read_text(encoding="utf-8") for page in records.PAGES]
-    assert sum(page.count("<!-- records: ") for page in pages) == len(records.WRITERS)
-    for page in pages:
-        assert records.with_figures(page) == page, "python docs/results/records.py write"
+    pages = {page: page.read_text(encoding="utf-8") for page in records.PAGES}
+    assert sum(text.count("<!-- records: ") for text in pages.values()) == len(records.WRITERS)
+    for page, text in pages.items():
+        assert records.with_figures(text, records.results_from(page)) == text, "python docs/results/records.py write"
 
 
 @pytest.fixture
@@ -364,12 +388,12 @@ def test_rows_that_are_not_verified_give_no_figures(records, copied):
     record["rows"][0]["verified"] = False
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="has a row that is not verified"):
-        records.with_figures(MEASURED)
+        records.with_figures(PERFORMANCE)
 
 
 def test_new_record_replaces_the_old_one(records, copied, monkeypatch):
-    page = copied / "measured.md"
-    page.write_text(MEASURED)
+    page = copied / "performance.md"
+    page.write_text(PERFORMANCE)
     monkeypatch.setattr(records, "PAGES", [page])
     monkeypatch.setattr(records, "plot_rows", lambda *given: None)
     old, record = records.records()["aes_pp"]

@@ -1,4 +1,4 @@
-"""Records of benchmarks: measured anew, written into docs/measured.md, drawn.
+"""Records of benchmarks: measured anew, written into the pages of docs/, drawn.
 
     python docs/results/records.py measure [NAME ...] [KEY=VALUE ...]
                                                            all records, or some of `RUNS`; then the two others
@@ -24,7 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.report import name_of_run
 
 HERE = Path(__file__).resolve().parent
-PAGES, ROOT = [HERE.parent / name for name in ("measured.md", "papers.md", "boosting.md")], HERE.parents[1]
+ROOT = HERE.parents[1]
+# pages with figures of records
+PAGES = [
+    page
+    for page in sorted((*HERE.parent.glob("*.md"), *HERE.parent.glob("experiments/*.md")))
+    if "<!-- records: " in page.read_text(encoding="utf-8")
+]
 # 45 minutes on two cores. Two are measured only if they are named: scale takes 18 more and 6 GB of disk; boosting
 # needs folder=FOLDER and takes 8 more
 RUNS = {
@@ -227,14 +233,22 @@ def read(path: str | Path) -> Record:
 
 def write() -> None:
     for page in PAGES:
-        page.write_text(with_figures(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(with_figures(page.read_text(encoding="utf-8"), results_from(page)), encoding="utf-8")
     for name, task in PICTURED.items():
         record = records()[name][1]
         plot_rows(record, record["rows"], str(HERE / f"{name}_cpu.png"), task)
 
 
-def with_figures(text: str) -> str:
+def results_from(page: Path) -> str:
+    """The folder of records, as links of a page name it."""
+    return "../results" if page.parent.name == "experiments" else "results"
+
+
+def with_figures(text: str, results: str = "results") -> str:
     """A page with the figures of the latest records between its marks: "records: NAME [NAME ...] [as WRITER]".
+
+    Args:
+        results: the folder of records, as links of the page name it.
 
     Raises:
         ValueError: a row of a record is not verified.
@@ -246,7 +260,7 @@ def with_figures(text: str) -> str:
         names = given.split()
         for name in names:
             check_verified(name, found[name][1])
-        links = [f"[rows](results/{found[name][0].name})" for name in names]
+        links = [f"[rows]({results}/{found[name][0].name})" for name in names]
         written = WRITERS[form or names[0]](*(found[name][1] for name in names), *links)
         return f"<!-- records: {match[1]} -->\n{written}\n<!-- end -->"
 

@@ -60,8 +60,8 @@ def recognizer(wav2vec2):
 
 
 def run_snippet(marker, name, folder, audio, **replaced):
-    """Run the block of the page of migration that has a marker, with a model in a folder."""
-    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    """Run the block of the page about transformers that has a marker, with a model in a folder."""
+    page = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if marker in block)
     for old, new in {name: repr(str(folder)), **replaced}.items():
         assert old in code

@@ -24,6 +24,7 @@ from tests.nemo_plugin.usage import one_shot, texts, write_manifest
 pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "nemo_scripts.md").read_text()
+STREAMING = (ROOT / "docs" / "experiments" / "nemo_streaming.md").read_text()
 NEMO = Path(os.environ.get("NEMO_EXAMPLES", "examples/asr")).resolve().parents[1]
 TRANSDUCERS = ("alsd_pp", "aes_pp")
 STRATEGIES = ("flexctc_beam", "cuda_wfst", "paged_biglm", *TRANSDUCERS)
@@ -38,10 +39,10 @@ FILES = {
 }
 
 
-def table(header: str) -> list[list[str]]:
+def table(header: str, page: str = PAGE) -> list[list[str]]:
     """The rows of the page's table with a header, without the backticks of cells that are code. An empty first cell is
     that of the row above."""
-    lines = iter(PAGE.splitlines())
+    lines = iter(page.splitlines())
     assert any(line.startswith(header) for line in lines), header
     next(lines)
     rows = []
@@ -85,7 +86,7 @@ ROWS = [
 REST = {Path(file).name: (file, rest, output) for file, rest, output in table("| script | the rest |")}
 FUSED = dict(table("| section | LM and phrases |"))
 MORE = dict(table("| for | keys of `beam` |"))
-STREAMS = table("| YAML | checkpoint | strategy |")
+STREAMS = table("| YAML | checkpoint | strategy |", STREAMING)
 DECODING = [row for row in ROWS if not row.remark and row.script != PIPELINE]
 TRANSCRIBING = [row for row in DECODING if "ngram" not in row.script]
 
@@ -279,7 +280,7 @@ def test_streaming_scripts_write_the_transcripts(config, model, strategy, wer, r
     row = next(row for row in ROWS if row.script == PIPELINE and strategy in (row.strategy, "greedy"))
     words = "" if strategy == "greedy" else f"{row.words} {tuned(strategy, model)}"
     if "cache_aware" in config:
-        (slots,) = re.findall(r"`(streaming\.att[^`]*)`", PAGE)
+        (slots,) = re.findall(r"`(streaming\.att[^`]*)`", STREAMING)
         words += f" {slots}"
     found = predicted(run(row, words, model, config))
     assert 100 * word_errors([entry["text"] for entry in entries], found).wer == pytest.approx(float(wer), abs=0.06)

@@ -98,8 +98,8 @@ def check_the_example_of_the_docs(printed):
 
 
 def check_the_record(rows):
-    """docs/results/demo.json, from which README and docs/measured.md have their tables; sums of floats differ between
-    machines, and may turn a word."""
+    """README and docs/performance.md have their tables from docs/results/demo.json. Sums of floats differ between
+    machines, and may change a word."""
     record = json.loads((ROOT / "docs" / "results" / "demo.json").read_text(encoding="utf-8"))
     assert [(row["model"], row["decoder"]) for row in rows] == [(row["model"], row["decoder"]) for row in record]
     for row, recorded in zip(rows, record, strict=True):

@@ -141,7 +141,8 @@ def merge_bytes(params: SearchParams) -> int:
 def prediction_rows(utterances: int, params: SearchParams) -> int:
     """Number of rows of the prediction network's batch, large enough that utterances seldom wait for one.
 
-    On real speech 12 to 37 % of the hypotheses have a new text after a step, fewest with aes_pp (docs/gpus.md).
+    On real speech 12 to 37 % of the hypotheses have a new text after a step, fewest with aes_pp
+    (docs/experiments/gpu_counts.md).
     """
     rows = utterances * params.beam_size
     share = rows // (4 if params.frame_by_frame else 2)
