@@ -230,6 +230,11 @@ def test_commands_of_a_page_succeed(page, monkeypatch, capsys):
             assert (shown.out + shown.err).strip(), command
 
 
+@pages_with(lambda page: page.path.parent == DOCS and page.path.stem != "papers")
+def test_users_page_begins_with_its_question(page):
+    assert "?" in page.text.split("\n\n")[1]
+
+
 @pytest.mark.parametrize("page", EXPERIMENTS, ids=lambda page: page.path.stem)
 def test_experiment_has_question_setup_answer_and_a_command_with_known_options(page):
     assert re.match(r"# [^\n]+\?\n", page.text)
