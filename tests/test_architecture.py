@@ -229,9 +229,9 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 42940
 PACKAGE_FILES = 189
-TESTS_LINES = 39232
+TESTS_LINES = 39238
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 16001
+USERS_WORDS = 15999
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 3272

@@ -152,7 +152,8 @@ def test_python_snippets_of_a_page_run(page, curator, monkeypatch, capsys):
                     raise
                 continue
             printed[code] = capsys.readouterr().out
-    assert "".join(printed.values()).strip()
+    runs = [code for code in page.blocks("python") if not code.startswith(DOWNLOADS)]
+    assert bool("".join(printed.values()).strip()) == bool(runs)
     for columns in re.findall(r'<div class="columns" markdown>(.*?)</div>\n</div>', page.text, re.DOTALL):
         there, here = re.findall(r"^```python\n(.*?)^```", columns, re.MULTILINE | re.DOTALL)
         assert printed.get(there, printed.get(here)) == printed.get(here)
@@ -227,6 +228,11 @@ def test_commands_of_a_page_succeed(page, monkeypatch, capsys):
             assert run() == 0, command
             shown = capsys.readouterr()
             assert (shown.out + shown.err).strip(), command
+
+
+@pages_with(lambda page: page.path.parent == DOCS and page.path.stem != "papers")
+def test_users_page_begins_with_its_question(page):
+    assert "?" in page.text.split("\n\n")[1]
 
 
 @pytest.mark.parametrize("page", EXPERIMENTS, ids=lambda page: page.path.stem)
