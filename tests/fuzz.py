@@ -32,13 +32,14 @@ from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.openfst import Fst, write_fst
 from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.packed import load_packed_lm
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from tests.fusion.test_ngram import CONFIG, bigram_tensors, write_nemo
 from tests.graph.toy import LEXICON, PIECES, toy_arpa, toy_lexicon
+from tests.oracles.ngram import save_packed_lm
 from tests.random_models import random_log_probs
 
 MOST_SECONDS = 5.0

@@ -218,18 +218,18 @@ CODE_BUDGETS = {
     "cli": 2155,
     "cluster": 496,
     "compat": 1031,
-    "cuda": 974,
-    "fusion": 2174,
-    "graph": 1718,
+    "cuda": 979,
+    "fusion": 2143,
+    "graph": 1698,
     "live": 1298,
-    "lm": 2007,
+    "lm": 1995,
     "nemo_plugin": 3780,
-    "search": 11324,
+    "search": 11123,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42940
+PACKAGE_LINES = 42627
 PACKAGE_FILES = 189
-TESTS_LINES = 39238
+TESTS_LINES = 39259
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15999
 USERS_PAGE_WORDS = 1400

@@ -18,9 +18,9 @@ from nemo_gpu_decoding.container import encode_words, write_text, written_whole
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph, save_graph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import PACKED_LM, is_packed_lm, load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.packed import PACKED_LM, is_packed_lm, load_packed_lm
 from tests.graph.toy import toy_arpa, toy_lexicon
-from tests.oracles.ngram import closed_table, write_arpa
+from tests.oracles.ngram import closed_table, save_packed_lm, write_arpa
 
 
 class Packed:

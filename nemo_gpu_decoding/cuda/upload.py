@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -72,9 +72,15 @@ class Exchange:
     Args:
         arrays: name -> type and shape, in the order of the buffer.
         device: device of the kernels.
+        new: makes both buffers: `torch.zeros`, or `torch.empty` for arrays that a kernel fills.
     """
 
-    def __init__(self, arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]], device: torch.device) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+        device: torch.device,
+        new: Callable[..., torch.Tensor] = torch.zeros,
+    ) -> None:
         self._begins: dict[str, int] = {}
         ends: dict[str, int] = {}
         size = 0
@@ -82,8 +88,8 @@ class Exchange:
             self._begins[name], size = size, size + int(np.prod(shape)) * dtype.itemsize
             ends[name] = size
             size = -(-size // ALIGNMENT) * ALIGNMENT
-        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._device = new(size, dtype=torch.uint8, device=device)
+        self._host = new(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.on_device: dict[str, torch.Tensor] = {}
         self.on_host: dict[str, np.ndarray] = {}
         for name, (dtype, shape) in arrays.items():

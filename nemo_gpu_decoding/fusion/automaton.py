@@ -150,6 +150,13 @@ class BackoffAutomaton:
             if len(values) != len(table):
                 raise ValueError(f"{name}: {column} has {len(values)} entries, expected {len(table)}")
             table[member] = values
+        return cls.from_records(states, arcs, vocab_size, start_state, name)
+
+    @classmethod
+    def from_records(
+        cls, states: np.ndarray, arcs: np.ndarray, vocab_size: int, start_state: int, name: str
+    ) -> BackoffAutomaton:
+        """Like `from_columns`, from [S] STATE without bounds and [A] ARC; writes to the states."""
         _check_structure(name, vocab_size, start_state, states, arcs)
         arcs = _with_dense_roots(states, arcs, vocab_size)
         _add_bounds(states, arcs)

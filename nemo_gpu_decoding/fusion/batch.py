@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,10 @@ class Rules(NamedTuple):
 
     allowed: AllowedTokens | None = None
     grammar: Grammar | None = None
+
+
+# Start state and weight of an utterance's LM, its tree and the weight of it, its rules
+_Row = tuple[Any, Any, BackoffAutomaton, Any, Rules]
 
 
 class FusionLabels(NamedTuple):
@@ -84,9 +88,9 @@ class BatchFusion:
         lm = joined_lm or nothing
         priced: dict[tuple[int, int, float], tuple[BackoffAutomaton | None, float]] = {}
 
-        def settled(request: Request) -> tuple[int, float, BackoffAutomaton, float, Rules]:
-            tree = request.boosting or fusion.boosting
-            weight = _weight(tree, fusion.boosting_weight, request.boosting_weight)
+        def settled(request: Request) -> _Row:
+            tree, requested = request.boosting or fusion.boosting, request.boosting_weight
+            weight = 0.0 if tree is None else fusion.boosting_weight if requested is None else requested
             rules = Rules(request.allowed or fusion.allowed, request.grammar or fusion.grammar)
             if rules.grammar is not None:
                 tree, weight = rules.grammar.automaton, PRICE_WEIGHT
@@ -100,28 +104,18 @@ class BatchFusion:
             return lm_start, _lm_weight(fusion, request, labels), tree or nothing, weight, rules
 
         of_request = {key: settled(request) for key, request in distinct.items()}
-        rows = [of_request[id(request)] for request in checked]
-        lm_starts, lm_weights, trees, weights, rules = zip(*rows, strict=True) if rows else [()] * 5
-        return _batch_of(
-            lm,
-            np.array(lm_starts, np.int32),
-            np.array(lm_weights, np.float32),
-            list(trees),
-            np.array(weights, np.float32),
-            rules,
-        )
+        return _batch_of(lm, [of_request[id(request)] for request in checked])
 
     def replaced(self, rows: Sequence[int], new: BatchFusion) -> BatchFusion:
         """A copy in which utterance rows[i] has the fusion of utterance i of `new`."""
-        lm_starts, lm_weights = self.lm_starts.copy(), self.lm_weights.copy()
-        lm_starts[rows], lm_weights[rows] = new.lm_starts, new.lm_weights
-        boosting_weights = self.boosting_weights.copy()
-        boosting_weights[rows] = new.boosting_weights
-        trees = [self.trees[number] for number in self.tree_of]
-        for row, number in zip(rows, new.tree_of, strict=True):
-            trees[row] = new.trees[number]
-        rules = dict(enumerate(self.rules)) | dict(zip(rows, new.rules, strict=True))
-        return _batch_of(self.lm, lm_starts, lm_weights, trees, boosting_weights, tuple(rules.values()))
+        of_rows = self._rows()
+        for row, of_row in zip(rows, new._rows(), strict=True):
+            of_rows[row] = of_row
+        return _batch_of(self.lm, of_rows)
+
+    def _rows(self) -> list[_Row]:
+        trees = map(self.trees.__getitem__, self.tree_of)
+        return list(zip(self.lm_starts, self.lm_weights, trees, self.boosting_weights, self.rules, strict=True))
 
     def aliases_of(self, utterance: int) -> Aliases | None:
         """The aliases of an utterance's phrases."""
@@ -212,7 +206,10 @@ def _checked_requests(
             raise ValueError(f"requests[{i}] is a {type(request).__name__}, expected a Request or None")
         _check_automaton(f"requests[{i}].boosting", request.boosting, labels)
         _check_rules(f"requests[{i}]", request, labels)
-        _check_lm_name(i, request.lm, fusion, labels)
+        if request.lm is not None and labels.lm_in_graph:
+            raise FieldError(f"requests[{i}].lm", request.lm, "None: the LM of a word graph is in the graph")
+        with fields_named(f"requests[{i}].{{}}"):
+            fusion.check_lm_name(request.lm)
         if request.boosting_weight is not None and not labels.lm_in_graph:
             warn_if_large("boosting_weight of a request", request.boosting_weight)
         if request.boosting is not None and (request.grammar or fusion.grammar):
@@ -227,27 +224,16 @@ def _checked_requests(
     return [request or _UNCHANGED for request in requests]
 
 
-def _check_lm_name(i: int, name: str | None, fusion: Fusion, labels: FusionLabels) -> None:
-    if name is not None and labels.lm_in_graph:
-        raise FieldError(f"requests[{i}].lm", name, "None: the LM of a word graph is in the graph")
-    with fields_named(f"requests[{i}].{{}}"):
-        fusion.check_lm_name(name)
-
-
-def _batch_of(
-    lm: BackoffAutomaton,
-    lm_starts: np.ndarray,
-    lm_weights: np.ndarray,
-    trees: list[BackoffAutomaton],
-    boosting_weights: np.ndarray,
-    rules: tuple[Rules, ...],
-) -> BatchFusion:
+def _batch_of(lm: BackoffAutomaton, rows: Sequence[_Row]) -> BatchFusion:
     """The fusion of utterances from all LMs, and the LM, tree and weights of each; unused trees are dropped."""
+    lm_starts, lm_weights, trees, weights, rules = zip(*rows, strict=True) if rows else [()] * 5
+    boosting_weights = np.array(weights, np.float32)
     used = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight]
     number_of = {tree: number for number, tree in enumerate(dict.fromkeys(used or trees[:1] or [lm]))}
     # an utterance without a tree has weight 0, so that any will do
     tree_of = np.array([number_of.get(tree, 0) for tree in trees], np.int64)
-    return BatchFusion(lm, lm_starts, lm_weights, tuple(number_of), tree_of, boosting_weights, rules)
+    of_lms = np.array(lm_starts, np.int32), np.array(lm_weights, np.float32)
+    return BatchFusion(lm, *of_lms, tuple(number_of), tree_of, boosting_weights, tuple(rules))
 
 
 _nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploaded once
@@ -259,12 +245,6 @@ def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
     if not has_lm:
         return 0.0
     return fusion.lm_weight_of(request.lm) if request.lm_weight is None else request.lm_weight
-
-
-def _weight(automaton: BackoffAutomaton | None, default: float, requested: float | None) -> float:
-    if automaton is None:
-        return 0.0
-    return default if requested is None else requested
 
 
 class FusionArrays(NamedTuple):

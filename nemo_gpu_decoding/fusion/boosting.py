@@ -285,7 +285,10 @@ def _sequences(
     if weight < 0 and config.refund != "full":
         note = f"with refund '{config.refund}'"
         raise FieldError(f"weight of phrase {phrase.text!r}", weight, "a number >= 0", note)
-    context_score = _context_score(phrase, config)
+    per_character = config.score_per_phrase / len(phrase.text)
+    if config.refund != "full":
+        per_character = round(per_character, 2)  # as NeMo: less than 0.005 becomes 0, the default score
+    context_score = per_character or config.context_score
     ends_in_word = is_word_character(phrase.text[-1])
     before = [] if space is None or not is_word_character(phrase.text[0]) else [space]
     sequences = []
@@ -301,13 +304,6 @@ def _sequences(
         scores = np.append(np.zeros(len(before)), weight * scores)
         sequences.append(ScoredSequence([*before, *tokens], scores, weight * context_score, ends_in_word))
     return sequences
-
-
-def _context_score(phrase: Phrase, config: BoostingConfig) -> float:
-    per_character = config.score_per_phrase / len(phrase.text)
-    if config.refund != "full":
-        per_character = round(per_character, 2)  # as NeMo: less than 0.005 becomes 0, the default score
-    return per_character or config.context_score
 
 
 def word_continuations(vocabulary: Vocabulary) -> np.ndarray:

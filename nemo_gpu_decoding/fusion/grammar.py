@@ -94,7 +94,7 @@ def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_le
     ends = np.cumsum(counts)
     labels, targets = np.array([pair for row in rows for pair in row], np.int64).reshape(-1, 2).T
     is_outside = np.arange(len(counts)) == OUTSIDE
-    is_sentence = np.array([False, *map(sentences.is_whole, arcs)])
+    is_sentence = np.array([False, *(state in sentences.whole for state in arcs)])
     cost = price / PRICE_WEIGHT
     columns = Columns(
         arc_begin=ends - counts,
@@ -143,7 +143,7 @@ class _Sentences:
 
     def __init__(self, sentences: Sequence[str], tokens: _Tokens, most: int) -> None:
         self.after: list[dict[str, int]] = [{}]  # by state: letter -> the state after it
-        self._whole: set[int] = set()
+        self.whole: set[int] = set()  # states in which a sentence ends
         # without separator in the tokens, words are not separated
         separator = tokens.separator if tokens.separator in tokens.alphabet else ""
         left = most
@@ -159,7 +159,7 @@ class _Sentences:
             left -= len(letters)
             if left < 0:
                 raise ValueError(f"grammar has more than {most} letters")
-            self._whole.add(self._add(letters))
+            self.whole.add(self._add(letters))
         leave_out("grammar", faults, len(sentences) - len(faults), "sentences")
         if separator in self.after[self.begin]:  # the separator before the first word may be missing
             self.after[self.begin] |= self.after[self.after[self.begin][separator]]
@@ -173,10 +173,6 @@ class _Sentences:
                 self.after.append({})
             state = self.after[state][letter]
         return state
-
-    def is_whole(self, state: int) -> bool:
-        """Whether a sentence ends in a state."""
-        return state in self._whole
 
 
 def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
@@ -215,7 +211,7 @@ def _live_arcs(sentences: _Sentences, tokens: _Tokens) -> dict[int, list[tuple[i
             before.setdefault(after, []).append(state)
             pending.append(after)
     live: set[int] = set()
-    pending = [state for state in arcs if sentences.is_whole(state)]
+    pending = [state for state in arcs if state in sentences.whole]
     while pending:
         state = pending.pop()
         if state not in live:

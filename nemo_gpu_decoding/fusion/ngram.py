@@ -307,7 +307,7 @@ def _labels(
     readings = {
         name: np.array([_SPECIAL[s] if s in _SPECIAL else read(s) for s in symbols]) for name, read in readers.items()
     }
-    fitting = [name for name, ids in readings.items() if _fits(ids, vocab_size)]
+    fitting = [name for name, ids in readings.items() if ((ids != _NO_TOKEN) & (ids < vocab_size)).all()]
     if len(fitting) > 1:
         raise ValueError(f"{path}: its tokens fit the encodings {' and '.join(fitting)}, expected one; set encoding")
     if not fitting:
@@ -332,10 +332,6 @@ def _read_decimal(symbol: str) -> int:
     return int(symbol) if _NUMBER.fullmatch(symbol) else _NO_TOKEN
 
 
-def _fits(ids: np.ndarray, vocab_size: int) -> bool:
-    return bool(((ids != _NO_TOKEN) & (ids < vocab_size)).all())
-
-
 def _misfit(path: Path, symbols: Sequence[str], readings: dict[str, np.ndarray], vocab_size: int) -> str:
     """Why no encoding fits: tokens of another model, or words."""
     for name, ids in readings.items():
@@ -358,14 +354,8 @@ def _misfit(path: Path, symbols: Sequence[str], readings: dict[str, np.ndarray],
 
 
 _TENSORS = (
-    "arcs_weights",
-    "ilabels",
-    "to_states",
-    "start_end_arcs",
-    "backoff_to_states",
-    "backoff_weights",
-    "final_weights",
-)
+    "arcs_weights", "ilabels", "to_states", "start_end_arcs", "backoff_to_states", "backoff_weights", "final_weights",
+)  # fmt: skip
 
 
 def load_nemo_automaton(path: str | PathLike[str], vocab_size: int, *, with_final_weights: bool) -> BackoffAutomaton:

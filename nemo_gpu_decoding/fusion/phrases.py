@@ -275,12 +275,12 @@ class Aliases:
         """
         bounds = _bounds(text)
         units = [self._key(text[begin:end]) for begin, end in pairwise(bounds)]
-        n = 0
+        n, (first_units, most_units) = 0, self._units
         while n < len(units):
             if is_open and self._begins_alias(units[n:]):
                 yield bounds[n], len(text), ""
                 return
-            last = min(n + self._most_units, len(units)) if units[n] in self._first_units else n
+            last = min(n + most_units, len(units)) if units[n] in first_units else n
             ends = (end for end in range(last, n, -1) if "".join(units[n:end]) in self._table)
             end = next(ends, 0)
             if end:
@@ -288,11 +288,11 @@ class Aliases:
             n = end or n + 1
 
     def _begins_alias(self, units: Sequence[str]) -> bool:
-        key = "".join(units)
-        if len(key) > self._longest:
+        key, (ordered, longest) = "".join(units), self._sorted
+        if len(key) > longest:
             return False
-        place = bisect_left(self._sorted, key)
-        return place < len(self._sorted) and self._sorted[place].startswith(key)
+        place = bisect_left(ordered, key)
+        return place < len(ordered) and ordered[place].startswith(key)
 
     def _key(self, text: str) -> str:
         """The form in which texts are compared."""
@@ -304,20 +304,16 @@ class Aliases:
         return {self._key(alias): phrase for alias, phrase in self.phrases.items()}
 
     @cached_property
-    def _sorted(self) -> list[str]:
-        return sorted(self._table)
+    def _sorted(self) -> tuple[list[str], int]:
+        """The aliases in order, and the length of the longest one."""
+        return sorted(self._table), max(map(len, self._table), default=0)
 
     @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._table), default=0)
-
-    @cached_property
-    def _first_units(self) -> frozenset[str]:
-        return frozenset(self._key(alias[: _bounds(alias)[1]]) for alias in self.phrases)
-
-    @cached_property
-    def _most_units(self) -> int:
-        return max((len(_bounds(alias)) - 1 for alias in self.phrases), default=0)
+    def _units(self) -> tuple[frozenset[str], int]:
+        """The first units of aliases, and the largest number of units."""
+        bounds = {alias: _bounds(alias) for alias in self.phrases}
+        firsts = frozenset(self._key(alias[: ends[1]]) for alias, ends in bounds.items())
+        return firsts, max((len(ends) - 1 for ends in bounds.values()), default=0)
 
 
 def _one_by_one(written: WrittenWord) -> list[WrittenWord]:

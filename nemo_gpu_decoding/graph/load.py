@@ -90,7 +90,8 @@ def _build(
     words = list(added)
     if boosted:
         listed = set(listed_words(options.arpa))
-        words += [_to_add(w, vocabulary, ignore_case) for w in boosted if not _has(listed, w, ignore_case)]
+        lacking = [word for word in boosted if listed.isdisjoint(spellings_of(word, ignore_case))]
+        words += [_to_add(word, vocabulary, ignore_case) for word in lacking]
     faults = {}
     for word in words:
         try:
@@ -110,10 +111,6 @@ def _build(
     if options.keep_at is not None:
         save_graph(graph, options.keep_at)
     return LoadedGraph(graph, options.topology or DEFAULT_TOPOLOGY)
-
-
-def _has(listed: set[str], word: str, ignore_case: bool) -> bool:
-    return any(form in listed for form in spellings_of(word, ignore_case))
 
 
 def _to_add(word: str, vocabulary: Vocabulary, ignore_case: bool) -> str:

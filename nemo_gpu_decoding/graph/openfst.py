@@ -63,23 +63,18 @@ class Fst:
     output_symbols: dict[int, str] | None = None
 
     @classmethod
-    def from_arcs(
-        cls,
-        start: int,
-        final_costs: np.ndarray,
-        sources: np.ndarray,
-        inputs: np.ndarray,
-        outputs: np.ndarray,
-        costs: np.ndarray,
-        targets: np.ndarray,
-    ) -> Fst:
-        """Create an FST from arcs in any order, given as columns; sorts by state and input label."""
+    def from_arcs(cls, start: int, final_costs: np.ndarray, sources: np.ndarray, *columns: np.ndarray) -> Fst:
+        """Create an FST from arcs in any order; sorts them by state and input label.
+
+        Args:
+            sources: the source of each arc.
+            columns: inputs, outputs, costs and targets of the arcs.
+        """
+        inputs, outputs, *_ = columns
         order = np.lexsort((outputs, inputs, sources))
         arcs = np.zeros(len(order), FST_ARC)
-        for column, values in (
-            ("input", inputs), ("output", outputs), ("cost", costs), ("target", targets),
-        ):  # fmt: skip
-            arcs[column] = np.asarray(values)[order]
+        for name, values in zip(FST_ARC.names or (), columns, strict=True):
+            arcs[name] = np.asarray(values)[order]
         begin = np.searchsorted(np.asarray(sources)[order], np.arange(len(final_costs) + 1))
         return cls(start, np.asarray(final_costs, np.float32), begin, arcs)
 

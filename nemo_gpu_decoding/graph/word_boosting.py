@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, leave_out
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.phrases import (
@@ -260,14 +260,5 @@ def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
         targets = arcs["target"][leads_there]
         arcs["weight"][leads_there] += states["backoff_weight"][targets]
         arcs["target"][leads_there] = suffix[targets]
-    columns = Columns(
-        arc_begin=states["arc_begin"],
-        arc_end=states["arc_end"],
-        backoff_to=suffix,
-        backoff_weights=states["backoff_weight"],
-        final_weights=states["final_weight"],
-        arc_labels=arcs["label"],
-        arc_weights=arcs["weight"],
-        arc_targets=arcs["target"],
-    )
-    return BackoffAutomaton.from_columns(columns, automaton.vocab_size, automaton.start_state, automaton.name)
+    start, name = automaton.start_state, automaton.name
+    return BackoffAutomaton.from_records(states, arcs, automaton.vocab_size, start, name)

@@ -103,9 +103,8 @@ def free_memory(device: torch.device) -> Memory:
 
 def footprint(arrays: PackedArrays, cache_bytes: int) -> Footprint:
     """The sizes of an LM with a cache of at most `cache_bytes`, and at most one slot per arc."""
-    tables = arrays.states.nbytes + arrays.labels.nbytes
     cache = cache_slots(arrays, cache_bytes) * SLOT_BYTES
-    return Footprint(tables, arrays.arcs.nbytes, cache)
+    return Footprint(arrays.states.nbytes + arrays.labels.nbytes, arrays.arcs.nbytes, cache)
 
 
 def cache_slots(arrays: PackedArrays, cache_bytes: int) -> int:
@@ -217,11 +216,9 @@ class DeviceLM:
     def arguments(self, name: str) -> dict[str, Any]:
         """Arguments for `lm_parameters(name)`."""
         values = {
-            **{part: getattr(self, part) for part in ("states", "labels", "arcs", "host_arcs")},
-            "cache": self.cache,
+            **{part: getattr(self, part) for part in ("states", "labels", "arcs", "host_arcs", "cache")},
             "cache_slots": 0 if self.cache is None else len(self.cache),
-            "label_bits": self.source.label_bits,
-            "target_bits": self.source.target_bits,
+            **{bits: getattr(self.source, bits) for bits in ("label_bits", "target_bits")},
         }
         return {f"{name}_{parameter}": value for parameter, value in values.items()}
 

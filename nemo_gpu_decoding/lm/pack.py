@@ -180,7 +180,7 @@ class _Packing:
             return BackoffArcs(trie, start, bar.update)
 
     def _facts(self, words: Sequence[str]) -> dict[str, Any]:
-        """The contents of the header, see `packed.facts_of`."""
+        """The contents of the header: all fields of a `PackedLM` except its arrays."""
         labels = {word: words.index(word) for word in (_END, *UNKNOWN_WORDS) if word in words}
         return {
             "start_state": self.automaton.start_state,

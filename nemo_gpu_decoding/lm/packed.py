@@ -252,12 +252,6 @@ _BITS = ("label_bits", "target_bits")
 _FACTS = ("start_state", "sentence_end", "unknown", "counts")
 
 
-def save_packed_lm(lm: PackedLM, path: str | PathLike[str]) -> int:
-    """Write an LM to a file; returns the size of the file in bytes."""
-    tables = {name: getattr(lm.arrays, name) for name in TABLES}
-    return container.write_arrays(path, PACKED_LM, facts_of(lm), {"words": container.encode_words(lm.words), **tables})
-
-
 def is_packed_lm(path: str | PathLike[str]) -> bool:
     """Whether a file is a packed LM, by its first bytes."""
     return PACKED_LM.is_kind_of(path)
@@ -322,7 +316,7 @@ def _check_arcs(lm: PackedLM) -> None:
 
 
 def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: str) -> PackedLM:
-    """An LM from its arrays and facts, see `facts_of`.
+    """An LM from its arrays and the other fields, which the header of a file has.
 
     Raises:
         ValueError: the file is of an earlier release and has rounded costs; names the file.
@@ -334,8 +328,3 @@ def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: s
     others = {part: facts[part] for part in _FACTS}
     words = container.decode_words(arrays["words"])
     return PackedLM(PackedArrays(*tables, *bits), words, name=name, **others)  # type: ignore[arg-type]
-
-
-def facts_of(lm: PackedLM) -> dict[str, Any]:
-    """The header of a file: all fields of an LM except its arrays."""
-    return {**{name: getattr(lm, name) for name in _FACTS}, **{name: getattr(lm.arrays, name) for name in _BITS}}

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -297,14 +297,6 @@ NO_STATE = 0  # in `state_of`: 0 is the root, the empty context
 _CHUNK = 1 << 20  # contexts per progress update
 
 
-class LinkedArcs(NamedTuple):
-    """The arcs, as compiled code takes them."""
-
-    labels: np.ndarray  # [A] uint32; ascending within a state
-    costs: np.ndarray  # [A] float32
-    targets: np.ndarray  # [A] uint32
-
-
 class BackoffArcs:
     """The arrays of an LM's automaton; A arcs, S states. It takes over the arrays of the trie.
 
@@ -335,7 +327,7 @@ class BackoffArcs:
         repaired = 0
         words = min(trie.counts[0], len(state_of))  # an LM of 1-grams has no contexts
         self.targets[:words] = state_of[:words]  # of the root's arcs
-        arcs = LinkedArcs(self.labels, self.costs, self.targets)
+        arcs = self.labels, self.costs, self.targets
         first_states = _first_states(trie, state_of)
         for order in range(2, trie.order + 1):
             suffixes = (first_states[order - 2], first_states[order - 1])
@@ -395,7 +387,7 @@ def link(parents, state_of, children, arcs, states, suffix_states):
         the number of n-grams with a suffix (all but the first word) that is not listed. Their scores are
         those of an LM that lists the suffix with its backed-off weight.
     """
-    labels, costs, targets = arcs.labels, arcs.costs, arcs.targets
+    labels, costs, targets = arcs
     unlisted = 0
     for parent in range(parents[0], parents[1]):
         if children[parent] == children[parent + 1]:

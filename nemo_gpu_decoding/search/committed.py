@@ -104,8 +104,7 @@ def joined(head: Head | None, tail: P) -> P:
         return tail
     kind: Any = type(tail)
     kept = {field.name: getattr(tail, field.name) for field in fields(tail) if field.name not in head}
-    path: P = new_frozen(_joined_type(kind), **kept, _head=head, _tail=tail, _begin=len(head["tokens"]))
-    return path
+    return new_frozen(_joined_type(kind), **kept, _head=head, _tail=tail)
 
 
 @lru_cache
@@ -115,18 +114,12 @@ def _joined_type(path_type: Any) -> Any:
     def array(name: str) -> cached_property[Any]:
         def both(path: Any) -> Any:
             head, tail = path._head[name], getattr(path._tail, name)
-            if isinstance(tail, tuple):
-                return (*head.tolist(), *tail)
-            return np.concatenate((head, tail))
+            return (*head.tolist(), *tail) if isinstance(tail, tuple) else np.concatenate((head, tail))
 
         return cached_property(both)
 
-    def length(path: Any) -> int:
-        return path.__dict__["_begin"] + len(path._tail) if "_begin" in path.__dict__ else len(path.tokens)
-
-    def after(path: Any, n: int) -> Path:
-        begin = n - path.__dict__.get("_begin", n + 1)  # a path from `replace` has no `_begin`; it has all arrays
-        return path_type.after(path, n) if begin < 0 else path._tail._cut(begin, n)
+    def length(path: Any) -> int:  # a path from `replace` has no `_head`; it has all arrays
+        return len(path._head["tokens"]) + len(path._tail) if "_head" in vars(path) else len(path.tokens)
 
     def as_plain(path: Any) -> Any:  # copies and pickles hold no arrays of the stream
         return path_type, tuple(getattr(path, name) for name in names)

@@ -76,7 +76,10 @@ def _as_tensor(array: Any, name: str, axes: str) -> Tensor:
     """An array as a dense floating point tensor, which shares its memory if torch can share it."""
     try:
         if isinstance(array, np.ndarray):
-            array = torch.from_numpy(_as_torch_takes_it(array))
+            # torch shares arrays that are writable, in native byte order, and have no negative strides
+            if not array.flags.writeable or not array.dtype.isnative or any(step < 0 for step in array.strides):
+                array = np.array(array, array.dtype.newbyteorder("="), order="C")
+            array = torch.from_numpy(array)
         elif not isinstance(array, Tensor) and hasattr(array, "__dlpack__"):
             array = torch.from_dlpack(array)
     except (TypeError, RuntimeError, BufferError, ValueError) as error:
@@ -91,13 +94,6 @@ def _as_tensor(array: Any, name: str, axes: str) -> Tensor:
         raise ValueError(f"{name} is a {kind} tensor, expected a dense one that holds values")
     if not array.is_floating_point():
         raise ValueError(f"{name} has dtype {array.dtype}, expected a floating point type")
-    return array
-
-
-def _as_torch_takes_it(array: np.ndarray) -> np.ndarray:
-    """The array in a form that torch can share: writable, native byte order, no negative strides."""
-    if not array.flags.writeable or not array.dtype.isnative or any(step < 0 for step in array.strides):
-        return np.array(array, array.dtype.newbyteorder("="), order="C")
     return array
 
 

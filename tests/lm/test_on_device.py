@@ -26,9 +26,9 @@ from nemo_gpu_decoding.lm.on_device import (
     resolve_placement,
 )
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import PackedArrays, load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.packed import PackedArrays, load_packed_lm
 from nemo_gpu_decoding.lm.records import LM_STATE
-from tests.oracles.ngram import closed_table, write_arpa
+from tests.oracles.ngram import closed_table, save_packed_lm, write_arpa
 
 CPU = torch.device("cpu")
 GB = 10**9

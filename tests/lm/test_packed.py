@@ -17,14 +17,20 @@ from nemo_gpu_decoding.lm.packed import (
     PACKED_LM,
     TABLES,
     bits_for,
-    facts_of,
     load_packed_lm,
     num_words,
     read_bits,
-    save_packed_lm,
     write_bits,
 )
-from tests.oracles.ngram import arpa_text, closed_table, log10_prob, missing_suffixes, write_arpa
+from tests.oracles.ngram import (
+    arpa_text,
+    closed_table,
+    facts_of,
+    log10_prob,
+    missing_suffixes,
+    save_packed_lm,
+    write_arpa,
+)
 
 LN10 = math.log(10)
 EXAMPLE = {

@@ -5,6 +5,9 @@ import math
 import random
 from collections.abc import Container, Mapping, Sequence
 
+from nemo_gpu_decoding.container import encode_words, write_arrays
+from nemo_gpu_decoding.lm.packed import PACKED_LM, TABLES
+
 NGram = tuple[str, ...]
 Table = dict[NGram, tuple[float, float]]  # n-gram -> log10 probability, log10 back-off weight
 
@@ -175,3 +178,15 @@ def earned_apart(
 
 def word_continues(tokens: Sequence[int], position: int, is_continuation: Container[int]) -> bool:
     return position < len(tokens) and tokens[position] in is_continuation
+
+
+def facts_of(lm):
+    """The header of the file of a packed LM."""
+    bits = {"label_bits": lm.arrays.label_bits, "target_bits": lm.arrays.target_bits}
+    return {name: getattr(lm, name) for name in ("start_state", "sentence_end", "unknown", "counts")} | bits
+
+
+def save_packed_lm(lm, path):
+    """Write a packed LM to a file; returns the size of the file in bytes."""
+    arrays = {"words": encode_words(lm.words), **{name: getattr(lm.arrays, name) for name in TABLES}}
+    return write_arrays(path, PACKED_LM, facts_of(lm), arrays)

@@ -19,17 +19,18 @@ checked. Beams are advanced in place, so that every replay reads the next chunk.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
+from nemo_gpu_decoding.cuda.launch import Signature, Tensor, as_records, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
-from nemo_gpu_decoding.cuda.upload import outlive_kernels
+from nemo_gpu_decoding.cuda.upload import Exchange, outlive_kernels
 from nemo_gpu_decoding.cuda.while_graph import is_capturing
 from nemo_gpu_decoding.fusion.batch import BatchFusion, on_device, trees_on_device
+from nemo_gpu_decoding.search import inputs
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.engine import BadRow, Engine, Streams
 from nemo_gpu_decoding.search.flexctc_beam import records
@@ -37,13 +38,6 @@ from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, commit_shared
 from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
-from nemo_gpu_decoding.search.inputs import (
-    as_float32,
-    checked_lengths,
-    for_kernels,
-    raise_bad_frame,
-    rows_in_shared_memory,
-)
 
 THREADS = 256  # per block of `advance`
 FINISH_THREADS = 128
@@ -76,7 +70,7 @@ def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) 
     sizes = ListSizes(2 * beam_size + THREADS, min(columns, MAX_LABELS), MAX_PAIRS)
     fixed = shared_bytes(beam_size, sizes)
     if fixed <= most_shared:
-        rows, in_rows = rows_in_shared_memory(columns, item_bytes, most_shared - fixed)
+        rows, in_rows = inputs.rows_in_shared_memory(columns, item_bytes, most_shared - fixed)
         return sizes, rows, fixed + in_rows
     raise ValueError(
         f"a beam of {beam_size} needs {fixed} bytes of shared memory per block of threads, "
@@ -148,14 +142,30 @@ class CUDAEngine(Engine):
             self._check_capturable(log_probs, lengths)
         elif not self._captured:
             self._grow_for(lengths, log_probs.shape[1])
-        values = for_kernels(log_probs, self.device)
+        values = inputs.for_kernels(log_probs, self.device)
         counts = lengths if isinstance(lengths, torch.Tensor) else torch.from_numpy(lengths)
         counts = counts.to(self.device, torch.int64, non_blocking=True).contiguous()
         in_place = capturing or deferred
         beams, progress = self._beams, self._progress
         if not in_place:
             beams, progress = self._spare or (torch.empty_like(beams), torch.empty_like(progress))
-        self._launch_advance(values, counts, beams, progress)
+        beam_size, most_shared = self._config.beam_size, runtime().shared_bytes(self.device)
+        sizes, shared_rows, needed = list_sizes(beam_size, values.shape[2], values.element_size(), most_shared)
+        self._launch(
+            "kernel",
+            records.ADVANCE,
+            {"LOG_PROB": FLOAT_TYPES[values.dtype], "PREFIX": int(self._params.merge == records.MERGE_PREFIX)},
+            grid=self._n,
+            block=THREADS,
+            shared_bytes=needed,
+            log_probs=values,
+            lengths=counts,
+            next_beams=beams,
+            next_progress=progress,
+            sizes=sizes,
+            frames=values.shape[1],
+            shared_rows=shared_rows,
+        )
         if in_place:  # the host does not wait for the kernel
             outlive_kernels((*self._lm, *self._boosting))
         if capturing:
@@ -176,12 +186,45 @@ class CUDAEngine(Engine):
         most = self._capacity if self._captured else self._most_frames
         if self._deferred is None and not self._captured:
             most = int((self._frames[numbers] + dropped - first).max(initial=0))
-        shape = (len(rows), n_best, most)
-        results = _DeviceResults(*shape, self._config.alignments, self.device)
-        self._launch_finish(results, numbers, first - dropped, shape, final)
-        hypotheses, reached = results.to_host(numbers, committed, dropped)
+        sizes = {"R": len(rows), "N": n_best, "T": most}
+        arrays = {
+            name: (_numpy_type(tensor), tuple(sizes[str(axis)] for axis in tensor.shape))
+            for name, tensor in _RESULTS.items()
+            if not tensor.optional or self._config.alignments
+        }
+        results = Exchange(arrays, self.device, torch.empty)
+        tile_frames, needed = finish_sizes(self._config.beam_size, runtime().shared_bytes(self.device))
+        self._launch(
+            "finish",
+            records.FINISH,
+            grid=len(rows),
+            block=FINISH_THREADS,
+            shared_bytes=needed,
+            rows=torch.from_numpy(numbers.astype(np.int32)).to(self.device),
+            first=torch.from_numpy(first - dropped).to(self.device),
+            **dict.fromkeys(_RESULTS.keys() - arrays.keys()),
+            **results.on_device,
+            n_best=n_best,
+            max_tokens=most,
+            final=final,
+            tile_frames=tile_frames,
+        )
+        results.fetch()  # waits for the device
+        got = results.on_host
+        reached = got["reached"]
         self._raise_errors(rows, reached, *(self._deferred or (None, None)))
-        return hypotheses
+        got["frames"] += dropped[:, None, None].astype(np.int32)
+        got["scores"] += reached["offset"][:, None].astype(np.float32)
+        return FlexCTCNBest(
+            numbers,
+            reached["frames"] + dropped,  # the device does not count the frames that were dropped
+            got["order"],
+            got["scores"],
+            got["without_final"].astype(bool),
+            Traces(*(got.get(name, got["tokens"][..., :0]) for name in Traces._fields)),  # no alignments: T = 0
+            got["shared"] + dropped,
+            committed,
+        )
 
     def commit(self, rows: Sequence[int]) -> None:
         if not self._captured:  # a graph contains the addresses and sizes of the buffers
@@ -212,68 +255,24 @@ class CUDAEngine(Engine):
 
     # ---------------------------------------------------------------------------------- launches
 
-    def _launch_advance(
-        self, values: torch.Tensor, lengths: torch.Tensor, beams: torch.Tensor, progress: torch.Tensor
+    def _launch(
+        self, source: str, signature: Signature, defines: Mapping[str, Any] | None = None, **others: Any
     ) -> None:
-        n, frames, columns = values.shape
-        beam_size, most_shared = self._config.beam_size, runtime().shared_bytes(self.device)
-        sizes, shared_rows, needed = list_sizes(beam_size, columns, values.element_size(), most_shared)
-        defines: dict[str, int | str] = {
-            "LOG_PROB": FLOAT_TYPES[values.dtype],
-            "PREFIX": int(self._params.merge == records.MERGE_PREFIX),
+        """Launch a kernel; `others` are its arguments besides the state of the streams, and options of the launch."""
+        arguments = {
+            "utterances": self._utterances,
+            "beams": self._beams,
+            "progress": self._progress,
+            **self._back_pointers,
+            **{f"lm_{name}": table for name, table in self._lm._asdict().items()},
+            **{f"boosting_{name}": table for name, table in self._boosting._asdict().items()},
+            "params": self._params,
+            "capacity": self._capacity,
+            "beam_size": self._config.beam_size,
         }
-        runtime().load("search/flexctc_beam/kernel.cu", self.device, defines).launch(
-            records.ADVANCE,
-            grid=n,
-            block=THREADS,
-            shared_bytes=needed,
-            log_probs=values,
-            lengths=lengths,
-            utterances=self._utterances,
-            beams=self._beams,
-            progress=self._progress,
-            next_beams=beams,
-            next_progress=progress,
-            **self._back_pointers,
-            lm_states=self._lm.states,
-            lm_arcs=self._lm.arcs,
-            boosting_states=self._boosting.states,
-            boosting_arcs=self._boosting.arcs,
-            params=self._params,
-            sizes=sizes,
-            frames=frames,
-            capacity=self._capacity,
-            beam_size=beam_size,
-            shared_rows=shared_rows,
-        )
-
-    def _launch_finish(
-        self, results: _DeviceResults, rows: np.ndarray, first: np.ndarray, shape: tuple[int, int, int], final: bool
-    ) -> None:
-        beam_size, most_shared = self._config.beam_size, runtime().shared_bytes(self.device)
-        tile_frames, needed = finish_sizes(beam_size, most_shared)
-        runtime().load("search/flexctc_beam/finish.cu", self.device).launch(
-            records.FINISH,
-            grid=shape[0],
-            block=FINISH_THREADS,
-            shared_bytes=needed,
-            rows=torch.from_numpy(rows.astype(np.int32)).to(self.device),
-            first=torch.from_numpy(first).to(self.device),
-            utterances=self._utterances,
-            beams=self._beams,
-            progress=self._progress,
-            **self._back_pointers,
-            lm_states=self._lm.states,
-            boosting_states=self._boosting.states,
-            **results.arrays,
-            params=self._params,
-            capacity=self._capacity,
-            beam_size=beam_size,
-            n_best=shape[1],
-            max_tokens=shape[2],
-            final=final,
-            tile_frames=tile_frames,
-        )
+        arguments = {name: value for name, value in arguments.items() if name in signature.parameters}
+        kernels = runtime().load(f"search/flexctc_beam/{source}.cu", self.device, defines)
+        kernels.launch(signature, **arguments, **others)
 
     # ----------------------------------------------------------------------------------- buffers
 
@@ -347,8 +346,8 @@ class CUDAEngine(Engine):
         if values is None or lengths is None or self._captured:
             raise BadRow(b, _met_in_a_graph(b, status, frame + int(self._dropped[b]), self._capacity))
         if status == records.BAD_LENGTH:
-            checked_lengths(lengths, self._n, values.shape[1])
-        raise_bad_frame(as_float32(values), b, frame - int(self._frames[b]))
+            inputs.checked_lengths(lengths, self._n, values.shape[1])
+        inputs.raise_bad_frame(inputs.as_float32(values), b, frame - int(self._frames[b]))
 
 
 def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
@@ -364,66 +363,7 @@ def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
     }[status]
 
 
-class _DeviceResults:
-    """The outputs of `finish`: arrays in one block of memory, which one copy moves to the host.
-
-    Args:
-        rows, n_best, frames: R utterances, N paths of each, of up to T frames.
-    """
-
-    def __init__(self, rows: int, n_best: int, frames: int, alignments: bool, device: torch.device) -> None:
-        sizes = {"R": rows, "N": n_best, "T": frames}
-        self.arrays: dict[str, torch.Tensor | None] = dict.fromkeys(_RESULTS)
-        self._slices: dict[str, tuple[slice, np.dtype, tuple[int, ...]]] = {}
-        end = 0
-        for name, tensor in _RESULTS.items():
-            if not tensor.optional or alignments:
-                dtype = _numpy_type(tensor)
-                shape = tuple(sizes[str(axis)] for axis in tensor.shape)
-                begin, end = end, end + math.prod(shape) * dtype.itemsize
-                self._slices[name] = slice(begin, end), dtype, shape
-        self._bytes = torch.empty(end, dtype=torch.uint8, device=device)
-        for name, (part, _, shape) in self._slices.items():
-            (dtype,) = _RESULTS[name].layout.dtypes
-            record = _RESULTS[name].layout.record_bytes
-            self.arrays[name] = self._bytes[part].view(dtype).view(*shape, *([record] * bool(record)))
-
-    def to_host(
-        self, rows: np.ndarray, committed: list[CommittedTokens], dropped: np.ndarray
-    ) -> tuple[FlexCTCNBest, np.ndarray]:
-        """Wait for the results of streams; also returns `reached`, [R] PROGRESS.
-
-        Args:
-            rows: [R] numbers of the streams.
-            committed: [R] their committed tokens.
-            dropped: [R] frames whose back-pointers were dropped; the device does not count them.
-        """
-        host = self._copied().numpy()
-        got = {name: host[part].view(dtype).reshape(shape) for name, (part, dtype, shape) in self._slices.items()}
-        reached = got["reached"]
-        got["frames"] += dropped[:, None, None].astype(np.int32)
-        got["scores"] += reached["offset"][:, None].astype(np.float32)
-        hypotheses = FlexCTCNBest(
-            rows,
-            reached["frames"] + dropped,
-            got["order"],
-            got["scores"],
-            got["without_final"].astype(bool),
-            Traces(*(got.get(name, got["tokens"][..., :0]) for name in Traces._fields)),  # no alignments: T = 0
-            got["shared"] + dropped,
-            committed,
-        )
-        return hypotheses, reached
-
-    def _copied(self) -> torch.Tensor:
-        if self._bytes.device.type != "cuda":
-            return self._bytes
-        host = torch.empty(self._bytes.shape, dtype=torch.uint8, pin_memory=True)
-        host.copy_(self._bytes, non_blocking=True)
-        torch.cuda.current_stream(self._bytes.device).synchronize()
-        return host
-
-
+# The outputs of `finish`
 _RESULTS = {
     name: tensor
     for name, tensor in records.FINISH.parameters.items()

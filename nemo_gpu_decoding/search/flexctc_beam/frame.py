@@ -31,22 +31,11 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.jit import linked, no_refcount
+from nemo_gpu_decoding.search import numerics
 from nemo_gpu_decoding.search.flexctc_beam import scoring
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers, new_back_pointers
 from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS, MERGE_PREFIX, MERGE_SUM, NO_LABEL
 from nemo_gpu_decoding.search.flexctc_beam.scoring import fused, score_before
-from nemo_gpu_decoding.search.numerics import (
-    IMPOSSIBLE,
-    MOST_LOG_PROB,
-    Candidates,
-    column_of,
-    extended_hash,
-    floor_of,
-    insert,
-    log_add,
-    next_label,
-    rebased,
-)
 
 # A hypothesis extended by the label of a frame.
 CANDIDATE = np.dtype(
@@ -77,12 +66,12 @@ class FlexCTCBeams(NamedTuple):
 class FrameWorkspace(NamedTuple):
     """Buffers of one thread for a frame."""
 
-    candidates: Candidates
+    candidates: numerics.Candidates
     next_beam: np.ndarray  # [K] HYPOTHESIS
 
 
 def new_workspace(beam_size: int) -> FrameWorkspace:
-    candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
+    candidates = numerics.Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
     return FrameWorkspace(candidates, np.empty(beam_size, HYPOTHESIS))
 
 
@@ -94,7 +83,7 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeam
     first["last_label"] = NO_LABEL
     first["lm_state"] = fusions.utterances["lm_start"]
     first["boosting_state"] = fusions.utterances["boosting_start"]
-    first["token_score"] = IMPOSSIBLE
+    first["token_score"] = numerics.IMPOSSIBLE
     back_pointers = new_back_pointers(n, frames, beam_size)
     return FlexCTCBeams(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers, np.zeros(n))
 
@@ -120,7 +109,7 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
             if count <= 0:
                 break
             frames_done[b] += 1
-            shift = rebased(hypotheses, count)
+            shift = numerics.rebased(hypotheses, count)
             if shift != 0:
                 state.offsets[b] += shift
                 for k in range(count):
@@ -134,24 +123,24 @@ def _list_candidates(row, beam, size, params, fusion, candidates):
     """List the best continuations of a frame; returns their number, or BAD_INPUT."""
     count = _offer_without_new_token(row, beam, size, params, fusion, candidates)
     scoring.note_bounds(beam, size, fusion)
-    floor = floor_of(candidates, count, params.threshold)
+    floor = numerics.floor_of(candidates, count, params.threshold)
     for k in range(size):
         if not scoring.offers_arcs(beam[k], fusion):
             continue
         state = beam[k].lm_state
         for arc in range(fusion.lm.states[state].arc_begin, fusion.lm.states[state].arc_end):
-            v = column_of(fusion.lm.arcs[arc].label, params.blank_id)
-            if not row[v] <= MOST_LOG_PROB:
+            v = numerics.column_of(fusion.lm.arcs[arc].label, params.blank_id)
+            if not row[v] <= numerics.MOST_LOG_PROB:
                 return BAD_INPUT
             base = scoring.score_before(beam[k], v) + row[v] + params.beam_beta
             lm_bound = fusion.lm_weight * fusion.lm.arcs[arc].weight
             if not base + lm_bound + beam[k].boosting_bound < floor:
                 count = _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count)
-                floor = floor_of(candidates, count, params.threshold)
+                floor = numerics.floor_of(candidates, count, params.threshold)
     best = scoring.best_new_score(beam, size, params)
-    v = next_label(row, 0, scoring.least_log_prob(floor, best))
+    v = numerics.next_label(row, 0, scoring.least_log_prob(floor, best))
     while v < row.shape[0]:
-        if not row[v] <= MOST_LOG_PROB:
+        if not row[v] <= numerics.MOST_LOG_PROB:
             return BAD_INPUT
         for k in range(0 if v == params.blank_id else size):
             base = scoring.score_before(beam[k], v) + row[v] + params.beam_beta
@@ -159,8 +148,8 @@ def _list_candidates(row, beam, size, params, fusion, candidates):
                 continue
             lm_bound = beam[k].lm_bound
             count = _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count)
-            floor = floor_of(candidates, count, params.threshold)
-        v = next_label(row, v + 1, scoring.least_log_prob(floor, best))
+            floor = numerics.floor_of(candidates, count, params.threshold)
+        v = numerics.next_label(row, v + 1, scoring.least_log_prob(floor, best))
     return count
 
 
@@ -177,7 +166,7 @@ def _offer_without_new_token(row, beam, size, params, fusion, candidates):
             label = beam[k].last_label if repeats else blank
             if not repeats or (label != NO_LABEL and label != blank):
                 score, lm_state, boosting_state = beam[k].score + row[label], beam[k].lm_state, beam[k].boosting_state
-                _, count = insert(candidates, count, score, k, 2 * label, lm_state, boosting_state)
+                _, count = numerics.insert(candidates, count, score, k, 2 * label, lm_state, boosting_state)
     return count
 
 
@@ -185,12 +174,12 @@ def _offer_without_new_token(row, beam, size, params, fusion, candidates):
 def _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count):
     """Offer hypothesis k extended by the new token v; returns the number of candidates."""
     is_prefix = params.merge == MERGE_PREFIX
-    if is_prefix and find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
+    if is_prefix and find_text(beam, size, numerics.extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
         return count  # `offer_same_text` has counted it
     score, lm_state, boosting_state = scoring.fused(base, beam[k], np.int32(v), lm_bound, floor, params, fusion)
-    slot, count = insert(candidates, count, score, k, 2 * v + 1, lm_state, boosting_state)
+    slot, count = numerics.insert(candidates, count, score, k, 2 * v + 1, lm_state, boosting_state)
     if is_prefix and slot >= 0:
-        candidates.items[slot].blank_score = IMPOSSIBLE
+        candidates.items[slot].blank_score = numerics.IMPOSSIBLE
         candidates.items[slot].token_score = score
         candidates.items[slot].same_text_as = -1
     return count
@@ -212,7 +201,7 @@ def select(row, beam, b, state, candidates, count, params, next_beam):
             duplicate = _find_duplicate(next_beam, size, new)
             if duplicate >= 0:
                 if params.merge == MERGE_SUM:
-                    next_beam[duplicate].score = log_add(next_beam[duplicate].score, new.score)
+                    next_beam[duplicate].score = numerics.log_add(next_beam[duplicate].score, new.score)
                 continue
         elif params.recombines and _goes_on_alike(next_beam, size, new):
             continue
@@ -232,7 +221,7 @@ def _extend(beam, candidate, params, new):
     new.score = candidate.score
     new.lm_state = candidate.lm_state
     new.boosting_state = candidate.boosting_state
-    new.blank_score = IMPOSSIBLE  # max, sum: a frame that repeats the last label continues it
+    new.blank_score = numerics.IMPOSSIBLE  # max, sum: a frame that repeats the last label continues it
     source, is_new = candidate.parent, candidate.choice & 1
     if params.merge == MERGE_PREFIX:
         new.blank_score = candidate.blank_score
@@ -245,7 +234,7 @@ def _extend(beam, candidate, params, new):
     new.parent_hash = old.parent_hash
     new.length = old.length
     if is_new:
-        new.text_hash = extended_hash(old.text_hash, new.last_label)
+        new.text_hash = numerics.extended_hash(old.text_hash, new.last_label)
         new.parent_hash = old.text_hash
         new.length = old.length + 1
     elif params.merge == MERGE_PREFIX:
@@ -282,23 +271,23 @@ def _goes_on_alike(beam, size, hypothesis):
 def offer_same_text(row, beam, size, k, params, fusion, candidates, count):
     """Offer the unchanged text k: by a blank, by its last token repeated, or by a new token after its parent."""
     blank = beam[k].score + row[params.blank_id]
-    repeat, arrival, parent = IMPOSSIBLE, IMPOSSIBLE, np.int64(-1)
+    repeat, arrival, parent = numerics.IMPOSSIBLE, numerics.IMPOSSIBLE, np.int64(-1)
     if beam[k].length > 0:
         v = beam[k].last_label
         repeat = beam[k].token_score + row[v]
         parent = find_text(beam, size, beam[k].parent_hash, beam[k].length - 1)
         if parent >= 0:
             base = score_before(beam[parent], v) + row[v] + params.beam_beta
-            arrival, _, _ = fused(base, beam[parent], v, np.float32(0), IMPOSSIBLE, params, fusion)
-    token = log_add(repeat, arrival)
+            arrival, _, _ = fused(base, beam[parent], v, np.float32(0), numerics.IMPOSSIBLE, params, fusion)
+    token = numerics.log_add(repeat, arrival)
     # the back-pointer follows the likeliest of the three
     origin, choice = np.int64(k), 2 * np.int64(params.blank_id)
     if arrival > blank and arrival > repeat:
         origin, choice = parent, 2 * np.int64(beam[k].last_label) + 1
     elif repeat > blank:
         choice = 2 * np.int64(beam[k].last_label)
-    score, lm_state, boosting_state = log_add(blank, token), beam[k].lm_state, beam[k].boosting_state
-    slot, count = insert(candidates, count, score, origin, choice, lm_state, boosting_state)
+    score, lm_state, boosting_state = numerics.log_add(blank, token), beam[k].lm_state, beam[k].boosting_state
+    slot, count = numerics.insert(candidates, count, score, origin, choice, lm_state, boosting_state)
     if slot >= 0:
         candidates.items[slot].blank_score = blank
         candidates.items[slot].token_score = token

@@ -26,15 +26,7 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import FusionArrays
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import extended_hash, log_add, rebased
-from nemo_gpu_decoding.search.transducer.records import (
-    BAD_INPUT,
-    HYPOTHESIS,
-    KEEP,
-    NO_LABEL,
-    NODE,
-    ROOT,
-    STREAM_COUNTERS,
-)
+from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.scoring import is_bad
 
 
@@ -79,13 +71,13 @@ def new_beam_state(fusions: FusionArrays, beam_size: int) -> TransducerBeams:
     """State before the first frame of n utterances: the empty text in slot 0, its prediction in entry 0."""
     n = len(fusions.utterances)
     entries = 4 * beam_size  # at least 2 K: those of the old and of the new hypotheses
-    beam = np.zeros((n, beam_size), HYPOTHESIS)
+    beam = np.zeros((n, beam_size), records.HYPOTHESIS)
     first = beam[:, 0]
-    first["last_label"] = NO_LABEL
+    first["last_label"] = records.NO_LABEL
     first["open"] = 1
     first["lm_state"] = fusions.utterances["lm_start"]
     first["boosting_state"] = fusions.utterances["boosting_start"]
-    counters = np.zeros(n, STREAM_COUNTERS)
+    counters = np.zeros(n, records.STREAM_COUNTERS)
     counters["size"] = counters["node_count"] = 1
     cache_lengths = np.full((n, entries), -1, np.int32)
     cache_lengths[:, 0] = 0
@@ -103,9 +95,9 @@ def new_beam_state(fusions: FusionArrays, beam_size: int) -> TransducerBeams:
 
 def new_nodes(n: int, capacity: int) -> np.ndarray:
     """Trees [n, capacity] NODE that consist of their roots."""
-    nodes = np.empty((n, max(1, capacity)), NODE)
-    nodes[:, ROOT]["parent"] = -1
-    nodes[:, ROOT]["label"] = NO_LABEL
+    nodes = np.empty((n, max(1, capacity)), records.NODE)
+    nodes[:, records.ROOT]["parent"] = -1
+    nodes[:, records.ROOT]["label"] = records.NO_LABEL
     return nodes
 
 
@@ -114,21 +106,20 @@ def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
     n, capacity = nodes.shape
     if needed <= capacity:
         return nodes
-    larger = np.empty((n, max(needed, 2 * capacity)), NODE)
+    larger = np.empty((n, max(needed, 2 * capacity)), records.NODE)
     larger[:, :capacity] = nodes
     return larger
 
 
 def new_pending(n: int, beam_size: int) -> PendingPredictions:
     """Empty lists of texts to compute, for n utterances."""
-    arrays = (np.empty((n, beam_size), np.int64) for _ in range(3))
-    return PendingPredictions(np.zeros(n, np.int32), *arrays)
+    return PendingPredictions(np.zeros(n, np.int32), *np.empty((3, n, beam_size), np.int64))
 
 
 @linked
 def extend(hypothesis, choice, params, durations):
     """Apply a choice to a hypothesis, except for its score and fields that depend on other hypotheses."""
-    if choice == KEEP:
+    if choice == records.KEEP:
         return
     label = choice // params.num_durations
     duration = durations[choice % params.num_durations]
@@ -182,7 +173,7 @@ def begin_step(b, data, params):
     for k in range(state.counters[b].size):
         state.cache_used[b, state.beam[b, k].cache_entry] = state.steps[b]
         if data.row_of[b, k] >= 0 and is_bad(data.log_probs[data.row_of[b, k]], params):
-            state.counters[b].size = BAD_INPUT
+            state.counters[b].size = records.BAD_INPUT
             return False
     return True
 
@@ -250,7 +241,7 @@ def merge(b, candidates, count, data, scratch, params, durations):
         if duplicate >= 0:
             scratch[duplicate].score = log_add(scratch[duplicate].score, new.score)
             continue
-        if candidate.choice != KEEP:
+        if candidate.choice != records.KEEP:
             label = candidate.choice // params.num_durations
             log_prob = data.log_probs[data.row_of[b, candidate.parent], label]
             new.node = add_node(b, parent, candidate.choice, log_prob, data, params, durations)

@@ -20,14 +20,7 @@ from torch import Tensor
 
 from nemo_gpu_decoding.jit import compiled, inlined, linked
 from nemo_gpu_decoding.search.engine import for_each_share
-from nemo_gpu_decoding.search.transducer import cpu_networks
-from nemo_gpu_decoding.search.transducer.beam import (
-    PendingPredictions,
-    StepData,
-    TransducerBeams,
-    grown_nodes,
-    new_pending,
-)
+from nemo_gpu_decoding.search.transducer import beam, cpu_networks
 from nemo_gpu_decoding.search.transducer.cpu_networks import copy
 from nemo_gpu_decoding.search.transducer.engine import TransducerEngine, TransducerStreams, flattened
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
@@ -65,7 +58,7 @@ class CPUEngine(TransducerEngine):
         needed = int(beams.counters["node_count"].max()) + beam_size * (2 + int(frames.max()))
         texts = cpu_networks.text_cache(state.predictions.outputs, state.predictions.state)
         while True:
-            state.nodes = grown_nodes(state.nodes, needed)
+            state.nodes = beam.grown_nodes(state.nodes, needed)
             shared = SharedRows.of(beams.beam.shape)
             for_each_share(search, frames.astype(float), algorithm.config.threads)
             needed = int(beams.counters["node_count"].max()) + beam_size
@@ -76,19 +69,18 @@ class CPUEngine(TransducerEngine):
     def _advance_in_torch(self, state: TransducerStreams, ended: bool) -> None:
         algorithm, beams = self._algorithm, state.beams
         n, beam_size = beams.beam.shape
-        pending = new_pending(n, beam_size)
         joint = JointRows(algorithm.networks, algorithm.config.softmax_temperature, state)
-        rows = np.arange(n)
+        rows, (row_of, pending, *_) = np.arange(n), joint.shared
 
         def step(share: np.ndarray) -> None:
-            data = StepData(joint.log_probs, joint.row_of, beams, state.nodes, pending)
+            data = beam.StepData(joint.log_probs, row_of, beams, state.nodes, pending)
             algorithm.step(share, data, algorithm.params, algorithm.durations, state.fusions)
 
         while count := joint.read(rows, ended):
             costs = np.zeros(n)
-            costs[rows] = (joint.row_of[rows] >= 0).sum(axis=1)
+            costs[rows] = (row_of[rows] >= 0).sum(axis=1)
             rows = np.flatnonzero(costs)  # an utterance that waits once must wait for new frames
-            state.nodes = grown_nodes(state.nodes, int(beams.counters["node_count"].max()) + beam_size)
+            state.nodes = beam.grown_nodes(state.nodes, int(beams.counters["node_count"].max()) + beam_size)
             if count * joint.log_probs.shape[1] < WORK_PER_THREAD:
                 step(rows)
             else:
@@ -98,31 +90,22 @@ class CPUEngine(TransducerEngine):
             state.predictions.extend(algorithm.networks, pending, rows)
 
 
-class KeptRows(NamedTuple):
-    """The rows that each hypothesis read in the last step.
-
-    An entry of the prediction cache identifies a text, because a step does not reassign the entries that it reads.
-    """
-
-    rows: np.ndarray  # [n, K] int32, row of log-probs, or -1
-    entries: np.ndarray  # [n, K] int32
-    frames: np.ndarray  # [n, K] int32
-
-
 class SharedRows(NamedTuple):
     """Row numbers of all n utterances; each is read and changed with its own utterance only."""
 
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis in the log-probs, or -1
-    kept: KeptRows
-    pending: PendingPredictions
+    pending: beam.PendingPredictions
+    # What each hypothesis read in the last step. An entry of the prediction cache identifies a text, because a step
+    # does not reassign the entries that it reads
+    rows: np.ndarray  # [n, K] int32, row of log-probs, or -1
+    entries: np.ndarray  # [n, K] int32
+    frames: np.ndarray  # [n, K] int32
 
     @classmethod
     def of(cls, shape: tuple[int, int]) -> SharedRows:
-        return cls(np.empty(shape, np.int32), no_kept_rows(shape), new_pending(*shape))
-
-
-def no_kept_rows(shape: tuple[int, int]) -> KeptRows:
-    return KeptRows(*(np.full(shape, -1, np.int32) for _ in range(3)))
+        return cls(
+            np.empty(shape, np.int32), beam.new_pending(*shape), *(np.full(shape, -1, np.int32) for _ in range(3))
+        )
 
 
 class RowSources(NamedTuple):
@@ -133,14 +116,10 @@ class RowSources(NamedTuple):
     old_rows: np.ndarray  # [R] int64, row of the last step
 
 
-def new_sources(rows: int) -> RowSources:
-    return RowSources(*(np.empty(rows, np.int64) for _ in range(3)))
-
-
 class Run(NamedTuple):
     """Arrays of the compiled search of a group of utterances, with R rows per step."""
 
-    state: TransducerBeams
+    state: beam.TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
     first_frames: np.ndarray  # [n] int64
     strides: tuple[int, int]  # frames and cache entries per utterance
@@ -166,7 +145,7 @@ def new_run(
         first_frames=state.frames.first,
         strides=(state.frames.values.shape[1], state.beams.cache_hashes.shape[1]),
         shared=shared,
-        sources=new_sources(rows),
+        sources=RowSources(*np.empty((3, rows), np.int64)),
         log_probs=np.empty((2, rows, columns), np.float32),
         networks=cpu_networks.NetworkArrays(
             state.frames.values.flatten(0, 1).numpy(), texts, cpu_networks.network_buffers(texts, columns, rows)
@@ -187,9 +166,7 @@ def read_joint(rows, turn, run, networks, options, params):
             return 0
     ended, scale = options
     row_of = run.shared.row_of
-    new, repeated = schedule(
-        rows, run.state, ended, row_of, run.shared.kept, run.first_frames, run.strides, run.sources
-    )
+    new, repeated = schedule(rows, run.state, ended, run.shared, run.first_frames, run.strides, run.sources)
     log_probs, before = run.log_probs[turn], run.log_probs[1 - turn]
     cpu_networks.join(run.sources, new, params.vocab_size + 1, scale, networks, run.networks, log_probs)
     for row in range(log_probs.shape[0] - repeated, log_probs.shape[0]):
@@ -207,7 +184,7 @@ def read_joint(rows, turn, run, networks, options, params):
 @inlined
 def step_data(turn, run):
     """What a step reads and changes."""
-    return StepData(run.log_probs[turn], run.shared.row_of, run.state, run.nodes, run.shared.pending)
+    return beam.StepData(run.log_probs[turn], run.shared.row_of, run.state, run.nodes, run.shared.pending)
 
 
 @linked
@@ -232,25 +209,20 @@ class JointRows:
         self._flat_frames = state.frames.values.flatten(0, 1)
         # frames and cache entries per utterance
         self._strides = state.frames.values.shape[1], state.beams.cache_hashes.shape[1]
-        shape = state.beams.beam.shape
-        most = shape[0] * shape[1]
-        self._kept = no_kept_rows(shape)
-        self._sources = new_sources(most)
-        self.row_of = np.empty(shape, np.int32)  # row of a hypothesis in `log_probs`, or -1
+        self.shared, most = SharedRows.of(state.beams.beam.shape), state.beams.beam.size
+        self._sources = RowSources(*np.empty((3, most), np.int64))
         width = networks.vocab_size + 1 + len(networks.durations)
         # [n * K, V + 1 (+ D)] of this step and of the last one
-        self.log_probs, self._before = (np.empty((most, width), np.float32) for _ in range(2))
+        self.log_probs, self._before = np.empty((2, most, width), np.float32)
 
     def read(self, rows: np.ndarray, ended: bool) -> int:
-        """Fill `log_probs` and `row_of` for the utterances `rows`; returns the number of hypotheses with a row.
+        """Fill `log_probs` and `shared` for the utterances `rows`; returns the number of hypotheses with a row.
 
         The values are valid until the second next call.
         """
         self.log_probs, self._before = self._before, self.log_probs
         state, sources = self._state, self._sources
-        new, repeated = schedule(
-            rows, state.beams, ended, self.row_of, self._kept, state.frames.first, self._strides, sources
-        )
+        new, repeated = schedule(rows, state.beams, ended, self.shared, state.frames.first, self._strides, sources)
         if new:
             self._compute(new)
         if repeated:
@@ -281,7 +253,7 @@ def normalised(logits: Tensor, temperature: float) -> Tensor:
 
 
 @compiled
-def schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
+def schedule(rows, beams, ended, shared, first_frames, strides, sources):
     """Number the hypotheses of the utterances `rows` that the joint can read now.
 
     An utterance waits while one of its open hypotheses needs a frame that has not arrived, because the order of steps
@@ -289,7 +261,7 @@ def schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
 
     Returns the number of rows to compute, and the number of kept rows.
     """
-    new, repeated, last = 0, 0, sources.old_rows.shape[0] - 1
+    new, repeated, last, row_of = 0, 0, sources.old_rows.shape[0] - 1, shared.row_of
     for b in rows:
         row_of[b] = -1
         hypotheses, end = beams.beam[b, : beams.counters[b].size], beams.ends[b]
@@ -301,7 +273,7 @@ def schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
             hypothesis = hypotheses[k]
             if not hypothesis.open or hypothesis.frame >= end:
                 continue
-            old = _kept_row(kept, b, hypothesis)
+            old = _kept_row(shared, b, hypothesis)
             if old >= 0:
                 row_of[b, k] = last - repeated
                 sources.old_rows[last - repeated] = old
@@ -312,9 +284,9 @@ def schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
                 sources.texts[new] = b * strides[1] + hypothesis.cache_entry
                 new += 1
         for k in range(row_of.shape[1]):
-            kept.rows[b, k] = row_of[b, k]
-            kept.entries[b, k] = beams.beam[b, k].cache_entry
-            kept.frames[b, k] = beams.beam[b, k].frame
+            shared.rows[b, k] = row_of[b, k]
+            shared.entries[b, k] = beams.beam[b, k].cache_entry
+            shared.frames[b, k] = beams.beam[b, k].frame
     return new, repeated
 
 

@@ -23,25 +23,10 @@ from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.launch import Module, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device, trees_on_device
-from nemo_gpu_decoding.search.transducer import records
+from nemo_gpu_decoding.search.transducer import cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.beam import grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import Conditions, GraphRunner, check_not_capturing
 from nemo_gpu_decoding.search.transducer.cuda_networks import Joint, JointPaths, Prediction, PredictionPaths
-from nemo_gpu_decoding.search.transducer.cuda_workspace import (
-    Held,
-    RunWorkspace,
-    WorkspacePool,
-    WorkspaceShape,
-    append_nodes,
-    as_bytes,
-    bucket,
-    go_on_with_nodes,
-    goes_on,
-    kind_of,
-    outcome,
-    plan,
-    settle,
-)
 from nemo_gpu_decoding.search.transducer.engine import (
     Algorithm,
     Predictions,
@@ -152,7 +137,7 @@ def prediction_rows(utterances: int, params: SearchParams) -> int:
 class Shared(NamedTuple):
     """Objects that all runs of a decoder share."""
 
-    workspaces: WorkspacePool
+    workspaces: cuda_workspace.WorkspacePool
     graphs: GraphRunner  # runs steps as CUDA graphs, or plainly
     predictions: PredictionPaths  # runs the prediction network
     joints: JointPaths  # runs the joint
@@ -178,7 +163,7 @@ class CUDAEngine(TransducerEngine):
     def __init__(self, algorithm: Algorithm, fusion: BatchFusion, shared: Shared) -> None:
         super().__init__(algorithm, fusion)
         self._shared = shared
-        self._held: Held | None = None  # the workspace in which predictions and frames are views
+        self._held: cuda_workspace.Held | None = None  # the workspace in which predictions and frames are views
         self._step: tuple[Conditions, _Step] | None = None  # of the last push, on that workspace
 
     def push(self, inputs: Tensor, lengths: np.ndarray | Tensor, *, deferred: bool = False) -> None:
@@ -219,14 +204,14 @@ class CUDAEngine(TransducerEngine):
         """Let the streams hold a workspace, if one is available."""
         state, n = self._state, len(self._state.nodes)
         if self._held is not None:
-            if self._held.work.shape.frame == kind_of(new.rows):
+            if self._held.work.shape.frame == cuda_workspace.kind_of(new.rows):
                 return
             # the networks compute in another type now
             state.predictions = state.predictions.selected(np.arange(n), n)
             state.frames = UnreadFrames(state.frames.values.clone(), state.frames.first)
             self._held.give_back()
             self._held = self._step = None
-        most = NODES_PER_FRAME * bucket(int(new.lengths.max())) * self._algorithm.params.beam_size
+        most = NODES_PER_FRAME * cuda_workspace.bucket(int(new.lengths.max())) * self._algorithm.params.beam_size
         self._held = held = self._shared.workspaces.held(self._shape(state, new.rows, most), self)
         if held is not None:
             entries = len(state.predictions.outputs)
@@ -263,7 +248,7 @@ class CUDAEngine(TransducerEngine):
             state.frames.values = held.work.frames_of(len(state.nodes))
         return done
 
-    def _new_step(self, work: RunWorkspace) -> _Step:
+    def _new_step(self, work: cuda_workspace.RunWorkspace) -> _Step:
         device, work.recalled_of = work.shape.device, None
         work.take_boosting(trees_on_device(self._fusion, device))
         prediction, joint = self._shared.predictions.on(work), self._shared.joints.on(work)
@@ -271,7 +256,7 @@ class CUDAEngine(TransducerEngine):
 
     def _run_on(
         self,
-        work: RunWorkspace,
+        work: cuda_workspace.RunWorkspace,
         step: _Step,
         state: TransducerStreams,
         new: NewFrames,
@@ -285,10 +270,10 @@ class CUDAEngine(TransducerEngine):
         given = host["streams"], host["counters"][:n], host["beams"]
         known_state = beams.beam, beams.counters, beams.ends, state.frames.first, new.lengths
         weights = state.fusions.utterances
-        has_step, columns = plan(*known_state, new.first_rows, work.columns, new.ended, weights, given)
+        has_step, columns = cuda_workspace.plan(*known_state, new.first_rows, work.columns, new.ended, weights, given)
         if columns > work.columns:
             work.reserve_frames(columns)
-            plan(*known_state, new.first_rows, work.columns, new.ended, weights, given)
+            cuda_workspace.plan(*known_state, new.first_rows, work.columns, new.ended, weights, given)
         streams, counters, _ = given
         step.prediction.begin()
         while True:
@@ -298,31 +283,36 @@ class CUDAEngine(TransducerEngine):
                 self._shared.graphs.run(step, work, known)
             else:
                 step.look()
-            refused, full, new_nodes, all_nodes = outcome(counters)
+            refused, full, new_nodes, all_nodes = cuda_workspace.outcome(counters)
             if refused:
                 return False
             if new_nodes > 0:
                 state.nodes = grown_nodes(state.nodes, all_nodes)
-                append_nodes(state.nodes, _new_nodes(work, n, new_nodes), counters)
+                added = host.get("nodes")  # those that were fetched together with the beams
+                if added is None:
+                    added = work.nodes[:n, :new_nodes].cpu().numpy().view(records.NODE)[..., 0]
+                cuda_workspace.append_nodes(state.nodes, added, counters)
             if not full:
                 break
-            go_on_with_nodes(streams, counters)
+            cuda_workspace.go_on_with_nodes(streams, counters)
             new = new._replace(sum=None)
-        settle(*known_state, work.columns, given)
+        cuda_workspace.settle(*known_state, work.columns, given)
         return True
 
-    def _shape(self, state: TransducerStreams, frames: Tensor, nodes_of_push: int = 0) -> WorkspaceShape:
+    def _shape(
+        self, state: TransducerStreams, frames: Tensor, nodes_of_push: int = 0
+    ) -> cuda_workspace.WorkspaceShape:
         parts, params = state.predictions.parts, self._algorithm.params
-        utterances = bucket(len(state.nodes))
-        return WorkspaceShape(
+        utterances = cuda_workspace.bucket(len(state.nodes))
+        return cuda_workspace.WorkspaceShape(
             device=parts[0].device,
             utterances=utterances,
             beam_size=params.beam_size,
             max_extensions=params.max_extensions,
             cache_entries=state.beams.cache_hashes.shape[1],
             prediction_rows=prediction_rows(utterances, params),
-            frame=kind_of(frames),
-            parts=tuple(map(kind_of, parts)),
+            frame=cuda_workspace.kind_of(frames),
+            parts=tuple(map(cuda_workspace.kind_of, parts)),
             durations=tuple(self._algorithm.durations.tolist()),
             nodes_of_push=nodes_of_push,
         )
@@ -341,7 +331,12 @@ class _Step:
     """The launches of one step on a workspace."""
 
     def __init__(
-        self, algorithm: Algorithm, work: RunWorkspace, lm: DeviceAutomaton, joint: Joint, prediction: Prediction
+        self,
+        algorithm: Algorithm,
+        work: cuda_workspace.RunWorkspace,
+        lm: DeviceAutomaton,
+        joint: Joint,
+        prediction: Prediction,
     ) -> None:
         self._algorithm, self.work, self._lm = algorithm, work, lm
         self._joint, self.prediction = joint, prediction
@@ -363,7 +358,7 @@ class _Step:
             grid=work.num_utterances,
             block=records.MERGE_THREADS,
             sum=new.sum,
-            new_frames=as_bytes(new.rows) if len(new.rows) else None,
+            new_frames=cuda_workspace.as_bytes(new.rows) if len(new.rows) else None,
         )
 
     def load(self, *, in_loop: bool) -> None:
@@ -418,11 +413,4 @@ class _Step:
         """Wait for the device, see `cuda_graphs.GraphStep`: the beams."""
         exchange = self.work.exchange
         exchange.fetch(first="counters")
-        return exchange.on_host["beams"].tobytes() if goes_on(exchange.on_host["counters"]) else None
-
-
-def _new_nodes(work: RunWorkspace, n: int, most: int) -> np.ndarray:
-    """[n, `most` or more] the nodes that the device has added since they were fetched last."""
-    if work.shape.nodes_of_push:
-        return work.exchange.on_host["nodes"]
-    return work.nodes[:n, :most].cpu().numpy().view(records.NODE)[..., 0]
+        return exchange.on_host["beams"].tobytes() if cuda_workspace.goes_on(exchange.on_host["counters"]) else None

@@ -34,13 +34,6 @@ from nemo_gpu_decoding.search.transducer.trace_back import add_scores, path_fiel
 C = TypeVar("C", bound=TransducerConfig)
 
 
-def _why_unlocked(config: TransducerConfig) -> str:
-    if config.pruning_mode == "late":
-        return ""
-    # if the joint's best labels are all forbidden, no hypothesis is left
-    return f"pruning_mode '{config.pruning_mode}' drops labels before their prices are known; set it to 'late'"
-
-
 class TransducerDecoder(Decoder[C, NBest]):
     """A batched beam search over a transducer's networks. Inputs are the encoder's output [B, T, D].
 
@@ -59,8 +52,11 @@ class TransducerDecoder(Decoder[C, NBest]):
         self.networks = checked_networks(networks)
         config = config or self.config_type()
         check_kind("config", config, self.config_type)
-        size = networks.vocab_size
-        labels = FusionLabels(size, blank_id=size, unlocked=_why_unlocked(config), beam_beta=config.beam_beta)
+        size, mode = networks.vocab_size, config.pruning_mode
+        # if the joint's best labels are all forbidden, no hypothesis is left
+        why = f"pruning_mode '{mode}' drops labels before their prices are known; set it to 'late'"
+        unlocked = "" if mode == "late" else why
+        labels = FusionLabels(size, blank_id=size, unlocked=unlocked, beam_beta=config.beam_beta)
         super().__init__(config, fusion, labels)
         # an RNN-T is a TDT model with the duration 0 only, see `beam.py`
         durations = np.array(networks.durations or (0,), np.int32)

@@ -180,14 +180,16 @@ class LSTMNetworks(ModuleNetworks):
 
     def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, cell = state  # [N, layers, hidden_size]
-        gates = self._first_gates(labels)
+        table = self.input_table()
         hiddens: list[Tensor] = []
         cells: list[Tensor] = []
         # cell by cell: nn.LSTM repacks its weights in every call, which takes longer than one step
         for layer, (weight, recurrent, *biases) in enumerate(self.lstm.all_weights):
-            if layer > 0:
-                bias = sum(biases) if biases else None
-                gates = self._input_linears[layer](hiddens[-1], weight, bias)
+            if layer == 0 and table is not None:
+                gates = table.index_select(0, labels)
+            else:
+                below = hiddens[-1] if hiddens else self.embedding(labels)
+                gates = self._input_linears[layer](below, weight, sum(biases) if biases else None)
             recalled = self._recurrent_linears[layer](hidden[:, layer], recurrent, None)
             value, new_cell = _cell(gates.to(cell.dtype) + recalled, cell[:, layer])
             value = value.to(recalled.dtype)
@@ -213,14 +215,6 @@ class LSTMNetworks(ModuleNetworks):
         bias = sum(biases) if biases else None
         table = self._tables.setdefault(product_dtype(weight), MadeOfWeights())
         return table.current([rows, weight, *biases], lambda: functional.linear(rows, weight, bias))
-
-    def _first_gates(self, labels: Tensor) -> Tensor:
-        """The contributions of labels to the gates of the first layer, [N, 4 * hidden_size]."""
-        table = self.input_table()
-        if table is not None:
-            return table.index_select(0, labels)
-        weight, _, *biases = self.lstm.all_weights[0]
-        return self._input_linears[0](self.embedding(labels), weight, sum(biases) if biases else None)
 
 
 def _layers(values: list[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.engine import Engine, for_each_share
 from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.word_graph import keys, records
+from nemo_gpu_decoding.search.word_graph import keys, records, stream_state
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
 from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
@@ -27,17 +27,6 @@ from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE
 from nemo_gpu_decoding.search.word_graph.lattice.links import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
-from nemo_gpu_decoding.search.word_graph.stream_state import (
-    Committed,
-    ModelsOf,
-    StreamModels,
-    WordGraphStream,
-    grown_back_pointers,
-    models_of_rows,
-    more_committed,
-    raise_stop,
-    without_committed,
-)
 
 CANDIDATES = 4096  # length of the list before it is recombined
 MOST_STAMPS = 1 << 30  # a workspace is replaced when its stamps exceed it, before they overflow
@@ -71,36 +60,18 @@ def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
     return last[1]
 
 
-def scores_kept_for(models: StreamModels, last: StreamModels | None, work: records.Workspace) -> StreamModels:
-    """Empty the LM query cache if the last stream had another large LM. Returns `models`, the next call's `last`."""
-    before, after = None if last is None else last.lm_scorer, models.lm_scorer
-    if before is not None and after is not None and before.lms.large is not after.lms.large:
-        _forget_scores(work)
-    return models
-
-
 def _forget_scores(work: records.Workspace) -> None:
     work.lm.cache.view(np.uint8)[:] = 0
 
 
-def keep_workspace(kind: WorkspaceKind, work: records.Workspace) -> None:
-    """Keep a workspace for the next call of this thread, unless it is large."""
-    if work.current.nbytes <= MOST_KEPT:
-        _kept.last = kind, work
-
-
-def _new_stream(models: StreamModels) -> WordGraphStream:
-    return models.new_stream(Committed.nothing(models))
-
-
 def read_chunk(
-    stream: WordGraphStream,
+    stream: stream_state.WordGraphStream,
     log_probs: np.ndarray,
     length: int,
     b: int,
     work: records.Workspace,
     advance: Advance = advance,
-) -> tuple[WordGraphStream, records.Workspace]:
+) -> tuple[stream_state.WordGraphStream, records.Workspace]:
     """Decode the first `length` frames of log_probs[b], where log_probs is [B, T, V + 1].
 
     Returns:
@@ -117,16 +88,20 @@ def read_chunk(
         frame, status = advance(log_probs[b], frame, length, state, search, lm, work)
         if status == keys.BACK_POINTERS_FULL:
             tokens, more = work.current[: int(counters["tokens"][0])], int(work.frame["tokens"][0])
-            state = state._replace(back_pointers=grown_back_pointers(state.back_pointers, counters, tokens, more))
+            state = state._replace(
+                back_pointers=stream_state.grown_back_pointers(state.back_pointers, counters, tokens, more)
+            )
         elif status == keys.LINKS_FULL:
             state = state._replace(links=grown_links(state.links, counters, float(models.params.lattice_beam)))
         elif status == keys.GROUPS_FULL:
             work = with_more_groups(work, models.params.max_active)
         elif status in (keys.BAD_FRAME, keys.NO_TOKEN):
-            raise_stop(log_probs, b, frame, status)
+            stream_state.raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
     live = tokens["back_pointer"]
-    return WordGraphStream(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
+    return stream_state.WordGraphStream(
+        models, tokens, state.back_pointers, state.links, counters, live, stream.committed
+    ), work
 
 
 def new_workspace(
@@ -191,43 +166,52 @@ class CPUEngine(Engine):
         config: options of the search.
     """
 
-    new_stream: Callable[[StreamModels], Any] = staticmethod(_new_stream)
+    new_stream: Callable[[stream_state.StreamModels], Any] = staticmethod(stream_state.StreamModels.new_stream)
     read: Callable[..., tuple[Any, records.Workspace]] = staticmethod(read_chunk)
 
-    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
+    def __init__(self, models_of: stream_state.ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of, self._columns = config, models_of, 1
-        models = models_of_rows(models_of, fusion, range(len(fusion)))
+        models = stream_state.models_of_rows(models_of, fusion, range(len(fusion)))
         self._streams: list[Any] = [self.new_stream(models_of_row) for models_of_row in models]
+
+    @property
+    def make_workspace(self) -> Callable[..., records.Workspace]:
+        return new_workspace
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
         values, streams = as_float32(log_probs), list(self._streams)
         self._columns = values.shape[2]
 
-        def read(rows: np.ndarray) -> None:
-            kind, last = self._kind, None
-            work = taken_workspace(kind)
-            for b in rows.tolist():
-                last = scores_kept_for(streams[b].models, last, work)
-                streams[b], work = self.read(streams[b], values, int(lengths[b]), b, work)
-            keep_workspace(kind, work)
+        def read(b: int, work: records.Workspace) -> records.Workspace:
+            streams[b], work = self.read(streams[b], values, int(lengths[b]), b, work)
+            return work
 
-        for_each_share(read, lengths, self._config.threads)
+        for_each_share(lambda rows: self._in_turn(rows.tolist(), read), lengths, self._config.threads)
         self._streams = streams
 
-    @property
-    def _kind(self) -> WorkspaceKind:
-        composes, config = self._streams[0].models.lm_scorer is not None, self._config
-        return WorkspaceKind(new_workspace, config.max_active, self._columns, config.keeps_links, composes)
+    def _in_turn(self, rows: Sequence[int], visit: Callable[[int, records.Workspace], records.Workspace]) -> None:
+        """Visit streams with a workspace of this thread; `visit` returns it, or a larger one."""
+        models, config = [stream.models for stream in self._streams], self._config
+        composes = models[0].lm_scorer is not None
+        kind = WorkspaceKind(self.make_workspace, config.max_active, self._columns, config.keeps_links, composes)
+        work, last = taken_workspace(kind), None
+        for row in rows:
+            large = None if (scorer := models[row].lm_scorer) is None else scorer.lms.large
+            if last is not None and large is not None and last is not large:  # another large LM
+                _forget_scores(work)
+            work, last = visit(row, work), large
+        if work.current.nbytes <= MOST_KEPT:  # for the next call of this thread
+            _kept.last = kind, work
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[stream_state.WordGraphStream]:
         return [self._streams[row] for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
+        for row, models in zip(rows, stream_state.models_of_rows(self._models_of, fusion, rows), strict=True):
             self._streams[row] = self.new_stream(models)
 
     def commit(self, rows: Sequence[int]) -> None:
         for row in rows:
-            if more := more_committed(self._streams[row]):
-                self._streams[row] = without_committed(self._streams[row], *more)
+            if more := stream_state.more_committed(self._streams[row]):
+                self._streams[row] = stream_state.without_committed(self._streams[row], *more)

@@ -37,18 +37,10 @@ from nemo_gpu_decoding.search.inputs import as_float32, for_kernels
 from nemo_gpu_decoding.search.word_graph import kernel_abi, keys, records, stream_state
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
-from nemo_gpu_decoding.search.word_graph.kernel_abi import STREAM_COUNTERS, WORK
+from nemo_gpu_decoding.search.word_graph.kernel_abi import STREAM_COUNTERS, WORK, Capacity
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmPair, LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.links import with_links
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK
-from nemo_gpu_decoding.search.word_graph.stream_state import (
-    Committed,
-    ModelsOf,
-    StreamModels,
-    WordGraphStream,
-    models_of_rows,
-    more_committed,
-)
 
 
 class PlainKernels:
@@ -63,9 +55,7 @@ class PlainKernels:
     trace_back = kernel_abi.PLAIN_TRACE_BACK
     buffers = kernel_abi.PLAIN_BUFFERS
 
-    def capacity(
-        self, config: WFSTConfig, params: records.SearchParams, columns: int, doubled: int
-    ) -> kernel_abi.Capacity:
+    def capacity(self, config: WFSTConfig, params: records.SearchParams, columns: int, doubled: int) -> Capacity:
         """Sizes of the buffers of `advance`; `doubled` counts how often they were too small."""
         seconds = params.topology == NORMAL and not params.keeps_links
         return kernel_abi.capacity_for(config.max_active, columns, seconds=seconds)
@@ -109,9 +99,7 @@ class LargeLMKernels(PlainKernels):
         if not lms.is_difference:
             self._small = PlacedLM(lms.small, "auto", cache_bytes, "the small LM")
 
-    def capacity(
-        self, config: WFSTConfig, params: records.SearchParams, columns: int, doubled: int
-    ) -> kernel_abi.Capacity:
+    def capacity(self, config: WFSTConfig, params: records.SearchParams, columns: int, doubled: int) -> Capacity:
         return kernel_abi.lm_capacity_for(config.max_active, columns, doubled)
 
     def arguments(self, scorer: LmScorer | None, device: torch.device) -> dict[str, Any]:
@@ -165,7 +153,7 @@ class CUDAEngine(Engine):
 
     def __init__(
         self,
-        models_of: ModelsOf,
+        models_of: stream_state.ModelsOf,
         fusion: BatchFusion,
         config: WFSTConfig,
         device: torch.device,
@@ -173,19 +161,19 @@ class CUDAEngine(Engine):
     ) -> None:
         self.device = runtime().device_for(device)
         self._models_of, self._config, self._kernels = models_of, config, kernels
-        self._models = models_of_rows(models_of, fusion, range(len(fusion)))
+        self._models = stream_state.models_of_rows(models_of, fusion, range(len(fusion)))
         self._tables: dict[str, Any] = {}
         self._graph: WordGraph | None = None  # in `_tables`
         self._upload_models()
         self._grown = 0  # how often the capacity for groups was doubled
         # what `advance` reads of the host, and what the host reads of it
-        records = {"counters": STREAM_COUNTERS} | ({"work": WORK} if kernels.composes else {})
-        outputs = {name: (record, (len(self._models),)) for name, record in records.items()}
+        kinds = {"counters": STREAM_COUNTERS} | ({"work": WORK} if kernels.composes else {})
+        outputs = {name: (kind, (len(self._models),)) for name, kind in kinds.items()}
         self._outputs = Exchange(outputs, self.device)
         self._inputs = Exchange({**outputs, "lengths": (np.dtype(np.int64), (len(self._models),))}, self.device)
         # the buffers of `advance`, and their capacity; its hash tables are empty between launches
-        self._working: tuple[kernel_abi.Capacity, dict[str, torch.Tensor]] | None = None
-        self._committed = [Committed.nothing(models) for models in self._models]
+        self._working: tuple[Capacity, dict[str, torch.Tensor]] | None = None
+        self._committed = [stream_state.Committed.nothing(models) for models in self._models]
         self._state = self._first_state()
 
     def _upload_models(self) -> None:
@@ -193,7 +181,13 @@ class CUDAEngine(Engine):
         # the models with the largest graph, which has the arcs and labels of all others
         self._largest = max(self._models, key=lambda models: len(models.graph.words))
         if self._largest.graph is not self._graph:
-            self._upload_graph(self._largest)
+            self._graph = graph = self._largest.graph
+            arrays = graph.arrays
+            if graph.shut is not None:  # of utterances without new words
+                arrays = arrays._replace(states=np.append(graph.shut, arrays.states))
+            names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
+            self._tables |= dict(zip(names, arrays_on_device(graph, arrays, self.device), strict=True))
+            self._tables |= self._kernels.arguments(self._largest.lm_scorer, self.device)
         boosting, utterances = _boosting_on_device(self._models, self.device)
         utterances["graph_states"] = [
             0 if models.graph.shut is None else len(models.graph.shut) for models in self._models
@@ -201,16 +195,7 @@ class CUDAEngine(Engine):
         self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
         self._tables["utterances"] = as_records(utterances).to(self.device)
 
-    def _upload_graph(self, models: StreamModels) -> None:
-        names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
-        self._graph = graph = models.graph
-        arrays = graph.arrays
-        if graph.shut is not None:  # of utterances without new words
-            arrays = arrays._replace(states=np.append(graph.shut, arrays.states))
-        self._tables |= dict(zip(names, arrays_on_device(graph, arrays, self.device), strict=True))
-        self._tables |= self._kernels.arguments(models.lm_scorer, self.device)
-
-    def _first_tokens(self, models: Sequence[StreamModels]) -> torch.Tensor:
+    def _first_tokens(self, models: Sequence[stream_state.StreamModels]) -> torch.Tensor:
         """[n] tokens before the first frame."""
         first = concatenated([models_of_row.first[0] for models_of_row in models])
         tokens = require_fields(first, self._kernels.token)
@@ -253,14 +238,14 @@ class CUDAEngine(Engine):
             self._grown += bool((status == keys.GROUPS_FULL).any())
         self._state = state
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[stream_state.WordGraphStream]:
         if self._config.keeps_links and (final or n_best > 1):
             return self.utterances(rows)
         return self.best_paths(rows, final=final)
 
     def commit(self, rows: Sequence[int]) -> None:
         for row, state in zip(rows, self.best_paths(rows, final=False), strict=True):
-            if state.device_numbers is not None and (more := more_committed(state)):
+            if state.device_numbers is not None and (more := stream_state.more_committed(state)):
                 self._committed[row], root = more
                 # trace-backs end there from now on, and `compact` drops older back-pointers
                 number = int(state.device_numbers[root])
@@ -268,8 +253,8 @@ class CUDAEngine(Engine):
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         state = self._state
-        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._models[row], self._committed[row] = models, Committed.nothing(models)
+        for row, models in zip(rows, stream_state.models_of_rows(self._models_of, fusion, rows), strict=True):
+            self._models[row], self._committed[row] = models, stream_state.Committed.nothing(models)
         self._upload_models()
         state.tokens[list(rows), 0, 0] = self._first_tokens([self._models[row] for row in rows])
         state.counters[rows] = np.zeros((), STREAM_COUNTERS)
@@ -279,7 +264,7 @@ class CUDAEngine(Engine):
         former_links = tuple(() if row in over else former for row, former in enumerate(state.former_links))
         self._state = state._replace(former_links=former_links)
 
-    def utterances(self, rows: Sequence[int]) -> list[WordGraphStream]:
+    def utterances(self, rows: Sequence[int]) -> list[stream_state.WordGraphStream]:
         """The complete state of some utterances, on the host."""
         state = self._compacted(self._state_of(rows))
         counts, counters = state.counters["back_pointers"], self._host_counters(state.counters, state.work)
@@ -294,7 +279,7 @@ class CUDAEngine(Engine):
         links = [concatenated((*former, new[:count])) for former, new, count in parts]
         counters["links"] = [len(links_of_row) for links_of_row in links]
         return [
-            WordGraphStream(
+            stream_state.WordGraphStream(
                 self._models[row],
                 require_fields(tokens[i, : live[i]], self._kernels.host_token),
                 back_pointers[i, : counts[i]],
@@ -316,7 +301,7 @@ class CUDAEngine(Engine):
         former_links, counters = tuple(state.former_links[row] for row in chosen), state.counters[chosen]
         return state._replace(**parts, former_links=former_links, counters=counters, work=state.work[chosen])
 
-    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[WordGraphStream]:
+    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[stream_state.WordGraphStream]:
         """The parts of some streams that best paths need, on the host.
 
         Args:
@@ -342,7 +327,7 @@ class CUDAEngine(Engine):
 
     def _on_best_path(
         self, row: int, end: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
-    ) -> WordGraphStream:
+    ) -> stream_state.WordGraphStream:
         """A stream of one token with this path; unless `final`, the token of the best end may be a second one."""
         tokens = np.stack([end["ending" if final else "best"], end["ending"]])
         back_pointers = newest_first[::-1].copy()
@@ -350,7 +335,7 @@ class CUDAEngine(Engine):
         tokens["back_pointer"] = [len(newest_first) - 1, keys.NONE]
         is_other = not final and end["ends"] and end["best"] != end["ending"]
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
-        return WordGraphStream(
+        return stream_state.WordGraphStream(
             self._models[row],
             require_fields(tokens[: 1 + is_other], self._kernels.host_token),
             back_pointers,
@@ -478,7 +463,7 @@ class CUDAEngine(Engine):
 
     # ----------------------------------------------------------------------------------- buffers
 
-    def _buffers(self, n: int, capacity: kernel_abi.Capacity) -> dict[str, torch.Tensor]:
+    def _buffers(self, n: int, capacity: Capacity) -> dict[str, torch.Tensor]:
         """The buffers of `advance`; hash tables are empty."""
         buffers = {}
         for name, tensor in self._kernels.buffers.items():
@@ -530,7 +515,9 @@ def _on_host(values: torch.Tensor, dtype: np.dtype) -> np.ndarray:
     return values.cpu().contiguous().numpy().view(dtype)[..., 0]
 
 
-def _boosting_on_device(models: list[StreamModels], device: torch.device) -> tuple[DeviceAutomaton, np.ndarray]:
+def _boosting_on_device(
+    models: list[stream_state.StreamModels], device: torch.device
+) -> tuple[DeviceAutomaton, np.ndarray]:
     """All boosting automata, one after the other, and the STREAM_PARAMS [n] of the utterances."""
     automata = list(dict.fromkeys(models_of_row.boosting for models_of_row in models))
     copies = [on_device(automaton, device) for automaton in automata]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from nemo_gpu_decoding.search.engine import Engine, Streams
 from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
-from nemo_gpu_decoding.search.word_graph import records
+from nemo_gpu_decoding.search.word_graph import records, result
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
@@ -37,15 +38,6 @@ from nemo_gpu_decoding.search.word_graph.large_lm.pair import labels_of_unknown,
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
-from nemo_gpu_decoding.search.word_graph.result import (
-    BEFORE,
-    WordPath,
-    emitted_labels,
-    read_paths,
-    relative_cost,
-    with_confidence,
-    words_of,
-)
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     StreamModels,
     TextScores,
@@ -60,7 +52,7 @@ MOST_PARTIAL = 100  # most alternatives of a running stream, because each is ali
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
 
 
-class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
+class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     """Word-graph decoding of CTC log-probs [CUDA-WFST].
 
     Args:
@@ -166,7 +158,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
 
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
-    ) -> list[NBest[WordPath]]:
+    ) -> list[NBest[result.WordPath]]:
         assert isinstance(engine, (CPUEngine, CUDAEngine))
         states: list[WordGraphStream] = engine.results(rows, n_best, final=final)
         best = best_paths(states, final)
@@ -178,11 +170,11 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             return results
         costs, steps = best.ends["cost"].tolist(), [best.steps_of(r) for r in range(len(states))]
         for r, cost in enumerate(ends_of(states, final=True)["cost"].tolist()):
-            relative, committed = relative_cost(costs[r], cost), self._committed(states[r], steps[r])
+            relative, committed = result.relative_cost(costs[r], cost), self._committed(states[r], steps[r])
             results[r] = replace(results[r], relative_cost=relative, committed=committed)
         return results
 
-    def _units(self, path: WordPath) -> Units:
+    def _units(self, path: result.WordPath) -> Units:
         words = path.words
         return Units([w.text for w in words], [w.first_token for w in words], [w.end_token for w in words])
 
@@ -194,8 +186,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     # ----------------------------------------------------------------------------------- results
 
     def _result(
-        self, state: WordGraphStream, path: WordPath, ended: bool, overflows: int, n_best: int, final: bool
-    ) -> NBest[WordPath]:
+        self, state: WordGraphStream, path: result.WordPath, ended: bool, overflows: int, n_best: int, final: bool
+    ) -> NBest[result.WordPath]:
         """The hypotheses of a stream; `path` is the best one after the committed words."""
         lattice = None
         if self.config.keeps_links and (final or n_best > 1):
@@ -220,7 +212,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         shared = state.models.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != self.blank_id
         return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
-    def n_best(self, lattice: Lattice, n: int = 1) -> NBest[WordPath]:
+    def n_best(self, lattice: Lattice, n: int = 1) -> NBest[result.WordPath]:
         """The n best hypotheses of a lattice of this decoder, such as a rescored one.
 
         Raises:
@@ -229,11 +221,11 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         paths = self._paths(lattice, n)
         return NBest(paths, int(lattice.node_frames[-1]), () if lattice.reaches_end else (NO_END,), lattice=lattice)
 
-    def _paths(self, lattice: Lattice, n: int) -> tuple[WordPath, ...]:
+    def _paths(self, lattice: Lattice, n: int) -> tuple[result.WordPath, ...]:
         """The n best paths of a lattice with different words, with the confidence of each word."""
         best = lattice_paths(lattice.n_best(n), lattice.reaches_end)
         paths = self._word_paths(best, [lattice.models] * len(best.ends), second=lattice.second)
-        return with_confidence(paths)
+        return result.with_confidence(paths)
 
     def _word_paths(
         self,
@@ -241,69 +233,56 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         models: Sequence[StreamModels],
         states: Sequence[WordGraphStream] = (),
         second: SecondLM | None = None,
-    ) -> list[WordPath]:
+    ) -> list[result.WordPath]:
         """Paths as results; with `states` they begin after the committed words, but their scores include these.
 
         NumPy handles all paths at once, because a NumPy call takes as long for one number as for all.
         """
-        before = np.zeros(len(models), BEFORE)
+        before = np.zeros(len(models), result.BEFORE)
         start = [TextScores.at_start(models_of_path) for models_of_path in models]
         for p, state in enumerate(states):
             if state.committed is not None and state.committed.head is not None:
                 before[p], start[p] = state.committed.before, state.committed.scores
         # the numbers of arcs and labels of `graph` are those of `opened_graph`, which has more
-        graphs = [models_of_path.graph for models_of_path in models]
-        graph = next((opened for opened in graphs if opened is not self.graph), self.graph)
-        read = read_paths(best, before, graph, self.blank_id)
-        tokens, frames, repeats = read.tokens
-        labels, words = read.words["label"].tolist(), words_of(read, before, graph, self.pieces)
-        ended = best.ended.tolist()
-        ends = list(zip(read.paths["tokens"].tolist(), read.paths["words"].tolist(), strict=True))
+        graph = next((opened.graph for opened in models if opened.graph is not self.graph), self.graph)
+        read = result.read_paths(best, before, graph, self.blank_id)
+        (tokens, frames, repeats), words = read.tokens, result.words_of(read, before, graph, self.pieces)
+        labels, ended = read.words["label"].tolist(), best.ended.tolist()
         costs, graph_costs = best.ends["cost"].tolist(), read.paths["graph_cost"].tolist()
-        texts, begin, first = [], 0, 0
-        for p, (end, last) in enumerate(ends):
-            texts.append(labels[first:last])
-            if models[p].weights.boosts:
-                texts[p] = emitted_labels(words[first:last], tokens[begin:end], graph, complete=ended[p])
-            begin, first = end, last
+        # the tokens and the words of each path
+        parts, spans = (
+            [slice(*ends) for ends in pairwise([0, *read.paths[name].tolist()])] for name in ("tokens", "words")
+        )
+        texts = [
+            result.emitted_labels(words[span], tokens[part], graph, complete=is_end)
+            if own.weights.boosts
+            else labels[span]
+            for part, span, is_end, own in zip(parts, spans, ended, models, strict=True)
+        ]
         differences = weighted_differences(texts, start, ended, models)
-        paths, begin, first = [], 0, 0
-        for p, (end, last) in enumerate(ends):
-            lm = -graph_costs[p] * float(models[p].weights.lm_weight) - differences[p]
-            lm, boosting, second_pass = self._parts(lm, texts[p], ended[p], models[p], start[p], second)
+        paths = []
+        for p, (part, span) in enumerate(zip(parts, spans, strict=True)):
+            weights, boosting, second_pass = models[p].weights, 0.0, 0.0
+            lm = -graph_costs[p] * float(weights.lm_weight) - differences[p]
+            if second is not None:
+                lm *= second.lm_share
+                second_pass = -second.cost(np.array(texts[p], np.int64), final=ended[p])
+            if weights.boosts:
+                bonus, end = start[p].boosted(texts[p], models[p])
+                final_weight = models[p].boosting.arrays.states["final_weight"][end]
+                boosting = float(weights.boosting_weight) * (bonus + (float(final_weight) if ended[p] else 0.0))
             path = new_frozen(
-                WordPath,
-                tokens=tokens[begin:end],
-                frames=frames[begin:end],
-                repeats=repeats[begin:end],
-                token_confidence=read.confidence[begin:end],
+                result.WordPath,
+                tokens=tokens[part],
+                frames=frames[part],
+                repeats=repeats[part],
+                token_confidence=read.confidence[part],
                 score=-costs[p],
                 parts=ScoreParts(-costs[p] - lm - boosting - second_pass, lm, boosting, second_pass=second_pass),
-                words=tuple(words[first:last]),
+                words=tuple(words[span]),
             )
             paths.append(path)
-            begin, first = end, last
         return paths
-
-    def _parts(
-        self,
-        lm: float,
-        words: list[int],
-        ended: bool,
-        models: StreamModels,
-        start: TextScores,
-        second: SecondLM | None,
-    ) -> tuple[float, float, float]:
-        """The weighted scores of LM, boosting and second pass of a path; `lm` is the first without a second pass."""
-        weights, boosting, second_pass = models.weights, 0.0, 0.0
-        if second is not None:
-            lm *= second.lm_share
-            second_pass = -second.cost(np.array(words, np.int64), final=ended)
-        if weights.boosts:
-            bonus, state = start.boosted(words, models)
-            final_weight = models.boosting.arrays.states["final_weight"][state]
-            boosting = float(weights.boosting_weight) * (bonus + (float(final_weight) if ended else 0.0))
-        return lm, boosting, second_pass
 
     # ------------------------------------------------------------------------------------ models
 

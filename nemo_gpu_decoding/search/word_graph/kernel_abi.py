@@ -6,7 +6,6 @@ Names that begin with PLAIN belong to cuda_wfst, names that begin with LM to pag
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -267,12 +266,6 @@ def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity
 def slots_for(entries: int) -> int:
     """Size of a hash table that is at most three quarters full: a power of two."""
     return 1 << (entries * 4 // 3).bit_length()
-
-
-def working_bytes(token: np.dtype, buffers: Mapping[str, Tensor], capacity: Capacity) -> int:
-    """Bytes of global memory of an utterance without its back-pointers and links."""
-    items = (math.prod(buffer_shape(tensor, 1, capacity)) for tensor in buffers.values())
-    return 3 * capacity.tokens * token.itemsize + sum(items)
 
 
 def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, ...]:

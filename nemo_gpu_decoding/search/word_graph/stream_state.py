@@ -62,12 +62,12 @@ class StreamModels:
             tokens["lm"] = self.lm_scorer.lms.start
         return tokens, counters
 
-    def new_stream(self, committed: Committed | None = None) -> WordGraphStream:
+    def new_stream(self) -> WordGraphStream:
         """A stream before its first frame: one token in the start states of graph, boosting and LMs."""
         tokens, counters = self.first
         links = np.empty(1024 if self.params.keeps_links else 0, records.LINK)
-        live = None if committed is None else tokens["back_pointer"]
-        return WordGraphStream(self, tokens, np.empty(2048, records.BACK_POINTER), links, counters, live, committed)
+        past = np.empty(2048, records.BACK_POINTER)
+        return WordGraphStream(self, tokens, past, links, counters, tokens["back_pointer"], Committed.nothing(self))
 
 
 ModelsOf = Callable[[BatchFusion, int], StreamModels]  # the models of utterance b of a batch

@@ -199,7 +199,7 @@ def without_reuse(monkeypatch):
     """What `decoded` returns if every row is computed."""
 
     def forgetting(self, *arguments):
-        self._kept.rows.fill(-1)
+        self.shared.rows.fill(-1)
         return read(self, *arguments)
 
     read = JointRows.read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -226,14 +227,12 @@ def test_working_memory_is_what_is_allocated(monkeypatch, search):
     monkeypatch.setattr(CUDAEngine, "_buffers", noted)
     new, inputs, lengths = search
     composes = inputs.shape[1] == PAGED_T
-    token, fields = kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS
-    if composes:
-        token, fields = kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS
+    fields = kernel_abi.LM_BUFFERS if composes else kernel_abi.PLAIN_BUFFERS
     for decoder in [new()] if composes else [new(), on_cuda(toy_graph(0), topology="normal", **OPTIONS)]:
         decoder.decode(inputs, lengths)
         n, capacity, found = seen[-1]
-        own = sum(t.numel() * t.element_size() for t in found.values())
-        assert own + n * 3 * capacity.tokens * token.itemsize == n * kernel_abi.working_bytes(token, fields, capacity)
+        sizes = (math.prod(kernel_abi.buffer_shape(tensor, 1, capacity)) for tensor in fields.values())
+        assert sum(t.numel() * t.element_size() for t in found.values()) == n * sum(sizes)
 
 
 # --------------------------------------------------------------------------------- with a large LM

@@ -32,18 +32,10 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import NORMAL
 from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.numerics import LARGEST
-from nemo_gpu_decoding.search.word_graph import candidates, keys
+from nemo_gpu_decoding.search.word_graph import candidates, keys, token_groups
 from nemo_gpu_decoding.search.word_graph.labels import SMALL_STATE, likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, is_dominated, query
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
-from nemo_gpu_decoding.search.word_graph.token_groups import (
-    ArcStep,
-    add_group_token,
-    begin_group,
-    keep_best,
-    offer_step,
-    target_key,
-)
 
 LM_CONTEXT = np.dtype(
     [
@@ -192,7 +184,7 @@ def join(key, g, olabel, cost, origin, search, lm, work):
     slot = find_context_slot(key, context, olabel, work)
     if work.lm.context_slots[slot].stamp == work.stamps[2]:
         c = work.lm.context_slots[slot].entry
-        keep_best(contexts[c], cost, origin, search, lm, work)
+        token_groups.keep_best(contexts[c], cost, origin, search, lm, work)
         group = work.lm.groups[g]
         group.cost = min(group.cost, cost)
     elif frame.contexts == len(contexts):
@@ -201,12 +193,12 @@ def join(key, g, olabel, cost, origin, search, lm, work):
     else:
         c = np.int32(frame.contexts)
         candidates.fill_slot(work.lm.context_slots, slot, work.stamps[2], c)
-        begin_group(contexts[c], key, cost, origin, search, work)
+        token_groups.begin_group(contexts[c], key, cost, origin, search, work)
         contexts[c].lm, contexts[c].lm_after, contexts[c].olabel = context, context, olabel
         contexts[c].difference = np.float32(np.nan) if olabel != 0 else np.float32(0.0)
         add_context(c, g, work)
     if search.params.keeps_links:
-        add_group_token(contexts[c], cost, origin, work)
+        token_groups.add_group_token(contexts[c], cost, origin, work)
 
 
 @linked
@@ -303,7 +295,7 @@ def tighten_cutoff(row, state, search, lm, work):
         more, context = query(arc.olabel, context, search, lm, work)
         difference += more
     frame.tight_source, frame.tight_arc, frame.tight_epsilon = best, last_arc, last_epsilon
-    key, origin = target_key(arc, boost, search), keys.Origin(last_arc, best, last_epsilon)
+    key, origin = token_groups.target_key(arc, boost, search), keys.Origin(last_arc, best, last_epsilon)
     candidates.offer(least + difference, key, context, origin, search, lm, work)
 
 
@@ -379,14 +371,14 @@ def _is_cheaper(cost, c, ordered, contexts):
 def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
     """Take an arc without a word, for all contexts of a group that need no LM query."""
     arc, none = search.graph.arcs[a], np.float32(0.0)
-    arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, group.key & 0xFFFF, search)
+    arc_cost, key = search.weights.lm_weight * arc.cost, token_groups.target_key(arc, group.key & 0xFFFF, search)
     for n in range(group.ordered, group.ordered + group.count):
         if work.lm.order[n].cost + arc_cost + acoustic_cost > work.frame[0].cutoff:
             break
         context = work.lm.contexts[work.lm.order[n].context]
         if context.olabel == 0:
-            step = ArcStep(a, key, context.lm, none, acoustic_cost, none)
-            offer_step(context, step, state, search, lm, work)
+            step = token_groups.ArcStep(a, key, context.lm, none, acoustic_cost, none)
+            token_groups.offer_step(context, step, state, search, lm, work)
 
 
 @linked
@@ -414,7 +406,7 @@ def expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
     arc, bonus, boost = search.graph.arcs[a], np.float32(0.0), group.key & 0xFFFF
     if arc.olabel != 0 and search.weights.boosts:
         bonus, boost = candidates.boosted(arc.olabel, boost, search)
-    arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, boost, search)
+    arc_cost, key = search.weights.lm_weight * arc.cost, token_groups.target_key(arc, boost, search)
     least, best = LARGEST, np.int64(0)
     for n in range(group.ordered, group.ordered + group.count):
         if work.lm.order[n].cost + arc_cost - bonus + acoustic_cost > cutoff:
@@ -433,5 +425,5 @@ def expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
             least, best = cost, after  # with topology normal, the best token of a context may not take the arc
         elif search.params.topology != NORMAL and is_dominated(cost - least, best, after, search, lm):
             continue
-        step = ArcStep(a, key, after, bonus, acoustic_cost, difference)
-        offer_step(context, step, state, search, lm, work)
+        step = token_groups.ArcStep(a, key, after, bonus, acoustic_cost, difference)
+        token_groups.offer_step(context, step, state, search, lm, work)

@@ -30,14 +30,7 @@ from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.frame import begin_frame, cheapest_of, epsilon_closure
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, rank_labels
-from nemo_gpu_decoding.search.word_graph.large_lm import contexts
-from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
-    expand_group,
-    expand_with_lm,
-    node_of_group,
-    offer,
-    tighten_cutoff,
-)
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts, let_groups
 from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, expand, has_room, new_node
 from nemo_gpu_decoding.search.word_graph.prune import choose_tokens, keep_tokens, widen_beam
 
@@ -114,17 +107,17 @@ def _offer_blanks_and_repeats(row, state, search, work):
     for i in range(state.counters[0].tokens):
         token = work.current[np.uintp(i)]
         cost, key, label, node = token.cost, token.key, keys.label_of(token.key), token.back_pointer
-        offer(cost + blank_cost, key - label, keys.Origin(keys.BLANK_MOVE, node, keys.NONE), search, work)
+        let_groups.offer(cost + blank_cost, key - label, keys.Origin(keys.BLANK_MOVE, node, keys.NONE), search, work)
         if label > 0:
             total = cost + candidates.cost_of(row, np.uintp(label - 1), search)
-            offer(total, key, keys.Origin(keys.REPEAT_MOVE, node, keys.NONE), search, work)
+            let_groups.offer(total, key, keys.Origin(keys.REPEAT_MOVE, node, keys.NONE), search, work)
 
 
 @linked
 def _expand_groups(row, state, search, lm, work):
     """Steps 2 and 3: the epsilon closure, then the arcs; arcs that need LM queries come last."""
     frame, groups = work.frame[0], work.groups
-    tighten_cutoff(row, state, search, lm, work)
+    let_groups.tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)
     if frame.labels == 0 or frame.status != keys.DONE:
         return
@@ -133,10 +126,10 @@ def _expand_groups(row, state, search, lm, work):
     for n in range(frame.groups):
         g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
         groups[g].node, groups[g].least_step = keys.NONE, LARGEST
-        expand_group(groups[g], g, row, search, work)
+        let_groups.expand_group(groups[g], g, row, search, work)
     cutoff, n = frame.cutoff, 0
     while n < frame.deferred and frame.status == keys.DONE:
-        expand_with_lm(row, work.lm.deferred[n], cutoff, state, search, lm, work)
+        let_groups.expand_with_lm(row, work.lm.deferred[n], cutoff, state, search, lm, work)
         n += 1
 
 
@@ -244,7 +237,7 @@ def _name_sources(search, state, work):
         closed = np.int64(keys.NONE)
         if search.params.topology == NORMAL:
             closed = np.int64(search.graph.arcs[candidate.arc].ilabel) + 1
-        node, epsilon, _ = node_of_group(work.groups[~candidate.source], closed, state, work)
+        node, epsilon, _ = let_groups.node_of_group(work.groups[~candidate.source], closed, state, work)
         if node == keys.NONE:
             break
         candidate.source, candidate.epsilon = node, epsilon

@@ -5,7 +5,7 @@ Streams drop nodes that no token needs, and convert nodes to tokens for results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,25 +15,9 @@ from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.search.word_graph import cpu_engine, keys, records
 from nemo_gpu_decoding.search.word_graph.best_path import all_ends
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, state_of
-from nemo_gpu_decoding.search.word_graph.large_lm import let
+from nemo_gpu_decoding.search.word_graph.large_lm import let, let_lattice, let_nodes
 from nemo_gpu_decoding.search.word_graph.large_lm.contexts import GROUP_ARC, LM_FRAME_STATE
 from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
-from nemo_gpu_decoding.search.word_graph.large_lm.let_lattice import (
-    LatticeLinks,
-    is_open,
-    links_to_ends,
-    mark_live,
-    more_links,
-)
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
-    ARENA_FULL,
-    LET_COUNTERS,
-    NODE,
-    NODE_CONTEXT,
-    NODE_LINK,
-    NodeArrays,
-    expand,
-)
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.links import grown
 from nemo_gpu_decoding.search.word_graph.stream_state import (
@@ -53,28 +37,28 @@ class LetStream:
 
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN; `back_pointer` is a node
-    arrays: NodeArrays
+    arrays: let_nodes.NodeArrays
     committed: Committed | None = None  # as in `WordGraphStream`
-    lattice: LatticeLinks | None = None  # of the dropped nodes; None: the search keeps no lattice
+    lattice: let_lattice.LatticeLinks | None = None  # of the dropped nodes; None: the search keeps no lattice
 
 
 def new_let_stream(models: StreamModels) -> LetStream:
     """A stream before its first frame: one token, whose node has one context, the start states of the LMs."""
     assert models.lm_scorer is not None
-    tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, LET_COUNTERS)
+    tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, let_nodes.LET_COUNTERS)
     tokens["key"] = models.first_key
     for name in ("tokens", "nodes", "contexts"):
         counters[name] = 1
     arrays = _node_arrays(counters, (LET_NODES,) * 4)
     arrays.nodes[0] = (models.first_key, 0, 0, NONE, 0, 1)
     arrays.contexts[0] = (models.lm_scorer.lms.start, 0, NONE, 0, 0, NONE, 0)
-    lattice = LatticeLinks.nothing() if models.params.keeps_links else None
+    lattice = let_lattice.LatticeLinks.nothing() if models.params.keeps_links else None
     return LetStream(models, tokens, arrays, Committed.nothing(models), lattice)
 
 
-def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> NodeArrays:
-    kinds = (records.BACK_POINTER, NODE_LINK, NODE, NODE_CONTEXT)
-    return NodeArrays(counters, *(np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)))
+def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> let_nodes.NodeArrays:
+    kinds = (records.BACK_POINTER, let_nodes.NODE_LINK, let_nodes.NODE, let_nodes.NODE_CONTEXT)
+    return let_nodes.NodeArrays(counters, *(np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)))
 
 
 def collected(stream: LetStream, work: records.Workspace, *, more: bool = False) -> LetStream:
@@ -87,13 +71,15 @@ def collected(stream: LetStream, work: records.Workspace, *, more: bool = False)
     """
     arrays, lattice, models = stream.arrays, stream.lattice, stream.models
     if lattice is not None:
-        arrays, lattice = more_links(arrays, stream.tokens, lattice, (models.search, models.lm_scorer), work)
+        arrays, lattice = let_lattice.more_links(
+            arrays, stream.tokens, lattice, (models.search, models.lm_scorer), work
+        )
     new = _node_arrays(arrays.counters.copy(), [len(array) for array in arrays[1:]])
     nodes, past = (np.zeros(int(arrays.counters[name][0]), np.int32) for name in ("nodes", "back_pointers"))
     collect(stream.tokens, arrays, new, nodes, past, lattice is not None)
     used = [int(new.counters[name][0]) for name in ("back_pointers", "links", "nodes", "contexts")]
     kept = [grown(array, n) if more or 4 * n > len(array) else array for array, n in zip(new[1:], used, strict=True)]
-    return replace(stream, arrays=NodeArrays(new.counters, *kept), lattice=lattice)
+    return replace(stream, arrays=let_nodes.NodeArrays(new.counters, *kept), lattice=lattice)
 
 
 @no_refcount
@@ -107,7 +93,7 @@ def collect(tokens, state, new, numbers, past, keeps_links):
         keeps_links: keep the links of nodes within a frame, and the nodes before them.
     """
     old, fresh = state.counters[0], new.counters[0]
-    mark_live(tokens, state, numbers, keeps_links)
+    let_lattice.mark_live(tokens, state, numbers, keeps_links)
     fresh.nodes = fresh.links = fresh.contexts = 0
     for n in range(old.nodes):
         if numbers[n] == 1:
@@ -132,7 +118,7 @@ def _copy_node(n, state, new, numbers, past, keeps_links):
             fresh.contexts += 1
             if state.contexts[c].back_pointer != NONE:
                 past[state.contexts[c].back_pointer] = 1
-    at = node.newest if is_open(n, state, keeps_links) else NONE
+    at = node.newest if let_lattice.is_open(n, state, keeps_links) else NONE
     while at != NONE:
         link = new.links[fresh.links]
         new.links[fresh.links] = state.links[at]
@@ -185,7 +171,7 @@ def forget_contexts(state):
 def live_pasts(tokens, state):
     """[n] int32: the newest back-pointer, or NONE, of every context of the expanded live nodes."""
     marks, count = np.zeros(state.counters[0].nodes, np.int32), 0
-    mark_live(tokens, state, marks, False)
+    let_lattice.mark_live(tokens, state, marks, False)
     pasts = np.empty(state.counters[0].contexts, np.int32)
     for n in range(len(marks)):
         node = state.nodes[n]
@@ -209,7 +195,7 @@ def list_ends(tokens, state, lists_all, models, work):
         least = min(least, tokens[i].cost)
     for i in range(len(tokens)):
         if lists_all or tokens[i].cost == least or _may_end(tokens[i], search):
-            status = expand(tokens[i].back_pointer, state, search, lm, work)
+            status = let_nodes.expand(tokens[i].back_pointer, state, search, lm, work)
             if status != DONE:
                 return status, np.empty(0, records.LM_TOKEN)
             total += state.nodes[tokens[i].back_pointer].count
@@ -255,7 +241,7 @@ def read_let_chunk(
     while frame < length:
         frame, status = let.advance(log_probs[b], frame, length, state, models.search, models.lm_scorer, work)
         tokens = work.current[: int(state.counters["tokens"][0])]
-        if status == ARENA_FULL:
+        if status == let_nodes.ARENA_FULL:
             stream = collected(replace(stream, tokens=tokens), work, more=frame == stopped)
             state, stopped = stream.arrays, frame
         elif status == keys.GROUPS_FULL:
@@ -288,7 +274,7 @@ def listed_stream(
         forget_contexts(stream.arrays)
         if status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
-        elif status == ARENA_FULL:
+        elif status == let_nodes.ARENA_FULL:
             stream, more = collected(replace(stream, tokens=stream.tokens.copy()), work, more=more), True
         else:
             lists_all, ends_only = True, False
@@ -308,7 +294,7 @@ def _scorers(models: StreamModels) -> tuple[records.Search, LmScorer]:
 
 
 def _lattice(
-    stream: LetStream, state: NodeArrays, listed: np.ndarray, ends_only: bool, work: records.Workspace
+    stream: LetStream, state: let_nodes.NodeArrays, listed: np.ndarray, ends_only: bool, work: records.Workspace
 ) -> tuple[np.ndarray, np.ndarray]:
     """`links_to_ends` of a stream with expanded nodes; `ends_only`: only for paths to a final state."""
     assert stream.lattice is not None
@@ -316,7 +302,7 @@ def _lattice(
     ends, costs = all_ends(listed, ends_only, *scorers), np.full(len(listed), np.inf)
     np.minimum.at(costs, ends["node"], ends["cost"])
     costs += listed["cost"]
-    return links_to_ends(state, listed, costs - costs.min(), stream.lattice, scorers, work)
+    return let_lattice.links_to_ends(state, listed, costs - costs.min(), stream.lattice, scorers, work)
 
 
 def new_let_workspace(
@@ -350,6 +336,10 @@ class LetEngine(cpu_engine.CPUEngine):
     new_stream = staticmethod(new_let_stream)
     read = staticmethod(read_let_chunk)
 
+    @property
+    def make_workspace(self) -> Callable[..., records.Workspace]:
+        return new_let_workspace
+
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         try:
             super().push(log_probs, lengths, deferred=deferred)
@@ -358,20 +348,15 @@ class LetEngine(cpu_engine.CPUEngine):
                 forget_contexts(stream.arrays)
             raise
 
-    @property
-    def _kind(self) -> cpu_engine.WorkspaceKind:
-        config = self._config
-        return cpu_engine.WorkspaceKind(new_let_workspace, config.max_active, self._columns, config.keeps_links, True)
-
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
-        kind, listed, last = self._kind, [], None
-        work = cpu_engine.taken_workspace(kind)
-        for row in rows:
-            stream = self._streams[row]
-            last = cpu_engine.scores_kept_for(stream.models, last, work)
-            self._streams[row], state, work = listed_stream(stream, work, final=final, n_best=n_best)
+        listed = []
+
+        def read(row: int, work: records.Workspace) -> records.Workspace:
+            self._streams[row], state, work = listed_stream(self._streams[row], work, final=final, n_best=n_best)
             listed.append(state)
-        cpu_engine.keep_workspace(kind, work)
+            return work
+
+        self._in_turn(rows, read)
         return listed
 
     def commit(self, rows: Sequence[int]) -> None:

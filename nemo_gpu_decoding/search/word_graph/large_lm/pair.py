@@ -27,21 +27,8 @@ import numpy as np
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.lm import packed
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import (
-    COST_BITS,
-    NO_LABEL,
-    ROOT,
-    PackedLM,
-    arc_cost_and_target,
-    arc_label,
-    find_arc,
-    is_packed_lm,
-    load_packed_lm,
-    lookup,
-    num_words,
-    write_bits,
-)
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CONTEXT_BOUNDS, LmPair, context_bounds, lm_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -56,7 +43,7 @@ _ready: WeakKeyDictionary[WordGraph, WeakKeyDictionary] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def shared_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference: str) -> LmPair:
+def shared_lm_pair(graph: WordGraph, large: packed.PackedLM, small: packed.PackedLM, difference: str) -> LmPair:
     """The result of `make_lm_pair`, shared by decoders with the same graph, LMs and option."""
     with _lock:  # held while a pair is built: another caller most likely needs the same pair
         of_graph = _ready.setdefault(graph, WeakKeyDictionary())
@@ -66,7 +53,7 @@ def shared_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, differenc
         return ready[difference]
 
 
-def make_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference: str) -> LmPair:
+def make_lm_pair(graph: WordGraph, large: packed.PackedLM, small: packed.PackedLM, difference: str) -> LmPair:
     """Map the words of the graph to labels of both LMs, and build the difference automaton if `difference` allows.
 
     Args:
@@ -103,7 +90,7 @@ def make_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference:
     )
 
 
-def lm_labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
+def lm_labels(graph: WordGraph, lm: packed.PackedLM, name: str) -> np.ndarray:
     """The LM's label of each word of a graph.
 
     Args:
@@ -117,9 +104,9 @@ def lm_labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
         ValueError: the LM lists neither a word that the graph emits nor <unk>.
     """
     emitted = graph.output_words
-    labels = np.full(len(graph.words), NO_LABEL, np.int64)
+    labels = np.full(len(graph.words), packed.NO_LABEL, np.int64)
     labels[emitted] = [lm.label(graph.words[word]) for word in emitted.tolist()]
-    unlisted = emitted[labels[emitted] == NO_LABEL]
+    unlisted = emitted[labels[emitted] == packed.NO_LABEL]
     if len(unlisted):
         examples = ", ".join(repr(graph.words[i]) for i in unlisted[:3])
         raise ValueError(
@@ -129,18 +116,18 @@ def lm_labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
     return labels
 
 
-def with_more_words(lms: LmPair, graph: WordGraph, large: PackedLM, small: PackedLM) -> LmPair:
+def with_more_words(lms: LmPair, graph: WordGraph, large: packed.PackedLM, small: packed.PackedLM) -> LmPair:
     """A pair with the labels of the words of `with_new_words(graph)`; both LMs score the new words as <unk>."""
     of_lms = []
     known_labels = (lms.large_labels, lms.small_labels)
     for known, unknown in zip(known_labels, labels_of_unknown(graph, large, small), strict=True):
-        labels = np.full(len(graph.words), NO_LABEL, np.int64)
+        labels = np.full(len(graph.words), packed.NO_LABEL, np.int64)
         labels[: len(known)], labels[graph.unknown] = known, unknown
         of_lms.append(labels)
     return lms._replace(large_labels=of_lms[0], small_labels=of_lms[1])
 
 
-def labels_of_unknown(graph: WordGraph, large: PackedLM, small: PackedLM) -> list[int]:
+def labels_of_unknown(graph: WordGraph, large: packed.PackedLM, small: packed.PackedLM) -> list[int]:
     """The labels of <unk> in both LMs.
 
     Raises:
@@ -149,14 +136,14 @@ def labels_of_unknown(graph: WordGraph, large: PackedLM, small: PackedLM) -> lis
     labels = []
     for name, lm in (("large", large), ("small", small)):
         labels.append(lm.label(graph.words[graph.unknown]))
-        if labels[-1] == NO_LABEL:
+        if labels[-1] == packed.NO_LABEL:
             raise ValueError(f"{name} ({lm.name}) has no <unk>, expected one for words that the graph lacks")
     return labels
 
 
-def _agree(large: PackedLM, small: PackedLM, large_labels: np.ndarray, small_labels: np.ndarray) -> bool:
+def _agree(large: packed.PackedLM, small: packed.PackedLM, large_labels: np.ndarray, small_labels: np.ndarray) -> bool:
     """Whether each word has the same label in the small LM directly and by way of its word in the large LM."""
-    emitted = large_labels != NO_LABEL
+    emitted = large_labels != packed.NO_LABEL
     of_large = [small.label(large.words[label]) for label in large_labels[emitted].tolist()]
     return bool((np.array(of_large, np.int64) == small_labels[emitted]).all())
 
@@ -164,7 +151,7 @@ def _agree(large: PackedLM, small: PackedLM, large_labels: np.ndarray, small_lab
 # ------------------------------------------------------------------------------------------ loading
 
 
-def load_large_lm(path: Path) -> PackedLM:
+def load_large_lm(path: Path) -> packed.PackedLM:
     """Load the large LM. A packed file is memory-mapped; an ARPA file is packed in memory.
 
     Raises:
@@ -173,7 +160,7 @@ def load_large_lm(path: Path) -> PackedLM:
     return cached(("large LM", file_key(path)), partial(_load_large, path))
 
 
-def load_small_lm(path: Path, graph: WordGraph) -> PackedLM:
+def load_small_lm(path: Path, graph: WordGraph) -> packed.PackedLM:
     """Load the LM that a graph was built from, with the words that the graph build added to it.
 
     Raises:
@@ -182,9 +169,9 @@ def load_small_lm(path: Path, graph: WordGraph) -> PackedLM:
     return cached(("small LM", file_key(path), graph.fingerprint), partial(_load_small, path, graph))
 
 
-def _load_large(path: Path) -> PackedLM:
-    if is_packed_lm(path):
-        return load_packed_lm(path)
+def _load_large(path: Path) -> packed.PackedLM:
+    if packed.is_packed_lm(path):
+        return packed.load_packed_lm(path)
     if path.stat().st_size > _WORTH_PACKING:
         logger.warning(
             "`wfst.large_lm_path` is the ARPA file %s, which is read as a whole and kept in memory; "
@@ -194,12 +181,12 @@ def _load_large(path: Path) -> PackedLM:
     return pack_arpa_in_memory(path)
 
 
-def _load_small(path: Path, graph: WordGraph) -> PackedLM:
+def _load_small(path: Path, graph: WordGraph) -> packed.PackedLM:
     words = _words_of(graph)
-    if not is_packed_lm(path):
+    if not packed.is_packed_lm(path):
         # The graph build added words that the file lacks by the same rule.
         return pack_arpa_in_memory(path, added_words=words)
-    lm = load_packed_lm(path)
+    lm = packed.load_packed_lm(path)
     lacking = [word for word in words if word not in lm.word_ids]
     if lacking:
         raise ValueError(
@@ -222,7 +209,7 @@ def _words_of(graph: WordGraph) -> list[str]:
 _CHUNK = 1 << 20  # arcs that are packed at a time
 
 
-def difference_of(large: PackedLM, small: PackedLM) -> PackedLM | None:
+def difference_of(large: packed.PackedLM, small: packed.PackedLM) -> packed.PackedLM | None:
     """Subtract the small LM's costs from the large LM's.
 
     The small LM scores words that it does not list as <unk>.
@@ -230,7 +217,7 @@ def difference_of(large: PackedLM, small: PackedLM) -> PackedLM | None:
     Returns:
         the difference automaton, or None if the small LM is no subset of the large LM, or an LM has no </s>.
     """
-    if NO_LABEL in (large.sentence_end, small.sentence_end):
+    if packed.NO_LABEL in (large.sentence_end, small.sentence_end):
         return None
     if not set(small.words) <= set(large.words):
         return None
@@ -244,15 +231,15 @@ def difference_of(large: PackedLM, small: PackedLM) -> PackedLM | None:
     states = large.arrays.states.copy()
     if not _subtract_backoffs(large.arrays, small.arrays, back, small_states, states):
         return None
-    bits = large.arrays.target_bits + COST_BITS
-    arcs = np.zeros(num_words(large.num_arcs, bits), np.uint64)
+    bits = large.arrays.target_bits + packed.COST_BITS
+    arcs = np.zeros(packed.num_words(large.num_arcs, bits), np.uint64)
     counts = np.diff(states["arc_begin"].astype(np.int64)).astype(np.int64)
     sources = np.repeat(np.arange(large.num_states), counts)
     for first in range(0, large.num_arcs, _CHUNK):
         values = np.empty(min(_CHUNK, large.num_arcs - first), np.uint64)
         of_chunk = small_states[sources[first : first + len(values)]]
         _subtract_arcs(large.arrays, small.arrays, labels, of_chunk, first, values)
-        write_bits(arcs, bits, first, values)
+        packed.write_bits(arcs, bits, first, values)
     arrays = large.arrays._replace(states=states, arcs=arcs)
     return replace(large, arrays=arrays, name=f"{large.name} minus {small.name}")
 
@@ -260,9 +247,9 @@ def difference_of(large: PackedLM, small: PackedLM) -> PackedLM | None:
 @compiled
 def _next_small(small, state, label):
     """The small LM's state after a label; the root after NO_LABEL, a word that the small LM cannot score."""
-    if label == NO_LABEL:
-        return np.int64(ROOT)
-    _, target = lookup(small, state, label)
+    if label == packed.NO_LABEL:
+        return np.int64(packed.ROOT)
+    _, target = packed.lookup(small, state, label)
     return target
 
 
@@ -273,17 +260,17 @@ def _follow(large, small, labels, small_states):
     Returns:
         False if paths to a state give it two small states, or if no path leads to a state.
     """
-    small_states[ROOT] = ROOT
+    small_states[packed.ROOT] = packed.ROOT
     pending, count = np.empty(len(small_states), np.int64), 1
-    pending[0] = ROOT
+    pending[0] = packed.ROOT
     done = 0
     while done < count:
         state = pending[done]
         done += 1
         first = np.int64(large.states[state].arc_begin)
         for arc in range(first, np.int64(large.states[state + 1].arc_begin)):
-            _, target = arc_cost_and_target(large, arc)
-            label = labels[arc_label(large, arc)]
+            _, target = packed.arc_cost_and_target(large, arc)
+            label = labels[packed.arc_label(large, arc)]
             small_state = _next_small(small, small_states[state], label)
             if small_states[target] == -1:
                 small_states[target] = small_state
@@ -306,7 +293,7 @@ def _subtract_backoffs(large, small, large_labels, small_states, states):
             return False
         first = np.int64(small.states[small_state].arc_begin)
         for arc in range(first, np.int64(small.states[small_state + 1].arc_begin)):
-            if find_arc(large, state, large_labels[arc_label(small, arc)]) < 0:
+            if packed.find_arc(large, state, large_labels[packed.arc_label(small, arc)]) < 0:
                 return False
         states[state].backoff_cost -= small.states[small_state].backoff_cost
     return True
@@ -323,10 +310,10 @@ def _subtract_arcs(large, small, labels, small_states, first, values):
     buffer = np.empty(1, np.float32)
     as_bits = buffer.view(np.uint32)
     for n in range(len(values)):
-        cost, target = arc_cost_and_target(large, first + n)
-        label = labels[arc_label(large, first + n)]
-        if label != NO_LABEL:
-            small_cost, _ = lookup(small, small_states[n], label)
+        cost, target = packed.arc_cost_and_target(large, first + n)
+        label = labels[packed.arc_label(large, first + n)]
+        if label != packed.NO_LABEL:
+            small_cost, _ = packed.lookup(small, small_states[n], label)
             cost -= small_cost
         buffer[0] = cost
         values[n] = np.uint64(target) | (np.uint64(as_bits[0]) << np.uint64(large.target_bits))

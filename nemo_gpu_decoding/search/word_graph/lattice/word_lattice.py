@@ -9,15 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.word_graph.lattice.determinize import (
-    ARC,
-    COST_UNIT,
-    WORD_ARC,
-    CostLattice,
-    costs_to_end,
-    determinized,
-    spelled,
-)
+from nemo_gpu_decoding.search.word_graph.lattice import determinize
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +152,7 @@ def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: Wo
     targets = np.concatenate([links["target"], np.full(len(ends), len(order))]).astype(np.int64)
     own_state = np.full(len(owner), -1)  # the inner state that an arc leads to
     own_state[inner] = num_nodes + np.arange(len(inner))
-    arcs = np.zeros(len(owner), ARC)
+    arcs = np.zeros(len(owner), determinize.ARC)
     arcs["source"] = number[np.where(is_first, sources[owner], np.roll(own_state, 1))]
     arcs["target"] = number[np.where(is_last, targets[owner], own_state)]
     arcs["word"] = table[row_of.reshape(-1)[owner], rank]
@@ -175,28 +167,32 @@ def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: Wo
 def determinized_lattice(arcs: np.ndarray, words: tuple[str, ...], beam: float, max_states: int) -> WordLattice:
     """Determinise arcs [A] ARC of `word_arcs`: the best path of each word sequence within a beam (natural log)."""
     num_states = int(arcs["target"].max()) + 1
-    graph_costs = np.rint(arcs["graph_cost"] / COST_UNIT).astype(np.int64)
-    costs = graph_costs + np.rint(arcs["acoustic_cost"] / COST_UNIT).astype(np.int64)
+    graph_costs = np.rint(arcs["graph_cost"] / determinize.COST_UNIT).astype(np.int64)
+    costs = graph_costs + np.rint(arcs["acoustic_cost"] / determinize.COST_UNIT).astype(np.int64)
     begin = np.searchsorted(arcs["source"], np.arange(num_states + 1))
-    lattice = CostLattice(arcs, begin, costs, graph_costs, costs_to_end(arcs, num_states, costs))
-    rows, first_nodes, *strings, within = determinized(lattice, np.int64(beam / COST_UNIT), max_states)
+    lattice = determinize.CostLattice(
+        arcs, begin, costs, graph_costs, determinize.costs_to_end(arcs, num_states, costs)
+    )
+    rows, first_nodes, *strings, within = determinize.determinized(
+        lattice, np.int64(beam / determinize.COST_UNIT), max_states
+    )
     # topological order: the first node of a subset precedes those of the subsets that it leads to
     states = np.unique(np.append(rows[:, 0], 0))
     states = states[np.argsort(first_nodes[states], kind="stable")]
     number = np.full(len(first_nodes) + 1, len(states), np.int64)  # -1 (the end) becomes the last state
     number[states] = np.arange(len(states))
-    table = np.zeros(len(rows), WORD_ARC)
+    table = np.zeros(len(rows), determinize.WORD_ARC)
     table["source"], table["target"], table["word"] = number[rows[:, 0]], number[rows[:, 1]], rows[:, 2]
-    table["graph_cost"] = rows[:, 4] * COST_UNIT
-    table["acoustic_cost"] = (rows[:, 3] - rows[:, 4]) * COST_UNIT
+    table["graph_cost"] = rows[:, 4] * determinize.COST_UNIT
+    table["acoustic_cost"] = (rows[:, 3] - rows[:, 4]) * determinize.COST_UNIT
     lengths = strings[2][rows[:, 5]]
     table["end"] = np.cumsum(lengths)
     table["begin"] = table["end"] - lengths
-    spans = [spelled(string, *strings) - 1 for string in rows[:, 5].tolist()]
+    spans = [determinize.spelled(string, *strings) - 1 for string in rows[:, 5].tolist()]
     order = np.lexsort((table["word"], table["source"]))
     table = table[order]
     frames = np.zeros(len(states) + 1, np.int32)
     for arc, length in zip(table, lengths[order], strict=True):  # all paths to a state read the same number of frames
         frames[arc["target"]] = frames[arc["source"]] + length
     ilabels = np.concatenate([np.zeros(0, np.int32), *spans])
-    return WordLattice(words, frames, table, ilabels, float(within * COST_UNIT))
+    return WordLattice(words, frames, table, ilabels, float(within * determinize.COST_UNIT))
