@@ -73,6 +73,7 @@ def test_nothing_imports_upwards():
 
 # Imports that close a circle: they are for types alone, or late. importer -> imported, and why
 CIRCLES = {
+    ("search.self_check", "search.built_in_problems"): "late: only where no other process can use the GPU",
     ("search.result", "search.word_graph.lattice.lattice"): "the type of a field that word-graph searches fill",
     ("search.word_graph.best_path", "search.word_graph.stream_state"): "the type of an argument",
     ("cli.tune_plot", "cli.tune"): "the type of an argument",
@@ -215,7 +216,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1908,
-    "cli": 2155,
+    "cli": 2173,
     "cluster": 496,
     "compat": 1031,
     "cuda": 979,
@@ -224,12 +225,12 @@ CODE_BUDGETS = {
     "live": 1298,
     "lm": 1995,
     "nemo_plugin": 3780,
-    "search": 11123,
+    "search": 11404,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42627
-PACKAGE_FILES = 189
-TESTS_LINES = 39259
+PACKAGE_LINES = 43051
+PACKAGE_FILES = 191
+TESTS_LINES = 39623
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15999
 USERS_PAGE_WORDS = 1400

@@ -22,7 +22,8 @@ from nemo_gpu_decoding.plain_text import format_table
 
 SUPPORTED_NEMO = "2.7 .. 3.0"
 MODELS = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}  # by family of strategies
-EXAMPLES = ("", "json=true")
+USED = "tensors on the GPU are decoded there"
+EXAMPLES = ("", "json=true", "check=true")
 
 
 @dataclass
@@ -31,6 +32,9 @@ class DoctorOptions:
 
     # Print JSON instead of tables, for scripts and bug reports.
     json: bool = False
+    # On a GPU, check each strategy's kernels now, and show the time of the check. Without it, the table shows the
+    # state: strategies are checked before they decode on a GPU for the first time.
+    check: bool = False
 
 
 OPTIONS = DoctorOptions
@@ -53,19 +57,20 @@ class StrategyPath:
     models: str  # which models it decodes
     path: str  # "cuda" or "cpu"
     why: str
+    check: str  # of the kernels on the current GPU
 
 
 def run(options: DoctorOptions) -> int:
-    """Print the facts; changes nothing, loads no model and does not import NeMo."""
+    """Print the facts; changes nothing but the verdicts of checks, loads no model and does not import NeMo."""
     facts = examine()
-    paths = strategy_paths()
+    paths = strategy_paths(check=options.check)
     if options.json:
         answer = {"facts": list(map(asdict, facts)), "strategies": list(map(asdict, paths))}
         print(json.dumps(answer, indent=2))
         return 0
     print(format_table(["what", "found", "advice"], [list(vars(fact).values()) for fact in facts]))
     print()
-    print(format_table(["strategy", "models", "path", "why"], [list(vars(p).values()) for p in paths]))
+    print(format_table(["strategy", "models", "path", "why", "check"], [list(vars(p).values()) for p in paths]))
     return 0
 
 
@@ -197,13 +202,32 @@ def numba_facts() -> list[Fact]:
     return [Fact("numba", installed_version("numba") or "not installed"), Fact("compiled code", str(folder), advice)]
 
 
-def strategy_paths() -> list[StrategyPath]:
-    """Every registered strategy and the backend that `auto` means for it here."""
+def strategy_paths(*, check: bool = False) -> list[StrategyPath]:
+    """Every registered strategy and the backend that `auto` means for it here; `check`: check its kernels now."""
     from nemo_gpu_decoding.cuda.compile import kernel_files
 
     why_not = cuda_obstacle() if kernel_files() else "it has no CUDA kernels in this version"
-    path, why = ("cpu", why_not) if why_not else ("cuda", "tensors on the GPU are decoded there")
-    return [StrategyPath(s.name, MODELS[s.family], path, why) for s in STRATEGIES.values()]
+    return [_path_of(strategy.name, MODELS[strategy.family], why_not, check) for strategy in STRATEGIES.values()]
+
+
+def _path_of(strategy: str, models: str, why_not: str | None, check: bool) -> StrategyPath:
+    if why_not:
+        return StrategyPath(strategy, models, "cpu", why_not, "")
+    import torch
+
+    from nemo_gpu_decoding.cuda.launch import runtime
+    from nemo_gpu_decoding.search.self_check import checked, kept_verdict
+
+    device = runtime().device_for(torch.device("cuda"))
+    try:
+        verdict = checked(strategy, device, again=True) if check else kept_verdict(strategy, device)
+    except Exception as error:  # CUDA's libraries raise many types
+        return StrategyPath(strategy, models, "cuda", USED, f"can't be checked: {error}".split("\n", 1)[0])
+    if verdict is None:
+        return StrategyPath(strategy, models, "cuda", USED, "before the first decoding")
+    if verdict.difference is None:
+        return StrategyPath(strategy, models, "cuda", USED, f"passed in {verdict.seconds:.2f} s")
+    return StrategyPath(strategy, models, "cpu", "the kernels fail their self-check", verdict.difference)
 
 
 def installed_version(distribution: str) -> str | None:

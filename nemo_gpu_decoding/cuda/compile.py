@@ -99,7 +99,7 @@ def kernel_code(source: str, arch: Architecture, defines: Defines | None = None)
     """
     text = read_source(source)
     options = compiler_options(arch, defines)
-    path = kernel_cache() / _file_name(text, arch, options)
+    path = kernel_cache() / entry_name(text, arch, options)
     kept = _read_entry(path)
     if kept is not None:
         return kept
@@ -139,8 +139,8 @@ def kernel_cache() -> Path:
     return cache_folder() / "cubin"
 
 
-def _file_name(source: Source, arch: Architecture, options: list[str]) -> str:
-    """The path of an entry; its name is a hash of all inputs of the compiler, so no entry becomes stale."""
+def entry_name(source: Source, arch: Architecture, options: list[str]) -> str:
+    """The file name of an entry; it is a hash of all inputs of the compiler, so no entry becomes stale."""
     parts = [nvrtc.version(), options, source.name, source.text, sorted(source.headers.items())]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     label = source.name.removesuffix(".cu").replace("/", "-")

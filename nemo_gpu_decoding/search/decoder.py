@@ -47,6 +47,7 @@ from nemo_gpu_decoding.search.engine import BadRow, Engine, Streams, StreamsLost
 from nemo_gpu_decoding.search.evidence import Units, as_committed, with_evidence
 from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, may_be_padded, warn_unless_normalised
 from nemo_gpu_decoding.search.result import NBest, by_grammar, note_outside
+from nemo_gpu_decoding.search.self_check import name_fault, why_distrusted
 
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
@@ -336,11 +337,18 @@ class Decoder(ABC, Generic[C, R]):
                 errors[error.row] = error
                 counts = counts.clone() if isinstance(counts, Tensor) else counts.copy()
                 counts[error.row] = 0
+            except RuntimeError as error:
+                name_fault(self.strategy, error)
+                raise
 
     def _engine(self, streams: Streams, device: torch.device) -> Engine:
         """The engine of the streams; if there is none, it is created for inputs on `device`."""
         if streams.engine is None:
-            backend = choose_backend(self.config.backend, device, lambda where: self._why_not_cuda(streams, where))
+
+            def obstacle(where: torch.device) -> str | None:
+                return self._why_not_cuda(streams, where) or why_distrusted(self.strategy, where)
+
+            backend = choose_backend(self.config.backend, device, obstacle)
             announce_compilation(self.strategy)
             if backend == "cuda":
                 streams.engine = self._cuda_engine(streams, device)
@@ -365,7 +373,11 @@ class Decoder(ABC, Generic[C, R]):
         if len(rows) == 0:
             return []
         engine = streams.engine or self._cpu_engine(streams)  # nothing was pushed: all engines give the same result
-        results = self._results(streams, engine, rows, n_best, final=final)
+        try:
+            results = self._results(streams, engine, rows, n_best, final=final)
+        except RuntimeError as error:
+            name_fault(self.strategy, error)
+            raise
         if any(tree.aliases is not None for tree in streams.fusion.trees):
             pairs = zip(results, map(streams.fusion.aliases_of, rows), strict=True)
             results = [nbest if aliases is None else replace(nbest, aliases=aliases) for nbest, aliases in pairs]
