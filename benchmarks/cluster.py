@@ -24,8 +24,7 @@ from benchmarks.peers.base import Setting
 from benchmarks.report import Row
 from benchmarks.sources import make_tasks
 from benchmarks.tasks import Task
-from nemo_gpu_decoding.cluster.corpus import find_corpus
-from nemo_gpu_decoding.cluster.output import Folder, RunPlan, open_run
+from nemo_gpu_decoding.cluster.corpus import Folder, RunPlan, find_corpus, open_run
 from nemo_gpu_decoding.cluster.run import Job, Workers, transcribe_corpus
 from nemo_gpu_decoding.nemo_plugin.model import Outputs
 from nemo_gpu_decoding.transcript import Totals, Transcript

@@ -23,8 +23,7 @@ import numpy as np
 
 from benchmarks.cluster import WARM_UP, finished
 from nemo_gpu_decoding.cli.main import guarded, run_program
-from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, write_rows
-from nemo_gpu_decoding.cluster.output import Folder, RunPlan
+from nemo_gpu_decoding.cluster.corpus import Corpus, Folder, Partition, RunPlan, write_rows
 from nemo_gpu_decoding.cluster.run import Job, Workers, transcribe_corpus
 from nemo_gpu_decoding.plain_text import format_table
 

@@ -226,8 +226,7 @@ def load(options: TranscribeOptions) -> Model:
 
 def run_partitions(options: TranscribeOptions) -> int:
     """Transcribe into a folder, or resume the run that began there."""
-    from nemo_gpu_decoding.cluster.corpus import find_corpus
-    from nemo_gpu_decoding.cluster.output import Folder, open_run
+    from nemo_gpu_decoding.cluster.corpus import Folder, find_corpus, open_run
     from nemo_gpu_decoding.cluster.run import Job, summary, transcribe_corpus
 
     out = str(options.out).rstrip("/")

@@ -1,5 +1,5 @@
 """Transcribe a corpus in partitions, in this process or on Ray. Each partition is decoded once.
 
-`corpus` cuts the input into partitions, `output` stores the state and the transcripts of a run, and `run` assigns
-partitions to workers, which decode them. Only `run` imports Ray, and only if a run uses Ray.
+`corpus` cuts the input into partitions, and stores the state and the transcripts of a run. `run` assigns partitions to
+workers, which decode them. Only `run` imports Ray, and only if a run uses Ray.
 """

@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import AudioPart
 from nemo_gpu_decoding.cache import one_process_at_a_time
-from nemo_gpu_decoding.cluster.corpus import Partition, local_audio
-from nemo_gpu_decoding.cluster.output import Folder, RunPlan
+from nemo_gpu_decoding.cluster.corpus import Folder, Partition, RunPlan, local_audio
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import FAULT, Utterance, opened, part_in

@@ -16,8 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, find_corpus
-from nemo_gpu_decoding.cluster.output import Folder, open_run
+from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, Folder, find_corpus, open_run
 from nemo_gpu_decoding.cluster.run import Job, Workers, batches, summary, transcribe_corpus
 from nemo_gpu_decoding.manifest import Utterance
 from tests.assets import ROOT

@@ -27,8 +27,11 @@ from nemo_gpu_decoding.nemo_plugin.adapters import adapted
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
 from nemo_gpu_decoding.nemo_plugin.restore import model_config
-from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import searching_ctc
-from nemo_gpu_decoding.nemo_plugin.streaming.searching_transducers import buffered_transducer, cache_aware_transducer
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import (
+    buffered_transducer,
+    cache_aware_transducer,
+    searching_ctc,
+)
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
 GREEDY = ("greedy", "greedy_batch")
