@@ -214,22 +214,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1908,
-    "cli": 2155,
+    "(root)": 1915,
+    "cli": 2182,
     "cluster": 496,
     "compat": 1031,
     "cuda": 974,
-    "fusion": 2174,
+    "fusion": 2171,
     "graph": 1718,
-    "live": 1298,
-    "lm": 2007,
-    "nemo_plugin": 3780,
+    "live": 1299,
+    "lm": 2005,
+    "nemo_plugin": 3786,
     "search": 11324,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42940
+PACKAGE_LINES = 42988
 PACKAGE_FILES = 189
-TESTS_LINES = 39238
+TESTS_LINES = 39738
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15999
 USERS_PAGE_WORDS = 1400

@@ -16,12 +16,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 
 from nemo_gpu_decoding import __version__
-from nemo_gpu_decoding.extras import install_command
+from nemo_gpu_decoding.extras import MODULES, install_command, is_installed
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table
 
 SUPPORTED_NEMO = "2.7 .. 3.0"
-MODELS = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}  # by family of strategies
+HEADS = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}  # by family of strategies
 EXAMPLES = ("", "json=true")
 
 
@@ -82,6 +82,7 @@ def examine() -> list[Fact]:
         kernels_fact(),
         nemo_fact(),
         registration_fact(),
+        *extra_facts(),
         *numba_facts(),
     ]
 
@@ -187,6 +188,12 @@ def registration_fact() -> Fact:
     return Fact("plugin", "does not register itself", "call nemo_gpu_decoding.register()")
 
 
+def extra_facts() -> list[Fact]:
+    """The extras that are not complete."""
+    missing = {extra: [name for name in modules if not is_installed(name)] for extra, modules in MODULES.items()}
+    return [Fact(f"[{e}]", f"no {', '.join(names)}", install_command(e)) for e, names in missing.items() if names]
+
+
 def numba_facts() -> list[Fact]:
     """numba, and the cache of compiled code; without a cache every process compiles again."""
     from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
@@ -203,7 +210,12 @@ def strategy_paths() -> list[StrategyPath]:
 
     why_not = cuda_obstacle() if kernel_files() else "it has no CUDA kernels in this version"
     path, why = ("cpu", why_not) if why_not else ("cuda", "tensors on the GPU are decoded there")
-    return [StrategyPath(s.name, MODELS[s.family], path, why) for s in STRATEGIES.values()]
+    lacking = ("needs [wfst]", f"{install_command('wfst')}; ready-made graphs need none")
+    builds = is_installed("kaldifst")
+    return [
+        StrategyPath(s.name, HEADS[s.family], *((path, why) if builds or s.section != "wfst" else lacking))
+        for s in STRATEGIES.values()
+    ]
 
 
 def installed_version(distribution: str) -> str | None:

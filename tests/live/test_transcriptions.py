@@ -218,6 +218,15 @@ def test_a_recording_that_is_cut_short_has_its_text_and_the_fault(caplog):
     assert found.error in caplog.text
 
 
+def test_clients_hear_of_channels_that_cancel():
+    samples, file = np.frombuffer(audio(*SPOKEN), "<i2"), io.BytesIO()
+    soundfile.write(file, np.stack([samples, -samples], axis=1), RATE, format="WAV", subtype="PCM_16")
+    with running() as server:
+        found = transcribe(server, ("a.wav", file.getvalue()))
+        assert "the average of its channels is almost silent" in found.warning
+        assert not hasattr(transcribe(server), "warning")
+
+
 def test_ffmpeg_decodes_what_libsndfile_cannot(tmp_path):
     if shutil.which("ffmpeg") is None:
         pytest.skip("needs ffmpeg")
