@@ -29,12 +29,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
+from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.audio import MonoReader, checked_seconds
 from nemo_gpu_decoding.checks import warn_once
 from nemo_gpu_decoding.fusion.phrases import read_phrases
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.manifest import read_manifest
+from nemo_gpu_decoding.presets import load_preset
+from tests.assets import ASSETS
 from tests.fuzz import RAISED
 from tests.oracles.ngram import arpa_text, closed_table
 
@@ -304,11 +307,100 @@ def read_manifest_file(path: Path, before: bytes) -> str:
     return ""
 
 
+# -------------------------------------------------------------------------------------------- sections
+STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp")
+
+
+def make_section(draw: random.Random, folder: Path) -> bytes:
+    config: Any = OmegaConf.to_container(load_preset(draw.choice(STRATEGIES)))
+    config["beam"] |= {
+        "ngram_lm_model": str(ASSETS / "lm" / "tok3.arpa"),
+        "n_best": 2,
+        "return_best_hypothesis": False,
+    }
+    config["beam"]["boosting_tree"]["key_phrases_list"] = ["acme", "gdansk"]
+    return json.dumps(config).encode()
+
+
+def _in_section(change: Callable[[random.Random, dict[str, Any], str], Any]) -> Change:
+    """A change of a random key of `beam` or `boosting_tree` that has a value."""
+
+    def changed(draw: random.Random, content: bytes) -> bytes:
+        config = json.loads(content)
+        beam = config["beam"]
+        section = draw.choice([beam, beam, beam.get("boosting_tree")])
+        section = section if isinstance(section, dict) else beam
+        change(draw, section, draw.choice([key for key, value in section.items() if value is not None]))
+        return json.dumps(config).encode()
+
+    return changed
+
+
+def _at_top(**more: Any) -> Change:
+    return lambda draw, content: json.dumps(json.loads(content) | more).encode()
+
+
+def _set(value: Callable[[Any], Any]) -> Change:
+    return _in_section(lambda draw, section, key: section.update({key: value(section[key])}))
+
+
+SECTION_CHANGES: list[Change] = [
+    *map(
+        _set,
+        (
+            str, lambda value: [value], lambda value: {"value": value}, lambda value: -1, lambda value: math.nan,
+            lambda value: math.inf, lambda value: True, lambda value: None, lambda value: "", lambda value: "${x.y}",
+            lambda value: "???", lambda value: "none", lambda value: 7,
+            lambda value: value.upper() if isinstance(value, str) else 0.5,
+        ),
+    ),
+    _in_section(lambda draw, section, key: section.update({key[:-1]: section.pop(key)})),
+    _in_section(lambda draw, section, key: section.update({key.upper(): section.pop(key)})),
+    _in_section(lambda draw, section, key: section.update({key.replace("_", "-"): section.pop(key)})),
+    *(
+        _in_section(lambda draw, section, key, more=more: section.update(more))
+        for more in ({"beam_width": 5}, {"merge": "sum"}, {"maes_num_steps": 3}, {"max_symbols": 5}, {"nbest": 4},
+                     {"kenlm_path": "x"}, {"beam_alpha": 0.2}, {"hotwords": ["a"]}, {"language_model": "x"},
+                     {"tsd_max_sym_exp": 3}, {"alsd_max_target_len": 3.0}, {"hat_ilm_weight": 0.3}, {"threads": 2})
+    ),
+    *(
+        _at_top(**more)
+        for more in ({"beam_size": 4}, {"ngram_lm_alpha": 0.1}, {"greedy": {"max_symbol": 3}}, {"gready": {"a": 3}},
+                     {"greedy": {"ngram_lm_alpha": 0.2, "ngram_lm_model": "x"}}, {"wfst": {"beam_width": 3}},
+                     {"confidence_cfg": {"aggregate": "min"}}, {"preserve_alignment": True}, {"n_best": 3})
+    ),
+]  # fmt: skip
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, str]:
+    if not isinstance(config, dict):
+        return {prefix: repr(config)}
+    return {name: text for key, value in config.items() for name, text in _flat(value, f"{prefix}.{key}").items()}
+
+
+def read_section(path: Path, before: bytes) -> str:
+    """Looks whether other values give other options; an error names the key."""
+    from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd, read_flexctc
+
+    read = dict(zip(STRATEGIES, (read_flexctc, read_alsd, read_aes), strict=True))[json.loads(before)["strategy"]]
+    old, new = _flat(json.loads(before)), _flat(json.loads(path.read_bytes()))
+    changed = {name: new.get(name) for name in old | new if old.get(name) != new.get(name)}
+    try:
+        options = read(load_preset(str(path)))
+    except RAISED as error:
+        if not any(part in str(error) for name in changed for part in name.split(".")[-2:] if part):
+            return f"{type(error).__name__} without the key of {changed}: {error}"
+        raise ValueError(f"{path.name}: {error}") from error
+    is_same = options == read(OmegaConf.create(json.loads(before)))
+    return f"{changed} has no effect" if is_same and set(changed.values()) - {"None", None} else ""
+
+
 COLLECTIONS = {
     "arpa": Collection(200, make_arpa, ARPA_CHANGES, read_arpa_file),
     "phrases": Collection(200, make_phrases, PHRASE_CHANGES, read_phrase_file),
     "audio": Collection(200, make_audio, AUDIO_CHANGES, read_audio_file),
     "manifests": Collection(100, make_manifest, MANIFEST_CHANGES, read_manifest_file),
+    "sections": Collection(100, make_section, SECTION_CHANGES, read_section),
 }
 
 
