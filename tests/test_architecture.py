@@ -229,7 +229,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 42988
 PACKAGE_FILES = 189
-TESTS_LINES = 39870
+TESTS_LINES = 39871
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15999
 USERS_PAGE_WORDS = 1400
