@@ -57,6 +57,7 @@ $(DECODING): $(RECIPE)
 
 demo: $(DECODING)  ## greedy against beam, + LM, + phrases on the shipped speech; rows and a picture in build/
 	@$(BIN)/python scripts/demo.py out=build/demo.json plot=build/demo.png
+	@echo "the commands are in $(BIN)/: source $(BIN)/activate"
 
 test: compiler  ## before each commit, under 8 minutes: lint, types, kernels for two GPU generations, fast tests
 	@$(MAKE) --no-print-directory -j2 lint packages kernels ARCHITECTURES="$(or $(ARCHITECTURES),80 90)"

@@ -86,7 +86,9 @@ def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
         return float(min(rest, asked) / info.samplerate)
     except (RuntimeError, OSError) as error:
         name, hint = name or str(path), ""
-        if Path(name).suffix.lower() not in (".wav", ".flac"):
+        if Path(name).suffix.lower() in (".json", ".jsonl"):
+            hint = f"; of a manifest it is manifest={name}"
+        elif Path(name).suffix.lower() not in (".wav", ".flac"):
             hint = f"; convert it: ffmpeg -i {name} -ac 1 -ar 16000 {Path(name).with_suffix('.wav')}"
         raise ValueError(f"{name}{part_of(audio).place} cannot be read as audio: {_reason(error)}{hint}") from error
 
@@ -104,7 +106,8 @@ def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
         raise ValueError(f"{name}{part_of(audio).place} has no samples")
     with Sound(path) as sound:
         first, end = (round(time * sound.samplerate) for time in (offset, offset + seconds))
-        sound.seek(first if sound.subtype in _FLOATS else 0)
+        if sound.subtype in _FLOATS:
+            sound.seek(first)
         while sound.subtype in _FLOATS and len(block := sound.read_channels(min(_BLOCK, end - sound.at))):
             bad = np.argwhere(~np.isfinite(block))
             if len(bad):
@@ -336,12 +339,15 @@ class MonoReader(Sound):
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
+        if self.doubt:
+            warn_once(f"{self.name}: {self.doubt}; channel_selector=0 takes one")
+
+    @property
+    def doubt(self) -> str:
+        """Why the samples that were read may be none of the speech; "": they are."""
         average, channels = self._energies
-        if average * self.channels < _CANCELLED * channels:
-            warn_once(
-                f"{self.name}: the average of its channels is almost silent, because they have opposite signs; "
-                "channel_selector=0 takes one"
-            )
+        is_silent = bool(average * self.channels < _CANCELLED * channels)
+        return "the average of its channels is almost silent, because they have opposite signs" * is_silent
 
     def read(self, count: int) -> np.ndarray:
         """The next samples, [count] float32; fewer at the end of a recording, and none at that of the file."""
@@ -363,7 +369,7 @@ class MonoReader(Sound):
         blocks, fault = [np.zeros(0, np.float32)], ""
         while count > 0 and not fault:
             try:
-                blocks.append(self.read(min(count, self.rate // 4)))
+                blocks.append(self.read(min(count, max(1, self.rate // 4))))
             except (RuntimeError, OSError) as error:
                 fault = _reason(error)
             if fault or not len(blocks[-1]):

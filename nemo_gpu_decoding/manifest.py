@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError, check_number, leave_out
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest, written_request
 from nemo_gpu_decoding.plain_text import path_of
 
@@ -232,9 +232,12 @@ def _expand(pattern: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = sorted(file for file in _files_in(path) if file.suffix.lower() in AUDIO_SUFFIXES)
+        files = sorted(_files_in(path))
+        found = [file for file in files if file.suffix.lower() in AUDIO_SUFFIXES]
         if not found:
             raise ValueError(f"audio={pattern}: no {', '.join(AUDIO_SUFFIXES)} in this folder")
+        others = [file.name for file in files if file not in found and not file.name.startswith(".")]
+        leave_out(f"audio={pattern}", others, len(found), "files")
         return found
     found = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if Path(file).is_file())
     if not found:

@@ -215,22 +215,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1908,
-    "cli": 2172,
+    "(root)": 1915,
+    "cli": 2201,
     "cluster": 487,
     "compat": 1031,
     "cuda": 979,
-    "fusion": 2143,
+    "fusion": 2140,
     "graph": 1698,
-    "live": 1298,
-    "lm": 1995,
-    "nemo_plugin": 3777,
+    "live": 1299,
+    "lm": 1993,
+    "nemo_plugin": 3783,
     "search": 11404,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43026
+PACKAGE_LINES = 43076
 PACKAGE_FILES = 189
-TESTS_LINES = 39623
+TESTS_LINES = 40255
 # words: what has a letter or a digit. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15999
 USERS_PAGE_WORDS = 1400

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import wild
 from tests.fuzz import READERS, fuzz
 
 
@@ -9,6 +10,16 @@ from tests.fuzz import READERS, fuzz
 def test_readers_name_a_damaged_file(name, tmp_path):
     faults = list(fuzz(name, cases=60, seed=1, folder=tmp_path))
     assert not faults, faults[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", wild.COLLECTIONS)
+def test_collections_are_read_as_by_their_peers_or_refused_by_name(name, tmp_path):
+    for module in {"arpa": ["kenlm"], "audio": ["soundfile"], "sections": ["nemo.collections.asr"]}.get(name, ()):
+        pytest.importorskip(module)
+    totals, wrong = wild.outcomes(name, wild.COLLECTIONS[name].cases, 0, tmp_path)
+    assert not wrong
+    assert min(totals["read"], totals["warned"] + totals["refused"]) > 3, totals  # the changes are of both kinds
 
 
 def test_fuzzing_notices_a_careless_reader(tmp_path, monkeypatch):

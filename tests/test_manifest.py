@@ -71,6 +71,9 @@ def test_file_that_is_no_audio_is_named_with_a_command_to_convert_it(folder):
     with pytest.raises(ValueError, match=r"b\.wav cannot be read as audio") as error:
         find_utterances(str(folder / "b.wav"), None)
     assert "ffmpeg" not in str(error.value)
+    (folder / "m.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"m\.json cannot be read .*; of a manifest it is manifest=.*m\.json$"):
+        find_utterances(str(folder / "m.json"), None)
 
 
 def test_bad_audio_is_a_fault_of_its_own_utterance(folder):
@@ -251,7 +254,7 @@ def test_files_in_a_folder_are_decoded_or_named(tmp_path, messages):
     for name in ("a.AIFF", "b.au", "in/c.w64", "d.caf", "e.ogg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         soundfile.write(tmp_path / name, np.zeros(8000), 16000, format=name.rsplit(".")[1].upper())
-    for name in ("f.webm", "g.mp4", "notes.txt"):
+    for name in ("f.webm", "g.mp4", "notes.txt", "memo.dss", ".hidden"):
         (tmp_path / name).write_bytes(b"no audio")
     (tmp_path / "in" / "back").symlink_to(tmp_path)
     (tmp_path.parent / "other").mkdir(exist_ok=True)
@@ -259,6 +262,7 @@ def test_files_in_a_folder_are_decoded_or_named(tmp_path, messages):
     (tmp_path / "link").symlink_to(tmp_path.parent / "other")
     found = find_utterances(str(tmp_path), None)
     assert sorted(names(found)) == ["a.AIFF", "b.au", "c.w64", "d.caf", "e.ogg", "f.webm", "g.mp4", "h.wav"]
+    assert messages == [f"audio={tmp_path}: 2 of 10 files left out: memo.dss; notes.txt"]
     assert sorted(each.path.name for each in found if each.fault) == ["f.webm", "g.mp4"]
 
 

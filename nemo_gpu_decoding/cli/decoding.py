@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.cli.options import keys_for_commands, with_options_of
-from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
+from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy, possible_strategies, wrong_family
 from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.presets import check_sections, load_preset, preset_names
 from nemo_gpu_decoding.schema import option
@@ -21,7 +22,7 @@ from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.nemo_plugin.model import Model
+    from nemo_gpu_decoding.nemo_plugin.model import Head, Model
 
 T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
@@ -113,21 +114,21 @@ class DecodingOptions(ModelOptions):
     # lm_weight, or decoding.beam.lm_pool_alpha.NAME.
     lms: dict[str, Any] = field(default_factory=dict)
     # Hypotheses kept per frame, 1 .. 4096. A larger beam is slower, and seldom better beyond 16.
-    beam_size: int | None = None
+    beam_size: int | None = option(None, low=1, high=4096)
     # For word graphs: hypotheses whose cost exceeds the best one by more than this are dropped, natural log, > 0.
-    beam_width: float | None = None
+    beam_width: float | None = option(None, above=0)
     # Weight of the LM (paged_biglm: of both LMs), >= 0; 0.3 .. 1 is usual. `tune` finds it. An error without an LM.
-    lm_weight: float | None = None
+    lm_weight: float | None = option(None, low=0)
     # Weight of the source LM, >= 0; required with source_lm. `tune` finds it.
-    source_lm_weight: float | None = None
+    source_lm_weight: float | None = option(None, low=0)
     # For paged_biglm: share of the large LM in lm_weight, >= 0; with 1 only the large LM counts.
-    large_lm_weight: float | None = None
+    large_lm_weight: float | None = option(None, low=0)
     # For flexctc_beam, alsd_pp and aes_pp: bonus per token, natural log; a value > 0 offsets the deletions that an LM
     # causes. `tune` finds it.
-    beam_beta: float | None = None
+    beam_beta: float | None = option(None)
     # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. An error
     # without phrases.
-    boosting_weight: float | None = None
+    boosting_weight: float | None = option(None, low=0)
     # Boost phrases as written, in lower case, in upper case and with capital initials.
     ignore_case: bool | None = None
     # For multilingual models with flexctc_beam, alsd_pp and aes_pp: the scripts that may be written, as Unicode names
@@ -179,7 +180,7 @@ def with_decoding(config: DictConfig, options: Any) -> DictConfig:
     """The `decoding` section with the values of the option `decoding`.
 
     Raises:
-        ValueError: the option has a single value where the section has keys.
+        ValueError: the option has a single value where the section has keys, or head or n_best do not fit.
     """
     given = options.decoding
     check_sections(given, "decoding.")
@@ -188,9 +189,16 @@ def with_decoding(config: DictConfig, options: Any) -> DictConfig:
     if other and find_strategy(config) is None and "strategy" not in given:
         raise ValueError(f"decoding.{min(other)} has no effect with strategy {config.strategy}, expected none")
     try:
-        return cast(DictConfig, OmegaConf.merge(config, given))
+        config = cast(DictConfig, OmegaConf.merge(config, given))
     except OmegaConfBaseException as error:
         raise ValueError(f"decoding={given} does not fit the decoding section: {error}") from error
+    spec, head, n_best = find_strategy(config), getattr(options, "head", None), getattr(options, "n_best", 1)
+    if spec and head not in (None, spec.family):
+        raise ValueError(wrong_family(spec, head, f"head={head}"))
+    size = (config.get("beam") or {}).get("beam_size") if spec and spec.section == "beam" else None
+    if isinstance(size, int) and n_best > size:
+        raise FieldError("n_best", n_best, f"an integer 1 .. {size}; beam_size={n_best} keeps as many")
+    return config
 
 
 def section_of(strategy: str) -> str:
@@ -226,6 +234,8 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
         config = load_preset(preset)
     if strategy is not None:
         config.strategy = strategy
+    possible = dict.fromkeys([*possible_strategies("ctc"), *possible_strategies("rnnt")])
+    check_choice("strategy", str(config.strategy), possible)
     section = section_of(str(config.strategy))
     keys = keys_of(config)
     if not keys and options.get("n_best", 1) > 1:
@@ -285,9 +295,16 @@ def load_model(
 
     model = Model.load(options.model, device=options.device, verbose=options.verbose, channel_selector=channel)
     config = build(options, model.default_head)
-    spec = STRATEGIES.get(str(config.strategy))
-    model.head(head or (spec.family if spec else model.default_head)).use(config)
+    head_for(model, str(config.strategy), head).use(config)
     return model
+
+
+def head_for(model: Model, strategy: str, name: str | None = None) -> Head:
+    """The head that a strategy decodes, or the head of this name; a ValueError if the model lacks it."""
+    spec = STRATEGIES.get(strategy)
+    if spec and name is None and spec.family not in model.heads:
+        raise ValueError(wrong_family(spec, model.default_head, "this model"))
+    return model.head(name or (spec.family if spec else model.default_head))
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:

@@ -16,12 +16,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 
 from nemo_gpu_decoding import __version__
-from nemo_gpu_decoding.extras import install_command
+from nemo_gpu_decoding.extras import MODULES, install_command, is_installed
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table
 
 SUPPORTED_NEMO = "2.7 .. 3.0"
-MODELS = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}  # by family of strategies
+HEADS = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}  # by family of strategies
 USED = "tensors on the GPU are decoded there"
 EXAMPLES = ("", "json=true", "check=true")
 
@@ -87,6 +87,7 @@ def examine() -> list[Fact]:
         kernels_fact(),
         nemo_fact(),
         registration_fact(),
+        *extra_facts(),
         *numba_facts(),
     ]
 
@@ -192,6 +193,12 @@ def registration_fact() -> Fact:
     return Fact("plugin", "does not register itself", "call nemo_gpu_decoding.register()")
 
 
+def extra_facts() -> list[Fact]:
+    """The extras that are not complete."""
+    missing = {extra: [name for name in modules if not is_installed(name)] for extra, modules in MODULES.items()}
+    return [Fact(f"[{e}]", f"no {', '.join(names)}", install_command(e)) for e, names in missing.items() if names]
+
+
 def numba_facts() -> list[Fact]:
     """numba, and the cache of compiled code; without a cache every process compiles again."""
     from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
@@ -207,7 +214,14 @@ def strategy_paths(*, check: bool = False) -> list[StrategyPath]:
     from nemo_gpu_decoding.cuda.compile import kernel_files
 
     why_not = cuda_obstacle() if kernel_files() else "it has no CUDA kernels in this version"
-    return [_path_of(strategy.name, MODELS[strategy.family], why_not, check) for strategy in STRATEGIES.values()]
+    lacking = f"{install_command('wfst')}; ready-made graphs need none"
+    builds = is_installed("kaldifst")
+    return [
+        _path_of(s.name, HEADS[s.family], why_not, check)
+        if builds or s.section != "wfst"
+        else StrategyPath(s.name, HEADS[s.family], "needs [wfst]", lacking, "")
+        for s in STRATEGIES.values()
+    ]
 
 
 def _path_of(strategy: str, models: str, why_not: str | None, check: bool) -> StrategyPath:

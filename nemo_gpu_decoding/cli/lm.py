@@ -49,7 +49,7 @@ class BuildLMOptions:
     # Output file: ARPA, gzipped if the name ends in .gz.
     out: str = MISSING
     # Order of the LM (length of the longest n-grams), 1 .. 10. For words 3 or 4 is usual, for tokens 6 or more.
-    # null: 3; the internal LM is a bigram.
+    # null: 3, over tokens 6; the internal LM is a bigram.
     order: int | None = None
     # Minimum count of n-grams, by order; the last number holds for all higher orders. The LM omits rarer n-grams.
     # [1,1,2] is lmplz's --prune 0 0 1.
@@ -115,7 +115,8 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
         vocabulary = vocabulary_of_file(options.tokenizer)
     lines = sentences(files, vocabulary)
     symbols = None if vocabulary is None else [nemo_symbol(token) for token in range(len(vocabulary))]
-    order = 3 if options.order is None else options.order
+    usual = 3 if vocabulary is None else 6
+    order = usual if options.order is None else options.order
     arpa = estimate_ngram_lm(lines, order, symbols=symbols, min_counts=min_counts)
     return arpa if vocabulary is None else replace(arpa, tokenizer=vocabulary.fingerprint)
 

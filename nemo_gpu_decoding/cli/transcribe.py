@@ -166,7 +166,7 @@ OPTIONS = TranscribeOptions
 
 
 def run(options: TranscribeOptions) -> int:
-    """Transcribe; text to stdout, JSON lines to `out`, progress, errors and totals to stderr.
+    """Transcribe; texts to stdout, JSON lines to `out`, progress, errors and totals to stderr.
 
     With a folder as `out`, the texts go to its files and a table of totals to stdout.
 
@@ -296,15 +296,19 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
     return decoding.with_decoding(config, options)
 
 
-def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
-    """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
+def emit(utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
+    """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals.
+
+    If there are several utterances, their names and a tab are before the texts.
+    """
     from nemo_gpu_decoding.jit import working_seconds
     from nemo_gpu_decoding.transcript import Totals, error_of, row_of
 
     totals, before = Totals(), working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):
         if not isinstance(transcript, str):
-            tqdm.write(transcript.text, file=sys.stdout)
+            name = f"{utterance.label}\t" if len(utterances) > 1 else ""
+            tqdm.write(name + transcript.text, file=sys.stdout)
         if error := error_of(transcript):
             tqdm.write(error, file=sys.stderr)
         row = row_of(utterance, transcript, totals)

@@ -52,11 +52,11 @@ class TuneOptions(decoding.ModelOptions):
     # offset is a part of the file, duration seconds long.
     manifest: str = MISSING
     # LM weights to try, >= 0; used if there is an LM. null: 0 .. 1, for word graphs 0.3 .. 1.3.
-    lm_weight: list[float] | None = None
+    lm_weight: list[float] | None = option(None, low=0)
     # Weights of the source LM to try, >= 0; used if there is one, with LM weights above 0. null: 0 .. 0.4.
-    source_lm_weight: list[float] | None = option(None, needs="source_lm=FILE")
+    source_lm_weight: list[float] | None = option(None, low=0, needs="source_lm=FILE")
     # For paged_biglm: shares of the large LM in lm_weight to try, >= 0. null: 0.5 and 1.
-    large_lm_weight: list[float] | None = None
+    large_lm_weight: list[float] | None = option(None, low=0)
     # Bonuses per token to try, natural log; for RNN-T and TDT used with an LM or phrases. null: for CTC 0 .. 1.5, for
     # RNN-T and TDT 0 and 1.
     beam_beta: list[float] | None = None
@@ -71,11 +71,11 @@ class TuneOptions(decoding.ModelOptions):
     score_norm: list[bool] | None = None
     # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2. Word graphs count per word;
     # null: 0 .. 40 with the best LM weights, then the LM weights next to the best ones.
-    boosting_weight: list[float] | None = None
+    boosting_weight: list[float] | None = option(None, low=0)
     # Beam sizes to try, 1 .. 4096; word graphs have none. null: 8; with phrases also 32 with the best weights.
-    beam_size: list[int] | None = None
+    beam_size: list[int] | None = option(None, low=1, high=4096)
     # Numbers of token sequences to boost per phrase; word graphs have none. null: 1, then 8 with the best weights.
-    segmentations: list[int] | None = None
+    segmentations: list[int] | None = option(None, low=1)
     # Refunds of phrases to try (boosting_tree.refund): full, nemo. null: both, the second one with the best weights.
     refund: list[str] | None = option(None, choices=("full", "nemo"))
     # With refund full: whether phrases that overlap in the text all count (boosting_tree.overlapping). null: false,
@@ -83,12 +83,12 @@ class TuneOptions(decoding.ModelOptions):
     overlapping: list[bool] | None = None
     # Least probabilities of a phrase to try, 0 .. 1 (boosting_tree.ac_threshold), with the best weights. null: 0; with
     # false_phrases_per_hour 0 .. 0.03.
-    ac_threshold: list[float] | None = None
+    ac_threshold: list[float] | None = option(None, low=0, high=1)
     # Most false phrases per hour of speech, >= 0: combinations with more rank last. Put speech without phrases into
     # the manifest. null: no limit.
     false_phrases_per_hour: float | None = option(None, low=0, needs="phrases=FILE")
     # For word graphs: beam widths to try, natural log, > 0. null: 16, or 40 if a word's bonus exceeds half of 16.
-    beam_width: list[float] | None = None
+    beam_width: list[float] | None = option(None, above=0)
     # The measure to optimise: wer (with phrases: and their false_phrase_cost), or fscore of the phrases.
     objective: str = option("wer", choices=("wer", "fscore"), needs="phrases=FILE")
     # With the objective wer and phrases: word errors that a false phrase counts on top of its own errors, >= 0. 0: WER
@@ -173,7 +173,7 @@ def run(options: TuneOptions) -> int:
     decoding.check_weight(
         "lm_weight", options.lm_weight, options.lm is not None or decoding.section_of(strategy) == "wfst"
     )
-    head = model.head(STRATEGIES[strategy].family)
+    head = decoding.head_for(model, strategy)
     searches = Searches(head, strategy, options.preset, loaded)
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
     trials = search_points(options, strategy, searches, dev, phrases)

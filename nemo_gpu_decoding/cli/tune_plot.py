@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 WER_COLOUR, FSCORE_COLOUR = "tab:blue", "tab:orange"
+ROW = 4  # panels side by side
 DARK = 0.6  # of the range of colours; text is white from here on
 
 
@@ -53,8 +54,9 @@ def draw(trials: Sequence[Trial], greedy: Score, target: Path) -> None:
         raise ValueError(f"trials hold {len(trials)} points alike, expected several values of an option")
     mapped = [name for name in names if name in WEIGHTS][:2]
     panels = len(names) + (len(mapped) == 2)
-    figure = Figure(figsize=(4.2 * panels, 3.8), layout="constrained")
-    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    rows = -(-panels // ROW)
+    figure = Figure(figsize=(4.2 * min(panels, ROW), 3.8 * rows), layout="constrained")
+    axes = [figure.add_subplot(rows, min(panels, ROW), n + 1) for n in range(panels)]
     if len(mapped) == 2:
         _map(axes.pop(0), trials, *sorted(mapped, key=WEIGHTS.index))
     for name, panel in zip(names, axes, strict=True):

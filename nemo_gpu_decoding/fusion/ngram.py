@@ -38,7 +38,7 @@ import yaml
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
-from nemo_gpu_decoding.lm.arpa import NGramBlock, read_arpa
+from nemo_gpu_decoding.lm.arpa import NGramBlock, read_arpa, without_repetitions
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
 from nemo_gpu_decoding.lm.trie import BackoffArcs, NGramTrie
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -70,16 +70,12 @@ def build_ngram_automaton(
         orders: the n-grams of order 1, 2, ...; their symbols are labels 0 .. vocab_size-1 or one of the
             special symbols above.
         normalize_unk: divide the probability of <unk> among the unlisted labels, as NeMo does.
-
-    Raises:
-        ValueError: an n-gram is listed twice.
     """
     unk, bos, eos = (vocab_size + k for k in range(_NUM_SPECIAL))
     orders = [_reachable(block, vocab_size) for block in orders]
+    orders[0] = without_repetitions(orders[0], name)
     is_listed = np.zeros(vocab_size + _NUM_SPECIAL, bool)
     is_listed[orders[0].symbols[:, 0]] = True
-    if is_listed.sum() < len(orders[0].symbols):
-        raise _listed_twice(name, 1)
     unlisted = np.flatnonzero(~is_listed[:vocab_size])
     if not is_listed[bos] and len(orders) > 1:
         logger.warning("%s has no <s>: utterances begin without context", name)
@@ -152,7 +148,7 @@ def _trie_of(orders: Sequence[NGramBlock], num_labels: int, name: str) -> NGramT
         if len(block.symbols) and trie.add(block) >= 0:
             return _trie_of(_with_contexts(orders), num_labels, name)
         if trie.close(block.order) >= 0:
-            raise _listed_twice(name, block.order)
+            return _trie_of([without_repetitions(block, name) for block in orders], num_labels, name)
     return trie
 
 
@@ -172,10 +168,6 @@ def _with_contexts(orders: Sequence[NGramBlock]) -> list[NGramBlock]:
             np.append(block.log10_backoffs, np.zeros(len(missing))),
         )
     return completed
-
-
-def _listed_twice(name: str, order: int) -> ValueError:
-    return ValueError(f"{name}: one of the {order}-grams is listed twice")
 
 
 def _without_special(arcs: _Arcs, vocab_size: int, unlisted: np.ndarray, unk_share: float) -> _Arcs:

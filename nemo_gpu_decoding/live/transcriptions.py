@@ -202,7 +202,8 @@ async def _decoded(request: Request, batcher: Batcher, upload: Upload, sound: Mo
         return failure(400, message, "file" if field == "audio" else field)
     if fault is None:
         raise Stopped
-    notes = {"left_out": session.left_out} if session.left_out else {}
+    notes: dict[str, Any] = {"left_out": session.left_out} if session.left_out else {}
+    notes |= {"warning": sound.doubt} if sound.doubt else {}
     return _response(finals, sound.seconds, upload, fault, notes)
 
 

@@ -117,6 +117,15 @@ def join_blocks(order: int, blocks: Iterable[NGramBlock]) -> NGramBlock:
     return NGramBlock(order, *joined)
 
 
+def without_repetitions(block: NGramBlock, name: str) -> NGramBlock:
+    """The first entry of each n-gram, as in KenLM, with a warning if there are others; `name` is that of the LM."""
+    rows = np.sort(np.unique(block.symbols, axis=0, return_index=True)[1])
+    if len(rows) < len(block.symbols):
+        others = len(block.symbols) - len(rows)
+        logger.warning("%s lists %d-grams more than once: %d entries are left out", name, block.order, others)
+    return NGramBlock(block.order, block.symbols[rows], block.log10_probs[rows], block.log10_backoffs[rows])
+
+
 class ArpaReader:
     """One ARPA file or KenLM binary, read from front to back; use as a context manager.
 
@@ -208,11 +217,6 @@ class ArpaReader:
         raw = open(self.path, "rb")  # noqa: SIM115  (closed in _close)
         magic = raw.read(8)
         raw.seek(0)
-        for other, what in _OTHER_FILES.items():
-            if magic.startswith(other):
-                raw.close()
-                expected = "a file in UTF-8, plain or compressed by gzip, xz or bzip2"
-                raise ValueError(f"{self.path} is {what}, expected {expected}")
         for start, opened in _COMPRESSED.items():
             if magic.startswith(start):
                 self._kind = opened.__module__
@@ -234,6 +238,10 @@ class ArpaReader:
             if not self._kind:
                 raise
             raise self._error(f"truncated or damaged {self._kind} file ({error})") from error
+        what = next((what for start, what in _OTHER_FILES.items() if self._text.startswith(start)), "")
+        if what and not self._line_number:
+            expected = "a file in UTF-8, plain or compressed by gzip, xz or bzip2"
+            raise ValueError(f"{self.path} is {what}, expected {expected}")
         self._position = 0
         if self._text and not self._text.endswith(b"\n"):
             self._text += b"\n"

@@ -73,7 +73,7 @@ def pack_arpa(
 
     Raises:
         ValueError: the file is not well-formed; its counts differ from the header; an n-gram's context is
-            missing; an n-gram is listed twice. The message names file and line.
+            missing. The message names file and line.
         OSError: the file cannot be read, or there is not enough space on the disk.
     """
     announce_compilation("pack-lm")

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock
+from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock, without_repetitions
 
 BOS, EOS = "<s>", "</s>"
 # The least probability that a context leaves to unlisted symbols: LM files have few digits.
@@ -72,6 +72,7 @@ def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | No
         raise FieldError("size", size, f"an integer >= {unigrams}, the number of 1-grams")
     if threshold is not None and not 0 <= threshold < math.inf:
         raise FieldError("threshold", threshold, "a finite number >= 0")
+    arpa = replace(arpa, orders=tuple(without_repetitions(block, "the LM") for block in arpa.orders))
     model = _Model(arpa)
     changes = _perplexity_changes(arpa, model)
     if size is not None:

@@ -21,7 +21,7 @@ the trie; its arc gets the cost of backing off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.lm.arpa import ArpaReader, NGramBlock
+from nemo_gpu_decoding.lm.arpa import ArpaReader, NGramBlock, read_arpa, without_repetitions
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
 from nemo_gpu_decoding.lm.records import LM_STATE
 
@@ -117,17 +117,6 @@ class NGramTrie:
         self._staged, self._extensions, self._added = np.zeros(0, STAGED), np.zeros(0, np.uint32), 0
         return int(sort_children(self.children, begin, end, *columns))
 
-    def ngram(self, node: int) -> list[int]:
-        """The labels of the n-gram of a node."""
-        order = int(np.searchsorted(self.first, node, "right"))
-        labels = [int(self.labels[node])]
-        for lower in range(order - 1, 0, -1):
-            begin, end = self.first[lower - 1], self.first[lower]
-            children = self.children[begin : end + 1]
-            node = begin + int(np.searchsorted(children, np.uint32(node), "right")) - 1
-            labels.insert(0, int(self.labels[node]))
-        return labels
-
     def _contexts(self, order: int) -> tuple[int, int]:
         """The range of the nodes of the order below."""
         return self.first[order - 2], self.first[order - 1]
@@ -145,17 +134,32 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
         raise ValueError(f"{reader.path} has {total} n-grams, expected at most {MAX_NGRAMS}")
     _check_size(reader)
     trie = NGramTrie(reader.counts.values(), zeros)
-    for order, blocks in groupby(reader.blocks(), attrgetter("order")):
+    if _is_filled(trie, reader.blocks(), reader.symbols, progress, reader.fault):
+        return trie
+    orders = [without_repetitions(block, str(reader.path)) for block in read_arpa(reader.path, reader.added).orders]
+    trie = NGramTrie([len(block.symbols) for block in orders], zeros)
+    _is_filled(trie, orders, reader.symbols, progress, lambda row, message: ValueError(f"{reader.path}: {message}"))
+    return trie
+
+
+def _is_filled(
+    trie: NGramTrie,
+    ngrams: Iterable[NGramBlock],
+    symbols: Sequence[str],
+    progress: Callable[[], None],
+    fault: Callable[[int, str], ValueError],
+) -> bool:
+    """Add all n-grams, until one was added twice; whether none was. `fault` makes an error about a row of a block."""
+    for order, blocks in groupby(ngrams, attrgetter("order")):
         for block in blocks:
             orphan = trie.add(block)
             if orphan >= 0:
-                context = " ".join(reader.symbols[label] for label in block.symbols[orphan, :-1])
-                raise reader.fault(orphan, f"the context {context!r} is not among the {order - 1}-grams")
+                context = " ".join(symbols[label] for label in block.symbols[orphan, :-1])
+                raise fault(orphan, f"the context {context!r} is not among the {order - 1}-grams")
             progress()
-        double = trie.close(order)
-        if double >= 0:
-            raise _listed_twice(reader, trie.ngram(double))
-    return trie
+        if trie.close(order) >= 0:
+            return False
+    return True
 
 
 def _cost(log10_weights: np.ndarray) -> np.ndarray:
@@ -172,20 +176,6 @@ def _check_size(reader: ArpaReader) -> None:
             f"{reader.path} is truncated: its header lists {sum(reader.counts.values())} n-grams, "
             f"but the file has only {reader.num_bytes} bytes"
         )
-
-
-def _listed_twice(reader: ArpaReader, ngram: list[int]) -> ValueError:
-    """The error for an n-gram, with the line of its second occurrence."""
-    seen = 0
-    with ArpaReader(reader.path, reader.added) as again:
-        for block in again.blocks():
-            if block.order != len(ngram):
-                continue
-            for row in np.flatnonzero((block.symbols == ngram).all(axis=1)).tolist():
-                seen += 1
-                if seen == 2:
-                    return again.fault(row, "the n-gram is listed twice")
-    raise RuntimeError("the file has changed while it was read")
 
 
 # -- compiled loops -----------------------------------------------------------------------------------

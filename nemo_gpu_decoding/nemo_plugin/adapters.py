@@ -29,7 +29,6 @@ from nemo.utils import logging
 from nemo.utils.app_state import AppState
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.checks import did_you_mean
 from nemo_gpu_decoding.metrics import calibrated
 from nemo_gpu_decoding.nemo_plugin.hypotheses import (
     BeamHypothesis,
@@ -39,7 +38,7 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import (
     WordHypothesis,
 )
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, StrategySpec, find_strategy, possible_strategies
+from nemo_gpu_decoding.nemo_plugin.register import StrategySpec, find_strategy, other_strategies, wrong_family
 from nemo_gpu_decoding.nemo_plugin.section import check_confidence
 from nemo_gpu_decoding.presets import check_sections
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath
@@ -270,8 +269,6 @@ def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> l
     return written
 
 
-FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
-
 # options of NeMo's greedy decoders that must be off, because another strategy is used
 GREEDY_EXTRAS = (
     "ngram_lm_model",
@@ -298,13 +295,14 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
         try:
             wrapped(*call.args, **call.kwargs)
         except ValueError as error:
-            strategy = str(cfg.get("strategy"))
-            if strategy in possible_strategies(family):
+            if not (others := other_strategies(str(cfg.get("strategy")), family)):
                 raise
-            raise ValueError(f"{error}{_other_strategies(strategy, family)}") from error
+            raise ValueError(f"{error}{others}") from error
         return
     if spec.family != family:
-        raise ValueError(_wrong_family(spec, family))
+        head = {"ctc": "CTC", "rnnt": "transducer"}[spec.family]
+        hint = f"for the {head} head of a hybrid model: change_decoding_strategy(cfg, decoder_type='{spec.family}')"
+        raise ValueError(f"{wrong_family(spec, family, 'this decoder')}; {hint}")
     call.arguments["decoding_cfg"] = _host_config(cfg, spec)
     wrapped(*call.args, **call.kwargs)
     instance.cfg = _unstructured(cfg)
@@ -426,19 +424,3 @@ def _host_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
         if host.get(flag) is None:
             host[flag] = bool(options.get(flag, False))
     return host
-
-
-def _other_strategies(strategy: str, family: str) -> str:
-    """Text after NeMo's message about an unknown strategy: this package's strategies, and a similar name."""
-    ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)
-    hint = did_you_mean(strategy, possible_strategies(family), " Did you mean '{}'?")
-    return f". nemo-gpu-decoding adds for {FAMILY_NAMES[family]}: {ours}.{hint}"
-
-
-def _wrong_family(spec: StrategySpec, family: str) -> str:
-    head = {"ctc": "CTC", "rnnt": "transducer"}[spec.family]
-    hint = f"; for the {head} head of a hybrid model: change_decoding_strategy(cfg, decoder_type='{spec.family}')"
-    return (
-        f"strategy is '{spec.name}', which decodes {FAMILY_NAMES[spec.family]} models, but this decoder "
-        f"is for {FAMILY_NAMES[family]}; possible here: {', '.join(possible_strategies(family))}{hint}"
-    )

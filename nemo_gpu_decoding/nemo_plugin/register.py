@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 import wrapt
 from omegaconf import DictConfig
 
+from nemo_gpu_decoding.checks import did_you_mean
+
 
 @dataclass(frozen=True)
 class StrategySpec:
@@ -68,6 +70,9 @@ NATIVE: dict[str, dict[str, tuple[str, ...]]] = {
         "beam": ("beam", "tsd", "alsd", "maes", "malsd_batch", "maes_batch"),
     },
 }
+
+
+FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
 
 
 class Hook(NamedTuple):
@@ -169,6 +174,23 @@ def possible_strategies(family: str) -> list[str]:
     """Valid values of `strategy` for a family: NeMo's, then this package's."""
     native = [name for names in NATIVE[family].values() for name in names]
     return native + [spec.name for spec in STRATEGIES.values() if spec.family == family]
+
+
+def other_strategies(strategy: str, family: str) -> str:
+    """Text after NeMo's message about an unknown strategy: this package's strategies, and a similar name; else ""."""
+    if strategy in possible_strategies(family):
+        return ""
+    ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)
+    hint = did_you_mean(strategy, possible_strategies(family), " Did you mean '{}'?")
+    return f". nemo-gpu-decoding adds for {FAMILY_NAMES[family]}: {ours}.{hint}"
+
+
+def wrong_family(spec: StrategySpec, family: str, what: str) -> str:
+    """The message for a strategy that does not decode `what`, which is of this family."""
+    return (
+        f"strategy is '{spec.name}', which decodes {FAMILY_NAMES[spec.family]} models, but {what} "
+        f"is for {FAMILY_NAMES[family]}; possible here: {', '.join(possible_strategies(family))}"
+    )
 
 
 def register() -> None:

@@ -28,6 +28,7 @@ from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.fusion import check_lm_pool
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
 from nemo_gpu_decoding.metrics import ConfidenceMap
+from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.schema import check_option, checked_options, defaults_of, key_of, option
 from nemo_gpu_decoding.search.config import SearchConfig
 
@@ -36,6 +37,9 @@ S = TypeVar("S", bound=SearchConfig)
 
 # NeMo 2.7 has this section in `wfst`, and so do configs saved by it
 K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30, "max_active_states": 10000}
+
+# Keys of `greedy` that NeMo reads, or has read, and its dataclasses lack
+UNDECLARED_OF_GREEDY = ("max_symbols", "max_generation_delta", "n_samples", "temperature")
 
 # Values in NeMo's model configs that differ from its defaults, whatever the strategy
 STOCK: dict[str, tuple[Any, ...]] = {
@@ -167,7 +171,8 @@ class Section:
                 entries.pop(key, None)  # the default of the search
             elif entries[key] is None:
                 entries[key] = self.defaults[key]
-        values = Values(self.name, entries, float(self.defaults.get("ngram_lm_alpha") or 0.0))
+        of_preset = (load_preset(self.strategy).get(self.name) or {}).get("ngram_lm_alpha")
+        values = Values(self.name, entries, (0.0, self.defaults.get("ngram_lm_alpha"), of_preset))
         values.choice("search_type", (*self.search_types, self.strategy), f"with strategy {self.strategy}")
         self._check_foreign(values)
         listed = f"; valid keys: {', '.join(sorted(self.valid))}"
@@ -183,6 +188,8 @@ class Section:
     def _check_others(self, whole: Mapping[str, Any]) -> None:
         """Raise for a setting in a section that this strategy does not read."""
         check_confidence(whole, self.family)
+        greedy = [*nemo_config("ctc")["greedy"], *nemo_config("rnnt")["greedy"], *UNDECLARED_OF_GREEDY]
+        check_keys("greedy", whole.get("greedy") or (), greedy)
         schema = nemo_config(self.family)
         for name in {"beam", "wfst", "greedy"} & schema.keys() - {self.name}:
             neutral = _flat(nemo_defaults(self.family, name), "")
@@ -216,7 +223,7 @@ class Values:
 
     section: str
     entries: Mapping[str, Any]
-    default_lm_weight: float = 0.0  # NeMo's default of `ngram_lm_alpha`
+    idle_lm_weights: tuple[float | None, ...] = (0.0,)  # values of `ngram_lm_alpha` that need no LM
 
     def __getitem__(self, key: str) -> Any:
         return self.entries[key]
@@ -380,7 +387,7 @@ class Values:
                 raise ValueError(f"{name} is not set, expected the weight of {self.section}.{model}, a number >= 0")
             return 0.0
         weight = self.weight(key)
-        if key == "ngram_lm_alpha" and not is_used and weight not in (0.0, self.default_lm_weight):
+        if key == "ngram_lm_alpha" and not is_used and weight not in self.idle_lm_weights:
             logging.warning(
                 f"`{name}` is {weight}, but has no effect: `{self.section}.{model}` names no LM.",
                 mode=logging_mode.ONCE,

@@ -277,6 +277,9 @@ def test_build_lm_over_tokens_can_be_fused(with_text):
     assert main(["build-lm", *arguments]) == 0
     vocabulary = Vocabulary.from_sentencepiece("tokenizer.model")
     lm = load_ngram_lm("lm.arpa", len(vocabulary))
+    for more, order in ([*arguments[::3], "order=null"], 6), ([arguments[0]], 3):
+        assert main(["build-lm", *more, "out=usual.arpa"]) == 0
+        assert len(read_arpa("usual.arpa").orders) == order
     assert lm.score(vocabulary.tokenize("the cat sat")) > lm.score(vocabulary.tokenize("tea cap set"))
 
 

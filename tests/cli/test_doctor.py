@@ -82,6 +82,19 @@ def test_no_driver_and_a_driver_without_a_usable_torch(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" in doctor.gpu_advice(cuda_build=True)
 
 
+def test_missing_extras_have_a_row_and_strategies_that_need_them_say_so(monkeypatch):
+    assert not [name for name in facts() if name.startswith("[") and name not in ("[cluster]", "[hf]", "[onnx]")]
+    monkeypatch.setattr(doctor, "is_installed", lambda module: module not in ("kaldifst", "matplotlib"))
+    rows = {fact.name: (fact.found, fact.advice) for fact in doctor.extra_facts()}
+    assert rows == {
+        "[wfst]": ("no kaldifst", "pip install 'nemo-gpu-decoding[wfst]'"),
+        "[plot]": ("no matplotlib", "pip install 'nemo-gpu-decoding[plot]'"),
+    }
+    paths = {row.strategy: row.path for row in doctor.strategy_paths()}
+    assert paths["cuda_wfst"] == paths["paged_biglm"] == "needs [wfst]"
+    assert paths["flexctc_beam"] in ("cpu", "cuda")
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """torch as it looks on a machine with one GPU."""

@@ -35,7 +35,8 @@ def test_a_long_file_gets_segments_and_subtitles(assets, manifest, talk, tmp_pat
     long, brief = rows_of(out)
     assert "segments" not in brief
     assert brief["pred_text"] == "page two of the contract mentions teresa and carla graham"
-    assert capsys.readouterr().out.splitlines() == [long["pred_text"], brief["pred_text"]]
+    shown = [f"{row['audio_filepath']}\t{row['pred_text']}" for row in (long, brief)]
+    assert capsys.readouterr().out.splitlines() == shown
     texts = [segment["text"] for segment in long["segments"]]
     assert len(texts) > 2
     assert " ".join(filter(None, texts)) == long["pred_text"] == " ".join(word["word"] for word in long["words"])

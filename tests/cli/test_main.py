@@ -154,8 +154,8 @@ def test_a_list_needs_no_brackets_and_no_second_value(argument, expected):
 def test_list_options_accept_a_single_value(name):
     options_class = load_command(name).OPTIONS
     options = options_of(options_class)
-    required = [f"{option.name}=x" for option in options if option.required]
-    required += ["lm=x", "source_lm=x"] * (name == "tune")  # weights of the source LM need it
+    needed = ("lm", "phrases", "source_lm")
+    required = [f"{option.name}=x" for option in options if option.required or option.name in needed]
     hints = get_type_hints(options_class)
     for option in options:
         kinds = [kind for kind in (hints[option.name], *get_args(hints[option.name])) if get_origin(kind) is list]

@@ -34,8 +34,9 @@ def audio(manifest):
 def test_text_goes_to_stdout_and_totals_to_stderr(assets, manifest, capsys):
     assert main(["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]) == 0
     out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 2
-    assert out.startswith("page two of the contract")
+    names, texts = zip(*(line.split("\t") for line in out.splitlines()), strict=True)
+    assert names == tuple(row["audio_filepath"] for row in rows_of(manifest))
+    assert texts[0].startswith("page two of the contract")
     assert "2 utterances, 6.8 s of audio" in err
     assert "RTFx" in err
     assert "WER" in err
@@ -159,6 +160,35 @@ def test_weight_of_an_lm_in_preset_or_raw_keys_is_accepted(assets, tmp_path):
         check_weights(build_decoding(options), options, has_own_phrases=False)
     options = parse_options(TranscribeOptions, ["model=m", "boosting_weight=2"])
     check_weights(build_decoding(options), options, has_own_phrases=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["beam_size=0"], "beam_size is 0, expected an integer 1 .. 4096"),
+        (["lm_weight=-0.5"], "lm_weight is -0.5, expected a finite number >= 0"),
+        (["beam_width=0"], "beam_width is 0.0, expected a finite number > 0"),
+        (["beam_beta=nan"], "beam_beta is nan, expected a finite number"),
+        (["strategy=flexctc"], "strategy is 'flexctc', expected one of greedy, greedy_batch, beam, "),
+        (["n_best=50"], "n_best is 50, expected an integer 1 .. 8; beam_size=50 keeps as many"),
+        (["strategy=alsd_pp", "decoding.beam.beam_size=3", "n_best=4"], "n_best is 4, expected an integer 1 .. 3"),
+        (["strategy=alsd_pp", "head=ctc"], "decodes RNN-T and TDT models, but head=ctc is for CTC; possible here: "),
+    ],
+)
+def test_values_that_need_no_model_are_checked_without_one(arguments, problem, audio, monkeypatch, capsys):
+    monkeypatch.setattr(Model, "load", None)
+    assert main(["transcribe", "model=m.nemo", f"audio={audio}", *arguments]) == 2
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["transcribe", "tune"])
+def test_a_strategy_that_does_not_fit_the_model_names_those_that_do(command, assets, manifest, capsys):
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "strategy=alsd_pp"]
+    assert main([command, *arguments]) == 2
+    expected = "strategy is 'alsd_pp', which decodes RNN-T and TDT models, but this model is for CTC; possible here: "
+    err = capsys.readouterr().err
+    assert expected in err
+    assert "flexctc_beam, cuda_wfst, paged_biglm" in err
 
 
 def test_serve_refuses_a_weight_without_lm():
@@ -321,7 +351,7 @@ def test_selected_channel_is_decoded(assets, manifest, tmp_path, capsys):
     assert "channel_selector is 1, but" in err
     assert "channels; they" not in err
     assert main([*arguments[:2], f"audio={source['audio_filepath']}"]) == 0
-    assert capsys.readouterr().out == chosen
+    assert chosen == f"{source['audio_filepath']}\t{capsys.readouterr().out}"
 
 
 @pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])

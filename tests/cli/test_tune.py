@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.cli import tune
+from nemo_gpu_decoding.cli import dev_set, tune
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
 from nemo_gpu_decoding.cli.grid import Point, at_point, later_stages, points_of, varied
@@ -85,6 +85,8 @@ def test_more_false_phrases_than_the_limit_rank_last():
         ("pruning_mode=[soon,late]", "pruning_mode is 'soon', expected one of late, early"),
         ("false_phrase_cost=-1", "false_phrase_cost is -1.0, expected a finite number >= 0"),
         ("false_phrases_per_hour=1", "false_phrases_per_hour is 1.0, which needs phrases=FILE"),
+        ("beam_size=[4,0]", "beam_size is 0, expected an integer 1 .. 4096"),
+        ("ac_threshold=2", "ac_threshold is 2.0, expected a number in [0, 1]"),
         ("plot=best.gif", "plot is 'best.gif', expected a file that ends in .png, .svg, .pdf"),
         ("plot=no/such/best.png", "plot=no/such/best.png: there is no folder no/such"),
     ],
@@ -92,6 +94,14 @@ def test_more_false_phrases_than_the_limit_rank_last():
 def test_bad_options_are_refused(argument, problem, capsys):
     assert main(["tune", "model=m", "manifest=m", argument]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_words_are_mapped_by_maps_of_other_utterances(monkeypatch):
+    monkeypatch.setattr(dev_set, "fit_map", lambda confidences, rights: set(confidences))
+    monkeypatch.setattr(dev_set, "calibrated", lambda confidences, fitted: [(c, c in fitted) for c in confidences])
+    words = [([n, n + 0.5], [True, False]) for n in range(2 * dev_set.FOLDS + 1)]
+    mapped = [pair for pairs, _ in dev_set._held_out(words) for pair in pairs]
+    assert sorted(mapped) == [(c, False) for confidences, _ in words for c in confidences]
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, capsys):
@@ -174,6 +184,9 @@ def test_plot_draws_options_that_are_words(tmp_path):
               for wrong, mode in ((1, "late"), (2, "early"))]  # fmt: skip
     draw(trials, trials[-1].score, tmp_path / "grid.png")
     assert (tmp_path / "grid.png").stat().st_size > 5000
+    head = (tmp_path / "grid.png").read_bytes()[16:24]
+    width, height = (int.from_bytes(head[at : at + 4], "big") for at in (0, 4))
+    assert (width, height) == (4 * 4.2 * 110, 2 * 3.8 * 110)  # five panels
 
 
 def test_without_matplotlib_tune_says_so(monkeypatch, manifest, capsys):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.fusion.automaton import arcs_by_state
 from nemo_gpu_decoding.graph import grammar as grammars
 from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar, with_exact_backoff
 from tests.oracles.ngram import arpa_text, random_table
@@ -46,6 +47,21 @@ def test_listed_ngram_cannot_be_avoided_by_backing_off(tmp_path, seed):
         assert cheapest(exact, read, backoff) == pytest.approx(expected, abs=1e-4)
         evaded += cheapest(plain, read, backoff) < expected - 1e-3
     assert evaded
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_listed_word_is_likelier_by_backing_off_over_several_orders(tmp_path, seed):
+    path = tmp_path / "lm.arpa"
+    path.write_text(arpa_text(random_table(["a", "b", "c"], 3, 0.6, seed)))
+    automaton = with_exact_backoff(read_grammar(path).automaton)
+    states, arcs = automaton.arrays
+    sources, arcs = arcs_by_state(states, arcs)
+    weights = {(s, label): w for s, label, w in zip(sources.tolist(), arcs["label"], arcs["weight"], strict=True)}
+    for (state, label), weight in weights.items():
+        paid, at = 0.0, state
+        while int(states["backoff_to"][at]) != at:
+            paid, at = paid + states["backoff_weight"][at], int(states["backoff_to"][at])
+            assert paid + weights.get((at, label), -np.inf) <= weight + 2e-3
 
 
 def test_too_many_copies_leave_the_lm_unchanged(tmp_path, monkeypatch, caplog):

@@ -1,12 +1,14 @@
 """OpenAI's endpoint, called with its client, before a recognizer that reads numbers out of the audio."""
 
 import io
+import json
 import shutil
 import subprocess
 import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ pytest.importorskip("starlette")
 from nemo_gpu_decoding.checks import warn_once  # noqa: E402
 from nemo_gpu_decoding.live.interface import Limits  # noqa: E402
 from nemo_gpu_decoding.live.subtitles import subtitles  # noqa: E402
+from nemo_gpu_decoding.live.transcriptions import Upload, _response  # noqa: E402
 from nemo_gpu_decoding.transcript import Word  # noqa: E402
 from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, running, wait_for  # noqa: E402
 
@@ -79,6 +82,22 @@ def test_verbose_json_has_words_and_segments():
         only = transcribe(server, response_format="verbose_json", timestamp_granularities=["word"])
         assert only.segments is None
         assert transcribe(server, response_format="verbose_json", language="en").words is None
+
+
+def test_a_word_that_was_cut_between_utterances_has_the_end_of_its_second_part():
+    parts = [[("wal", 0.0, 0.5)], [("king", 0.5, 0.9), ("on", 1.0, 1.2)]]
+    finals = [
+        {"text": " ".join(word for word, *_ in part), "words": [Word(*word)._asdict() for word in part]}
+        for part in parts
+    ]
+    finals = [{**final, "audio_seconds": 1.2} for final in finals]
+    finals[1]["is_joined"] = True
+    upload = Upload(SimpleNamespace(filename="a.wav"), {}, "verbose_json", {"word"}, False)
+    found = json.loads(_response(finals, 1.2, upload, "", {}).body)
+    assert found["text"] == "walking on"
+    assert [(word["word"], word["start"], word["end"]) for word in found["words"]] == [
+        ("walking", 0.0, 0.9), ("on", 1.0, 1.2)
+    ]  # fmt: skip
 
 
 def test_options_of_streams_are_extra_fields():
@@ -216,6 +235,15 @@ def test_a_recording_that_is_cut_short_has_its_text_and_the_fault(caplog):
         assert found.text == "1 2"
         assert "a.wav cannot be read to its end: the file is cut short" in found.error
     assert found.error in caplog.text
+
+
+def test_clients_hear_of_channels_that_cancel():
+    samples, file = np.frombuffer(audio(*SPOKEN), "<i2"), io.BytesIO()
+    soundfile.write(file, np.stack([samples, -samples], axis=1), RATE, format="WAV", subtype="PCM_16")
+    with running() as server:
+        found = transcribe(server, ("a.wav", file.getvalue()))
+        assert "the average of its channels is almost silent" in found.warning
+        assert not hasattr(transcribe(server), "warning")
 
 
 def test_ffmpeg_decodes_what_libsndfile_cannot(tmp_path):

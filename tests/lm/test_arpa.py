@@ -305,6 +305,8 @@ def test_only_spaces_tabs_and_line_ends_separate_fields(write, character):
     ("content", "what"),
     [
         (BIGRAM.encode("utf-16"), "text in UTF-16"),
+        (gzip.compress(BIGRAM.encode("utf-16")), "text in UTF-16"),
+        (bz2.compress(b"PK\x03\x04" + BIGRAM.encode()), "a zip archive"),
         (BIGRAM[BIGRAM.index("\\") :].encode("utf-16-be"), "text in UTF-16"),
         (b"(\xb5/\xfd", "compressed by zstd"),
         (b"PK\x03\x04", "a zip archive"),

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.container import written_whole
+from nemo_gpu_decoding.graph.grammar import read_grammar
 from nemo_gpu_decoding.lm import arpa as arpa_module
 from nemo_gpu_decoding.lm import pack as pack_module
+from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
 from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import load_packed_lm
+from nemo_gpu_decoding.lm.prune import prune_ngram_lm
 from nemo_gpu_decoding.lm.trie import read_trie
 from tests.assets import ROOT
 from tests.oracles.ngram import closed_table, missing_suffixes, write_arpa
@@ -111,7 +114,6 @@ def test_small_blocks_and_gzip_change_nothing(tmp_path, monkeypatch, separator):
     ("old", "new", "message"),
     [
         ("-0.125 <s> a -0.5", "-0.125 b a -0.5", "line 18: the context '<s> a' is not among the 2-grams"),
-        ("-0.25 a </s>", "-0.25 a b", "line 15: the n-gram is listed twice in '-0.375 a b'"),
         ("-0.25 a </s>", "-0.25 a c", "line 14: 'c' is not among the 1-grams"),
         ("-0.25 a </s>", "1e39 a </s>", "line 14: '1e39' is not a log-probability"),
         ("ngram 2=3", "ngram 2=2", "line 15: more 2-grams than the 2 of the header"),
@@ -230,10 +232,49 @@ def test_a_full_disk_is_an_error_with_the_size_needed(write, tmp_path, monkeypat
 
 
 def test_ngrams_of_nodes(write):
-    from nemo_gpu_decoding.lm.arpa import ArpaReader
-
     with ArpaReader(write(TRIGRAM)) as reader:
         trie = read_trie(reader, np.zeros, lambda: None)
-    assert [trie.ngram(node) for node in range(8)] == [
-        [0], [1], [2], [3], [0, 2], [2, 1], [2, 3], [0, 2, 3],
-    ]  # fmt: skip
+    assert trie.labels.tolist() == [0, 1, 2, 3, 2, 1, 3, 3]
+    assert trie.children.tolist() == [4, 5, 5, 7, 7, 8, 8, 8]
+
+
+REPEATED = r"""\data\
+ngram 1=5
+ngram 2=4
+ngram 3=2
+
+\1-grams:
+-1|<s>|-0.5
+-1|</s>
+-1.5|a|-0.25
+-2|b|-0.75
+-3|<unk>
+
+\2-grams:
+-0.5|a b|-0.125
+-0.25|<s> a|-0.5
+-0.75|a b|-1
+-0.375|b </s>|0
+
+\3-grams:
+-0.0625|<s> a b
+-0.5|<s> a b
+
+\end\
+""".replace("|", "\t")
+
+
+def test_the_first_entry_of_an_ngram_counts_as_in_kenlm(write, caplog):
+    kenlm = pytest.importorskip("kenlm")
+    path = write(REPEATED)
+    theirs, packed_lm = kenlm.Model(str(path)), pack_arpa_in_memory(path)
+    grammar = read_grammar(path)
+    for text in ("a b", "b b", "a a b", "b a b a"):
+        expected = theirs.score(text, bos=True, eos=True)
+        assert -packed_lm.score(text.split()) / np.log(10) == pytest.approx(expected, rel=1e-5)
+        labels = [grammar.words.index(word) for word in text.split()]
+        assert grammar.automaton.score(labels) / np.log(10) == pytest.approx(expected, rel=1e-5)
+    assert "lists 2-grams more than once: 1 entries are left out" in caplog.text
+    assert prune_ngram_lm(read_arpa(path), threshold=0.0).orders[1].symbols.tolist() == [[2, 3], [0, 2], [3, 1]]
+    with pytest.raises(ValueError, match=r"lm\.arpa: the context 'b a' is not among"):
+        pack_arpa_in_memory(write(REPEATED.replace("-0.5\t<s> a b", "-0.5\tb a b")))

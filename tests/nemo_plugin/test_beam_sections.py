@@ -17,6 +17,7 @@ from nemo_gpu_decoding.nemo_plugin import section
 from nemo_gpu_decoding.nemo_plugin.beam_sections import FLEXCTC, TRANSDUCERS, read_aes, read_alsd, read_flexctc
 from nemo_gpu_decoding.nemo_plugin.infer import load_fusion
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions
+from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -115,9 +116,11 @@ def test_weight_without_effect_is_warned_of(assets, warnings):
     options()
     options(ngram_lm_alpha=0.0)
     assert options(ngram_lm_alpha=None).fusion.lm_weight == 0.0
+    for name in READERS:
+        any_options(name, load_preset(name).beam)
     assert not warnings
-    options(ngram_lm_alpha=0.7)
-    assert warnings == ["`beam.ngram_lm_alpha` is 0.7, but has no effect: `beam.ngram_lm_model` names no LM."]
+    options(ngram_lm_alpha=0.6)
+    assert warnings == ["`beam.ngram_lm_alpha` is 0.6, but has no effect: `beam.ngram_lm_model` names no LM."]
     options(boosting_tree={"key_phrases_list": ["acme"]})
     assert "boosting_tree_alpha" in warnings[1]
 

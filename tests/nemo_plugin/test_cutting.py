@@ -256,6 +256,11 @@ def test_lines_end_at_pauses():
     assert [" ".join(w.word for w in line) for line in lines(words, 0.3)] == ["a a a a a", "b b b b b"]
 
 
+def test_words_without_pauses_are_divided_in_the_middle():
+    found = [len(line) for line in lines(spoken(["abcdefghi"] * 16, [0.0] * 16), 0.3)]
+    assert found == [4, 4, 4, 4]
+
+
 @pytest.mark.parametrize("file_format", ["srt", "vtt", "tsv"])
 def test_subtitles_parse_again(file_format):
     rng = np.random.default_rng(0)

@@ -206,6 +206,8 @@ def test_options_of_other_decoders_are_refused_with_the_key_to_use(key, ours):
         ("flexctc_beam", "beam: {beam_size: 4}, greedy: {max_symbols: 10}", ""),
         ("cuda_wfst", "beam: {beam_size: 16}", "beam.beam_size is 16 ... set wfst.beam_size instead"),
         ("cuda_wfst", "beam: {boosting_tree: {key_phrases_list: [a]}}", "beam.boosting_tree.key_phrases_list is"),
+        ("flexctc_beam", "greedy: {max_symbol: 10}", "unknown key 'greedy.max_symbol' (did you mean 'max_symbols'?)"),
+        ("alsd_pp", "greedy: {beam_size: 10}", "unknown key 'greedy.beam_size'"),
         ("alsd_pp", "wfst: {beam_width: 3}", "unknown key 'wfst'"),
         ("flexctc_beam", "fused_batch_size: -1, durations: [], greedy: {use_cuda_graph_decoder: false}", ""),
         ("alsd_pp", "confidence_cfg: {preserve_wrod_confidence: true}", "did you mean 'preserve_word_confidence'"),

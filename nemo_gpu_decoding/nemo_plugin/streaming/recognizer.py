@@ -25,7 +25,7 @@ from nemo_gpu_decoding.fusion.phrases import as_phrase
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.live.interface import PipelineOptions
-from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
+from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, wrong_family
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, places_in_seconds
@@ -268,7 +268,7 @@ def head_of(config: DictConfig, strategy: str) -> str:
     if strategy in STRATEGIES:
         family = STRATEGIES[strategy].family
         if family not in heads:
-            raise ValueError(f"strategy is {strategy!r}, which decodes {family} heads, but the model's is {heads[0]}")
+            raise ValueError(wrong_family(STRATEGIES[strategy], heads[0], "this model"))
         return family
     check_choice("strategy", strategy, [*NATIVE["ctc"]["greedy"], *STRATEGIES])
     return heads[0]

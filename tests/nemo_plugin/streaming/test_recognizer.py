@@ -344,7 +344,7 @@ def test_dropped_streams_leave_no_state(shared, speech):
 
 
 def test_strategy_that_does_not_fit_the_head_is_named():
-    with pytest.raises(ValueError, match="strategy is 'alsd_pp', which decodes rnnt heads, but the model's is ctc"):
+    with pytest.raises(ValueError, match="strategy is 'alsd_pp', which decodes RNN-T and TDT models, but this model"):
         recognizer(f"model={CTC}", "strategy=alsd_pp")
     with pytest.raises(FieldError, match="strategy is 'beam_batch', expected one of greedy, greedy_batch, flexctc"):
         recognizer(f"model={CTC}", "strategy=beam_batch")
