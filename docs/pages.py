@@ -3,9 +3,10 @@
     python docs/pages.py        write the option tables into docs/*.md
 
 A table stands between `<!-- options: CLASS -->`, or `<!-- options: CLASS STRATEGY -->`, and `<!-- end -->`. Its rows
-are the fields of the dataclass, with their defaults and the comments above them; with a strategy also the key of
-NeMo's config, and what it is there if nobody sets it. With `beyond CLASS STRATEGY` after it, rows that are the same in
-the table of that class are left out.
+are the fields of the dataclass, with their defaults and the first sentences of the comments above them; with a
+strategy also the key and default of NeMo's config, where they differ. Options without effect share the last row. With
+`beyond CLASS STRATEGY` after it, rows that are the same in the table of that class are left out. The site's page of
+public names has the complete comments.
 """
 
 from __future__ import annotations
@@ -36,14 +37,45 @@ def with_options(text: str) -> str:
 
 
 def table_beyond(name: str, strategy: str, base: str | None, base_strategy: str | None) -> str:
-    """The table of `name`, without the rows that the table of `base` has."""
-    header, line, *rows = option_table(name, strategy).split("\n")
-    shown = option_table(base, base_strategy or "").split("\n") if base else []
-    return "\n".join([header, line, *(row for row in rows if row not in shown)])
+    """The short table of `name`, without the rows that the table of `base` has."""
+    rows = option_rows(name, strategy)
+    shown = option_rows(base, base_strategy or "") if base else []
+    idle = [option for option, _, meaning in rows if re.search(f"{WITHOUT_EFFECT}|^Ignored", meaning)]
+    short = [
+        [option, default, _cell(first_sentences(meaning))]
+        for option, default, meaning in rows
+        if option not in idle and [option, default, meaning] not in shown
+    ]
+    return table([*short, *([[", ".join(idle), "", f"Keys of NeMo, {WITHOUT_EFFECT}."]] if idle else [])])
+
+
+WITHOUT_EFFECT = "without effect"  # what comments of options say that NeMo has and this package ignores
+MOST_WORDS = 25  # of a meaning, if it has more than one sentence
+
+
+def first_sentences(comment: str) -> str:
+    """A comment without the sentences that make it longer than `MOST_WORDS`; the values that it explains stay."""
+    if re.search(r"\b[\w-]+ {2,}", comment):
+        return comment
+    shown, *others = re.split(r"(?<=\.) (?=[A-Z])", comment)
+    for sentence in others:
+        if len(f"{shown} {sentence}".split()) > MOST_WORDS:
+            break
+        shown = f"{shown} {sentence}"
+    return shown
 
 
 def option_table(name: str, strategy: str = "") -> str:
-    """The fields of a public options dataclass: name, default, with a strategy NeMo's key and default, meaning."""
+    """All fields of a public options dataclass, with their complete comments."""
+    return table([[option, default, _cell(meaning)] for option, default, meaning in option_rows(name, strategy)])
+
+
+def table(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (["option", "default", "meaning"], ["---"] * 3, *rows))
+
+
+def option_rows(name: str, strategy: str) -> list[list[str]]:
+    """Name, default and comment of each field; with a strategy also NeMo's key and default, where they differ."""
     import nemo_gpu_decoding
     from nemo_gpu_decoding.cli.options import field_comments, show_value
     from nemo_gpu_decoding.schema import key_of
@@ -51,18 +83,15 @@ def option_table(name: str, strategy: str = "") -> str:
     options = getattr(nemo_gpu_decoding, name)
     comments = field_comments(options)
     section = section_of(strategy) if strategy else None
-    header = ["field", "default", f"key of `{section.name}`", "default", "meaning"] if section else [
-        "option", "default", "meaning"
-    ]  # fmt: skip
-    rows = [header, ["---"] * len(header)]
+    rows = []
     for option in fields(options):
-        in_nemo = []
-        if section:
-            key = key_of(option)
-            default = (section.defaults | section.added).get(key, option.default)
-            in_nemo = ["-", "-"] if key is None else [f"`{key}`", show_value(default)]
-        rows.append([f"`{option.name}`", show_value(option.default), *in_nemo, _cell(comments[option.name])])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        shown, default = f"`{option.name}`", show_value(option.default)
+        if section and (key := key_of(option)) is not None:
+            in_nemo = show_value((section.defaults | section.added).get(key, option.default))
+            shown += f", `{key}`" * (key != option.name)
+            default += f", {in_nemo}" * (in_nemo != default)
+        rows.append([shown, default, comments[option.name]])
+    return rows
 
 
 def section_of(strategy: str) -> Any:
@@ -84,10 +113,14 @@ def _cell(comment: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to files outside of docs/ become their paths; the API page gets the docstrings."""
+    """Links to files outside of docs/ become their paths; the API page gets docstrings and options."""
     if page.file.src_path == "api.md":
         names = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]+)\|", markdown, re.M)))
-        markdown += "\n## Docstrings\n\n" + "\n\n".join(f"::: nemo_gpu_decoding.{name}" for name in names) + "\n"
+        markdown += "\n## Docstrings\n"
+        for name in names:
+            markdown += f"\n::: nemo_gpu_decoding.{name}\n"
+            if name.endswith("Config"):
+                markdown += f"\n{option_table(name)}\n"
     folder = Path(page.file.src_path).parent
 
     def outside(match: re.Match[str]) -> str:

@@ -324,6 +324,8 @@ def test_option_tables_have_every_field(page, tables):
         rows = [row.split(" | ") for row in tables.option_table(name).split("\n")[2:]]
         assert [row[0] for row in rows] == [f"| `{f.name}`" for f in fields(getattr(nemo_gpu_decoding, name))]
         assert all(len(row[2]) > 10 for row in rows), f"{name}: an option that no comment explains"
+        if f"options: {name} -->" in page.text or f"options: {name} flexctc_beam -->" in page.text:  # without `beyond`
+            assert [f.name for f in fields(getattr(nemo_gpu_decoding, name)) if f"`{f.name}`" not in page.text] == []
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -325,6 +326,11 @@ def column_names(columns: Columns) -> list[str]:
     return [f"{task}, K={beam}" for task, beam in columns]
 
 
+def widest(columns: Columns) -> Columns:
+    """The columns of the largest beam of each task."""
+    return [max(key for key in columns if key[0] == task) for task in dict.fromkeys(task for task, _ in columns)]
+
+
 def fused(row: Record, lm: str = "LM", phrases: str = "phrases") -> str:
     params = row["peer_params"]
     return f" + {lm}" * bool(params["lm"]) + f" + {params['phrases']} {phrases}" * bool(params["phrases"])
@@ -334,7 +340,7 @@ def both(row: Record, name: str, digits: int = 1) -> str:
     return f"{row[name]['peer']:,.{digits}f} / {row[name]['ours']:,.{digits}f}"
 
 
-def flexctc_beam(record: Record, link: str) -> str:
+def ctc_lines(record: Record) -> tuple[Columns, dict[str, Record]]:
     versions = record["versions"]
 
     def label(row: Record) -> str | None:
@@ -345,61 +351,88 @@ def flexctc_beam(record: Record, link: str) -> str:
         }
         return names.get(row["peer"])
 
-    columns, lines = ratio_rows(record, label)
-    last = [max(key for key in columns if key[0] == task) for task in dict.fromkeys(task for task, _ in columns)]
+    return ratio_rows(record, label)
+
+
+def flexctc_beam(record: Record, link: str) -> str:
+    columns, lines = ctc_lines(record)
+    columns = widest(columns)
     shown = [
-        [name, *ratio_cells(columns, cells),
-         "equal hypotheses" if next(iter(cells.values()))["peer"] == "nemo" else "WER not higher, where not said",
-         "; ".join(both(cells[key], "wer") for key in last if key in cells)]
+        [name, *ratio_cells(columns, cells), *(both(cells[key], "wer") if key in cells else "" for key in columns)]
         for name, cells in lines.items()
-    ]  # fmt: skip
-    errors = f"WER % at the largest beam, peer / ours ({'; '.join(task for task, _ in last)})"
+    ]
+    header = [*column_names(columns), *(f"WER %, {task}, peer / ours" for task, _ in columns)]
     own = {(row["peer"], task_of(row)): row for row in record["rows"] if not row.get("skipped")}
     greedy, many = own["nemo_greedy", "peaked"], own["flexctc_beam", "peaked"]
     slower = [1 / own["nemo_greedy", task]["ratio"] for task in TASKS]
     few, lots = (many[side]["phrases"] for side in ("peer_params", "params"))
     starts = [record["probes"]["start"][when]["first_decode"] for when in ("first_ever", "later")]
-    return table(["ours against", *column_names(columns), "verified", errors], shown) + prose(f"""
+    return table(["ours against", *header], shown) + prose(f"""
         ({audio(record)}; {link}.) Beam {greedy["params"]["beam_size"]} with the LM takes {slower[0]:.1f} times the CPU
         seconds of NeMo's `greedy_batch` on the peaked task and {slower[1]:.1f} times on the hard task. With {lots:,}
         boosted phrases it takes {1 / many["ratio"]:.2f} times as long as with {few}. The first decoding on a machine
-        compiles and takes {starts[0]:.0f} s; in later processes the first decoding takes {starts[1]:.2f} s.""")
+        takes {starts[0]:.0f} s, because it compiles; in later processes it takes {starts[1]:.2f} s.""")
+
+
+def ctc_beams(record: Record, link: str) -> str:
+    """Every beam."""
+    columns, lines = ctc_lines(record)
+    shown = [[name, *ratio_cells(columns, cells)] for name, cells in lines.items()]
+    return table(["ours against", *column_names(columns)], shown) + prose(f"({audio(record)}; {link}.)")
+
+
+def transducer_lines(record: Record, networks: str) -> tuple[Columns, dict[str, Record]]:
+    searches = {"nemo_malsd": "malsd_batch", "nemo_maes": "maes_batch"}
+
+    def label(row: Record) -> str | None:
+        if row["networks"] != networks:
+            return None
+        if row["peer"] == "nemo_greedy":
+            return f"`{row['strategy']}` + LM / `greedy_batch`"
+        return f"`{row['strategy']}` / `{searches[row['peer']]}`{fused(row)}" if row["peer"] in searches else None
+
+    return ratio_rows(record, label)
 
 
 def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str:
-    searches = {"nemo_malsd": "malsd_batch", "nemo_maes": "maes_batch"}
-    columns: Columns = []
-    shown = []
+    shown, columns = [], widest(transducer_lines(alsd, "rnnt")[0])
     for record in (alsd, aes):
+        lines = [transducer_lines(record, networks)[1] for networks in KINDS]
+        for name in dict.fromkeys(name for kind in lines for name in kind):
+            shown.append([name, *(cell for kind in lines for cell in ratio_cells(columns, kind.get(name, {})))])
+    header = [f"{kind}, {name}" for kind in KINDS.values() for name in column_names(columns)]
+    return table(["ratio of seconds", *header], shown) + prose(f"({alsd_link} of alsd_pp, {aes_link} of aes_pp.)")
 
-        def label(row: Record) -> str | None:
-            if row["peer"] == "nemo_greedy":
-                return f"{KINDS[row['networks']]} `{row['strategy']}` + LM / `greedy_batch`"
-            if row["peer"] not in searches:
-                return None
-            return f"{KINDS[row['networks']]} `{row['strategy']}` / `{searches[row['peer']]}`{fused(row)}"
 
-        columns, lines = ratio_rows(record, label)
-        shown += [[name, *ratio_cells(columns, cells)] for name, cells in lines.items()]
-    header = [f"against NeMo {alsd['versions']['nemo_toolkit']}, ratio of seconds", *column_names(columns)]
-    return table(header, shown) + prose(f"""({audio(alsd)}; {alsd_link} of alsd_pp, {aes_link} of aes_pp. The rows with
-        `greedy_batch` compare a beam with an LM to greedy decoding without one.)""")
+def transducer_beams(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str:
+    """Every beam."""
+    shown, columns = [], transducer_lines(alsd, "rnnt")[0]
+    for record in (alsd, aes):
+        for networks, kind in KINDS.items():
+            lines = transducer_lines(record, networks)[1]
+            shown += [[f"{kind} {name}", *ratio_cells(columns, cells)] for name, cells in lines.items()]
+    links = f"{alsd_link} of alsd_pp, {aes_link} of aes_pp"
+    return table(["ratio of seconds", *column_names(columns)], shown) + prose(f"({audio(alsd)}; {links}.)")
 
 
 def cuda_wfst(record: Record, link: str) -> str:
     shown = [
-        [task_of(row), str(row["params"]["beam_size"]), f"{row['ratio']:.1f}x", "equal words and costs",
-         both(row, "rtfx", 0), both(row, "wer")]
+        [task_of(row), str(row["params"]["beam_size"]), f"{row['ratio']:.1f}x",
+         f"{row['rtfx']['ours']:,.0f}", f"{row['wer']['ours']:.1f}"]
         for row in record["rows"] if row["peer"] == "kaldi_decoder" and not row.get("skipped")
     ]  # fmt: skip
     sizes = {task_of(row): row["graph"]["ngrams"] for row in record["rows"] if row.get("graph")}
     graphs = "; ".join(f"{task}: {size / 1000:,.0f}k n-grams" for task, size in sizes.items())
-    header = ["task", "beam", "CPU seconds, peer / ours", "verified", "RTFx, peer / ours", "WER %, peer / ours"]
+    header = ["task", "beam", "CPU seconds, Kaldi / ours", "RTFx", "WER %"]
     plot = "[plot](results/cuda_wfst_cpu.png)"
     return table(header, shown) + prose(f"({audio(record)}; word trigrams, {graphs}; {link}, {plot}.)")
 
 
-def live(*given: Any) -> str:
+SERVED = {"one_by_one": "one by one", "nemo_greedy": "NeMo greedy"}
+
+
+def live(*given: Any, every: bool = False) -> str:
+    """Without `every`: no calls one by one, and of NeMo's greedy decoding only the streams."""
     found = given[: len(given) // 2]
     shown = []
     for record in found:
@@ -407,27 +440,27 @@ def live(*given: Any) -> str:
         for row in record["rows"]:
             rows[row["task"], row["streams"]][row["peer"]] = row
         for own in rows.values():
-            ours, *others = (own[name] for name in (record["strategy"], "one_by_one", "nemo_greedy"))
+            ours, *others = (own[name] for name in (record["strategy"], *SERVED))
             fusion = "" if ours["strategy"] == "cuda_wfst" else " + LM"
             kind = f" of {KINDS[ours['networks']]}" if ours["networks"] else ""
             shown.append([
                 f"{task_of(ours)}, `{ours['strategy']}`{kind}{fusion}, beam {ours['params']['beam_size']}",
-                *(f"{_milliseconds(row, 'partial')}; {_milliseconds(row, 'final')}" for row in (ours, *others)),
-                " / ".join(f"{row['streams_per_core']:,.0f}" for row in (ours, *others)),
+                *(_milliseconds(row) for row in (ours, *others * every)),
+                *(f"{row['streams_per_core']:,.0f}" for row in (ours, *others[not every :])),
             ])  # fmt: skip
-    parts = "ms until the text, p50 / p99 of partials; of finals"
-    header = ["", f"in slots: {parts}", "one by one", "NeMo greedy", "streams per core: the same three"]
+    names = list(SERVED.values())
+    header = ["", "ms until the text, p50 / p99", *names * every, "streams per core", *names[not every :]]
     links = ", ".join(
         f"{link} of {record['strategy']}" for link, record in zip(given[len(found) :], found, strict=True)
     )
     (n,) = {row["streams"] for record in found for row in record["rows"]}
     return table(header, shown) + prose(f"""
         ({n} utterances at once on average, chunks of {1000 * found[0]["rows"][0]["chunk_seconds"]:.0f} ms, one core;
-        -: chunks come faster than they are decoded; {audio(found[0])}; {links}.)""")
+        {links}.)""")
 
 
-def _milliseconds(row: Record, text: str) -> str:
-    p50, p99 = (row["latency"][text][name] for name in ("p50", "p99"))
+def _milliseconds(row: Record) -> str:
+    p50, p99 = (row["latency"]["partial"][name] for name in ("p50", "p99"))
     return "-" if p50 is None else f"{1000 * p50:.1f} / {1000 * p99:.1f}"
 
 
@@ -580,7 +613,8 @@ def _per_100(found: Record) -> str:
 WRITERS: dict[str, Callable[..., str]] = {
     "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "flexctc_beam-live": live,
     "flexctc_beam-cluster": cluster, "paged_biglm": paged_biglm, "paged_biglm-scale": scale, "boosting": boosting,
-    "let_tables": let_tables, "lm_sizes": lm_sizes,
+    "let_tables": let_tables, "lm_sizes": lm_sizes, "ctc_beams": ctc_beams, "transducer_beams": transducer_beams,
+    "live_calls": partial(live, every=True),
 }  # fmt: skip
 
 
