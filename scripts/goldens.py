@@ -273,7 +273,7 @@ def help_cases(tree: Path) -> Cases:
     """The help of all commands, by option."""
 
     def by_option(name: str) -> dict[str, str]:
-        usage, *options = re.split(r"^  (?=[\w.]+=)", run_command(tree, f"{name} --help"), flags=re.M)
+        usage, *options = re.split(r"^  (?=[\w.]+=)", run_command(tree, f"{name} --help all"), flags=re.M)
         return {"usage": usage, **{option.partition("=")[0]: option for option in options}}
 
     commands = dict(re.findall(r"^  ([\w-]+) +(.*)", run_command(tree, "--help"), flags=re.M))

@@ -216,23 +216,23 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1915,
-    "cli": 2201,
+    "cli": 2233,
     "cluster": 487,
     "compat": 1031,
     "cuda": 979,
     "fusion": 2140,
     "graph": 1698,
-    "live": 1299,
+    "live": 1302,
     "lm": 1993,
-    "nemo_plugin": 3783,
+    "nemo_plugin": 3785,
     "search": 11404,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43076
+PACKAGE_LINES = 43129
 PACKAGE_FILES = 189
-TESTS_LINES = 40253
+TESTS_LINES = 40270
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 15988
+USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 4351

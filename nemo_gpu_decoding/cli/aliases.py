@@ -30,6 +30,7 @@ EXAMPLES = (
     "model=model.nemo phrases=names.txt manifest=dev.json out=heard.txt",
     "model=model.nemo phrases=names.txt command=./speak.sh texts=corpus.txt out=heard.txt",
 )
+FIRST = ("model", "phrases", "out", "manifest", "command", "sentences", "texts", "lm", "strategy", "most")
 PLACE = "PHRASE"  # in `sentences`
 CHARACTERS = 3  # least length of an alias
 PUNCTUATION = ".,;:!?\"'()"
@@ -39,6 +40,8 @@ PUNCTUATION = ".,;:!?\"'()"
 @dataclass
 class AliasesOptions(decoding.DecodingOptions):
     """Options of `aliases`. The phrases are not boosted. null keeps the value of the preset, or of NeMo."""
+
+    topic = "recordings and aliases"
 
     # Phrase file to write: the phrases of `phrases`, with their weights and aliases, and the new aliases.
     out: str = MISSING

@@ -73,10 +73,12 @@ SUITED: dict[str, dict[str, dict[str, Any]]] = {
 class ModelOptions:
     """Options of the commands that decode with a model."""
 
+    topic = "model, LMs and phrases"
+
     # A .nemo file, or the name of a pretrained model that NeMo can fetch.
     model: str = MISSING
-    # Decoding strategy. CTC: flexctc_beam, cuda_wfst (word graphs) or paged_biglm (word graphs and a large LM).
-    # RNN-T and TDT: alsd_pp or aes_pp. `transcribe` also accepts NeMo's own strategies, such as greedy_batch. null:
+    # Decoding strategy: for CTC flexctc_beam, cuda_wfst (word graphs) or paged_biglm (word graphs and a large LM), for
+    # RNN-T and TDT alsd_pp or aes_pp. `transcribe` also accepts NeMo's own strategies, such as greedy_batch. null:
     # the strategy of the preset. Without a preset: flexctc_beam if the model has a CTC head and head=rnnt is not
     # given, else alsd_pp.
     strategy: str | None = None
@@ -108,6 +110,8 @@ class ModelOptions:
 @dataclass
 class DecodingOptions(ModelOptions):
     """Options of the commands that decode with one setting. null keeps the value of the preset, or of NeMo."""
+
+    topic = "search"
 
     # For flexctc_beam, alsd_pp and aes_pp: token-level LMs by name, lms.NAME=FILE. The field `lm` in a line of the
     # manifest, or in the first message of a stream, names its LM; the option lm is the LM of the others. The weight is

@@ -23,7 +23,8 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 # Name and summary of each command. Its module in this folder has `OPTIONS` (a dataclass), `EXAMPLES` (argument
 # strings) and `run(options) -> int`. The optional attribute `POSITIONAL` names the option that arguments without
-# `key=` belong to. The module is imported when its command is called, because most of them import torch or NeMo.
+# `key=` belong to, `FIRST` the options that `--help` explains. The module is imported when its command is called,
+# because most of them import torch or NeMo.
 COMMANDS = {
     "transcribe": "audio files to text, with a beam, an LM and boosted phrases",
     "serve": "live streams to text: a WebSocket server with a page to try it on",
@@ -82,7 +83,7 @@ def overview() -> str:
     listed = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
     return (
         f"usage: nemo-gpu-decoding COMMAND key=value ...\n\ncommands:\n{listed}\n\n"
-        "`nemo-gpu-decoding COMMAND --help` explains every option of a command."
+        "`nemo-gpu-decoding COMMAND --help` explains the options of a command, `COMMAND --help all` every one."
     )
 
 
@@ -123,7 +124,8 @@ def run_program(
     """
     positional = getattr(module, "POSITIONAL", None)
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(help_text(program, summary, module.OPTIONS, module.EXAMPLES, positional))
+        first = () if "all" in arguments else getattr(module, "FIRST", ())
+        print(help_text(program, summary, module.OPTIONS, module.EXAMPLES, positional, first))
         return EXIT_OK
     options = parse_options(module.OPTIONS, arguments, positional)
     require(*needs(options))

@@ -1,7 +1,7 @@
 """`key=value` arguments -> a dataclass of options, and the help text of these options.
 
 Comments above or behind the fields of the dataclass explain the options. `--help` and error messages show these
-comments.
+comments. The attribute `topic` of a dataclass is the heading of its options in `--help all`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ class Option:
     name: str
     default: Any  # MISSING if the option is required
     comment: str
+    topic: str
 
     @property
     def required(self) -> bool:
         return isinstance(self.default, str) and self.default == MISSING
 
-    def describe(self) -> str:
-        """`key=default` and the comment, wrapped for a terminal."""
+    def describe(self, *, brief: bool = False) -> str:
+        """`key=default` and the comment, or its first sentence, wrapped for a terminal."""
         head = f"  {self.name}={'(required)' if self.required else show_value(self.default)}"
-        body = textwrap.wrap(self.comment, HELP_WIDTH - 6)
+        sentence = re.match(r".*?[^.\s]\.(?=\s|$)", self.comment) if brief else None
+        body = textwrap.wrap(sentence[0] if sentence else self.comment, HELP_WIDTH - 6)
         return "\n".join([head, *(f"      {line}" for line in body)])
 
 
@@ -97,17 +99,36 @@ def parse_options(options_class: type[T], arguments: Sequence[str], positional: 
 
 
 def help_text(
-    program: str, summary: str, options_class: type, examples: Sequence[str], positional: str | None = None
+    program: str,
+    summary: str,
+    options_class: type,
+    examples: Sequence[str],
+    positional: str | None = None,
+    first: Sequence[str] = (),
 ) -> str:
-    """The text of `PROGRAM --help`: every option with default and meaning, and examples."""
-    names = [option.name for option in options_of(options_class) if option.required]
+    """The text of `PROGRAM --help`: options with default and meaning, and examples.
+
+    Args:
+        first: names of the options that most people need. A sentence explains each of them, and the others are listed
+            by topic. (): all options are explained by topic.
+    """
+    options = {shown.name: shown for shown in options_of(options_class)}
+    names = [shown.name for shown in options.values() if shown.required]
     required = [f"{name.upper()} ..." if name == positional else f"{name}=..." for name in names]
-    usage = " ".join([program, *required, "[key=value ...]"])
-    described = "\n".join(option.describe() for option in options_of(options_class))
-    shown = "\n".join(f"  {program} {example}".rstrip() for example in examples)
-    return (
-        f"{program}: {summary}\n\nusage: {usage}\n\noptions, with their defaults:\n{described}\n\nexamples:\n{shown}"
-    )
+    lines = [f"{program}: {summary}\n\nusage: {' '.join([program, *required, '[key=value ...]'])}\n"]
+    if first:
+        lines += ["options that most people need, with their defaults:"]
+        lines += [options.pop(name).describe(brief=True) for name in first]
+        lines += [f"\nother options, which `{program} --help all` explains:"]
+    for topic in dict.fromkeys(shown.topic for shown in options.values()):
+        described = [shown for shown in options.values() if shown.topic == topic]
+        if first:
+            listed = f"{topic}: {', '.join(shown.name for shown in described)}"
+            lines += [textwrap.fill(listed, HELP_WIDTH, initial_indent="  ", subsequent_indent="      ")]
+        else:
+            lines += [f"{topic}, with their defaults:", *(shown.describe() for shown in described), ""]
+    calls = [f"  {program} {example}".rstrip() for example in (examples[:4] if first else examples)]
+    return "\n".join([*lines, *[""] * bool(first), "examples:", *calls])
 
 
 def options_of(options_class: type) -> tuple[Option, ...]:
@@ -117,7 +138,12 @@ def options_of(options_class: type) -> tuple[Option, ...]:
     comments = field_comments(options_class)
     defaults = OmegaConf.to_container(OmegaConf.structured(options_class), enum_to_str=True)
     assert isinstance(defaults, dict)
-    return tuple(Option(f.name, defaults[f.name], comments.get(f.name, "")) for f in fields(options_class))
+    topics: dict[str, str] = {}
+    for base in options_class.__mro__:  # the first class that declares a field gives its topic
+        topics |= dict.fromkeys(inspect.get_annotations(base), getattr(base, "topic", "options"))
+    return tuple(
+        Option(f.name, defaults[f.name], comments.get(f.name, ""), topics[f.name]) for f in fields(options_class)
+    )
 
 
 def keys_for_commands(source: type, marks: Collection[Any] = (True, "tune")) -> dict[str, str]:

@@ -23,6 +23,7 @@ EXAMPLES = (
     "model=cache_aware.nemo strategy=alsd_pp max_streams=200 end_silence=0.6",
     "model=model.nemo host=0.0.0.0 token=...",
 )
+FIRST = ("model", "host", "port", "token", "preset", "lm", "lm_weight", "phrases", "boosting_weight", "max_streams")
 
 
 @checked_options

@@ -48,6 +48,7 @@ EXAMPLES = (
     "model=model.nemo manifest=s3://corpus/dev.json out=s3://corpus/transcripts/ batch_seconds=120",
 )
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
+FIRST = ("model", "audio", "manifest", "out", "preset", "lm", "lm_weight", "phrases", "boosting_weight", "timestamps")
 FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "grammar", "rescore")  # and `lms`
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
@@ -56,6 +57,8 @@ NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
 @dataclass
 class RecordingOptions(decoding.DecodingOptions):
     """What is transcribed, and what is written."""
+
+    topic = "input and output"
 
     # Audio to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
     audio: Any = None
@@ -96,6 +99,8 @@ class RecordingOptions(decoding.DecodingOptions):
 @dataclass
 class PartitionOptions:
     """Options of a run with a folder as `out`."""
+
+    topic = "runs with a folder as out"
 
     # Processes that decode partitions into the folder `out`; each loads the model. [2,64]: Ray chooses the number.
     # More than one process needs Ray: pip install 'nemo-gpu-decoding[cluster]'.

@@ -38,6 +38,7 @@ EXAMPLES = (
     "model=rnnt.nemo manifest=dev.json lm=lm.arpa source_lm=source.arpa out=best.yaml",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
+FIRST = ("model", "manifest", "out", "strategy", "lm", "lm_weight", "beam_beta", "phrases", "boosting_weight", "plot")
 AGGREGATIONS = ("min", "mean", "prod")  # of NeMo's confidence_cfg
 FALSE_PHRASE_COST = 2.0  # word errors
 
@@ -47,6 +48,8 @@ FALSE_PHRASE_COST = 2.0  # word errors
 class TuneOptions(decoding.ModelOptions):
     """Options of `tune`. A list, or a single value, holds the values to try; every combination is decoded. With
     phrases, options that are null are tried in stages, around the best combination so far."""
+
+    topic = "values to try, and output"
 
     # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text. A line with
     # offset is a part of the file, duration seconds long.

@@ -105,6 +105,8 @@ class Address:
         FieldError: a field is out of range, or a public address has no token.
     """
 
+    topic = "address"
+
     # Address to listen on. An address that other machines can reach needs a token, or open_to_all=true.
     host: str = "127.0.0.1"
     # Port to listen on; 0: any free port.
@@ -140,6 +142,8 @@ class Limits:
         ValueError: a limit is out of range.
     """
 
+    topic = "limits of clients"
+
     # Maximum number of open streams.
     max_streams: int = option(64, low=1, high=1 << 31)
     # Maximum size of a message, in bytes.
@@ -166,6 +170,8 @@ class Limits:
 @dataclass
 class PipelineOptions:
     """Options of a pipeline. The encoder of a cache-aware model defines its chunks."""
+
+    topic = "pipeline"
 
     # NeMo's pipeline: buffered for offline checkpoints, cache_aware for streaming checkpoints; auto: chosen by the
     # encoder's config.

@@ -30,6 +30,8 @@ _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound:
 class Cutting:
     """How long the segments of long recordings are, and which ones are left out."""
 
+    topic = "long recordings"
+
     # Usual length of a segment, seconds, >= 2. Files that are longer than twice this length are cut, at pauses between
     # words. The LM and phrases begin anew in each segment. null: files of more than 60 seconds are cut, into segments
     # that are at most as long as the utterances that the model was trained on (train_ds.max_duration of its config).

@@ -28,7 +28,7 @@ from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.fusion import check_lm_pool
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
 from nemo_gpu_decoding.metrics import ConfidenceMap
-from nemo_gpu_decoding.presets import load_preset
+from nemo_gpu_decoding.presets import load_preset, preset_names
 from nemo_gpu_decoding.schema import check_option, checked_options, defaults_of, key_of, option
 from nemo_gpu_decoding.search.config import SearchConfig
 
@@ -171,7 +171,8 @@ class Section:
                 entries.pop(key, None)  # the default of the search
             elif entries[key] is None:
                 entries[key] = self.defaults[key]
-        of_preset = (load_preset(self.strategy).get(self.name) or {}).get("ngram_lm_alpha")
+        preset: Any = load_preset(self.strategy) if self.strategy in preset_names() else {}
+        of_preset = (preset.get(self.name) or {}).get("ngram_lm_alpha")
         values = Values(self.name, entries, (0.0, self.defaults.get("ngram_lm_alpha"), of_preset))
         values.choice("search_type", (*self.search_types, self.strategy), f"with strategy {self.strategy}")
         self._check_foreign(values)

@@ -1,5 +1,6 @@
 """The program as a whole: help, exit codes, which errors are shown as one line; key=value options."""
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -28,13 +29,29 @@ def test_overview_version_and_misspelt_commands(capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_command_explains_every_option(name, capsys):
-    assert main([name, "--help"]) == 0
+    assert main([name, "--help", "all"]) == 0
     out = capsys.readouterr().out
     module = load_command(name)
     for option in options_of(module.OPTIONS):
         assert f"  {option.name}=" in out
         assert option.comment, f"option {option.name} has no comment"
     assert all(f"nemo-gpu-decoding {name} {example}".rstrip() in out for example in module.EXAMPLES)
+
+
+@pytest.mark.parametrize("name", ["transcribe", "serve", "tune", "aliases"])
+def test_help_explains_ten_options_and_names_the_others_by_topic(name, capsys):
+    module = load_command(name)
+    assert main([name, "--help"]) == 0
+    shown, _, others = capsys.readouterr().out.partition("other options")
+    options = {option.name: option for option in options_of(module.OPTIONS)}
+    assert re.findall(r"^  (\w+)=", shown, flags=re.M) == list(module.FIRST)
+    assert len(module.FIRST) == 10
+    assert all(option.required <= (name in module.FIRST) for name, option in options.items())
+    for option in options.values():
+        assert option.topic != "options", f"{option.name} has no topic"
+        assert (option.name in module.FIRST) or re.search(rf"\b{option.name}\b", others)
+    assert others.count(": ") >= 2
+    assert "An error without phrases." not in shown  # the first sentence only
 
 
 @pytest.mark.parametrize("name", COMMANDS)
