@@ -49,7 +49,7 @@ def transcribed(tmp_path, monkeypatch):
         monkeypatch.setattr(transcribe, "find_utterances", lambda *_: [utterance])
         monkeypatch.setattr(transcribe, "load", lambda _: SimpleNamespace(device_name="cpu"))
         monkeypatch.setattr(transcribe, "_transcripts", lambda *_: transcripts())
-        monkeypatch.setattr("nemo_gpu_decoding.nemo_plugin.transcript.row_of", lambda *_: {"pred_text": "new"})
+        monkeypatch.setattr("nemo_gpu_decoding.transcript.row_of", lambda *_: {"pred_text": "new"})
         return main(["transcribe", "model=m.nemo", "audio=a.wav", f"out={tmp_path / 'hyps.jsonl'}"])
 
     return run
