@@ -1,8 +1,5 @@
 """The emulator as a `Runtime`: what it promises to decoders, and its messages for wrong launches."""
 
-import threading
-
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +7,7 @@ from nemo_gpu_decoding.cuda.launch import Signature, Tensor
 from tests.cuda_emulator import build
 from tests.cuda_emulator.build import CompileError
 from tests.cuda_emulator.emulator import CPU, SHARED_BYTES_MAX
-from tests.cuda_emulator.kernels import HERE, launch
+from tests.cuda_emulator.kernels import launch
 
 COPY = """
 #include "factor.h"
@@ -32,13 +29,13 @@ def copied(emulated_runtime, source):
     return out.tolist()
 
 
-def test_emulator_refuses_other_devices(emulated_runtime):
+def test_emulator_refuses_other_devices(emulated_runtime, source):
     assert emulated_runtime.why_not(CPU) is None
     assert "not on cuda:0" in emulated_runtime.why_not(torch.device("cuda:0"))
     assert emulated_runtime.device_for(CPU) == CPU
     assert emulated_runtime.shared_bytes(CPU) == 227 * 1024
     with pytest.raises(ValueError, match="device: is cuda:0, expected cpu"):
-        emulated_runtime.load(str(HERE / "block_scan.cu"), torch.device("cuda:0"))
+        emulated_runtime.load(str(source), torch.device("cuda:0"))
 
 
 def test_a_changed_header_is_compiled_again_and_a_known_one_is_not(emulated_runtime, source, monkeypatch):
@@ -56,16 +53,13 @@ def test_a_compile_error_shows_file_and_line(emulated_runtime, source):
         copied(emulated_runtime, source)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"grid": 0, "block": 32}, "grid is 0, expected at least 1"),
-        ({"grid": 1, "block": 33}, "block is 33, expected a multiple of 32 up to 1024"),
-        ({"grid": 1, "block": 0}, "block is 0, expected a multiple of 32 up to 1024"),
-        ({"grid": 1, "block": 1056}, "block is 1056, expected a multiple of 32 up to 1024"),
-        ({"grid": 1, "block": 32, "shared_bytes": SHARED_BYTES_MAX + 1}, "shared_bytes is 232449, expected at most"),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "message"), [
+    ({"grid": 0, "block": 32}, "grid is 0, expected at least 1"),
+    ({"grid": 1, "block": 33}, "block is 33, expected a multiple of 32 up to 1024"),
+    ({"grid": 1, "block": 0}, "block is 0, expected a multiple of 32 up to 1024"),
+    ({"grid": 1, "block": 1056}, "block is 1056, expected a multiple of 32 up to 1024"),
+    ({"grid": 1, "block": 32, "shared_bytes": SHARED_BYTES_MAX + 1}, "shared_bytes is 232449, expected at most"),
+])  # fmt: skip
 def test_wrong_sizes_are_refused(emulated_runtime, source, sizes, message):
     numbers = torch.zeros(32, dtype=torch.int32)
     with pytest.raises(ValueError, match=f"kernel copy: {message}"):
@@ -85,8 +79,7 @@ def test_arguments_are_checked_as_for_a_gpu(emulated_runtime, source):
     numbers = torch.zeros(32, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"kernel copy, argument out: has dtype torch\.float32"):
         module.launch(
-            Signature("copy", {"numbers": ints, "out": ints}), grid=1, block=32,
-            numbers=numbers, out=torch.zeros(32),
+            Signature("copy", {"numbers": ints, "out": ints}), grid=1, block=32, numbers=numbers, out=torch.zeros(32),
         )  # fmt: skip
     with pytest.raises(ValueError, match=r"kernel copy: the signature's struct takes 8 bytes, .* \[16\]"):
         module.launch(Signature("copy", {"numbers": ints}), grid=1, block=32, numbers=numbers)
@@ -103,75 +96,3 @@ def test_the_same_seed_gives_the_same_schedule(emulated_runtime):
 
     assert [outcome(seed) for seed in range(5)] == [outcome(seed) for seed in range(5)]
     assert len({outcome(seed) for seed in range(5)}) == 5
-
-
-def test_several_threads_may_launch_at_once(emulated_runtime):
-    failures = []
-
-    def work(offset):
-        a = torch.arange(offset, offset + 1000, dtype=torch.int32)
-        out = torch.zeros_like(a)
-        for _ in range(20):
-            out.zero_()
-            launch(
-                emulated_runtime, "block_scan.cu", "block_scan", block=1024, shared_bytes=128,
-                a=a, out=out, n=1000,
-            )  # fmt: skip
-            if not (out == a.cumsum(0)).all():
-                failures.append(offset)
-
-    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
-# --------------------------------------- Kernels of the kind that decoders are made of, against numpy
-
-SEEDS = pytest.mark.parametrize(
-    "emulated_runtime",
-    [
-        {"seed": 1},
-        {"seed": 2},
-        {"order": "ascending"},
-        {"order": "descending", "resident": 1},
-        {"seed": 3, "check": True},
-        {"seed": 4, "check": True, "order": "ascending"},
-    ],
-    indirect=True,
-    ids=str,
-)
-
-
-@SEEDS
-def test_block_scan(emulated_runtime):
-    a = torch.randint(-9, 9, (2900,), dtype=torch.int32)
-    out = torch.zeros_like(a)
-    launch(
-        emulated_runtime, "block_scan.cu", "block_scan", grid=3, block=1024, shared_bytes=128,
-        a=a, out=out, n=2900,
-    )  # fmt: skip
-    expected = torch.cat([part.cumsum(0) for part in a.split(1024)])
-    assert (out == expected).all()
-
-
-@SEEDS
-def test_loop_of_a_conditional_graph(emulated_runtime):
-    limits = torch.randint(0, 9, (128,), dtype=torch.int32)
-    counts = torch.zeros_like(limits)
-    active, steps = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    handle = 42
-    emulated_runtime.conditions[handle] = 1
-    while emulated_runtime.conditions[handle]:  # what the graph's WHILE node does on a GPU
-        launch(
-            emulated_runtime, "graph_loop.cu", "step", block=128,
-            limits=limits, counts=counts, active=active, steps=steps,
-        )  # fmt: skip
-        launch(
-            emulated_runtime, "graph_loop.cu", "set_condition", block=32,
-            handle=np.uint64(handle), active=active,
-        )  # fmt: skip
-    assert (counts == limits).all()
-    assert steps.item() == limits.max() + 1
