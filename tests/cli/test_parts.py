@@ -55,11 +55,14 @@ def test_parts_of_a_file_are_decoded_as_files(model, strategy, rate, channels, a
     shown = []
     for name, manifest in (("joined", cut.joined), ("cut", cut.cut)):
         assert main([*arguments, f"manifest={manifest}", f"out={tmp_path}/{name}.jsonl"]) == 0
-        shown.append(capsys.readouterr().out)
+        lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        files = {row["audio_filepath"] for row in rows_of(tmp_path / f"{name}.jsonl")}
+        assert {file.split(" at ")[0] for file, _ in lines} == files
+        shown.append([text for _, text in lines])
         assert main([*arguments, f"manifest={manifest}", f"out={tmp_path}/{name}/"]) == 0
         capsys.readouterr()
     assert shown[0] == shown[1]
-    assert len(set(shown[0].splitlines())) == 3
+    assert len(set(shown[0])) == 3
     for out in (".jsonl", "/part-00000.jsonl"):
         found, expected = results_of(tmp_path / f"joined{out}"), results_of(tmp_path / f"cut{out}")
         assert found == expected

@@ -351,7 +351,7 @@ def test_selected_channel_is_decoded(assets, manifest, tmp_path, capsys):
     assert "channel_selector is 1, but" in err
     assert "channels; they" not in err
     assert main([*arguments[:2], f"audio={source['audio_filepath']}"]) == 0
-    assert chosen == f"{source['audio_filepath']}\t{capsys.readouterr().out}"
+    assert chosen == f"{tmp_path}/right.wav\t{capsys.readouterr().out}"
 
 
 @pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])
