@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def cached(key: Hashable, build: Callable[[], T]) -> T:
-    """The cached result for this key; on a miss, calls `build` and caches its result.
+    """Return the cached result for this key; on a miss, calls `build` and caches its result.
 
     If another thread builds the same key, this call waits for that result. If `build` raises, all waiting
     callers get the exception and nothing is cached.
@@ -84,7 +84,7 @@ def one_process_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds the lock of `one_process_at_a_time`; True if this is unknown."""
+    """Return whether a process holds the lock of `one_process_at_a_time`; True if this is unknown."""
     try:
         import fcntl
     except ImportError:

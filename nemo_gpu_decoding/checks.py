@@ -39,7 +39,7 @@ class FieldError(ValueError):
         return FieldError, (self.field, self.value, self.expected, self.note)
 
     def named(self, field: str) -> FieldError:
-        """The same error about the field under another name."""
+        """Return the same error about the field under another name."""
         return FieldError(field, self.value, self.expected, self.note)
 
 

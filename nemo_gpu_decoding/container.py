@@ -65,7 +65,7 @@ class Kind(NamedTuple):
         return (_START % self.name).encode()
 
     def is_kind_of(self, path: str | PathLike[str]) -> bool:
-        """Whether a file is of this kind, by its first bytes."""
+        """Return whether a file is of this kind, by its first bytes."""
         with open(path, "rb") as file:
             start = file.read(_SIZE.size + len(self._mark))
         return start[_SIZE.size :] == self._mark
@@ -212,7 +212,7 @@ def encode_words(words: Sequence[str]) -> np.ndarray:
 
 
 def decode_words(text: np.ndarray) -> tuple[str, ...]:
-    """The inverse of `encode_words`."""
+    """Return the inverse of `encode_words`."""
     return tuple(text.tobytes().decode().split("\n")[:-1])
 
 
@@ -222,7 +222,7 @@ def decode_words(text: np.ndarray) -> tuple[str, ...]:
 def map_container(
     path: Path, kind: Kind, verify: bool, check: Callable[[Content], None] = lambda content: None
 ) -> Content:
-    """The facts and arrays of a file, the arrays mapped.
+    """Return the facts and arrays of a file, the arrays mapped.
 
     Args:
         verify: compare the checksum of the arrays, which reads the whole file once per process (about a
@@ -290,7 +290,7 @@ def _array(body: np.ndarray, entry: Mapping[str, Any], dtype: np.dtype) -> np.nd
 
 
 def _layout(kind: Kind, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], int]:
-    """The header's entries of all arrays and of the gaps between them; the size of the body."""
+    """Return the header's entries of all arrays and of the gaps between them; the size of the body."""
     layout: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():

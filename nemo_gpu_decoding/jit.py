@@ -193,7 +193,7 @@ event.register("numba:compile", compilation)
 
 
 def working_seconds() -> float:
-    """A clock in seconds that excludes compile time, for measurements of speed."""
+    """Return a clock in seconds that excludes compile time, for measurements of speed."""
     return time.perf_counter() - compilation.seconds
 
 
@@ -203,7 +203,7 @@ def announce_compilation(purpose: str) -> None:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view, which has the same type in compiled code for mapped and other arrays."""
+    """Return a read-only view, which has the same type in compiled code for mapped and other arrays."""
     view = np.ascontiguousarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view
@@ -222,14 +222,14 @@ class CopiedByFields:
 
 
 def cache_root() -> Path:
-    """The folder of all caches: below the environment variable NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
+    """Return the folder of all caches: below the environment variable NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
     base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "nemo_gpu_decoding"
 
 
 @functools.lru_cache(maxsize=1)
 def cache_folder() -> Path:
-    """The folder of this version's compiled code, below `cache_root`; created if it does not exist."""
+    """Return the folder of this version's compiled code, below `cache_root`; created if it does not exist."""
     name = f"jit-{_fingerprint()}"
     temporary = Path(tempfile.gettempdir()) / f"nemo-gpu-decoding-{_user()}-{name}"
     for folder in (cache_root() / name, temporary):
@@ -248,7 +248,7 @@ def _user() -> int:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """Whether only this user can write to the folder, because numba and CUDA run the code in it."""
+    """Return whether only this user can write to the folder, because numba and CUDA run the code in it."""
     status = folder.lstat()
     others = 0o022 if os.name == "posix" else 0  # other systems do not use these bits
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == _user() and not status.st_mode & others

@@ -50,17 +50,17 @@ class Utterance:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Return the file."""
         return part_of(self.audio).path
 
     @property
     def label(self) -> str:
-        """The name and the place in the file, for messages."""
+        """Return the name and the place in the file, for messages."""
         return self.name + part_of(self.audio).place
 
 
 def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
-    """Utterances of `audio` (file, folder, glob or a list of them), or of a NeMo manifest.
+    """Return utterances of `audio` (file, folder, glob or a list of them), or of a NeMo manifest.
 
     If the audio of an utterance cannot be read, its `fault` is the reason.
 
@@ -105,7 +105,7 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
 
 
 def find_audio(audio: Any) -> list[Path]:
-    """The files of a file, folder, glob or a list of them; they are not opened."""
+    """Return the files of a file, folder, glob or a list of them; they are not opened."""
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
     if not patterns:
         raise ValueError("audio is an empty list, expected at least one file, folder or pattern")
@@ -113,7 +113,7 @@ def find_audio(audio: Any) -> list[Path]:
 
 
 def read_manifest(manifest: Path) -> list[Utterance]:
-    """Utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
+    """Return utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
 
     A row with `offset` is the part of the file from there, `duration` seconds long.
 
@@ -144,7 +144,7 @@ def numbered_rows(lines: Iterable[bytes], manifest: str) -> Iterator[tuple[int, 
 
 
 def located(folder: Path, name: str) -> Path:
-    """The file that a row of a manifest in this folder names; an absolute path stays as it is."""
+    """Return the file that a row of a manifest in this folder names; an absolute path stays as it is."""
     path = folder / name
     return path if os.path.lexists(path) else folder / path_of(name)
 
@@ -169,7 +169,7 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
-    """One line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
+    """Return one line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for numbers with too many digits and text that is not UTF-8
@@ -203,12 +203,12 @@ def check_characters(row: Any, where: str) -> None:
 
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest's row that are copied to the output."""
+    """Return the fields of a manifest's row that are copied to the output."""
     return {key: value for key, value in row.items() if key not in (*RESULT_KEYS, FAULT) and value is not None}
 
 
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """The utterances that can be decoded and scored; a warning names each other one."""
+    """Return the utterances that can be decoded and scored; a warning names each other one."""
     faults = [
         utterance.fault or f"{utterance.label} has no text" * ("text" in utterance.fields) for utterance in utterances
     ]
@@ -246,7 +246,7 @@ def _expand(pattern: str) -> list[Path]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """The files in a folder, also through links; a folder that cannot be read is named."""
+    """Yield the files in a folder, also through links; a folder that cannot be read is named."""
     seen = {os.path.realpath(folder)}
     for name, folders, files in os.walk(folder, onerror=lambda error: logger.warning("%s", error), followlinks=True):
         yield from (Path(name) / file for file in files)

@@ -41,13 +41,13 @@ class PhraseScore:
 
     @property
     def precision(self) -> float:
-        """Share of correct phrases among the recognised ones; 1 if none was recognised."""
+        """Return the share of correct phrases among the recognised ones; 1 if none was recognised."""
         count = self.true_positives + self.false_positives
         return self.true_positives / count if count else 1.0
 
     @property
     def recall(self) -> float:
-        """Share of recognised phrases among the spoken ones; 1 if none was spoken."""
+        """Return the share of recognised phrases among the spoken ones; 1 if none was spoken."""
         said = self.true_positives + self.false_negatives
         return self.true_positives / said if said else 1.0
 
@@ -113,7 +113,7 @@ class PhraseWords:
         return cls(wanted, frozenset(map(len, wanted)))
 
     def found_in(self, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """The first word's index and the words of each phrase found; phrases may overlap."""
+        """Yield the first word's index and the words of each phrase found; phrases may overlap."""
         folded = [word.casefold() for word in words]
         for length in self.lengths:
             for start in range(len(folded) - length + 1):
@@ -122,7 +122,7 @@ class PhraseWords:
                     yield start, candidate
 
     def covered(self, words: Sequence[str]) -> list[bool]:
-        """Whether each word is part of a phrase."""
+        """Return whether each word is part of a phrase."""
         is_found = [False] * len(words)
         for start, phrase in self.found_in(words):
             is_found[start : start + len(phrase)] = [True] * len(phrase)
@@ -154,7 +154,7 @@ class Calibration(NamedTuple):
 
 
 def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceMap:
-    """The map of confidences to the probability that a word is right.
+    """Return the map of confidences to the probability that a word is right.
 
     Raises:
         ValueError: there are too few words.
@@ -176,7 +176,7 @@ def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceM
 
 
 def calibrated(confidence: Sequence[float], fitted: ConfidenceMap) -> list[float]:
-    """Confidences mapped to probabilities."""
+    """Return confidences mapped to probabilities."""
     logits = fitted.slope * _logits(confidence) + fitted.intercept
     return list((1 / (1 + np.exp(-logits))).tolist())
 
@@ -202,7 +202,7 @@ def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration
 
 
 def right_words(reference: str, words: Iterable[str]) -> list[bool]:
-    """Which words of a transcript are right, by an alignment with the fewest word errors."""
+    """Return which words of a transcript are right, by an alignment with the fewest word errors."""
     from kaldialign import align
 
     return [word == said for said, word in align(reference.split(), list(words), "\0") if word != "\0"]

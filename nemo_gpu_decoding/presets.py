@@ -43,19 +43,19 @@ PATH_KEYS = (
 
 
 def conf_folder() -> Path:
-    """The folder `conf/`: inside the package in a wheel, beside it in a clone or editable install."""
+    """Return the folder `conf/`: inside the package in a wheel, beside it in a clone or editable install."""
     package = Path(__file__).parent
     is_inside = (package / "conf" / GROUPS[0]).is_dir()
     return (package if is_inside else package.parent) / "conf"
 
 
 def preset_names(*groups: str) -> list[str]:
-    """Names of this package's presets in some of `GROUPS`, by default in all."""
+    """Return names of this package's presets in some of `GROUPS`, by default in all."""
     return sorted(file.stem for group in groups or GROUPS for file in (conf_folder() / group).glob("*.yaml"))
 
 
 def load_preset(name: str) -> DictConfig:
-    """A preset as a config for `change_decoding_strategy`.
+    """Return a preset as a config for `change_decoding_strategy`.
 
     Args:
         name: of a file or of a preset in this package. Relative paths in a file become absolute.
@@ -116,7 +116,7 @@ def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
 
 
 def _path_keys(config: Any) -> list[str]:
-    """The keys of paths in a config."""
+    """Return the keys of paths in a config."""
     keys = list(PATH_KEYS)
     if isinstance(OmegaConf.select(config, "beam.grammar", throw_on_resolution_failure=False), str):
         keys.append("beam.grammar")  # a file, not a list of sentences

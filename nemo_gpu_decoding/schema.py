@@ -21,7 +21,7 @@ _TYPES: Mapping[str, tuple[type, str]] = {  # annotation -> the type of values, 
 
 
 def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
-    """A field of a dataclass with `checked_options`, and its rule. Items of lists are checked.
+    """Return a field of a dataclass with `checked_options`, and its rule. Items of lists are checked.
 
     Args:
         low, high: least and greatest value; `high` may be the name of an attribute.
@@ -40,12 +40,12 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
 
 
 def key_of(field: dataclasses.Field[Any]) -> str | None:
-    """The key of an option in NeMo's section; None: it has none."""
+    """Return the key of an option in NeMo's section; None: it has none."""
     return field.metadata.get("rule", {}).get("nemo", field.name)
 
 
 def defaults_of(*classes: Any) -> dict[str, Any]:
-    """The keys of the options of these dataclasses in NeMo's section, with their defaults."""
+    """Return the keys of the options of these dataclasses in NeMo's section, with their defaults."""
     options = [field for cls in classes for field in dataclasses.fields(cls)]
     return {key: field.default for field in options if (key := key_of(field))}
 

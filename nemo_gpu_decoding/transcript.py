@@ -30,12 +30,12 @@ class Word(NamedTuple):
     pieces: tuple[Word, ...] = ()
 
     def shown(self) -> dict[str, Any]:
-        """The word without its pieces, for output."""
+        """Return the word without its pieces, for output."""
         confidence = None if self.confidence is None else round(self.confidence, 4)
         return {"word": self.word, "start": self.start, "end": self.end, "confidence": confidence}
 
     def later(self, seconds: float) -> Word:
-        """The word at a later time."""
+        """Return the word at a later time."""
         start, end = round(self.start + seconds, 3), round(self.end + seconds, 3)
         return self._replace(start=start, end=end, pieces=tuple(piece.later(seconds) for piece in self.pieces))
 
@@ -83,7 +83,7 @@ class Transcript:
     is_joined: bool = False  # of a stream: the text continues the last word of the previous transcript
 
     def later(self, seconds: float) -> Transcript:
-        """The transcript with later times of words and alternatives."""
+        """Return the transcript with later times of words and alternatives."""
         times = [(round(place.start + seconds, 3), round(place.end + seconds, 3)) for place in self.alternatives]
         pairs = zip(self.alternatives, times, strict=True)
         places = tuple(place._replace(start=start, end=end) for place, (start, end) in pairs)
@@ -91,31 +91,31 @@ class Transcript:
 
 
 def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
-    """The phrases of a hypothesis for output."""
+    """Return the phrases of a hypothesis for output."""
     return tuple(BoostedPhrase(phrase.text, float(f"{phrase.probability:.4g}")) for phrase in phrases)
 
 
 def error_of(transcript: Transcript | str) -> str:
-    """The error of a transcript, or the error message that an utterance has in its place."""
+    """Return the error of a transcript, or the error message that an utterance has in its place."""
     return transcript if isinstance(transcript, str) else transcript.error
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error's message, for the field `error` of a row."""
+    """Return the first line of an error's message, for the field `error` of a row."""
     lines = str(error).strip().splitlines() or [""]
     text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
     return text[:_SHOWN]
 
 
 def as_json(value: Any) -> dict[str, Any]:
-    """A transcript without its lattice for `json.dumps(default=...)`."""
+    """Return a transcript without its lattice for `json.dumps(default=...)`."""
     if isinstance(value, Transcript):
         return {**vars(value), "lattice": None}
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def of_json(row: Mapping[str, Any]) -> Transcript:
-    """The transcript that `as_json` was given, for `json.loads(object_hook=...)`."""
+    """Return the transcript that `as_json` was given, for `json.loads(object_hook=...)`."""
     places = (
         Place(index, start, end, tuple(WordOption(*option) for option in options))
         for index, start, end, options in row["alternatives"]
@@ -160,7 +160,7 @@ class Totals:
 
     @property
     def oracle_wer(self) -> float | None:
-        """The lowest WER of the alternatives; None if an utterance with a reference has none."""
+        """Return the lowest WER of the alternatives; None if an utterance with a reference has none."""
         has_oracle = self.scored and self.with_oracle == self.scored
         return self.oracle_errors / max(self.words, 1) if has_oracle else None
 
@@ -175,7 +175,7 @@ class Totals:
 
 
 def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -> dict[str, Any]:
-    """The output row of an utterance, with the other fields of its manifest row; also adds it to `totals`.
+    """Return the output row of an utterance, with the other fields of its manifest row; also adds it to `totals`.
 
     Args:
         transcript: of the utterance, or the reason why it has none.
@@ -202,12 +202,12 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
 
 
 def _rate(errors: WordErrors) -> float | None:
-    """The word error rate for a row; None if it is infinite, because JSON has no such number."""
+    """Return the word error rate for a row; None if it is infinite, because JSON has no such number."""
     return round(errors.wer, 4) if math.isfinite(errors.wer) else None
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """The fields that a transcript has besides text and score, for rows and messages."""
+    """Return the fields that a transcript has besides text and score, for rows and messages."""
     share = transcript.outside_share
     details = {
         "outside_share": None if share is None else round(share, 4),

@@ -148,7 +148,7 @@ class DecodingOptions(ModelOptions):
 
 
 def fields_of(cls: type[T], options: Any) -> T:
-    """A dataclass whose fields get the values of the options of the same names."""
+    """Return a dataclass whose fields get the values of the options of the same names."""
     return cls(**{field.name: getattr(options, field.name) for field in fields(cast(Any, cls))})
 
 
@@ -181,7 +181,7 @@ def check_weights(config: DictConfig, options: Any, *, has_own_phrases: bool) ->
 
 
 def with_decoding(config: DictConfig, options: Any) -> DictConfig:
-    """The `decoding` section with the values of the option `decoding`.
+    """Return the `decoding` section with the values of the option `decoding`.
 
     Raises:
         ValueError: the option has a single value where the section has keys, or head or n_best do not fit.
@@ -206,14 +206,14 @@ def with_decoding(config: DictConfig, options: Any) -> DictConfig:
 
 
 def section_of(strategy: str) -> str:
-    """The section of NeMo's `decoding` that holds the options of a strategy: "beam" or "wfst"."""
+    """Return the section of NeMo's `decoding` that holds the options of a strategy: "beam" or "wfst"."""
     if strategy in STRATEGIES:
         return STRATEGIES[strategy].section
     return "wfst" if strategy in NATIVE["ctc"]["wfst"] else "beam"
 
 
 def keys_of(config: DictConfig) -> dict[str, str]:
-    """Options that have an effect with a config's strategy, and their keys in NeMo's section."""
+    """Return options that have an effect with a config's strategy, and their keys in NeMo's section."""
     spec, strategy = find_strategy(config), str(config.strategy)
     keys = WORD_GRAPH_KEYS if section_of(strategy) == "wfst" else BEAM_KEYS
     if spec is None and keys is BEAM_KEYS:
@@ -304,7 +304,7 @@ def load_model(
 
 
 def head_for(model: Model, strategy: str, name: str | None = None) -> Head:
-    """The head that a strategy decodes, or the head of this name; a ValueError if the model lacks it."""
+    """Return the head that a strategy decodes, or the head of this name; a ValueError if the model lacks it."""
     spec = STRATEGIES.get(strategy)
     if spec and name is None and spec.family not in model.heads:
         raise ValueError(wrong_family(spec, model.default_head, "this model"))
@@ -312,7 +312,7 @@ def head_for(model: Model, strategy: str, name: str | None = None) -> Head:
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
-    """The shipped preset of a strategy, if there is one, adapted to the options."""
+    """Return the shipped preset of a strategy, if there is one, adapted to the options."""
     if strategy not in preset_names():
         return OmegaConf.create({})
     config = load_preset(strategy)
@@ -337,7 +337,7 @@ def _set_word_lm(config: DictConfig, file: str) -> None:
 
 
 def existing_file(option: str, value: str) -> str:
-    """The absolute path of a file that an option names."""
+    """Return the absolute path of a file that an option names."""
     path = path_of(value)
     if not path.is_file():
         raise ValueError(f"{option}={value} is no file here")
@@ -368,7 +368,7 @@ def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in nested lists and mappings, where they may name files."""
+    """Yield the texts in nested lists and mappings, where they may name files."""
     if isinstance(value, str | os.PathLike):
         yield str(path_of(value))
     elif isinstance(value, Mapping | list | tuple):
@@ -384,7 +384,7 @@ def _identity(file: str) -> Any:
 
 
 def load_phrase_file(path: str | None) -> list[str]:
-    """The phrases with weights >= 0 of the file of the option `phrases`; [] without it."""
+    """Return the phrases with weights >= 0 of the file of the option `phrases`; [] without it."""
     if path is None:
         return []
     from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with
@@ -393,7 +393,7 @@ def load_phrase_file(path: str | None) -> list[str]:
 
 
 def writable_file(option: str, value: str) -> Path:
-    """The path of an option that names an output file.
+    """Return the path of an option that names an output file.
 
     Raises:
         ValueError: its folder does not exist, or it is a folder itself.

@@ -75,7 +75,7 @@ def run(options: DoctorOptions) -> int:
 
 
 def examine() -> list[Fact]:
-    """All facts, from Python and torch up to the plugin."""
+    """Return all facts, from Python and torch up to the plugin."""
     return [
         Fact("nemo-gpu-decoding", __version__),
         Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
@@ -113,7 +113,7 @@ def torch_facts() -> list[Fact]:
 
 
 def gpu_advice(cuda_build: bool) -> str:
-    """What is missing: a GPU, a driver or a CUDA build of torch."""
+    """Return what is missing: a GPU, a driver or a CUDA build of torch."""
     if shutil.which("nvidia-smi") is None:
         return "decoding runs on the CPU"
     if cuda_build:
@@ -156,13 +156,13 @@ def nvrtc_fact() -> Fact:
 
 
 def kernels_fact() -> Fact:
-    """Whether CUDA kernels run here, and if not, the reason."""
+    """Return whether CUDA kernels run here, and if not, the reason."""
     why_not = cuda_obstacle()
     return Fact("CUDA kernels", "not available" if why_not else "run on the GPU", why_not or "")
 
 
 def cuda_obstacle() -> str | None:
-    """The reason why CUDA kernels cannot run on the current GPU; None if they can."""
+    """Return the reason why CUDA kernels cannot run on the current GPU; None if they can."""
     import torch
 
     from nemo_gpu_decoding.cuda.launch import runtime
@@ -183,7 +183,7 @@ def nemo_fact() -> Fact:
 
 
 def registration_fact() -> Fact:
-    """Whether NeMo finds the strategies without a call of register()."""
+    """Return whether NeMo finds the strategies without a call of register()."""
     try:
         is_found = importlib.util.find_spec("hydra_plugins.nemo_gpu_decoding") is not None
     except ModuleNotFoundError:
@@ -194,7 +194,7 @@ def registration_fact() -> Fact:
 
 
 def extra_facts() -> list[Fact]:
-    """The extras that are not complete."""
+    """Return the extras that are not complete."""
     missing = {extra: [name for name in modules if not is_installed(name)] for extra, modules in MODULES.items()}
     return [Fact(f"[{e}]", f"no {', '.join(names)}", install_command(e)) for e, names in missing.items() if names]
 

@@ -53,7 +53,7 @@ class Option:
 
 
 def show_value(value: Any) -> str:
-    """A default in the form in which a user types it."""
+    """Return a default in the form in which a user types it."""
     if value is None or value == "":
         return "null"
     if isinstance(value, bool):
@@ -106,7 +106,7 @@ def help_text(
     positional: str | None = None,
     first: Sequence[str] = (),
 ) -> str:
-    """The text of `PROGRAM --help`: options with default and meaning, and examples.
+    """Return the text of `PROGRAM --help`: options with default and meaning, and examples.
 
     Args:
         first: names of the options that most people need. A sentence explains each of them, and the others are listed
@@ -132,7 +132,7 @@ def help_text(
 
 
 def options_of(options_class: type) -> tuple[Option, ...]:
-    """The options of a dataclass in the order of their definition, comments included."""
+    """Return the options of a dataclass in the order of their definition, comments included."""
     if not is_dataclass(options_class):
         raise TypeError(f"{options_class.__name__} is no dataclass")
     comments = field_comments(options_class)
@@ -147,7 +147,7 @@ def options_of(options_class: type) -> tuple[Option, ...]:
 
 
 def keys_for_commands(source: type, marks: Collection[Any] = (True, "tune")) -> dict[str, str]:
-    """The fields that a search declares with one of these marks as `cli`, and their keys in NeMo's section."""
+    """Return the fields that a search declares with one of these marks as `cli`, and their keys in NeMo's section."""
     marked = [field for field in fields(source) if field.metadata.get("rule", {}).get("cli") in marks]
     return {field.name: str(key_of(field)) for field in marked}
 
@@ -212,8 +212,8 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
 
 
 def _read_value(options_class: type, key: str, value: str) -> Any:
-    """The value of an option: unchanged for text fields (so that `audio=*.wav` needs no quotes), else read as YAML.
-    A list needs no brackets."""
+    """Return the value of an option: unchanged for text fields (so that `audio=*.wav` needs no quotes), else read as
+    YAML. A list needs no brackets."""
     hint = get_type_hints(options_class).get(key)
     if hint is str:
         return value
@@ -254,7 +254,7 @@ def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:
 
 
 def _literal(value: Any) -> Any:
-    """A value in which `${` is a part of a text, and begins no interpolation of OmegaConf."""
+    """Return a value in which `${` is a part of a text, and begins no interpolation of OmegaConf."""
     if isinstance(value, list):
         return [_literal(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

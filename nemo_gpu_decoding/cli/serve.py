@@ -53,7 +53,7 @@ def run(options: ServeOptions) -> int:
 
 
 def build_server(options: ServeOptions) -> LiveServer:
-    """The server, with its model loaded and warmed up."""
+    """Return the server, with its model loaded and warmed up."""
     from nemo_gpu_decoding.live.batcher import Batcher
     from nemo_gpu_decoding.live.interface import warm_up
     from nemo_gpu_decoding.live.server import LiveServer
@@ -68,7 +68,7 @@ def build_server(options: ServeOptions) -> LiveServer:
 
 
 def build_recognizer(options: ServeOptions) -> Any:
-    """The model in NeMo's pipeline, with the strategy."""
+    """Return the model in NeMo's pipeline, with the strategy."""
     from nemo_gpu_decoding.nemo_plugin.restore import default_head
     from nemo_gpu_decoding.nemo_plugin.streaming.recognizer import PipelineRecognizer
 

@@ -200,7 +200,7 @@ def run(options: TuneOptions) -> int:
 
 
 def plot_file(options: TuneOptions) -> Path | None:
-    """The file of the plot, or None."""
+    """Return the file of the plot, or None."""
     if options.plot is not None:
         return decoding.writable_file("plot", options.plot)
     if options.out is None:
@@ -212,7 +212,7 @@ def plot_file(options: TuneOptions) -> Path | None:
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:
-    """The strategy to tune: the option, else that of the preset, else the default of the model's head."""
+    """Return the strategy to tune: the option, else that of the preset, else the default of the model's head."""
     if options.strategy:
         return options.strategy
     if options.preset is None:

@@ -22,7 +22,7 @@ DARK = 0.6  # of the range of colours; text is white from here on
 
 
 def options_of_panels(trials: Sequence[Trial]) -> list[str]:
-    """The options with several tried values, in descending order of their effect on the WER."""
+    """Return the options with several tried values, in descending order of their effect on the WER."""
 
     def spread(name: str) -> float:
         wers = [trial.score.errors.wer for trial in best_by(trials, name).values()]

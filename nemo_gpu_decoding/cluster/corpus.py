@@ -61,7 +61,7 @@ class Corpus(NamedTuple):
 
 
 def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> Corpus:
-    """The corpus of the options of `transcribe`.
+    """Return the corpus of the options of `transcribe`.
 
     Args:
         audio: files, folders or patterns.
@@ -161,8 +161,8 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number of the manifest, and an entry for its row; `seconds` are those of the manifest or of the file's header, 0
-    if it is unreadable."""
+    """Yield the number of the manifest, and an entry for its row; `seconds` are those of the manifest or of the file's
+    header, 0 if it is unreadable."""
     for number, name in enumerate(corpus.audio, 1):
         yield 0, {"row": {"audio_filepath": name}, "audio": name, "line": number, "seconds": _seconds(name)}
     tars = [_absolute(tar) for tar in corpus.tars]
@@ -192,7 +192,7 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
 
 
 def _absolute(url: str) -> str:
-    """The absolute path, for workers in other folders; a URL is unchanged."""
+    """Return the absolute path, for workers in other folders; a URL is unchanged."""
     return url if "://" in url else str(Path(url).absolute())
 
 
@@ -251,7 +251,7 @@ def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
 
 
 def _members(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Utterances of a tarred NeMo data set; the manifest names the members of the tar."""
+    """Return utterances of a tarred NeMo data set; the manifest names the members of the tar."""
     url, names = rows[0]["audio"], [_SUB.sub(r"\1", row["member"]) for row in rows]
     wanted = {*names, *(row["member"] for row in rows)}
     copies: dict[str, Path] = {}  # by the name of the member
@@ -291,13 +291,13 @@ class Folder(NamedTuple):
         return f"part-{partition.number:05d}.done"
 
     def names(self) -> set[str]:
-        """The names of its files; empty if the folder does not exist."""
+        """Return the names of its files; empty if the folder does not exist."""
         fs = self.fs
         fs.invalidate_cache()
         return {name.rstrip("/") for name in fs.ls("", detail=False)} if fs.exists("") else set()
 
     def read(self, name: str, begin: int = 0, num_bytes: int | None = None) -> bytes:
-        """A file, or a range of its bytes."""
+        """Return a file, or a range of its bytes."""
         return self.fs.cat_file(name, start=begin, end=None if num_bytes is None else begin + num_bytes)
 
     def read_json(self, name: str) -> Any:

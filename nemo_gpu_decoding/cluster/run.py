@@ -136,7 +136,7 @@ class Worker(Transcriber):
 
 
 def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
-    """An utterance with the error of its audio, if there is one."""
+    """Return an utterance with the error of its audio, if there is one."""
     row = entry["row"]
     utterance = opened(row["audio_filepath"], AudioPart(Path(file), *part_in(row)), row, f"line {entry['line']}")
     fault = row.get(FAULT) or (file if isinstance(file, str) else utterance.fault)
@@ -146,7 +146,7 @@ def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
 
 
 def batches(utterances: Sequence[Utterance], batch_size: int, batch_seconds: float | None) -> Iterator[list[int]]:
-    """Positions of utterances in batches: first those with a fault, then the longest.
+    """Yield positions of utterances in batches: first those with a fault, then the longest.
 
     Batches in descending order of duration have little padding, and the first one needs most memory. With
     `batch_seconds`, a batch has at most so many seconds of audio, padding included, and at least one utterance.
@@ -192,7 +192,7 @@ def transcribe_corpus(
 
 
 def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
-    """The totals of partitions with a marker."""
+    """Return the totals of partitions with a marker."""
     names = folder.names()
     markers = [folder.marker_file(partition) for partition in partitions]
     return [Totals(**folder.read_json(marker)) for marker in markers if marker in names]
@@ -312,7 +312,7 @@ def _connected(workers: Workers) -> Any:
 
 
 def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
-    """A table with a row per manifest and one for all, the slowest files, and the errors."""
+    """Return a table with a row per manifest and one for all, the slowest files, and the errors."""
     header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins", "oracle WER %"]
     named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
     rows = [_summary_row(name, partitions) for name, partitions in named]

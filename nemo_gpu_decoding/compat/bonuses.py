@@ -36,7 +36,7 @@ Hotwords = Mapping[tuple[int, ...], float]  # the tokens of a word -> its bonus
 def bonus_automaton(
     weights: np.ndarray, graph: WordGraph, penalty: float, alphabet: Alphabet, hotwords: Hotwords
 ) -> BackoffAutomaton:
-    """The automaton of words and hotwords.
+    """Return the automaton of words and hotwords.
 
     Args:
         weights: [number of labels] bonus of each word, natural log; 0 for other labels.
@@ -102,7 +102,7 @@ def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], flo
 def _automaton(
     arcs: list[list[Arc]], backoff_to: list[int], backoffs: list[float], finals: list[float], num_labels: int
 ) -> BackoffAutomaton:
-    """The automaton of the arcs of each state."""
+    """Return the automaton of the arcs of each state."""
     arcs = [sorted(arcs_of_state) for arcs_of_state in arcs]
     ends = np.cumsum(list(map(len, arcs)))
     labels, weights, targets = zip(*itertools.chain.from_iterable(arcs), strict=True)
@@ -121,7 +121,7 @@ def _automaton(
 
 @lru_cache(maxsize=8)
 def hotword_automaton(alphabet: Alphabet, words: frozenset[tuple[str, float]]) -> BackoffAutomaton:
-    """The automaton of hotwords over tokens, for the search without an LM; `words`: with their bonuses.
+    """Return the automaton of hotwords over tokens, for the search without an LM; `words`: with their bonuses.
 
     state 0          between words
     state 1          in a word that does not begin like a hotword

@@ -44,11 +44,11 @@ class Graph:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the ranges of quantized values are computed from the inputs."""
+        """Return whether the ranges of quantized values are computed from the inputs."""
         return any(node.op_type.startswith("DynamicQuantize") for node in self._model.graph.node)
 
     def sizes(self, name: str) -> list[int]:
-        """The axes of an input; 0: of any size."""
+        """Return the axes of an input; 0: of any size."""
         (given,) = (given for given in self._model.graph.input if given.name == name)
         return [axis.dim_value for axis in given.type.tensor_type.shape.dim]
 
@@ -75,7 +75,7 @@ class Graph:
         return [name for names in meeting.values() for name in names]
 
     def part(self, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-        """The nodes between some values as a model whose inputs have any shape."""
+        """Return the nodes between some values as a model whose inputs have any shape."""
         import onnx
         from onnx import helper
 

@@ -142,7 +142,7 @@ class BeamSearchDecoderCTC:
 
     @classmethod
     def parse_directory_contents(cls, filepath: str | PathLike[str]) -> dict[str, str | None]:
-        """The paths of the alphabet and of the LM, if there is one."""
+        """Return the paths of the alphabet and of the LM, if there is one."""
         alphabet = FilePath(filepath) / cls._ALPHABET_SERIALIZED_FILENAME
         lm = FilePath(filepath) / cls._LANGUAGE_MODEL_SERIALIZED_DIRECTORY
         if not alphabet.exists():
@@ -179,7 +179,7 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
         lm_start_state: LMState | None = None,
     ) -> str:
-        """The text of one utterance; arguments as in `decode_beams`."""
+        """Return the text of one utterance; arguments as in `decode_beams`."""
         options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
         return self._texts({"logits": logits}, options, lm_start_state)[0]
 
@@ -193,7 +193,7 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[str]:
-        """The texts of several utterances; arguments as in `decode_beams_batch`."""
+        """Return the texts of several utterances; arguments as in `decode_beams_batch`."""
         options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
         return self._texts(_named(logits_list), options)
 
@@ -208,7 +208,7 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
         lm_start_state: LMState | None = None,
     ) -> list[OutputBeam]:
-        """The hypotheses of one utterance with different texts, best first.
+        """Return the hypotheses of one utterance with different texts, best first.
 
         Args:
             logits: [T, V] logits, log-probs or probabilities; NumPy or torch.
@@ -237,7 +237,7 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[list[OutputBeamMPSafe]]:
-        """The hypotheses of several utterances.
+        """Return the hypotheses of several utterances.
 
         Args:
             pool: not used: the utterances are decoded as one batch in this process.
@@ -254,7 +254,7 @@ class BeamSearchDecoderCTC:
     def _decode(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None = None
     ) -> list[list[OutputBeam]]:
-        """The hypotheses of each utterance; arguments as for `_results`."""
+        """Return the hypotheses of each utterance; arguments as for `_results`."""
         log_probs, results, before = self._results(named, options, state)
         lm, score = self._language_model, 0.0
         if lm is not None and before:
@@ -267,7 +267,7 @@ class BeamSearchDecoderCTC:
         ]
 
     def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
-        """The best text of each utterance; arguments as for `_results`."""
+        """Return the best text of each utterance; arguments as for `_results`."""
         _, results, before = self._results(named, options, state)
         paths = [nbest.best for nbest in results]
         return [self._alphabet.text(path.tokens[path.frames >= before].tolist()) for path in paths]
@@ -275,7 +275,7 @@ class BeamSearchDecoderCTC:
     def _results(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None
     ) -> tuple[list[np.ndarray], list[NBest[Any]], int]:
-        """The log-probs of each utterance, what the search finds, and the number of frames that come before.
+        """Return the log-probs of each utterance, what the search finds, and the number of frames that come before.
 
         Args:
             named: name of an utterance in messages -> logits.
@@ -312,7 +312,7 @@ class BeamSearchDecoderCTC:
                 yield rows, search, [self._request(hotwords[n]) if has_hotwords else None for n in rows]
 
     def _spelled(self, hotwords: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-        """The hotwords without those that the labels cannot spell; these are warned of once."""
+        """Return the hotwords without those that the labels cannot spell; these are warned of once."""
         bad = {word for words in hotwords for word in words if not spellings(self._alphabet, word)}
         if new := sorted(bad - self._ignored):
             self._ignored |= bad
@@ -321,14 +321,14 @@ class BeamSearchDecoderCTC:
         return [{word: bonus for word, bonus in words.items() if word not in bad} for words in hotwords]
 
     def _graph(self, has_hotwords: bool) -> WordGraph | None:
-        """The graph of the LM; without hotwords, it contains the weights."""
+        """Return the graph of the LM; without hotwords, it contains the weights."""
         lm = self._language_model
         if lm is None:
             return None
         return lm.graph(self._alphabet) if has_hotwords else lm.weighted_graph(self._alphabet)
 
     def _request(self, hotwords: Mapping[str, float]) -> Request:
-        """The weights of an utterance."""
+        """Return the weights of an utterance."""
         lm, alphabet = self._language_model, self._alphabet
         if lm is None:
             return Request(hotword_automaton(alphabet, frozenset(hotwords.items())), 1.0)
@@ -354,7 +354,7 @@ class BeamSearchDecoderCTC:
         return log_probs_of(np.array(values, np.float32, order="C"), name, self._alphabet)
 
     def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
-        """The hypotheses with different texts, best first; `ranked`: as the search ranks them."""
+        """Return the hypotheses with different texts, best first; `ranked`: as the search ranks them."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
         for beam in ranked:
@@ -367,7 +367,7 @@ class BeamSearchDecoderCTC:
 
     @property
     def _history(self) -> int:
-        """Number of words that the LM looks back to, at least one."""
+        """Return the number of words that the LM looks back to, at least one."""
         return 1 if self._language_model is None else max(1, self._language_model.order - 1)
 
     def _beam(self, path: Path, values: np.ndarray, before: int, score_before: float) -> OutputBeam:
@@ -384,7 +384,7 @@ class BeamSearchDecoderCTC:
 
 
 def _named(logits_list: Iterable[Any]) -> dict[str, Any]:
-    """The logits of each utterance by their names in messages."""
+    """Return the logits of each utterance by their names in messages."""
     return {f"logits_list[{i}]": logits for i, logits in enumerate(logits_list)}
 
 
@@ -411,7 +411,7 @@ def _options(
 
 
 def _bonuses(hotwords: Iterable[str] | None, weight: float) -> dict[str, float]:
-    """The bonus of each word; a hotword of several words stands for these words."""
+    """Return the bonus of each word; a hotword of several words stands for these words."""
     if isinstance(hotwords, str) or not isinstance(hotwords, Iterable | None):
         raise FieldError("hotwords", hotwords, "a list of words")
     return {word: weight for phrase in hotwords or () for word in phrase.split()}
@@ -426,7 +426,7 @@ def build_ctcdecoder(
     unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
     lm_score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
 ) -> BeamSearchDecoderCTC:
-    """A decoder of a model's logits.
+    """Return a decoder of a model's logits.
 
     Args:
         labels: the label of each column, without or with the blank, see `Alphabet.build_alphabet`.

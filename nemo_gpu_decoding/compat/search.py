@@ -74,7 +74,7 @@ class WordSearch(CudaWFST):
 
 
 def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarray:
-    """The log-probs [T, V + 1] of logits, log-probs or probabilities; the blank is the last column.
+    """Return the log-probs [T, V + 1] of logits, log-probs or probabilities; the blank is the last column.
 
     Args:
         logits: [T, columns] float32.
@@ -104,7 +104,7 @@ def likely_of(log_probs: np.ndarray, token_min_logp: float) -> np.ndarray:
 
 
 def aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> float:
-    """The sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop."""
+    """Return the sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop."""
     labels = np.full(len(values), values.shape[1] - 1)
     for token, start, stop in zip(tokens.tolist(), starts.tolist(), stops.tolist(), strict=True):
         labels[max(start, 0) : max(stop, 0)] = token

@@ -30,7 +30,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 def parakeet_networks(model: Any) -> LSTMNetworks:
-    """The prediction network and the joint of a `ParakeetForRNNT` or `ParakeetForTDT`; weights are shared.
+    """Return the prediction network and the joint of a `ParakeetForRNNT` or `ParakeetForTDT`; weights are shared.
 
     Raises:
         ValueError: the model is no transducer, or the blank is not the last token.
@@ -47,7 +47,7 @@ def parakeet_networks(model: Any) -> LSTMNetworks:
 
 
 def parakeet_inputs(model: Any, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-    """The inputs of a decoder, and their lengths.
+    """Return the inputs of a decoder, and their lengths.
 
     Args:
         model: `ParakeetForCTC`, `ParakeetForRNNT` or `ParakeetForTDT`, in evaluation mode.

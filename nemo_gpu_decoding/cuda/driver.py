@@ -180,7 +180,7 @@ def bindings() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """The result of a driver function, without its status."""
+    """Return the result of a driver function, without its status."""
     status, *values = getattr(bindings(), name)(*arguments)
     if int(status) != 0:
         raise DriverError(f"{name} fails with {_explained(status)}")
@@ -196,7 +196,7 @@ def _explained(status: Any) -> str:
 
 
 def device_attribute(name: str, index: int) -> int:
-    """An attribute of a device, by its name in `CUdevice_attribute` without the prefix."""
+    """Return an attribute of a device, by its name in `CUdevice_attribute` without the prefix."""
     call("cuInit", 0)
     attribute = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     return call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", index))
@@ -204,7 +204,7 @@ def device_attribute(name: str, index: int) -> int:
 
 @cache
 def primary_context(index: int) -> Any:
-    """The context that torch uses on a device; kept until the process ends, as in torch."""
+    """Return the context that torch uses on a device; kept until the process ends, as in torch."""
     call("cuInit", 0)
     return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", index))
 

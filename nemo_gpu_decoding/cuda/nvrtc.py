@@ -31,7 +31,7 @@ def version() -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def architectures() -> tuple[int, ...]:
-    """The GPU architectures that this NVRTC compiles for: 90 means sm_90."""
+    """Return the GPU architectures that this NVRTC compiles for: 90 means sm_90."""
     (values,) = _checked("nvrtcGetSupportedArchs", _bindings().nvrtcGetSupportedArchs())
     return tuple(sorted(int(value) for value in values))
 

@@ -25,7 +25,7 @@ _uploaded = weakref.WeakKeyDictionary()
 
 
 def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The constant arrays of `owner` in the memory of `device`.
+    """Return the constant arrays of `owner` in the memory of `device`.
 
     Records have the layout of `as_records`. The first call for a device uploads the arrays; they are freed
     together with the owner.

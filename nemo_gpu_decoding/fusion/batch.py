@@ -76,7 +76,7 @@ class BatchFusion:
     def resolve(
         fusion: Fusion, n: int, requests: Sequence[Request | None] | None, labels: FusionLabels
     ) -> BatchFusion:
-        """The fusion of n utterances: the decoder's, with the values of their requests in its place.
+        """Return the fusion of n utterances: the decoder's, with the values of their requests in its place.
 
         Raises:
             ValueError: a request does not fit the decoder; the message names it.
@@ -107,7 +107,7 @@ class BatchFusion:
         return _batch_of(lm, [of_request[id(request)] for request in checked])
 
     def replaced(self, rows: Sequence[int], new: BatchFusion) -> BatchFusion:
-        """A copy in which utterance rows[i] has the fusion of utterance i of `new`."""
+        """Return a copy in which utterance rows[i] has the fusion of utterance i of `new`."""
         of_rows = self._rows()
         for row, of_row in zip(rows, new._rows(), strict=True):
             of_rows[row] = of_row
@@ -118,11 +118,11 @@ class BatchFusion:
         return list(zip(self.lm_starts, self.lm_weights, trees, self.boosting_weights, self.rules, strict=True))
 
     def aliases_of(self, utterance: int) -> Aliases | None:
-        """The aliases of an utterance's phrases."""
+        """Return the aliases of an utterance's phrases."""
         return self.trees[self.tree_of[utterance]].aliases if self.boosting_weights[utterance] else None
 
     def moved_states(self, after: BatchFusion) -> np.ndarray:
-        """Offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.
+        """Return the offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.
 
         In the `arrays` of `after`, other trees may come before an utterance's tree.
         """
@@ -130,7 +130,7 @@ class BatchFusion:
 
     @cached_property
     def arrays(self) -> FusionArrays:
-        """The arrays for compiled code."""
+        """Return the arrays for compiled code."""
         boosting, starts = concatenate(self.trees)
         utterances = np.zeros(len(self), UTTERANCE)
         utterances["lm_start"], utterances["boosting_start"] = self.lm_starts, starts[self.tree_of]
@@ -225,7 +225,7 @@ def _checked_requests(
 
 
 def _batch_of(lm: BackoffAutomaton, rows: Sequence[_Row]) -> BatchFusion:
-    """The fusion of utterances from all LMs, and the LM, tree and weights of each; unused trees are dropped."""
+    """Return the fusion of utterances from all LMs, and the LM, tree and weights of each; unused trees are dropped."""
     lm_starts, lm_weights, trees, weights, rules = zip(*rows, strict=True) if rows else [()] * 5
     boosting_weights = np.array(weights, np.float32)
     used = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight]
@@ -240,7 +240,7 @@ _nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploa
 
 
 def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
-    """The weight of an utterance's LM; 0: it has none."""
+    """Return the weight of an utterance's LM; 0: it has none."""
     has_lm = request.lm != NO_LM and (request.lm or fusion.lm or labels.lm_in_graph)
     if not has_lm:
         return 0.0
@@ -266,7 +266,7 @@ class UtteranceFusion(NamedTuple):
 
 @inlined
 def of_utterance(fusion, b):
-    """The `UtteranceFusion` of utterance b of `FusionArrays`."""
+    """Return the `UtteranceFusion` of utterance b of `FusionArrays`."""
     utterance = fusion.utterances[b]
     return UtteranceFusion(fusion.lm, fusion.boosting, utterance.lm_weight, utterance.boosting_weight)
 
@@ -282,12 +282,12 @@ class DeviceAutomaton(NamedTuple):
 
 
 def on_device(automaton: BackoffAutomaton, device: torch.device) -> DeviceAutomaton:
-    """The automaton in the memory of `device`; uploaded at the first call, then cached."""
+    """Return the automaton in the memory of `device`; uploaded at the first call, then cached."""
     return DeviceAutomaton(*arrays_on_device(automaton, automaton.arrays, device))
 
 
 def trees_on_device(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
-    """All boosting trees of a batch; a single tree is cached, several trees are joined per batch."""
+    """Return all boosting trees of a batch; a single tree is cached, several trees are joined per batch."""
     if len(fusion.trees) == 1:
         return on_device(fusion.trees[0], device)
     joined = fusion.arrays.boosting

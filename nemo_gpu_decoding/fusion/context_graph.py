@@ -115,7 +115,7 @@ class Trie:
         return len(self.parents)
 
     def find(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The child of each node under each label, -1 where there is none."""
+        """Return the child of each node under each label, -1 where there is none."""
         if not len(self._keys):
             return np.full(len(nodes), -1)
         keys = nodes * self.radix + labels
@@ -145,7 +145,7 @@ class Trie:
         self._nodes = np.append(self._nodes, np.arange(first, len(self)))[order]
 
     def ancestors(self, nodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """The ancestor of each node, `steps` levels above it."""
+        """Return the ancestor of each node, `steps` levels above it."""
         nodes = nodes.copy()
         for step in range(steps.max(initial=0)):
             climbing = steps > step
@@ -153,20 +153,20 @@ class Trie:
         return nodes
 
     def levels(self) -> list[np.ndarray]:
-        """The nodes of depth 1, of depth 2, and so on."""
+        """Return the nodes of depth 1, of depth 2, and so on."""
         order = np.argsort(self.depths, kind="stable")
         ends = np.searchsorted(self.depths[order], np.arange(self.depths.max() + 1), side="right")
         return np.split(order, ends)[1:-1]
 
     def suffix_links(self) -> np.ndarray:
-        """The node of the longest proper suffix of each node; the root's is the root."""
+        """Return the node of the longest proper suffix of each node; the root's is the root."""
         links = np.zeros(len(self), np.int64)
         for level in self.levels()[1:]:
             links[level] = self._longest_suffix(links[self.parents[level]], self.labels[level], links)
         return links
 
     def _longest_suffix(self, nodes: np.ndarray, labels: np.ndarray, links: np.ndarray) -> np.ndarray:
-        """The node of the longest suffix of "node, label": a child of the node or of one it links to."""
+        """Return the node of the longest suffix of "node, label": a child of the node or of one it links to."""
         nodes, targets = nodes.copy(), np.full(len(nodes), ROOT)
         pending = np.arange(len(nodes))
         while len(pending):
@@ -221,7 +221,7 @@ def build_context_graph(
     label_before: int | None = None,
     name: str = "phrases",
 ) -> BackoffAutomaton:
-    """The boosting tree of the sequences.
+    """Return the boosting tree of the sequences.
 
     Args:
         unk_score: weight of a token that neither continues nor begins a phrase.
@@ -250,7 +250,7 @@ def build_context_graph(
 
 
 def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
-    """The nodes as states, the edges as arcs."""
+    """Return the nodes as states, the edges as arcs."""
     nodes = np.arange(1, len(trie))
     nodes = nodes[np.argsort(trie.parents[1:] * trie.radix + trie.labels[1:])]
     sources, states = trie.parents[nodes], np.arange(len(trie))
@@ -288,7 +288,7 @@ def _full_refund(
     continuations: np.ndarray,
     overlapping: bool,
 ) -> _NodeWeights:
-    """The weights of refund "full", with the names of the module docstring."""
+    """Return the weights of refund "full", with the names of the module docstring."""
     ends = np.array([path[-1] for path in paths])
     in_word = continuations.any() & np.array([sequence.ends_in_word for sequence in sequences])
     bonuses = np.array([sequence.scores.sum() for sequence in sequences])
@@ -371,7 +371,7 @@ def _overlapping(
 
 
 def _few_values(bonuses: np.ndarray) -> np.ndarray:
-    """The bonuses in float32; more than `MAX_BONUSES` distinct values are rounded.
+    """Return the bonuses in float32; more than `MAX_BONUSES` distinct values are rounded.
 
     They are rounded to multiples of one power of two, so that their sums have few distinct values, too.
     """
@@ -447,7 +447,7 @@ def with_refunds(columns: Columns, root: int, refunds: np.ndarray, is_refunding:
 def _copies(
     backoff_to: np.ndarray, root: int, refunds: np.ndarray, refunding_states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the copies of states.
+    """Return the number the copies of states.
 
     Returns:
         the original state of each copy and its refund; the copy that each of `refunding_states` backs
@@ -470,7 +470,7 @@ def _copies(
 def _copied_arcs(
     columns: Columns, root: int, listed: np.ndarray, copied: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """How many arcs each copy has; their labels, weights and targets before any refund."""
+    """Return how many arcs each copy has; their labels, weights and targets before any refund."""
     weights = np.full(len(listed), columns.backoff_weights[root], np.float64)
     targets = np.full(len(listed), root)
     own = slice(columns.arc_begin[root], columns.arc_end[root])

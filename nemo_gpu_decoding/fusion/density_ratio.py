@@ -32,7 +32,7 @@ LEAST_WEIGHT = -100.0  # of a source LM, natural log; below are probabilities of
 
 
 def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) -> BackoffAutomaton:
-    """The automaton with the weights of `lm` minus `ratio` times those of `source`.
+    """Return the automaton with the weights of `lm` minus `ratio` times those of `source`.
 
     At the end of an utterance it subtracts the source's weight of </s>, unless the source has none there.
 
@@ -94,18 +94,18 @@ class _Pairs:
         self.lm, self.source, self.ratio = lm, source, ratio
 
     def numbers(self, t, s):
-        """The number of each pair (t, s)."""
+        """Return the number of each pair (t, s)."""
         return t * len(self.source.states) + s
 
     def leaving(self, numbers: np.ndarray) -> _Part:
-        """Arcs and back-offs of pairs."""
+        """Return arcs and back-offs of pairs."""
         t, s = np.divmod(numbers, len(self.source.states))
         by_lm = ~self.lm.is_root[t] | self.source.is_root[s]
         parts = [self._leaving_lm(t[by_lm], s[by_lm]), self._leaving_source(t[~by_lm], s[~by_lm])]
         return _Part(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _leaving_lm(self, t: np.ndarray, s: np.ndarray) -> _Part:
-        """Pairs that back off in the LM, and the pair of roots."""
+        """Return pairs that back off in the LM, and the pair of roots."""
         counts, rows, arcs = self.lm.arcs_of(t)
         weights, after = self.source.read(s[rows], arcs["label"])
         backoff_to = self.numbers(self.lm.backoff_to[t], s)
@@ -115,7 +115,7 @@ class _Pairs:
         )  # fmt: skip
 
     def _leaving_source(self, t: np.ndarray, s: np.ndarray) -> _Part:
-        """Pairs that back off in the source: the LM is in a root."""
+        """Return pairs that back off in the source: the LM is in a root."""
         counts, rows, arcs = self.source.arcs_of(s)
         weights, after = self.lm.read(t[rows], arcs["label"])
         backoff_to, backoff_weights = self.numbers(t, self.source.backoff_to[s]), self.source.backoff_weights[s]
@@ -151,7 +151,7 @@ class _Reader:
         return counts, rows, self.arcs[self.begins[states][rows] + offsets]
 
     def read(self, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The weights of labels [A] in states [A], back-offs included, float64; and the states after them."""
+        """Return the weights of labels [A] in states [A], back-offs included, float64; and the states after them."""
         weights, after = np.zeros(len(labels)), states.copy()
         pending = np.arange(len(labels))
         while len(pending):
@@ -169,7 +169,7 @@ class _Reader:
 
 
 def _columns(part: _Part) -> Columns:
-    """The automaton of all pairs; their states have the order of `part`."""
+    """Return the automaton of all pairs; their states have the order of `part`."""
     order = np.argsort(part.pairs)
     ordered = part.pairs[order]
     ends = np.cumsum(part.counts)

@@ -63,7 +63,7 @@ class Fusion:
 
     @cached_property
     def token_lm(self) -> BackoffAutomaton | None:
-        """What `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
+        """Return what `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
         lm, source, ratio = self.lm, self.source_lm, self._ratio(self.lm_weight)
         if lm is None or source is None or not ratio:
             return lm
@@ -85,7 +85,7 @@ class Fusion:
         return automaton, dict(zip(lms, starts, strict=True))
 
     def lm_weight_of(self, name: str | None) -> float:
-        """The weight of an LM of the pool; None: of `lm`."""
+        """Return the weight of an LM of the pool; None: of `lm`."""
         return self.lm_weight if name is None else self.lm_pool_weights.get(name, self.lm_weight)
 
     def check_lm_name(self, name: str | None) -> None:
@@ -97,7 +97,7 @@ class Fusion:
         raise FieldError("lm", name, f"{pool}{did_you_mean(name, self.lm_pool)}")
 
     def _ratio(self, lm_weight: float) -> float:
-        """The weight of the source LM relative to an LM's."""
+        """Return the weight of the source LM relative to an LM's."""
         return (self.source_lm_weight or 0.0) / lm_weight if lm_weight else 0.0
 
 
@@ -138,6 +138,6 @@ def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> N
 def _joined(
     lms: list[BackoffAutomaton], source: BackoffAutomaton | None, ratios: list[float]
 ) -> tuple[BackoffAutomaton, list[int]]:
-    """One automaton of all LMs, each minus `ratio` times the source LM, and the start state of each."""
+    """Return one automaton of all LMs, each minus `ratio` times the source LM, and the start state of each."""
     pairs = zip(lms, ratios, strict=True)
     return joined([density_ratio(lm, source, ratio) if source and ratio else lm for lm, ratio in pairs])

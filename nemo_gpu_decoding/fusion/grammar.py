@@ -49,7 +49,7 @@ class Grammar:
     is_sentence: np.ndarray  # [S] bool, whether a sentence ends in a state
 
     def accepts(self, tokens: Sequence[int], blank_id: int) -> bool:
-        """Whether tokens, columns of the log-probs, spell a sentence; `blank_id` is the column of the blank."""
+        """Return whether tokens, columns of the log-probs, spell a sentence; `blank_id` is the column of the blank."""
         state = self.automaton.start_state
         for column in tokens:
             _, state = self.automaton.advance(state, int(column) - (column > blank_id))
@@ -59,7 +59,7 @@ class Grammar:
 def build_grammar(
     sentences: Sequence[str], vocabulary: Vocabulary, price: float = math.inf, most_letters: int = MOST_LETTERS
 ) -> Grammar:
-    """The grammar of a list of sentences. Results are cached.
+    """Return the grammar of a list of sentences. Results are cached.
 
     Args:
         sentences: all sentences that an utterance may be.
@@ -131,7 +131,7 @@ class _Tokens:
             node.setdefault("", []).append(label)
 
     def letters_of(self, text: str) -> str:
-        """A text without letter case and punctuation."""
+        """Return a text without letter case and punctuation."""
         plain = unicodedata.normalize("NFKD", text.lower()).lower()
         return "".join(c for c in plain if unicodedata.category(c)[0] != "P")
 
@@ -176,7 +176,7 @@ class _Sentences:
 
 
 def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
-    """The letters of each word of a sentence."""
+    """Return the letters of each word of a sentence."""
     if not isinstance(sentence, str) or not sentence.strip():
         raise FieldError("grammar", sentence, "sentences: texts that are not blank")
     if sentence.lstrip().startswith(JSGF):
@@ -193,7 +193,7 @@ def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
 
 
 def _live_arcs(sentences: _Sentences, tokens: _Tokens) -> dict[int, list[tuple[int, int]]]:
-    """State -> its arcs (label, state after it); only states from which a sentence can be finished."""
+    """Return the state -> its arcs (label, state after it); only states from which a sentence can be finished."""
     arcs: dict[int, list[tuple[int, int]]] = {}
     before: dict[int, list[int]] = {}
     pending = [sentences.begin]

@@ -49,12 +49,12 @@ class Grammar:
 
     @property
     def unknown(self) -> int | None:
-        """The label of <unk>, if the LM has one."""
+        """Return the label of <unk>, if the LM has one."""
         return next((self.words.index(w) for w in UNKNOWN_WORDS if w in self.words), None)
 
     @property
     def cost_of_added_word(self) -> float:
-        """Cost of the 1-gram that a word which the file does not list gets (`lm/arpa.py`), natural log."""
+        """Return the cost of the 1-gram that a word which the file does not list gets (`lm/arpa.py`), natural log."""
         states, arcs = self.automaton.arrays
         root = states[np.flatnonzero(states["backoff_to"] == np.arange(len(states)))[0]]
         one_grams = arcs[root["arc_begin"] : root["arc_end"]]
@@ -65,7 +65,7 @@ class Grammar:
         return -float(np.min(unknown, initial=0.0))
 
     def without_boundaries(self) -> Grammar:
-        """The LM that begins in no context, and ends anywhere at no cost."""
+        """Return the LM that begins in no context, and ends anywhere at no cost."""
         states, arcs = self.automaton.arrays
         anywhere = states.copy()
         anywhere["final_weight"] = 0.0
@@ -75,7 +75,7 @@ class Grammar:
 
 
 def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Grammar:
-    """The grammar of an ARPA file.
+    """Return the grammar of an ARPA file.
 
     Args:
         added: words to add to the LM, see `lm/arpa.py`.
@@ -124,7 +124,7 @@ def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fs
 
 
 def _without_redundant(states: np.ndarray, sources: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """The replacement of each state, and the back-off weight of going there.
+    """Return the replacement of each state, and the back-off weight of going there.
 
     A state is redundant if it has no arcs and its final weight is that of backing off. The start state stays,
     because no arc could take its back-off weight.
@@ -155,7 +155,7 @@ MOST_COPIED = 2_000_000  # arcs
 
 
 def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
-    """The LM with copies of contexts, such that backing off gives no listed word a higher probability.
+    """Return the LM with copies of contexts, such that backing off gives no listed word a higher probability.
 
     If the copies would have too many arcs, the LM is returned unchanged, with a warning.
     """

@@ -148,7 +148,7 @@ class OpenVocabulary:
 
 
 def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """The tokens that may begin a word; the space in a character model."""
+    """Return the tokens that may begin a word; the space in a character model."""
     if vocabulary.space is not None:
         return (vocabulary.space,)
     return tuple(token for token in range(len(vocabulary)) if vocabulary.starts_word(token))
@@ -163,7 +163,7 @@ class LexiconFst:
 
 
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
-    """The disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
+    """Return the disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
     times = Counter(spellings)
     prefixes = {spelling[:end] for spelling in times for end in range(1, len(spelling))}
     used: Counter[Spelling] = Counter()
@@ -215,7 +215,7 @@ def lexicon_fst(
 def _spelling_loop(
     symbol: int, state: int, word: int, unknown: OpenVocabulary, lexicon: Lexicon, behind: int
 ) -> list[tuple[int, int, int, float, int]]:
-    """The arcs of <unk>, between two disambiguation symbols that separate it from known words."""
+    """Return the arcs of <unk>, between two disambiguation symbols that separate it from known words."""
     inside, beginning = state + 1, unknown.beginning_tokens or ()
     # with a separator, no token marks the beginning of a word
     others = beginning if behind else sorted(set(range(lexicon.vocab_size)) - set(beginning))

@@ -57,7 +57,7 @@ class Entrance(NamedTuple):
 
 
 def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) -> csr.WordGraph:
-    """A graph with the loop of <unk> beside its words, for the requests of some utterances.
+    """Return a graph with the loop of <unk> beside its words, for the requests of some utterances.
 
     Args:
         graph: with a closed vocabulary, from `build_graph` or one of its files.
@@ -102,7 +102,7 @@ def _new_loop(graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels)
 def _with_entrances(
     graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels, states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The closure arcs of the graph, then those of all states from which the loop is entered or left.
+    """Return the closure arcs of the graph, then those of all states from which the loop is entered or left.
 
     Args:
         states: [S + 2], with the loop; output: the new ranges of closure arcs.
@@ -146,7 +146,7 @@ def num_opened_labels(graph: csr.WordGraph) -> int:
 
 
 def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None) -> csr.WordGraph:
-    """A graph with olabels on the pieces of <unk>; its arcs are copies, the other arrays are shared.
+    """Return a graph with olabels on the pieces of <unk>; its arcs are copies, the other arrays are shared.
 
     Args:
         graph: with an open vocabulary.
@@ -196,7 +196,7 @@ class Speller:
     weight_ratio: float = option(1.0, low=0)
 
     def spelled(self, word: str, graph: csr.WordGraph) -> tuple[list[int], np.ndarray]:
-        """The n olabels of a word in the loop of <unk>, and their costs, [n] natural log.
+        """Return the n olabels of a word in the loop of <unk>, and their costs, [n] natural log.
 
         Raises:
             ValueError: no piece covers some character, or the pieces are those of several words.
@@ -216,7 +216,7 @@ class Speller:
 
 
 def spelling_states(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
-    """Masks [S] of the states that read the first piece of an unknown word, and of those for other pieces."""
+    """Return masks [S] of the states that read the first piece of an unknown word, and of those for other pieces."""
     states, arcs, epsilons, _ = graph.arrays
     into = [label for label in np.unique(epsilons["olabel"]).tolist() if graph.expanded(label)[-1:] == [graph.unknown]]
     begins, inside = np.zeros(len(states), bool), np.zeros(len(states), bool)
@@ -230,7 +230,7 @@ def spelling_states(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _behind(first: int, olabel: int, num_words: int, sequences: dict[tuple[int, int], int]) -> int:
-    """The label of the sequence of a word and an output label; adds new sequences."""
+    """Return the label of the sequence of a word and an output label; adds new sequences."""
     if olabel == 0:
         return first
     if olabel >= num_words:  # sequences grow from the left

@@ -59,7 +59,7 @@ class Batcher:
 
     @property
     def is_well(self) -> bool:
-        """Whether streams are decoded: `run` has not ended, and no step takes longer than `STUCK_SECONDS`."""
+        """Return whether streams are decoded: `run` has not ended, and no step takes longer than `STUCK_SECONDS`."""
         began = self._step_began
         return not self._is_dead and (began is None or time.monotonic() - began < STUCK_SECONDS)
 
@@ -68,7 +68,7 @@ class Batcher:
         return len(self.sessions) + self._reserved >= self.limits.max_streams
 
     async def open(self, start: StreamOptions) -> Session:
-        """A stream for a client.
+        """Return a stream for a client.
 
         Raises:
             ServerFullError: `limits.max_streams` streams are open.
@@ -244,7 +244,7 @@ class Metrics:
         self.registry.register(_Process())
 
     def value(self, name: str, **labels: str) -> float:
-        """The present value of a metric, 0 if nothing was counted; `name` without the namespace."""
+        """Return the present value of a metric, 0 if nothing was counted; `name` without the namespace."""
         return self.registry.get_sample_value(f"{NAMESPACE}_{name}", labels) or 0.0
 
 

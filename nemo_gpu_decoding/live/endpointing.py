@@ -91,7 +91,7 @@ class EndpointConfig:
     rule5: EndpointRule | None = EndpointRule(False, min_utterance_length=20.0)  # a long utterance without a pause
 
     def rules(self) -> Iterator[tuple[str, EndpointRule]]:
-        """Names and rules that are on."""
+        """Yield names and rules that are on."""
         for field in fields(self):
             rule = getattr(self, field.name)
             if rule is not None:
@@ -138,12 +138,12 @@ def _check_keys(name: str, options: Mapping[str, Any], known: Any) -> None:
 
 
 def find_endpoint(progress: StreamProgress, config: EndpointConfig = KALDI_RULES) -> str | None:
-    """The name of the first rule that holds, or None."""
+    """Return the name of the first rule that holds, or None."""
     return next((name for name, rule in config.rules() if rule.holds(progress)), None)
 
 
 def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | None = None) -> StreamProgress:
-    """The `StreamProgress` of a partial result.
+    """Return the `StreamProgress` of a partial result.
 
     Args:
         partial: result of one stream, from a decoder's `partial`.
@@ -164,8 +164,8 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
 
 
 def trailing_blank_frames(partial: NBest) -> int:
-    """Number of frames after the last token of the best hypothesis; all frames if it has no tokens. 0 if a TDT token
-    lasts beyond the frames that were read."""
+    """Return the number of frames after the last token of the best hypothesis; all frames if it has no tokens. 0 if a
+    TDT token lasts beyond the frames that were read."""
     best = partial.best
     if not len(best):
         return partial.num_frames

@@ -73,7 +73,7 @@ class Recognizer(Protocol):
         """`Chunk.options` for the options of a client. Raises a FieldError for options that are not supported."""
 
     def left_out(self, options: Any) -> list[str]:
-        """The phrases of a client that cannot be boosted; `options` are those of `prepare`."""
+        """Return the phrases of a client that cannot be boosted; `options` are those of `prepare`."""
 
     def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
         """Read chunks of different streams, any number of them.

@@ -93,7 +93,7 @@ class LiveServer(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """The URL of the page; valid while the server runs."""
+        """Return the URL of the page; valid while the server runs."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
@@ -356,7 +356,7 @@ async def _return_free_memory() -> None:
 
 
 async def _receive(socket: WebSocket) -> str | bytes:
-    """The next message of a client.
+    """Return the next message of a client.
 
     Raises:
         WebSocketDisconnect: the client has disconnected.
@@ -369,7 +369,7 @@ async def _receive(socket: WebSocket) -> str | bytes:
 
 
 def _is_gone(socket: WebSocket) -> bool:
-    """Whether nothing can be sent any more: the client has disconnected, or the close was sent."""
+    """Return whether nothing can be sent any more: the client has disconnected, or the close was sent."""
     return WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state)
 
 
@@ -380,7 +380,7 @@ def _outcome(field: str) -> str:
 
 
 def _is_same_origin(socket: HTTPConnection) -> bool:
-    """Whether the client is a program or the server's own page. Browsers let any page open WebSockets and send
+    """Return whether the client is a program or the server's own page. Browsers let any page open WebSockets and send
     forms, and send its origin."""
     origin = socket.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == socket.headers.get("host")

@@ -86,12 +86,12 @@ class Slots:
             self._read.pop(slot, None)
 
     def __len__(self) -> int:
-        """Number of running utterances."""
+        """Return the number of running utterances."""
         return sum(int(streams.is_open.sum()) for streams in self._groups)
 
     @property
     def capacity(self) -> int:
-        """Number of slots."""
+        """Return the number of slots."""
         return sum(map(len, self._groups))
 
     def begin(self, request: Request | None = None) -> LiveSlot:
@@ -147,11 +147,11 @@ class Slots:
         return errors
 
     def partial(self, slots: Sequence[LiveSlot], n_best: int = 1) -> list[Any]:
-        """The best hypotheses so far, an `NBest` for each of these utterances; see `Decoder.partial`."""
+        """Return the best hypotheses so far, an `NBest` for each of these utterances; see `Decoder.partial`."""
         return self._asked(slots, lambda streams, rows: self.decoder.partial(streams, n_best, rows=rows))
 
     def final(self, slots: Sequence[LiveSlot]) -> list[Any]:
-        """The result that `end` would return; the utterances continue."""
+        """Return the result that `end` would return; the utterances continue."""
         return self._asked(
             slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows)
         )  # a copy is closed

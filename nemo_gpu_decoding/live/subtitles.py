@@ -19,7 +19,7 @@ JOINT = "\N{WORD JOINER}"  # before a piece of a word that is not its first
 
 
 def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: float) -> str:
-    """The content of a file of subtitles.
+    """Return the content of a file of subtitles.
 
     Args:
         parts: the words of each part of the transcript, in order; a line ends with its part.
@@ -44,7 +44,7 @@ def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: floa
 
 
 def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
-    """The words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses."""
+    """Yield the words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses."""
     words = [piece for word in words for piece in word.pieces or _characters(word)]
     begin = 0
     for n in range(1, len(words) + 1):
@@ -64,12 +64,12 @@ def _characters(word: Word) -> Iterator[Word]:
 
 
 def belongs_to_last(character: str) -> bool:
-    """Whether this is a mark or a closing sign, which stays with the character before."""
+    """Return whether this is a mark or a closing sign, which stays with the character before."""
     return unicodedata.category(character) in ("Mn", "Mc", "Me", "Pe", "Pf", "Po")
 
 
 def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
-    """Words in lines that are short enough."""
+    """Yield words in lines that are short enough."""
     if is_line(_text(words), words[-1].end - words[0].start) or len(words) == 1:
         yield words
         return
@@ -81,7 +81,7 @@ def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
 
 
 def is_line(text: str, seconds: float) -> bool:
-    """Whether a text of so many seconds is short enough for a line."""
+    """Return whether a text of so many seconds is short enough for a line."""
     most = MAX_UNSPACED if any(map(is_unspaced, text)) else MAX_CHARACTERS
     return len(text) <= most and seconds <= MAX_SECONDS
 

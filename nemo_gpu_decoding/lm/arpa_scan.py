@@ -76,7 +76,7 @@ class SymbolTable:
 
 @compiled
 def hashed(text, begin, end):
-    """The hash (uint64) of text[begin:end], FNV-1a."""
+    """Return the hash (uint64) of text[begin:end], FNV-1a."""
     value = _FNV_OFFSET
     for position in range(begin, end):
         value = (value ^ np.uint64(text[position])) * _FNV_PRIME
@@ -85,7 +85,7 @@ def hashed(text, begin, end):
 
 @compiled
 def find_symbol(symbols, text, begin, end, value):
-    """The index of the symbol text[begin:end], whose hash is `value`, or -1."""
+    """Return the index of the symbol text[begin:end], whose hash is `value`, or -1."""
     last = np.int64(len(symbols.slots) - 1)
     position = np.int64(value >> _HALF) & last
     while True:
@@ -140,7 +140,7 @@ class Scan(NamedTuple):
 
 
 def new_scan(text: np.ndarray, order: int) -> Scan:
-    """Arrays for all n-grams that the lines of a text, [bytes] uint8, may hold."""
+    """Return arrays for all n-grams that the lines of a text, [bytes] uint8, may hold."""
     rows = np.count_nonzero(text == _NEWLINE)
     return Scan(
         np.empty((rows if order > 1 else 0, order), np.int32),
@@ -244,7 +244,7 @@ def _is_start_symbol(text, begin, end):
 
 @compiled
 def _number(text, begin, end):
-    """The number at text[begin:end] as float64, and True; (0, False) if the caller must convert it."""
+    """Return the number at text[begin:end] as float64, and True; (0, False) if the caller must convert it."""
     position = begin
     negative = text[position] == _MINUS
     if negative or text[position] == _PLUS:
@@ -286,7 +286,7 @@ def _mantissa(text, position, end):
 
 @linked
 def _exponent(text, position, end):
-    """The exponent in text such as "e-05", and whether it is valid (at most three digits)."""
+    """Return the exponent in text such as "e-05", and whether it is valid (at most three digits)."""
     if text[position] != _LOWER_E and text[position] != _UPPER_E:
         return 0, False
     position += 1

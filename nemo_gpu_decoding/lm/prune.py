@@ -40,7 +40,7 @@ class _Order(NamedTuple):
     suffix: np.ndarray  # [M] int32: without the first symbol; -1 if the LM does not list it
 
     def log_probs(self, rows: slice | np.ndarray) -> np.ndarray:
-        """[rows] natural log."""
+        """Return [rows] natural log."""
         return self.block.log10_probs[rows] * math.log(10)
 
 
@@ -116,7 +116,7 @@ class _Model:
         return order
 
     def number_of(self, grams: np.ndarray) -> np.ndarray:
-        """The numbers of n-grams [M, order] in their order, [M]; -1 for unlisted n-grams."""
+        """Return the numbers of n-grams [M, order] in their order, [M]; -1 for unlisted n-grams."""
         ids = self._words[grams[:, 0]]
         for n in range(1, grams.shape[1]):
             sorted_keys, numbers = self._keys[n - 1]
@@ -218,7 +218,7 @@ def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> 
 
 
 def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -> float:
-    """The smallest threshold with which at most `size` n-grams stay.
+    """Return the smallest threshold with which at most `size` n-grams stay.
 
     Floats >= 0 have the order of their bits as integers, so this bisects the bits in 63 steps.
     """
@@ -234,7 +234,7 @@ def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -
 
 
 def _rest(arpa: Arpa, model: _Model, kept: list[np.ndarray]) -> Arpa:
-    """The LM of the kept n-grams, with new back-off weights."""
+    """Return the LM of the kept n-grams, with new back-off weights."""
     blocks: list[NGramBlock] = []
     backoffs: list[np.ndarray] = []  # log10, of all n-grams
     for n, block in enumerate(arpa.orders):

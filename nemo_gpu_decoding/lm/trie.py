@@ -74,7 +74,7 @@ class NGramTrie:
 
     @property
     def num_inner(self) -> int:
-        """Number of nodes below the highest order, which may have children."""
+        """Return the number of nodes below the highest order, which may have children."""
         return self.first[-2]
 
     def add(self, block: NGramBlock) -> int:
@@ -118,12 +118,12 @@ class NGramTrie:
         return int(sort_children(self.children, begin, end, *columns))
 
     def _contexts(self, order: int) -> tuple[int, int]:
-        """The range of the nodes of the order below."""
+        """Return the range of the nodes of the order below."""
         return self.first[order - 2], self.first[order - 1]
 
 
 def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) -> NGramTrie:
-    """All n-grams of an ARPA file.
+    """Return all n-grams of an ARPA file.
 
     Args:
         zeros: allocates the arrays.
@@ -183,7 +183,7 @@ def _check_size(reader: ArpaReader) -> None:
 
 @linked
 def find_label(labels, low, end, label):
-    """The first index in low .. end-1 with labels[index] >= label, else end; labels ascend there."""
+    """Return the first index in low .. end-1 with labels[index] >= label, else end; labels ascend there."""
     while low < end:
         middle = (low + end) >> 1
         if labels[middle] < label:
@@ -329,7 +329,7 @@ class BackoffArcs:
 
 
 def _first_states(trie: NGramTrie, state_of: np.ndarray) -> list[int]:
-    """The first state of each order of contexts, 0 .. order - 1, and the number of states."""
+    """Return the first state of each order of contexts, 0 .. order - 1, and the number of states."""
     first = [0, 1]
     for begin, end in zip(trie.first[:-2], trie.first[1:-1], strict=True):
         first.append(first[-1] + int(np.count_nonzero(state_of[begin:end])))
@@ -338,7 +338,7 @@ def _first_states(trie: NGramTrie, state_of: np.ndarray) -> list[int]:
 
 @compiled
 def number_states(children, backoff_costs, start, state_of):
-    """Number the n-grams that are states: extended ones, ones with a back-off weight, and `start`.
+    """Return the number the n-grams that are states: extended ones, ones with a back-off weight, and `start`.
 
     Returns:
         the number of states, the root included.

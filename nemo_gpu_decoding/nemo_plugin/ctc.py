@@ -42,16 +42,16 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
 
     def chosen(self, nbest: NBest) -> Sequence[Path]:
-        """The paths to return, best first, with different texts."""
+        """Return the paths to return, best first, with different texts."""
         return nbest.distinct(self.text_of, self.options.n_best).paths
 
     @abstractmethod
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
-        """A path in NeMo's form."""
+        """Return a path in NeMo's form."""
 
     @abstractmethod
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
-        """The label of each frame, including blanks, [num_frames] integers."""
+        """Return the label of each frame, including blanks, [num_frames] integers."""
 
     def forward(
         self, decoder_output: torch.Tensor, decoder_lengths: torch.Tensor | None = None

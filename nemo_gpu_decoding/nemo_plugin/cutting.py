@@ -42,16 +42,16 @@ class Cutting:
 
     @property
     def window_seconds(self) -> float:
-        """Length of a window of the greedy pass."""
+        """Return the length of a window of the greedy pass."""
         return self.segment_seconds or USUAL
 
     @property
     def whole_seconds(self) -> float:
-        """Files of this length, or shorter, are not cut."""
+        """Return files of this length, or shorter, are not cut."""
         return 2 * self.window_seconds
 
     def limits(self, trained_seconds: float | None) -> Limits:
-        """The limits of segments.
+        """Return the limits of segments.
 
         Args:
             trained_seconds: longest utterance that the model was trained on; None: unknown.
@@ -83,7 +83,7 @@ class _Levels(NamedTuple):
 def choose_segments(
     words: np.ndarray, loudness: np.ndarray, limits: Limits, step_seconds: float
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """First and end step of each segment; and the cuts that are at no pause of `MIN_PAUSE`.
+    """Return first and end step of each segment; and the cuts that are at no pause of `MIN_PAUSE`.
 
     A pause of some length or longer always ends a segment: the longest one of `limits` with which nearly all sound is
     in segments that are not too long. Longer ones are cut. Only silence is between segments. A recording has at least
@@ -132,7 +132,7 @@ def _parts(
 
 
 def onset(samples: np.ndarray, rate: int, silence: float) -> int:
-    """The number of samples of silence at the beginning of the first step of a segment, to 1 ms.
+    """Return the number of samples of silence at the beginning of the first step of a segment, to 1 ms.
 
     Silence of 5 ms, or sound that begins 5 ms late, costs words: an outlier for encoders that normalise features.
 
@@ -166,7 +166,7 @@ def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
 
 
 def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: np.ndarray, longest: int) -> np.ndarray:
-    """Whether a step is louder than silence, or in a word, [T] bool.
+    """Return whether a step is louder than silence, or in a word, [T] bool.
 
     Words that the greedy pass misses are louder than silence. A quiet word is compared with its own loudest step. A
     word that is no louder than silence was heard in noise. A silence in a word is a pause if it has more steps than
@@ -184,7 +184,7 @@ def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: n
 
 
 def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: float) -> np.ndarray:
-    """Whether a step is in a run of background noise of at least `seconds`, [T] bool."""
+    """Return whether a step is in a run of background noise of at least `seconds`, [T] bool."""
     is_quiet = loudness <= levels.quiet
     for begin, end in np.flatnonzero(np.diff(np.pad(is_quiet, 1))).reshape(-1, 2):
         is_quiet[begin:end] = (end - begin) * step_seconds >= seconds - 1e-9
@@ -228,7 +228,7 @@ def _cuts(
     step_seconds: float,
     levels: _Levels,
 ) -> tuple[list[int], list[int]]:
-    """The ends of a span and the cuts within it; and those of the cuts that are at no pause of `MIN_PAUSE`."""
+    """Return the ends of a span and the cuts within it; and those of the cuts that are at no pause of `MIN_PAUSE`."""
     target, most, shortest = (_steps(seconds, step_seconds) for seconds in (longest / 2, longest, SHORTEST))
     cuts, doubtful, total = [span[0]], [], span[1]
     while total - cuts[-1] > most:

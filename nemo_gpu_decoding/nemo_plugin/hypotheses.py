@@ -41,7 +41,7 @@ class BeamHypothesis(Hypothesis):
 
     @property
     def word_alternatives(self) -> tuple[Place, ...]:
-        """The confusion network of the utterance, times in frames; empty without alternatives."""
+        """Return the confusion network of the utterance, times in frames; empty without alternatives."""
         return () if self.find_alternatives is None else self.find_alternatives()
 
     @property

@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 
 
 def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int) -> Plan:
-    """The cuts of a recording at pauses between words of a greedy pass.
+    """Return the cuts of a recording at pauses between words of a greedy pass.
 
     Where no pause of `MIN_PAUSE` is within the maximum length, the cut is at the longest pause, with a warning.
     """
@@ -98,7 +98,7 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
 def _begun(
     model: Model, file: AudioSource, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
 ) -> Iterator[tuple[float, int]]:
-    """The segments without silence at the beginning of the first step of each."""
+    """Yield the segments without silence at the beginning of the first step of each."""
     silence, at = 2 * float(np.percentile(loudness, 10)), 0
     with MonoReader(file, model.channel_selector) as reader:
         for begin, end in segments:
@@ -118,7 +118,7 @@ class _Window(NamedTuple):
     samples: np.ndarray  # context included
 
     def loudness(self, position: Position) -> np.ndarray:
-        """Root mean square of each step without context, float16; a last step may be partial."""
+        """Return the root mean square of each step without context, float16; a last step may be partial."""
         first = position(self.begin - self.before)
         edges = [position(step) - first for step in range(self.begin, self.end + 1)]
         end = min(edges[-1], len(self.samples))
@@ -186,7 +186,7 @@ def joined(
     fault: str = "",
     min_confidence: float = 0.0,
 ) -> Transcript:
-    """The transcript of a recording from those of its segments; an error of a segment is named with its time.
+    """Return the transcript of a recording from those of its segments; an error of a segment is named with its time.
 
     Args:
         spans: start and end of each segment, seconds.
@@ -229,12 +229,12 @@ def joined(
 
 
 def positions(step_seconds: float, rate: int) -> Position:
-    """The first sample of a step, or of a part of one."""
+    """Return the first sample of a step, or of a part of one."""
     return lambda step: round(step * step_seconds * rate)
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03.450."""
+    """Return hours, minutes and seconds: 1:02:03.450."""
     milliseconds = round(seconds * 1000)
     return f"{milliseconds // 3600000}:{milliseconds // 60000 % 60:02}:{milliseconds / 1000 % 60:06.3f}"
 
@@ -247,7 +247,7 @@ def _write(path: Path, samples: np.ndarray, rate: int) -> Path:
 
 
 def grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of up to `size` items."""
+    """Yield lists of up to `size` items."""
     rest = iter(items)
     while group := list(islice(rest, size)):
         yield group

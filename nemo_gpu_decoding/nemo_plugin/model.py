@@ -92,11 +92,11 @@ class Model:
 
     @property
     def default_head(self) -> str:
-        """The default head: ctc if there is one."""
+        """Return the default head: ctc if there is one."""
         return next(iter(self.heads))
 
     def head(self, name: str) -> Head:
-        """A head by its name; a ValueError if the model lacks it."""
+        """Return a head by its name; a ValueError if the model lacks it."""
         if name not in self.heads:
             raise ValueError(
                 f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
@@ -105,7 +105,7 @@ class Model:
 
     @property
     def current_head(self) -> Head:
-        """The head that decodes."""
+        """Return the head that decodes."""
         return self.head(self.model.cur_decoder if self.is_hybrid else self.default_head)
 
     @contextmanager
@@ -121,13 +121,13 @@ class Model:
 
     @property
     def frame_seconds(self) -> float:
-        """Seconds per encoder frame."""
+        """Return seconds per encoder frame."""
         stride = float(self.model.cfg.preprocessor.window_stride)
         return stride * int(getattr(self.model.encoder, "subsampling_factor", 1))
 
     @property
     def trained_seconds(self) -> float | None:
-        """The longest utterance that the model was trained on; None: its config does not say."""
+        """Return the longest utterance that the model was trained on; None: its config does not say."""
         return OmegaConf.select(self.model.cfg, "train_ds.max_duration")
 
     @property
@@ -206,7 +206,7 @@ class Model:
         request_of(infer_of(self.model), written)
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
-        """A `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
+        """Return a `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
         device = next(self.model.parameters()).device
         with torch.inference_mode():
             moved = {name: tensor.to(device) for name, tensor in outputs.items()}
@@ -261,8 +261,8 @@ class Model:
         return Word(text, start, end, None if confidence is None else float(confidence))
 
     def _pieces(self, span: Mapping[str, Any], chars: deque[Any]) -> tuple[Word, ...]:
-        """The pieces of a word that is too long for a line of subtitles, from the front of `chars`; none if they
-        do not spell it. Marks stay with the character before."""
+        """Return the pieces of a word that is too long for a line of subtitles, from the front of `chars`; none if
+        they do not spell it. Marks stay with the character before."""
         word, text = self._word(span, "word"), ""
         pieces: list[Word] = []
         while chars and (chars[0]["start_offset"] < span["start_offset"] or not "".join(chars[0]["char"]).strip()):
@@ -296,14 +296,14 @@ class Head(ABC):
 
     @property
     def config(self) -> DictConfig:
-        """A copy of NeMo's `decoding` section of this head."""
+        """Return a copy of NeMo's `decoding` section of this head."""
         config = self.model.model.cfg
         of_head = config.aux_ctc if self.model.is_hybrid and self.name == "ctc" else config
         return copy.deepcopy(of_head.decoding)
 
     @abstractmethod
     def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
-        """First frame, end frame and id of each token of a hypothesis of `greedy_batch`."""
+        """Return first frame, end frame and id of each token of a hypothesis of `greedy_batch`."""
 
     def use(self, config: DictConfig) -> None:
         """Switch to the strategy of `config`, NeMo's `decoding` section."""
@@ -321,13 +321,13 @@ class Head(ABC):
         return decoder
 
     def vocabulary(self) -> Vocabulary:
-        """The tokens."""
+        """Return the tokens."""
         from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 
         return nemo_vocabulary(self.decoding)
 
     def text_of(self, path: SearchPath) -> str:
-        """The text of a path, from its words or, in NeMo's form, from its tokens."""
+        """Return the text of a path, from its words or, in NeMo's form, from its tokens."""
         if isinstance(path, WordPath):
             return path.text
         return self.decoding.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())

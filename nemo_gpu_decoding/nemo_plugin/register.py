@@ -157,7 +157,7 @@ HOOKS = tuple(
 
 
 def find_strategy(cfg: DictConfig) -> StrategySpec | None:
-    """The strategy of this package in a decoding config, from `strategy` or `search_type`; else None."""
+    """Return the strategy of this package in a decoding config, from `strategy` or `search_type`; else None."""
     strategy = str(cfg.get("strategy"))
     if strategy in STRATEGIES:
         return STRATEGIES[strategy]
@@ -186,7 +186,7 @@ def other_strategies(strategy: str, family: str) -> str:
 
 
 def wrong_family(spec: StrategySpec, family: str, what: str) -> str:
-    """The message for a strategy that does not decode `what`, which is of this family."""
+    """Return the message for a strategy that does not decode `what`, which is of this family."""
     return (
         f"strategy is '{spec.name}', which decodes {FAMILY_NAMES[spec.family]} models, but {what} "
         f"is for {FAMILY_NAMES[family]}; possible here: {', '.join(possible_strategies(family))}"

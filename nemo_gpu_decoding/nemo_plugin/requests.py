@@ -60,7 +60,7 @@ def utterance_requests(
 
 
 def infer_of(model: ASRModel) -> FusedInfer:
-    """The decoder of a model's current strategy; a ValueError if it is one of NeMo's."""
+    """Return the decoder of a model's current strategy; a ValueError if it is one of NeMo's."""
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
     infer = getattr(_decoding(model), "decoding", None)
@@ -74,7 +74,7 @@ def infer_of(model: ASRModel) -> FusedInfer:
 
 
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
-    """The requests of the next `batch` utterances of `infer`; None without requests."""
+    """Return the requests of the next `batch` utterances of `infer`; None without requests."""
     pending = _pending.get()
     if pending is None or _decoding(pending.model).decoding is not infer:
         return None
@@ -87,7 +87,7 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
 def request_of(
     infer: FusedInfer, written: WrittenRequest, boosting_weight: float | None = None, most_letters: int = MOST_LETTERS
 ) -> Request:
-    """The request of an utterance, compiled and checked.
+    """Return the request of an utterance, compiled and checked.
 
     Args:
         boosting_weight: of its phrases; None: the config's `boosting_tree_alpha`.
@@ -133,7 +133,7 @@ def request_of(
 
 
 def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
-    """The language lock of a request; a price alone is for the tokens of the decoding config."""
+    """Return the language lock of a request; a price alone is for the tokens of the decoding config."""
     if written.allowed_scripts or written.allowed_tokens:
         lock = replace(lock, scripts=written.allowed_scripts or (), tokens=written.allowed_tokens or (), text=None)
     elif not (lock.scripts or lock.tokens or lock.text):
@@ -142,7 +142,7 @@ def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
 
 
 def _of_nemo(written: WrittenRequest) -> Any:
-    """The `biasing_request` of a manifest's row as NeMo's pipelines read it."""
+    """Return the `biasing_request` of a manifest's row as NeMo's pipelines read it."""
     item: Any = written.biasing_request
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
     from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import BoostingTreeModelConfig
@@ -156,7 +156,7 @@ def _of_nemo(written: WrittenRequest) -> Any:
 
 
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
-    """The request of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
+    """Return the request of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
 
     Its options replace those of the decoding config's `boosting_tree`. Keys that NeMo lacks, such as
     `whole_words`, keep the values of the decoding config.

@@ -70,11 +70,11 @@ class Log:
         return hashlib.sha256(repr((self._run, what, content)).encode()).hexdigest()[:_KEY]
 
     def has(self, utterances: Sequence[Utterance]) -> bool:
-        """Whether the interrupted run has decoded this batch."""
+        """Return whether the interrupted run has decoded this batch."""
         return bool(self._places) and self._key(utterances, "") in self._places
 
     def kept(self, utterances: Sequence[Utterance], make: Callable[[], Any], what: str = "") -> Any:
-        """The value for a batch that the interrupted run has kept, or that of `make`, which is kept now.
+        """Return the value for a batch that the interrupted run has kept, or that of `make`, which is kept now.
 
         Args:
             make: returns a list of JSON values and transcripts. Transcripts with a lattice are not kept.
@@ -111,7 +111,7 @@ class Transcriber:
     progress: Callable[[float], object] = lambda seconds: None  # gets the seconds of audio of each batch
 
     def checked(self, utterance: Utterance) -> Utterance:
-        """The utterance, with a `fault` if the model cannot decode with its request."""
+        """Return the utterance, with a `fault` if the model cannot decode with its request."""
         try:
             if utterance.request is not None and not utterance.fault:
                 self.model.check_request(utterance.request)
@@ -141,7 +141,7 @@ class Transcriber:
         return transcripts
 
     def _encoded(self, utterances: Sequence[Utterance]) -> list[tuple[Sequence[Utterance], Outputs | str]]:
-        """The encoder's output for a batch; if that fails, for each utterance alone, or its error message."""
+        """Return the encoder's output for a batch; if that fails, for each utterance alone, or its error message."""
         files = [utterance.audio for utterance in utterances]
         try:
             (outputs,) = self.model.encode(files, batch_size=len(files))
@@ -154,7 +154,7 @@ class Transcriber:
         return [encoded for utterance in utterances for encoded in self._encoded([utterance])]
 
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
-        """Transcripts or error messages of an encoded batch. Errors of the decoding options are raised."""
+        """Return transcripts or error messages of an encoded batch. Errors of the decoding options are raised."""
         if isinstance(outputs, str):
             return [outputs] * len(utterances)
         transcripts = self.model.decode(outputs, requests=[utterance.request for utterance in utterances])
@@ -162,14 +162,14 @@ class Transcriber:
         return [named(utterance, found.error) if found.error else found for utterance, found in pairs]
 
     def plan(self, utterance: Utterance) -> Plan:
-        """The segments of a recording; an error if it cannot be read."""
+        """Return the segments of a recording; an error if it cannot be read."""
         cuts = self.log.kept(
             [utterance], lambda: find_cuts(self.model, utterance.audio, self.cutting, self.batch_size), "plan"
         )
         return Plan(*cuts)
 
     def decode_segments(self, utterance: Utterance, plan: Plan) -> Transcript:
-        """The transcript of a recording, joined from those of its segments."""
+        """Return the transcript of a recording, joined from those of its segments."""
         spans = plan.spans()
         rows = [_segment(utterance, start, end) for start, end in spans]
         done = sum(map(len, takewhile(self.log.has, grouped(rows, self.batch_size))))
@@ -182,7 +182,7 @@ class Transcriber:
         return joined(spans, transcripts, plan.fault, self.cutting.min_confidence)
 
     def _of_long(self, utterance: Utterance) -> Transcript | str:
-        """The transcript of a recording that is cut, or an error message."""
+        """Return the transcript of a recording that is cut, or an error message."""
         try:
             plan = self.plan(utterance)
         except Exception as error:
@@ -242,7 +242,7 @@ def transcribe_long(
 
 
 def _identity(model: Model, section: DictConfig) -> list[Any]:
-    """A model's weights and its decoding section, with files by size and time, as values of JSON."""
+    """Return a model's weights and its decoding section, with files by size and time, as values of JSON."""
 
     def content(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -256,24 +256,24 @@ def _identity(model: Model, section: DictConfig) -> list[Any]:
 
 
 def _segment(recording: Utterance, start: float, end: float) -> Utterance:
-    """The row of a segment: a part of the file, with the name of the recording in messages."""
+    """Return the row of a segment: a part of the file, with the name of the recording in messages."""
     part, seconds = part_of(recording.audio), end - start
     audio = part._replace(offset=part.offset + start, duration=seconds)
     return replace(recording, name=recording.label, audio=audio, duration=seconds)
 
 
 def _with_audio(rows: Sequence[Utterance], files: Iterator[list[Path]]) -> list[Utterance]:
-    """The segments with their audio, the next files."""
+    """Return the segments with their audio, the next files."""
     return [
         replace(row, audio=AudioPart(file, 0.0, is_mono=True)) for row, file in zip(rows, next(files), strict=True)
     ]
 
 
 def named(utterance: Utterance, fault: str) -> str:
-    """An error message with the name of the file."""
+    """Return an error message with the name of the file."""
     return fault if utterance.label in fault else f"{utterance.label}: {fault}"
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether all later utterances would fail too."""
+    """Return whether all later utterances would fail too."""
     return isinstance(error, MemoryError) or "CUDA error" in str(error)

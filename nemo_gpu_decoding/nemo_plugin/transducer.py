@@ -201,7 +201,7 @@ def _by_frame(values: Sequence[Any], path: Path) -> list[list[Any]]:
 
 
 def _states(partial_hypotheses: Sequence[Any] | None, batch: int) -> list[StreamState | None]:
-    """The state of each utterance of the batch; None begins an utterance."""
+    """Return the state of each utterance of the batch; None begins an utterance."""
     if partial_hypotheses is None:
         return [None] * batch
     if len(partial_hypotheses) != batch:
@@ -229,7 +229,7 @@ def _state(b: int, partial: Any) -> StreamState | None:
 def networks_of(
     decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
 ) -> networks.TransducerNetworks:
-    """The networks of a NeMo transducer.
+    """Return the networks of a NeMo transducer.
 
     The layers of plain LSTM and stateless prediction networks with a plain joint are called directly, which is
     faster. Other networks (adapters, normalised LSTMs, HAT joints) are called through NeMo's methods. Create

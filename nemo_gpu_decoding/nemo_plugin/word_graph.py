@@ -40,7 +40,7 @@ class WordGraphInfer(CTCInfer):
         return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
 
     def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
-        """The boosting automaton of other phrases. Words that the graph lacks are spelled."""
+        """Return the boosting automaton of other phrases. Words that the graph lacks are spelled."""
         decoder, fused, known = self.decoder(), self.options.fusion, as_phrases(phrases)
         graph, speller = decoder.graph, None
         if graph.pieces is not None or lacks_words(known, fused.boosting, graph):
@@ -72,7 +72,7 @@ class WordGraphInfer(CTCInfer):
         )
 
     def _boosted_words(self, phrases: Sequence[Phrase]) -> list[str]:
-        """The words of phrases and aliases, for a graph that is built."""
+        """Return the words of phrases and aliases, for a graph that is built."""
         options, config = self.options.graph, self.options.fusion.boosting
         if options.ready_made is not None or not phrases:
             return []

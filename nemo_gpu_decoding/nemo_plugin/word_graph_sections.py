@@ -103,7 +103,7 @@ class PagedOptions(WordGraphOptions):
 
 
 def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
-    """Options of cuda_wfst.
+    """Return options of cuda_wfst.
 
     Raises:
         ValueError: a key of `wfst` is unknown, has no effect on the strategy or has an invalid value, or no
@@ -114,7 +114,7 @@ def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
 
 
 def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
-    """Options of paged_biglm; raises as `read_cuda_wfst`."""
+    """Return options of paged_biglm; raises as `read_cuda_wfst`."""
     wfst = _values(PAGED_BIGLM, cfg)
     options = _read(wfst, PagedBigLMConfig)
     large = wfst.file("large_lm_path")
@@ -149,7 +149,7 @@ def _check_lm_is_named(cfg: DictConfig, strategy: str) -> None:
 
 
 def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
-    """The fields of `WordGraphOptions`."""
+    """Return the fields of `WordGraphOptions`."""
     mode = wfst.choice("decoding_mode", DECODING_MODES)
     n_best = _n_best(wfst, mode)
     boosting, weight = wfst.boosting()
@@ -177,7 +177,7 @@ def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: st
 
 
 def _backend(wfst: Values) -> Any:
-    """The backend: "cpu" if NeMo's key `device` is "cpu"; its default "cuda" has no effect."""
+    """Return the backend: "cpu" if NeMo's key `device` is "cpu"; its default "cuda" has no effect."""
     backend, device = wfst["backend"], wfst["device"]
     if device not in ("cuda", "cpu"):
         raise wfst.error(
@@ -220,7 +220,7 @@ def _graph_options(wfst: Values) -> GraphOptions:
 
 
 def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | None]:
-    """The graph of `wfst_lm_path` or, as in NeMo, the file to save a new graph to."""
+    """Return the graph of `wfst_lm_path` or, as in NeMo, the file to save a new graph to."""
     text = wfst.text("wfst_lm_path")
     if text is None:
         return None, None
@@ -272,7 +272,7 @@ def _added_words(wfst: Values) -> tuple[str, ...] | Path | None:
 
 
 def _small_lm(wfst: Values) -> Path:
-    """The file of the small LM, whose scores the search subtracts at each word."""
+    """Return the file of the small LM, whose scores the search subtracts at each word."""
     if wfst["small_lm_path"] is not None and wfst["arpa_lm_path"] is not None:
         raise ValueError(
             "wfst.small_lm_path and wfst.arpa_lm_path are both set, expected one of them: the LM of the "

@@ -33,7 +33,7 @@ _FAR = 1e9  # errors of an alignment outside of the windows
 def word_alternatives(
     paths: Sequence[Any], vocabulary: Vocabulary, lattice: WordLattice | None = None
 ) -> tuple[Place, ...]:
-    """The confusion network of an utterance.
+    """Return the confusion network of an utterance.
 
     Args:
         paths: the n-best list, of `Path` or `WordPath`; the first path is the transcript.
@@ -67,8 +67,8 @@ def word_alternatives(
 def _chains(
     texts: Sequence[Sequence[TimedWord]], scores: Sequence[float], ids: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], and the number of words
-    before each state [S]."""
+    """Return texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], and the number
+    of words before each state [S]."""
     rows: list[tuple[float, ...]] = []
     read = [0, *(n for text in texts for n in range(1, len(text))), len(texts[0])]
     state, last = 1, len(read) - 1
@@ -85,7 +85,7 @@ def _chains(
 
 
 def _places(cells: Sequence[Any], words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Place]:
-    """The places of the cells that `align_lattice` finds."""
+    """Return the places of the cells that `align_lattice` finds."""
     masses: dict[int, dict[int, np.ndarray]] = {2 * n + 1: {word: np.zeros(3)} for n, word in enumerate(ids)}
     for row, word, mass, start, end in cells:
         masses.setdefault(row, {}).setdefault(word, np.zeros(3))[:] += mass, mass * start, mass * end
@@ -181,7 +181,7 @@ def _errors_after(before, shift, word, text, begin, row):
 
 @compiled
 def _errors_at(errors, n):
-    """An item of errors [N], which are large outside of its window."""
+    """Return an item of errors [N], which are large outside of its window."""
     return errors[n] if 0 <= n < len(errors) else _FAR
 
 
@@ -194,7 +194,7 @@ class TimedWord(NamedTuple):
 
 
 def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
-    """The words of a path."""
+    """Return the words of a path."""
     if isinstance(path, WordPath):
         return [TimedWord(word.text, word.start_frame, word.end_frame) for word in path.words]
     frames, repeats = path.frames.tolist(), path.repeats.tolist()

@@ -55,7 +55,7 @@ def numbers(seed: int, *shape: int, most: int = 4) -> Tensor:
 
 
 def lm(order: int, load: Callable[[Path], Any]) -> Any:
-    """A random LM; one of a higher order has all n-grams of the others, with other scores."""
+    """Return a random LM; one of a higher order has all n-grams of the others, with other scores."""
     draw, weight = np.random.RandomState(1), np.random.RandomState(order)
     levels, lines = [["<s>", "</s>", "<unk>", *WORDS]], []
     for n in range(1, order + 1):
@@ -73,7 +73,7 @@ def lm(order: int, load: Callable[[Path], Any]) -> Any:
 
 
 def phrases(*sequences: list[int]) -> Any:
-    """A boosting tree over tokens, or over the words of a graph."""
+    """Return a boosting tree over tokens, or over the words of a graph."""
     return build_context_graph([ScoredSequence(tokens, np.full(len(tokens), 1.5), 1.5) for tokens in sequences], V)
 
 
@@ -82,7 +82,7 @@ def token_fusion() -> Fusion:
 
 
 def log_probs(blank: int) -> Tensor:
-    """Log-probs [2, FRAMES, V + 1] in which blanks and repeats are likely."""
+    """Return log-probs [2, FRAMES, V + 1] in which blanks and repeats are likely."""
     values = numbers(3, 2, FRAMES // 2, V + 1, most=2).repeat_interleave(2, 1) + numbers(4, 2, FRAMES, V + 1, most=1)
     return torch.log_softmax(values + 1.5 * (torch.arange(V + 1) == blank), dim=-1)
 
@@ -177,7 +177,7 @@ PROBLEMS: dict[str, Callable[[torch.device], Iterator[Problem]]] = {
 
 
 def first_difference(strategy: str, device: torch.device) -> str | None:
-    """The first difference between the results of the kernels and of the CPU search; None: there is none."""
+    """Return the first difference between the results of the kernels and of the CPU search; None: there is none."""
     for number, (on_cpu, on_gpu, inputs, tolerance) in enumerate(PROBLEMS[strategy](device), 1):
         expected, found = decoded(on_cpu, inputs, None), decoded(on_gpu, inputs, device)
         for name in expected | found:

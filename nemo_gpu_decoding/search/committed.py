@@ -24,7 +24,7 @@ MIN_COMMIT = 128  # frames or back-pointers; a commit has a fixed cost
 
 
 def worth_committing(count: int) -> bool:
-    """Whether a stream commits after `count` new frames or back-pointers."""
+    """Return whether a stream commits after `count` new frames or back-pointers."""
     return count >= MIN_COMMIT
 
 
@@ -61,7 +61,7 @@ class CommittedTokens:
 
     @property
     def head(self) -> Head | None:
-        """The tokens as fields of a `Path`; None if there are none."""
+        """Return the tokens as fields of a `Path`; None if there are none."""
         return self.columns.head() or None
 
 
@@ -90,12 +90,12 @@ class GrowingColumns:
             self._values[name], self._counts[name] = values, end
 
     def head(self) -> Head:
-        """Column name -> all values so far."""
+        """Return the column name -> all values so far."""
         return {name: values[: self._counts[name]] for name, values in self._values.items()}
 
 
 def joined(head: Head | None, tail: P) -> P:
-    """The path with the tokens of `head`, then those of `tail`; of the tail's type.
+    """Return the path with the tokens of `head`, then those of `tail`; of the tail's type.
 
     Arrays are concatenated when they are first read. Partial results and `after(committed)` therefore take no time for
     the committed tokens.

@@ -28,5 +28,5 @@ class SearchConfig:
 
     @property
     def max_n_best(self) -> int:
-        """The largest valid `n_best`: the beam size, if there is one."""
+        """Return the largest valid `n_best`: the beam size, if there is one."""
         return int(getattr(self, "beam_size", 10000))

@@ -183,7 +183,7 @@ class Decoder(ABC, Generic[C, R]):
         return self._push(streams, inputs, lengths, is_whole, deferred=False, isolate=isolate)
 
     def partial(self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None) -> list[R]:
-        """The best hypotheses of streams so far; their scores do not contain final weights.
+        """Return the best hypotheses of streams so far; their scores do not contain final weights.
 
         Args:
             streams: from `open`.
@@ -238,11 +238,11 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def with_options(self, config: C, fusion: Fusion) -> Decoder[C, R]:
-        """The same decoder with other options; both share their models and graphs."""
+        """Return the same decoder with other options; both share their models and graphs."""
 
     @property
     def why_unlocked(self) -> str:
-        """Why tokens cannot be forbidden, so that there is no language lock and no grammar; empty: they can."""
+        """Return why tokens cannot be forbidden, so that there is no language lock and no grammar; empty: they can."""
         return self._labels.unlocked
 
     # ---------------------------------------------------------------------- what a strategy adds
@@ -260,27 +260,27 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def _cpu_engine(self, streams: Streams) -> Engine:
-        """The search of these streams on the CPU."""
+        """Return the search of these streams on the CPU."""
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        """The search of these streams on a GPU; `device` is the device of the first inputs."""
+        """Return the search of these streams on a GPU; `device` is the device of the first inputs."""
         raise NotImplementedError
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
-        """None if the kernels can search these streams on `device`, else the reason in one line."""
+        """Return None if the kernels can search these streams on `device`, else the reason in one line."""
         return "this strategy has no CUDA kernels"
 
     def _units(self, path: Any) -> Units:
-        """What the boosting tree reads of a path."""
+        """Return what the boosting tree reads of a path."""
         return Units(path.tokens.tolist(), range(len(path)), range(1, len(path) + 1))
 
     def _most_partial(self) -> tuple[int, str]:
-        """The largest n_best of `partial`, and a reason for the error message."""
+        """Return the largest n_best of `partial`, and a reason for the error message."""
         return 1, ": alternatives are known at the end only"
 
     @abstractmethod
     def _results(self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
-        """The hypotheses of some streams, from the results of the engine."""
+        """Return the hypotheses of some streams, from the results of the engine."""
 
     # --------------------------------------------------------------------------------- internals
 
@@ -342,7 +342,7 @@ class Decoder(ABC, Generic[C, R]):
                 raise
 
     def _engine(self, streams: Streams, device: torch.device) -> Engine:
-        """The engine of the streams; if there is none, it is created for inputs on `device`."""
+        """Return the engine of the streams; if there is none, it is created for inputs on `device`."""
         if streams.engine is None:
 
             def obstacle(where: torch.device) -> str | None:
@@ -422,7 +422,7 @@ def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: boo
 
 
 def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool, distinct: bool = True) -> list[int]:
-    """The rows as ints.
+    """Return the rows as ints.
 
     Raises:
         ValueError: a row is no number of a stream that is open (without `expect_open`: closed).

@@ -40,7 +40,7 @@ Decode = Callable[..., list[R]]
 
 
 def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhrase]:
-    """The phrases of a path, in their order."""
+    """Return the phrases of a path, in their order."""
     assert tree.table is not None
     phrases: list[FoundPhrase] = []
     for number, begin, end in tree.occurrences(units.values):

@@ -50,7 +50,7 @@ def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> t
 
 
 def _padded(inputs: Sequence[Any], lengths: Lengths | None, name: str, axes: str) -> tuple[Tensor, np.ndarray]:
-    """Arrays [T, C] of several utterances as one [B, T, C], and the valid frames of each."""
+    """Return arrays [T, C] of several utterances as one [B, T, C], and the valid frames of each."""
     if not inputs:
         raise ValueError(f"{name} is an empty list, expected at least one array [{axes}]")
     parts = [_as_tensor(part, f"{name}[{i}]", f"[{axes}]").detach() for i, part in enumerate(inputs)]
@@ -73,7 +73,7 @@ def _padded(inputs: Sequence[Any], lengths: Lengths | None, name: str, axes: str
 
 
 def _as_tensor(array: Any, name: str, axes: str) -> Tensor:
-    """An array as a dense floating point tensor, which shares its memory if torch can share it."""
+    """Return an array as a dense floating point tensor, which shares its memory if torch can share it."""
     try:
         if isinstance(array, np.ndarray):
             # torch shares arrays that are writable, in native byte order, and have no negative strides
@@ -142,12 +142,12 @@ def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log
 
 
 def as_float32(log_probs: Tensor) -> np.ndarray:
-    """The log-probs as contiguous float32 numpy array on the CPU, without a copy if possible."""
+    """Return the log-probs as contiguous float32 numpy array on the CPU, without a copy if possible."""
     return log_probs.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
 
 
 def for_kernels(log_probs: Tensor, device: torch.device) -> Tensor:
-    """The log-probs on `device`, in a type that kernels read, without a copy if possible."""
+    """Return the log-probs on `device`, in a type that kernels read, without a copy if possible."""
     dtype = log_probs.dtype if log_probs.dtype in FLOAT_TYPES else torch.float32
     return log_probs.detach().to(device, dtype, non_blocking=True).contiguous()
 
@@ -176,7 +176,7 @@ def _remedy(row: np.ndarray) -> str:
 
 
 def may_be_padded(log_probs: Tensor) -> bool:
-    """Whether the last frame of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
+    """Return whether the last frame of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
     sums = log_probs[:, -1].detach().exp().sum(-1, dtype=torch.float32)
     return not bool(((sums - 1).abs() <= NORMALISED).all())
 

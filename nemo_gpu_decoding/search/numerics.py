@@ -42,25 +42,25 @@ def log_add(a, b):
 
 @compiled
 def extended_hash(text_hash, label):
-    """The 64-bit hash of a text that is extended by one token; equal texts of hypotheses have equal hashes."""
+    """Return the 64-bit hash of a text that is extended by one token; equal texts of hypotheses have equal hashes."""
     return text_hash * HASH_MULTIPLIER + np.uint64(label + 1)
 
 
 @linked
 def label_of(column, blank_id):
-    """The label in automata, which number labels without the blank, of a column of the log-probs."""
+    """Return the label in automata, which number labels without the blank, of a column of the log-probs."""
     return np.int32(column - 1 if column > blank_id else column)
 
 
 @linked
 def column_of(label, blank_id):
-    """The column of the log-probs of a label in automata."""
+    """Return the column of the log-probs of a label in automata."""
     return np.int32(label + 1 if label >= blank_id else label)
 
 
 @linked
 def next_label(row, v, least):
-    """The first label >= v whose log-prob is not below `least`, or the number of labels.
+    """Return the first label >= v whose log-prob is not below `least`, or the number of labels.
 
     NaN is never below `least`, so the scan stops at every bad value.
     """
@@ -127,7 +127,7 @@ def _is_better(score, parent, choice, other):
 
 @linked
 def floor_of(candidates, count, margin):
-    """The score that a candidate must reach: the larger of the N-th best so far and the best minus `margin`."""
+    """Return the score that a candidate must reach: the larger of the N-th best so far and the best minus `margin`."""
     if count == 0:
         return IMPOSSIBLE
     floor = candidates.items[candidates.rank[0]].score - margin

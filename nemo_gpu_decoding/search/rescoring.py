@@ -88,7 +88,7 @@ class Rescoring(NamedTuple):
     lm_share: float = 1.0
 
     def changes(self, texts: Sequence[str], lm_scores: Sequence[float]) -> list[float]:
-        """[n] changes of the scores of texts, given the first LM's parts of these scores."""
+        """Return [n] changes of the scores of texts, given the first LM's parts of these scores."""
         log_probs = _scores(self.scorer, list(dict.fromkeys(texts)))
         return [
             self.weight * log_probs[text] + (self.lm_share - 1.0) * lm_score
@@ -140,5 +140,5 @@ class NgramLM:
         self.lm = lm
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        """[n] log P of each text, natural log."""
+        """Return [n] log P of each text, natural log."""
         return [-self.lm.score(text.split(), final=self.lm.sentence_end >= 0) for text in texts]

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def new_frozen(kind: type[T], **values: Any) -> T:
-    """An instance of a frozen dataclass with these field values, and defaults for the others.
+    """Return an instance of a frozen dataclass with these field values, and defaults for the others.
 
     It bypasses the slow `__init__` of frozen dataclasses, which dominates the time per hypothesis.
     """
@@ -63,7 +63,7 @@ class Path:
         return len(self.tokens)
 
     def after(self: S, n: int) -> S:
-        """The path after its first n tokens, without alignment.
+        """Return the path after its first n tokens, without alignment.
 
         A word path keeps the words that end there; their token numbers count from the start of the stream. For
         partial results the time does not depend on the number of committed tokens:
@@ -73,7 +73,7 @@ class Path:
         return self._cut(n, n)
 
     def _cut(self: S, begin: int, n: int) -> S:
-        """The path without its first `begin` tokens, which correspond to n tokens of the whole path."""
+        """Return the path without its first `begin` tokens, which correspond to n tokens of the whole path."""
         return replace(
             self,
             tokens=self.tokens[begin:],
@@ -157,11 +157,11 @@ class NBest(Sequence[P]):
         return self.paths[0]
 
     def phrases_of(self, path: Path) -> tuple[FoundPhrase, ...]:
-        """The boosted phrases of a path; () for paths other than the best."""
+        """Return the boosted phrases of a path; () for paths other than the best."""
         return self.phrases if path is self.best else ()
 
     def texts(self, text_of: Callable[[Any], str]) -> list[str]:
-        """The text of each path, with aliases of phrases replaced.
+        """Return the text of each path, with aliases of phrases replaced.
 
         Args:
             text_of: the text of a path: `lambda path: vocabulary.text(path.tokens)`, in word graphs
@@ -171,7 +171,7 @@ class NBest(Sequence[P]):
         return list(texts if self.aliases is None else map(self.aliases.written, texts))
 
     def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
-        """The n best hypotheses with different texts; fewer if there are fewer texts.
+        """Return the n best hypotheses with different texts; fewer if there are fewer texts.
 
         The best hypothesis of each text is returned unchanged: scores of equal texts are not added.
         """
@@ -199,7 +199,7 @@ N = TypeVar("N", bound=NBest[Any])
 
 
 def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
-    """The hypotheses of an utterance that has ended, without those that are no sentence of its grammar.
+    """Return the hypotheses of an utterance that has ended, without those that are no sentence of its grammar.
 
     If the best one is none, the result has no tokens.
     """
@@ -224,7 +224,7 @@ def note_outside(results: Sequence[NBest[Any]], locks: Sequence[AllowedTokens | 
 
 
 def _without_tokens(path: Path, blank_id: int) -> Path:
-    """The path as if all of its labels were blanks; its score is the same."""
+    """Return the path as if all of its labels were blanks; its score is the same."""
     alignment = None if path.alignment is None else np.full_like(path.alignment, blank_id)
     kept = {name: getattr(path, name) for name in ("alignment_log_probs", "alignment_frames")}
     parts = path.parts
@@ -253,7 +253,7 @@ class Place(NamedTuple):
 
 
 def places_in_seconds(places: Sequence[Place], words: Sequence[Any], frame_seconds: float) -> tuple[Place, ...]:
-    """Places with the times of the transcript's words, which have `start` and `end` in seconds.
+    """Return places with the times of the transcript's words, which have `start` and `end` in seconds.
 
     If the transcript replaces words by other ones (aliases), a place has the index of the word at its time.
     """
@@ -271,7 +271,7 @@ def places_in_seconds(places: Sequence[Place], words: Sequence[Any], frame_secon
 
 
 def places_as_json(places: Sequence[Place]) -> list[dict[str, Any]]:
-    """Places as JSON objects, for transcripts and messages."""
+    """Return places as JSON objects, for transcripts and messages."""
     return [
         {**place._asdict(), "alternatives": [option._asdict() for option in place.alternatives]} for place in places
     ]

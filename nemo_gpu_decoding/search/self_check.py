@@ -92,7 +92,7 @@ def checked(strategy: str, device: torch.device, *, again: bool = False) -> Verd
 
 
 def kept_verdict(strategy: str, device: torch.device) -> Verdict | None:
-    """The verdict on disk; None if these kernels were not checked on this machine."""
+    """Return the verdict on disk; None if these kernels were not checked on this machine."""
     try:
         return Verdict(**json.loads(_path(strategy, device).read_text()))
     except (OSError, ValueError, TypeError):  # missing, or damaged
@@ -100,7 +100,7 @@ def kept_verdict(strategy: str, device: torch.device) -> Verdict | None:
 
 
 def _path(strategy: str, device: torch.device) -> Path:
-    """The file of a verdict; its name is a hash of all that the verdict depends on."""
+    """Return the file of a verdict; its name is a hash of all that the verdict depends on."""
     arch = kernels.architecture(torch.cuda.get_device_capability(device))
     assert arch is not None, "availability.py has looked at this"
     names = [name for name in kernels.kernel_files() if name.startswith(f"search/{KERNELS[strategy]}/")]
@@ -112,14 +112,14 @@ def _path(strategy: str, device: torch.device) -> Path:
 
 
 def _gpu(device: torch.device) -> str:
-    """The type of a GPU, and its driver."""
+    """Return the type of a GPU, and its driver."""
     major, minor = torch.cuda.get_device_capability(device)
     cuda = "{}.{}".format(*driver_version())
     return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor}, driver for CUDA {cuda})"
 
 
 def _in_a_process(strategy: str, device: torch.device) -> Verdict | None:
-    """The verdict of a new process; None if it cannot use the GPU."""
+    """Return the verdict of a new process; None if it cannot use the GPU."""
     command = [sys.executable, "-m", "nemo_gpu_decoding.search.built_in_problems", strategy, str(device.index)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:

@@ -234,7 +234,7 @@ def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
 
 
 def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
-    """The objects of streams and their attributes; tensors are not copied, because steps replace them."""
+    """Return the objects of streams and their attributes; tensors are not copied, because steps replace them."""
     before = {stream: (held[stream], _copied(held[stream])) for stream in streams if stream in held}
 
     def put_back() -> None:
@@ -248,7 +248,7 @@ def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], 
 
 
 def _copied(holder: Any) -> dict[str, Any]:
-    """The attributes of an object, with copies of lists and hypotheses, which steps change in place."""
+    """Return the attributes of an object, with copies of lists and hypotheses, which steps change in place."""
     return {name: _copy(value) for name, value in vars(holder).items()}
 
 
@@ -263,7 +263,7 @@ def _copy(value: Any) -> Any:
 
 
 def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
-    """The state of a `BatchedCacheFeatureBufferer`, which clears a slot before a stream gets it."""
+    """Return the state of a `BatchedCacheFeatureBufferer`, which clears a slot before a stream gets it."""
     put_slots_back = _undo_slots(bufferer)
     rows = [bufferer.streamidx2slotidx[stream] for stream in streams if stream in bufferer.streamidx2slotidx]
     audio = [(bufferer.audio_bufferers[row], vars(bufferer.audio_bufferers[row]).copy()) for row in rows]
@@ -279,7 +279,7 @@ def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
 
 
 def _undo_caches(manager: Any, streams: Sequence[int]) -> Callable[[], None]:
-    """The state of a `CacheAwareContextManager`; its free slots are zeros."""
+    """Return the state of a `CacheAwareContextManager`; its free slots are zeros."""
     put_slots_back = _undo_slots(manager)
     rows = [manager.streamidx2slotidx[stream] for stream in streams if stream in manager.streamidx2slotidx]
     channel, time = manager.cache_last_channel[:, rows], manager.cache_last_time[:, rows]
@@ -298,7 +298,7 @@ def _undo_caches(manager: Any, streams: Sequence[int]) -> Callable[[], None]:
 
 
 def _undo_slots(owner: Any) -> Callable[[], None]:
-    """The mapping of streams to slots, in both."""
+    """Return the mapping of streams to slots, in both."""
     (queue,) = (value for value in vars(owner).values() if isinstance(value, Queue))
     by_stream, by_slot, free = owner.streamidx2slotidx.copy(), owner.slotidx2streamidx.copy(), list(queue.queue)
 

@@ -54,7 +54,7 @@ def without_first(back_pointers: BackPointers, dropped: np.ndarray, counts: np.n
 
 
 def grown(back_pointers: BackPointers, frames: int) -> BackPointers:
-    """A copy of the back-pointers with a capacity of `frames` frames, and at least twice the old capacity."""
+    """Return a copy of the back-pointers with a capacity of `frames` frames, and at least twice the old capacity."""
     batch, capacity, beam_size = back_pointers.labels.shape
     if frames <= capacity:
         return back_pointers
@@ -113,7 +113,7 @@ def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
 
 @compiled
 def shared_frames(back_pointers, b, num_frames, size):
-    """Number of first frames of utterance b in which its `size` hypotheses share one path."""
+    """Return the number of first frames of utterance b in which its `size` hypotheses share one path."""
     slots, t = np.arange(size), num_frames
     while t > 0 and (slots != slots[0]).any():
         t -= 1

@@ -47,7 +47,7 @@ TILE_BYTES = 16 * 1024  # of the back-pointers that `finish` walks through
 
 
 def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
-    """None if the kernels can search with this beam on `device`, else the reason in one line."""
+    """Return None if the kernels can search with this beam on `device`, else the reason in one line."""
     if 2 * beam_size * columns > 2**32:
         return f"2 x beam {beam_size} x {columns} columns exceed the 2^32 that kernels can number"
     try:
@@ -351,7 +351,7 @@ class CUDAEngine(Engine):
 
 
 def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
-    """The error message of stream b when its input is no longer available."""
+    """Return the error message of stream b when its input is no longer available."""
     return {
         records.BAD_INPUT: f"log_probs of stream {b} held NaN or a value above 0 in frame {frame}, counted "
         "from the stream's first, expected natural log-probabilities in every valid frame",

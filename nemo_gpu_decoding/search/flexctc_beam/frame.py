@@ -243,7 +243,7 @@ def _extend(beam, candidate, params, new):
 
 @linked
 def _find_duplicate(beam, size, hypothesis):
-    """The slot below `size` with the same text and last label, or -1."""
+    """Return the slot below `size` with the same text and last label, or -1."""
     for i in range(size):
         if (
             beam[i].text_hash == hypothesis.text_hash
@@ -259,7 +259,7 @@ def _find_duplicate(beam, size, hypothesis):
 
 @linked
 def _goes_on_alike(beam, size, hypothesis):
-    """Whether a slot below `size` has the same last token and states, so that the same scores follow."""
+    """Return whether a slot below `size` has the same last token and states, so that the same scores follow."""
     for i in range(size):
         is_alike = beam[i].lm_state == hypothesis.lm_state and beam[i].boosting_state == hypothesis.boosting_state
         if is_alike and beam[i].last_label == hypothesis.last_label:
@@ -297,7 +297,7 @@ def offer_same_text(row, beam, size, k, params, fusion, candidates, count):
 
 @linked
 def find_text(beam, size, text_hash, length):
-    """The slot below `size` with this text, or -1."""
+    """Return the slot below `size` with this text, or -1."""
     for i in range(size):
         if beam[i].text_hash == text_hash and beam[i].length == length:
             return i

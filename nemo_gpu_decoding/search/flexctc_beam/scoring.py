@@ -13,7 +13,7 @@ FEW_ARCS = 8  # the arcs of LM states with at most this many are offered one by 
 
 @linked
 def score_before(hypothesis, column):
-    """The score that a new token adds to. A token can follow itself only after a blank."""
+    """Return the score that a new token adds to. A token can follow itself only after a blank."""
     return hypothesis.blank_score if column == hypothesis.last_label else hypothesis.score
 
 
@@ -80,7 +80,7 @@ def note_bounds(beam, size, fusion):
 
 @linked
 def offers_arcs(hypothesis, fusion):
-    """Whether the labels of the LM state's own arcs are offered one by one, before the scan of the row."""
+    """Return whether the labels of the LM state's own arcs are offered one by one, before the scan of the row."""
     state = fusion.lm.states[hypothesis.lm_state]
     return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
 

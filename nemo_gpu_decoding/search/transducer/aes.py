@@ -162,7 +162,7 @@ def _compete(b, candidates, count, state, pool, n, scratch, params, durations):
 
 @linked
 def _is_counted(b, k, new, state, params):
-    """Whether an expansion of hypothesis k that stays in the frame leads to a text of the beam."""
+    """Return whether an expansion of hypothesis k that stays in the frame leads to a text of the beam."""
     if new.length == state.beam[b, k].length or new.frame > state.beam[b, k].frame:
         return False
     for i in range(state.counters[b].size):

@@ -68,7 +68,7 @@ def run(rows, arrays, networks, options, params, durations, fusions):
 
 @linked
 def _is_free(b, k, data, params):
-    """Whether hypothesis k may take any label: it is not finished, and no blank is forced."""
+    """Return whether hypothesis k may take any label: it is not finished, and no blank is forced."""
     return data.row_of[b, k] >= 0 and data.state.beam[b, k].symbols < params.max_symbols
 
 

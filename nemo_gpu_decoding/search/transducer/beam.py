@@ -44,7 +44,7 @@ class TransducerBeams(NamedTuple):
 
     @property
     def live(self) -> np.ndarray:
-        """[n, K] bool, the slots that hold a hypothesis."""
+        """Return [n, K] bool, the slots that hold a hypothesis."""
         return np.arange(self.beam.shape[1]) < self.counters["size"][:, None]
 
 
@@ -68,7 +68,7 @@ class StepData(NamedTuple):
 
 
 def new_beam_state(fusions: FusionArrays, beam_size: int) -> TransducerBeams:
-    """State before the first frame of n utterances: the empty text in slot 0, its prediction in entry 0."""
+    """Return the state before the first frame of n utterances: the empty text in slot 0, its prediction in entry 0."""
     n = len(fusions.utterances)
     entries = 4 * beam_size  # at least 2 K: those of the old and of the new hypotheses
     beam = np.zeros((n, beam_size), records.HYPOTHESIS)
@@ -94,7 +94,7 @@ def new_beam_state(fusions: FusionArrays, beam_size: int) -> TransducerBeams:
 
 
 def new_nodes(n: int, capacity: int) -> np.ndarray:
-    """Trees [n, capacity] NODE that consist of their roots."""
+    """Return trees [n, capacity] NODE that consist of their roots."""
     nodes = np.empty((n, max(1, capacity)), records.NODE)
     nodes[:, records.ROOT]["parent"] = -1
     nodes[:, records.ROOT]["label"] = records.NO_LABEL
@@ -102,7 +102,7 @@ def new_nodes(n: int, capacity: int) -> np.ndarray:
 
 
 def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
-    """The trees in buffers for at least `needed` nodes; a buffer that is too small is at least doubled."""
+    """Return the trees in buffers for at least `needed` nodes; a buffer that is too small is at least doubled."""
     n, capacity = nodes.shape
     if needed <= capacity:
         return nodes
@@ -138,7 +138,7 @@ def extend(hypothesis, choice, params, durations):
 
 @linked
 def find_duplicate(beam, size, hypothesis):
-    """The slot below `size` with the same text and frame, or -1.
+    """Return the slot below `size` with the same text and frame, or -1.
 
     In RNN-T two hypotheses of a text are always at the same frame when this function is called.
     """

@@ -136,7 +136,7 @@ def new_run(
     shared: SharedRows,
     group: int,
 ) -> Run:
-    """The arrays for groups of at most so many utterances."""
+    """Return the arrays for groups of at most so many utterances."""
     rows = group * state.beams.beam.shape[1]
     columns = networks.vocab_size + 1 + len(networks.durations)
     return Run(
@@ -183,7 +183,7 @@ def read_joint(rows, turn, run, networks, options, params):
 
 @inlined
 def step_data(turn, run):
-    """What a step reads and changes."""
+    """Return what a step reads and changes."""
     return beam.StepData(run.log_probs[turn], run.shared.row_of, run.state, run.nodes, run.shared.pending)
 
 
@@ -242,7 +242,7 @@ class JointRows:
 
 
 def normalised(logits: Tensor, temperature: float) -> Tensor:
-    """[N, columns] logits as log-probs, in double.
+    """Return [N, columns] logits as log-probs, in double.
 
     The caller rounds them to float32 once, so that the order of a sum has no effect and all backends agree.
     """
@@ -254,7 +254,7 @@ def normalised(logits: Tensor, temperature: float) -> Tensor:
 
 @compiled
 def schedule(rows, beams, ended, shared, first_frames, strides, sources):
-    """Number the hypotheses of the utterances `rows` that the joint can read now.
+    """Return the number the hypotheses of the utterances `rows` that the joint can read now.
 
     An utterance waits while one of its open hypotheses needs a frame that has not arrived, because the order of steps
     must not depend on the chunks. If it has `ended`, such a hypothesis is finished.
@@ -292,7 +292,7 @@ def schedule(rows, beams, ended, shared, first_frames, strides, sources):
 
 @linked
 def _kept_row(kept, b, hypothesis):
-    """The row of the same text at the same frame in the last step, or -1."""
+    """Return the row of the same text at the same frame in the last step, or -1."""
     old = -1
     for j in range(kept.rows.shape[1]):
         if (

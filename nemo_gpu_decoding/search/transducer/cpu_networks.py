@@ -67,13 +67,13 @@ def _cast(target: Any) -> Any:
 
 @intrinsic
 def _bits_of(typing_context, value):
-    """The bits of a double, as an int64."""
+    """Return the bits of a double, as an int64."""
     return types.int64(types.float64), _cast(ir.IntType(64))
 
 
 @intrinsic
 def _of_bits(typing_context, bits):
-    """The double with these bits."""
+    """Return the double with these bits."""
     return types.float64(types.int64), _cast(ir.DoubleType())
 
 
@@ -175,17 +175,17 @@ CACHED_ROWS = 64  # rows that stay in the second level of the cache while the we
 
 
 def whole_panels(outputs: int) -> int:
-    """Columns of a product's result, a multiple of WIDTH."""
+    """Return columns of a product's result, a multiple of WIDTH."""
     return -(-outputs // WIDTH) * WIDTH
 
 
 def whole_rows(rows: int) -> int:
-    """Rows that `multiply` reads and writes for this number of rows."""
+    """Return rows that `multiply` reads and writes for this number of rows."""
     return -(-rows // ROWS) * ROWS
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> np.ndarray:
-    """A weight [outputs, inputs] with its bias as panels, flat, float32."""
+    """Return a weight [outputs, inputs] with its bias as panels, flat, float32."""
     outputs, inputs = weight.shape
     lines = np.zeros((1 + inputs, whole_panels(outputs)), np.float32)
     if bias is not None:
@@ -223,7 +223,7 @@ def _block(typing_context, rows, row, weight, at, out, column):
 
 @intrinsic
 def _half_block(typing_context, rows, row, weight, at, out, column):
-    """The same with ROWS // 2 rows."""
+    """Return the same with ROWS // 2 rows."""
     return types.void(rows, row, weight, at, out, column), partial(_write_block, ROWS // 2)
 
 
@@ -344,7 +344,7 @@ class CompiledNetworks:
         self._packed: MadeOfWeights[PackedNetworks] = MadeOfWeights()
 
     def current(self) -> PackedNetworks | None:
-        """The packed weights; None if torch must run the networks."""
+        """Return the packed weights; None if torch must run the networks."""
         networks = self._networks
         if not (isinstance(networks, LSTMNetworks) and self._fused.why_not(torch.device("cpu")) is None):
             return None
@@ -386,7 +386,7 @@ def _packed(networks: LSTMNetworks, activation: int, output: nn.Linear) -> Packe
 
 
 def text_cache(outputs: Tensor, state: tuple[Tensor, ...]) -> TextCache:
-    """The cache over the tensors of a `Predictions`, without recurrent products."""
+    """Return the cache over the tensors of a `Predictions`, without recurrent products."""
     hidden, cells = (part.numpy() for part in state)
     entries, layers, size = hidden.shape
     recalled = np.empty((entries, layers, 4 * size), np.float32)

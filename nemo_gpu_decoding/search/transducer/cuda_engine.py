@@ -47,7 +47,7 @@ KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
 
 
 def why_not(params: SearchParams, most_shared: int) -> str | None:
-    """None if the kernels can search with this beam, else the reason in one line."""
+    """Return None if the kernels can search with this beam, else the reason in one line."""
     choices = (params.vocab_size + 1) * params.num_durations + 1
     if params.beam_size * choices > 2**32:
         return f"beam {params.beam_size} x {choices} choices exceed the 2^32 that kernels can number"
@@ -91,7 +91,7 @@ def expand_blocks(frame_by_frame: bool, gpu: Gpu) -> int:
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The GPU of a device; an H100 if the kernels are emulated."""
+    """Return the GPU of a device; an H100 if the kernels are emulated."""
     if device.type != "cuda":
         return Gpu(132, (9, 0), (13, 5))
     properties = torch.cuda.get_device_properties(device)
@@ -124,7 +124,7 @@ def merge_bytes(params: SearchParams) -> int:
 
 
 def prediction_rows(utterances: int, params: SearchParams) -> int:
-    """Number of rows of the prediction network's batch, large enough that utterances seldom wait for one.
+    """Return the number of rows of the prediction network's batch, large enough that utterances seldom wait for one.
 
     On real speech 12 to 37 % of the hypotheses have a new text after a step, fewest with aes_pp
     (docs/experiments/gpu_counts.md).

@@ -39,7 +39,7 @@ class GraphStep(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """Values that a captured step depends on, besides the workspace."""
+        """Return values that a captured step depends on, besides the workspace."""
         ...
 
     def load(self, *, in_loop: bool) -> None:
@@ -114,14 +114,14 @@ class GraphRunner:
         self.mode = mode
 
     def conditions(self) -> Conditions:
-        """The networks and settings at present."""
+        """Return the networks and settings at present."""
         parts = self._parts
         if parts is None or not parts.are_same():
             self._parts = parts = _Parts(self._networks)
         return Conditions(parts.versions(), tuple(parts.modules), _arithmetic())
 
     def _graph(self, step: GraphStep, work: RunWorkspace, known: Conditions) -> CapturedGraph | None:
-        """The graph of this step, captured if it is new; None if that failed."""
+        """Return the graph of this step, captured if it is new; None if that failed."""
         key = step.key, known
         if key in work.graphs:
             return work.graphs[key]
@@ -184,7 +184,7 @@ def _casts_in_place() -> Iterator[None]:
 
 
 def _arithmetic() -> tuple[Hashable, ...]:
-    """Settings that torch's choice of kernels for products depends on, besides the operands."""
+    """Return settings that torch's choice of kernels for products depends on, besides the operands."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     backends = matmul, getattr(cudnn, "rnn", cudnn)
     tf32 = [b.fp32_precision if hasattr(b, "fp32_precision") else b.allow_tf32 for b in backends]  # torch < 2.9
@@ -221,5 +221,5 @@ class _Parts:
         return all(map(operator.is_, chain.from_iterable(self._views), self._seen))
 
     def versions(self) -> tuple[tuple[int, int], ...]:
-        """Addresses and version counters of the tensors."""
+        """Return addresses and version counters of the tensors."""
         return tuple((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in self.tensors)

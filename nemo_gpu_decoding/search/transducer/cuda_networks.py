@@ -79,7 +79,7 @@ class PredictionPaths:
         self.path: str | None = None  # of the last run: LSTM, STATELESS or TORCH
 
     def on(self, work: RunWorkspace) -> Prediction:
-        """The prediction network on a workspace, for one run."""
+        """Return the prediction network on a workspace, for one run."""
         reason = self._weights.why_not(work.shape.device)
         if reason is None and work.cache[0].dtype != self._weights.dtype:
             reason = f"predictions are {work.cache[0].dtype} and products {self._weights.dtype} (autocast)"
@@ -276,7 +276,7 @@ class JointPaths:
         self._layers: dict[torch.dtype, MadeOfWeights[OutputLayer]] = {}
 
     def on(self, work: RunWorkspace) -> Joint:
-        """The joint for one run on a workspace that already holds the frames."""
+        """Return the joint for one run on a workspace that already holds the frames."""
         linear = self._linear()
         if linear is None or linear.weight.device != work.shape.device:
             return TorchJoint(self._networks, work)
@@ -292,7 +292,7 @@ class JointPaths:
         return FusedJoint(layer, work)
 
     def _linear(self) -> nn.Linear | None:
-        """The layer after the ReLU; None if the joint has another form."""
+        """Return the layer after the ReLU; None if the joint has another form."""
         networks = self._networks
         if type(networks) not in (LSTMNetworks, StatelessNetworks):
             return None

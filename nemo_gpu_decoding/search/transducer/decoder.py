@@ -82,7 +82,7 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     @abstractmethod
     def _own_params(self) -> dict[str, Any]:
-        """The fields of `SearchParams` in which alsd_pp and aes_pp differ."""
+        """Return the fields of `SearchParams` in which alsd_pp and aes_pp differ."""
 
     @property
     def device_modes(self) -> dict[str, str | None]:
@@ -143,7 +143,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         return results
 
     def _open_tokens(self, hypotheses: TransducerNBest, r: int) -> int:
-        """Number of tokens of the best hypothesis that are not shared by all live hypotheses."""
+        """Return the number of tokens of the best hypothesis that are not shared by all live hypotheses."""
         b, beams = int(hypotheses.rows[r]), hypotheses.state.beams
         ends = beams.beam[b]["node"][beams.live[b]]
         best = beams.beam[b, hypotheses.order[r, 0]]["node"]

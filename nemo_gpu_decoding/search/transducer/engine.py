@@ -52,7 +52,7 @@ class TransducerStreams:
     fusions: FusionArrays
 
     def selected(self, rows: np.ndarray) -> TransducerStreams:
-        """A copy of some utterances."""
+        """Return a copy of some utterances."""
         beams = TransducerBeams(*(part[rows] for part in self.beams))
         return TransducerStreams(
             beams,
@@ -74,7 +74,7 @@ class TransducerStreams:
 
     @property
     def needed(self) -> np.ndarray:
-        """[n] the first frame that a hypothesis may still read."""
+        """Return [n] the first frame that a hypothesis may still read."""
         return np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
 
     def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:
@@ -213,12 +213,12 @@ class TransducerEngine(Engine):
 
 
 def concatenated(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
-    """The valid frames of all utterances, [sum of lengths, D]."""
+    """Return the valid frames of all utterances, [sum of lengths, D]."""
     return torch.cat([encoder_output[b, : lengths[b]] for b in range(len(lengths))])
 
 
 def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
-    """The valid frames of all utterances, concatenated, [sum of lengths, D].
+    """Return the valid frames of all utterances, concatenated, [sum of lengths, D].
 
     Raises:
         ValueError: a valid frame holds NaN or infinity.
@@ -249,7 +249,7 @@ class Predictions:
 
     @classmethod
     def start(cls, networks: TransducerNetworks, n: int, entries: int) -> Predictions:
-        """A cache in which entry 0 of every utterance holds the empty text."""
+        """Return a cache in which entry 0 of every utterance holds the empty text."""
         output, state = networks.start()
 
         def spread(row: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ class Predictions:
         return (self.outputs, *self.state)
 
     def selected(self, rows: np.ndarray, n: int) -> Predictions:
-        """A copy of the entries of some of the n utterances."""
+        """Return a copy of the entries of some of the n utterances."""
         numbers = torch.from_numpy(rows).to(self.outputs.device)
 
         def chosen(part: Tensor) -> Tensor:

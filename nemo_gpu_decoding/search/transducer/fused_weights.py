@@ -74,7 +74,7 @@ class FusedWeights:
         self._fused: dict[torch.dtype, MadeOfWeights[Fused]] = {}  # by the type that products are computed in
 
     def why_not(self, device: torch.device) -> str | None:
-        """None if the networks can be fused for `device`, else the reason in one line."""
+        """Return None if the networks can be fused for `device`, else the reason in one line."""
         networks = self._networks
         if type(networks) is not LSTMNetworks and type(networks) is not StatelessNetworks:
             return f"{type(networks).__name__} are called through methods of their own"
@@ -96,12 +96,12 @@ class FusedWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the networks' outputs; requires that `why_not` is None."""
+        """Return the type of the networks' outputs; requires that `why_not` is None."""
         assert isinstance(self._networks, (LSTMNetworks, StatelessNetworks))
         return product_dtype(self._networks.prediction_projection.weight)
 
     def current(self) -> Fused:
-        """The fused weights for the present weights and autocast type; requires that `why_not` is None."""
+        """Return the fused weights for the present weights and autocast type; requires that `why_not` is None."""
         networks = self._networks
         assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
         with self._lock:
@@ -120,7 +120,7 @@ def _fused(networks: LSTMNetworks | StatelessNetworks) -> Fused:
 
 
 def _modules(networks: LSTMNetworks | StatelessNetworks) -> list[tuple[nn.Module, type[nn.Module]]]:
-    """The modules that are fused, except for a norm, and their supported types."""
+    """Return the modules that are fused, except for a norm, and their supported types."""
     modules: list[tuple[nn.Module, type[nn.Module]]] = [(networks.prediction_projection, nn.Linear)]
     if isinstance(networks, LSTMNetworks):
         return [*modules, (networks.embedding, nn.Embedding), (networks.lstm, nn.LSTM)]
@@ -141,7 +141,7 @@ def _table_bytes(networks: LSTMNetworks | StatelessNetworks) -> int:
 
 
 def _sources(networks: LSTMNetworks | StatelessNetworks) -> list[Tensor]:
-    """The weights that are fused."""
+    """Return the weights that are fused."""
     norm = [networks.norm] if isinstance(networks, StatelessNetworks) else []
     return [weight for module in [*(m for m, _ in _modules(networks)), *norm] for weight in module.parameters()]
 

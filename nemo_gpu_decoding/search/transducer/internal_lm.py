@@ -21,7 +21,7 @@ CHUNK = 256  # contexts that the networks read together
 
 @torch.inference_mode()
 def internal_lm(networks: TransducerNetworks) -> Arpa:
-    """The internal LM as a bigram over tokens.
+    """Return the internal LM as a bigram over tokens.
 
     A 1-gram is the mean of a token's bigrams over all contexts. The LM has no `</s>`, because a transducer emits none.
 

@@ -49,11 +49,11 @@ class TransducerNetworks(Protocol):
         ...
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """A context for every call of a search: evaluation mode inside; the mode is restored afterwards."""
+        """Return a context for every call of a search: evaluation mode inside; the mode is restored afterwards."""
         ...
 
     def project_encoder(self, frames: Tensor) -> Tensor:
-        """[N, D] encoder frames to [N, H]."""
+        """Return [N, D] encoder frames to [N, H]."""
         ...
 
     def start(self) -> tuple[Tensor, State]:
@@ -61,11 +61,11 @@ class TransducerNetworks(Protocol):
         ...
 
     def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
-        """Predictions [N, H] and states of N texts after one more token each; labels [N] int64."""
+        """Return predictions [N, H] and states of N texts after one more token each; labels [N] int64."""
         ...
 
     def join(self, frames: Tensor, predictions: Tensor) -> Tensor:
-        """Logits [N, V + 1], for TDT [N, V + 1 + durations], of N pairs."""
+        """Return logits [N, V + 1], for TDT [N, V + 1 + durations], of N pairs."""
         ...
 
 
@@ -198,12 +198,12 @@ class LSTMNetworks(ModuleNetworks):
         return self._projected(value), (_layers(hiddens), _layers(cells))
 
     def table_bytes(self) -> int:
-        """Size of `input_table`."""
+        """Return the size of `input_table`."""
         weight = self.lstm.all_weights[0][0]
         return self.embedding.num_embeddings * weight.shape[0] * product_dtype(weight).itemsize
 
     def input_table(self) -> Tensor | None:
-        """[V + 1, 4 * hidden_size], the contribution of every label to the gates of the first layer.
+        """Return [V + 1, 4 * hidden_size], the contribution of every label to the gates of the first layer.
 
         It saves half of the LSTM's work, and is recomputed when a weight has changed. None if it would be too large,
         or if changes cannot be detected.
@@ -218,7 +218,7 @@ class LSTMNetworks(ModuleNetworks):
 
 
 def _layers(values: list[Tensor]) -> Tensor:
-    """[N, hidden_size] per layer to [N, layers, hidden_size]."""
+    """Return [N, hidden_size] per layer to [N, layers, hidden_size]."""
     return torch.stack(values, 1) if len(values) > 1 else values[0][:, None]
 
 
@@ -265,7 +265,7 @@ class StatelessNetworks(ModuleNetworks):
 
 
 def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
-    """Durations of a TDT model: different integers >= 0.
+    """Return durations of a TDT model: different integers >= 0.
 
     Raises:
         ValueError: they are not.
@@ -307,14 +307,14 @@ Versions = list[tuple[int, int]]
 
 
 def versions(sources: Sequence[Tensor]) -> Versions | None:
-    """A value that changes when one of the tensors changes; None if changes cannot be detected."""
+    """Return a value that changes when one of the tensors changes; None if changes cannot be detected."""
     if any(source.is_inference() for source in sources):
         return None
     return [(source.data_ptr(), source._version) for source in sources]
 
 
 def whole_blocks(rows: Tensor) -> Tensor:
-    """Rows [N, ...] on a CPU followed by zeros up to a multiple of ROW_BLOCK.
+    """Return rows [N, ...] on a CPU followed by zeros up to a multiple of ROW_BLOCK.
 
     Without the zeros, the rounding of a row in a matrix product depends on the number of rows.
     """
@@ -325,7 +325,7 @@ def whole_blocks(rows: Tensor) -> Tensor:
 
 
 def product_dtype(weight: Tensor) -> torch.dtype:
-    """The type in which torch multiplies by a weight: that of autocast if it is on, else that of the weight."""
+    """Return the type in which torch multiplies by a weight: that of autocast if it is on, else that of the weight."""
     device = weight.device.type
     if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -340,7 +340,7 @@ class MadeOfWeights(Generic[T]):
     _value: T | None = None
 
     def current(self, sources: Sequence[Tensor], make: Callable[[], T]) -> T | None:
-        """The value for these weights; None if their changes cannot be detected."""
+        """Return the value for these weights; None if their changes cannot be detected."""
         now = versions(sources)
         if now is not None and now != self._seen:
             self._value = make()
@@ -382,7 +382,7 @@ def _can_pack(rows: Tensor, weight: Tensor) -> bool:
 
 
 def _has_onednn() -> bool:
-    """Whether torch has the oneDNN operators that torch.compile uses for linear layers."""
+    """Return whether torch has the oneDNN operators that torch.compile uses for linear layers."""
     operators = torch.ops.mkldnn
     return torch.backends.mkldnn.is_available() and all(
         hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")

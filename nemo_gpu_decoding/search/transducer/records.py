@@ -265,7 +265,7 @@ MOVE_ROWS = Signature(
 
 
 def _values(*shape: str, **options: bool) -> Tensor:
-    """A tensor in the type that the networks compute in."""
+    """Return a tensor in the type that the networks compute in."""
     return Tensor(tuple(FLOAT_TYPES), shape, type_name="Value", **options)
 
 

@@ -70,7 +70,7 @@ def best_ends(tokens, counts, final, search, lm, ends):
 
 @compiled
 def all_ends(tokens, final, search, lm):
-    """All ways to end an utterance.
+    """Return all ways to end an utterance.
 
     Args:
         final: as in `best_ends`; if False, every token is an end and costs nothing more.
@@ -99,7 +99,7 @@ def all_ends(tokens, final, search, lm):
 
 @linked
 def end_cost(token, epsilon, search, lm):
-    """Cost of the end after a token, or after a closure arc; inf if that state is not final."""
+    """Return the cost of the end after a token, or after a closure arc; inf if that state is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
     state, boost, olabel = keys.state_of(token.key), keys.boost_of(token.key), np.int32(0)
     if epsilon != keys.NONE:
@@ -147,7 +147,7 @@ def final_difference(context, lm):
 
 @no_refcount
 def count_back_pointers(back_pointers, at):
-    """Length of the chain of back-pointers that begins with number `at`."""
+    """Return the length of the chain of back-pointers that begins with number `at`."""
     count = 0
     while at != keys.NONE:
         at = back_pointers[at].previous
@@ -181,13 +181,13 @@ class FoundPaths(NamedTuple):
     ended: np.ndarray  # [P] bool, whether the costs contain final costs
 
     def steps_of(self, n: int) -> Steps:
-        """The steps of path n."""
+        """Return the steps of path n."""
         part = slice(int(self.step_ends[n - 1]) if n else 0, int(self.step_ends[n]))
         return Steps(*(values[part] for values in self.steps))
 
 
 def ends_of(states: Sequence[WordGraphStream], final: bool) -> np.ndarray:
-    """[R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
+    """Return [R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
     for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and models
         models, scorer = state.models, state.models.lm_scorer

@@ -113,7 +113,7 @@ def _add_link(candidate, target, state, work):
 
 @linked
 def _breaks_tie(candidate, token, search, lm, current):
-    """Whether a candidate replaces a next token with the same key and cost.
+    """Return whether a candidate replaces a next token with the same key and cost.
 
     Ties are broken by arc, cost before the arc, key of the source, closure arc. The last three are the order in
     `token_groups.keep_best`.
@@ -131,7 +131,7 @@ def _breaks_tie(candidate, token, search, lm, current):
 
 @linked
 def _cost_before(source, epsilon, search):
-    """Cost of a candidate before its arc: the cost of its source plus the cost of the closure arc."""
+    """Return the cost of a candidate before its arc: the cost of its source plus the cost of the closure arc."""
     cost = source.cost
     if epsilon != keys.NONE:
         closure = search.graph.epsilons[epsilon]
@@ -171,7 +171,7 @@ class Table(NamedTuple):
 
 @linked
 def find_slot(key, context, table, lm):
-    """The slot of the entry with a key and LM context; if there is none, the empty slot where it belongs."""
+    """Return the slot of the entry with a key and LM context; if there is none, the empty slot where it belongs."""
     slots, entries, mask = table.slots, table.entries, np.uint64(table.mask)
     at = (keys.hash_of(key, context) >> keys.SLOT_SHIFT) & mask
     while slots[at].stamp == table.stamp and not (

@@ -134,7 +134,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return graph
 
     def _arguments(self, config: Any, fusion: Fusion) -> tuple[Any, ...]:
-        """The arguments that make this decoder, with these options."""
+        """Return the arguments that make this decoder, with these options."""
         return self.graph, self.vocab_size, self.blank_id, config, fusion, self.pieces
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -188,7 +188,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     def _result(
         self, state: WordGraphStream, path: result.WordPath, ended: bool, overflows: int, n_best: int, final: bool
     ) -> NBest[result.WordPath]:
-        """The hypotheses of a stream; `path` is the best one after the committed words."""
+        """Return the hypotheses of a stream; `path` is the best one after the committed words."""
         lattice = None
         if self.config.keeps_links and (final or n_best > 1):
             lattice = lattice_of(state, ended)
@@ -205,7 +205,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         )
 
     def _committed(self, state: WordGraphStream, steps: Steps) -> int | None:
-        """The number of tokens that all live hypotheses share; None if the live hypotheses are not known."""
+        """Return the number of tokens that all live hypotheses share; None if the live hypotheses are not known."""
         if state.live is None:
             return None
         _, count = shared_steps(state)
@@ -213,7 +213,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
     def n_best(self, lattice: Lattice, n: int = 1) -> NBest[result.WordPath]:
-        """The n best hypotheses of a lattice of this decoder, such as a rescored one.
+        """Return the n best hypotheses of a lattice of this decoder, such as a rescored one.
 
         Raises:
             ValueError: n < 1.
@@ -222,7 +222,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return NBest(paths, int(lattice.node_frames[-1]), () if lattice.reaches_end else (NO_END,), lattice=lattice)
 
     def _paths(self, lattice: Lattice, n: int) -> tuple[result.WordPath, ...]:
-        """The n best paths of a lattice with different words, with the confidence of each word."""
+        """Return the n best paths of a lattice with different words, with the confidence of each word."""
         best = lattice_paths(lattice.n_best(n), lattice.reaches_end)
         paths = self._word_paths(best, [lattice.models] * len(best.ends), second=lattice.second)
         return result.with_confidence(paths)
@@ -234,7 +234,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         states: Sequence[WordGraphStream] = (),
         second: SecondLM | None = None,
     ) -> list[result.WordPath]:
-        """Paths as results; with `states` they begin after the committed words, but their scores include these.
+        """Return paths as results; with `states` they begin after the committed words, but their scores include these.
 
         NumPy handles all paths at once, because a NumPy call takes as long for one number as for all.
         """
@@ -287,7 +287,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     # ------------------------------------------------------------------------------------ models
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
-        """The models of utterance i of a batch."""
+        """Return the models of utterance i of a batch."""
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
@@ -404,7 +404,7 @@ class PagedBigLM(CudaWFST):
 
     @cached_property
     def _opened_lms(self) -> LmPair:
-        """The LMs for the words of `opened_graph`."""
+        """Return the LMs for the words of `opened_graph`."""
         return with_more_words(self._lms, self.opened_graph, self._large, self._small)
 
 
@@ -419,7 +419,7 @@ def _check_epsilons(graph: WordGraph) -> None:
 
 
 def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:
-    """Warnings about the result of a stream."""
+    """Return warnings about the result of a stream."""
     notes = () if ended == final else (NO_END,)
     if overflows:
         return (*notes, f"a table was full {overflows} times, which narrowed the beam there")

@@ -243,7 +243,7 @@ def _expand_groups(groups, row, state, search, lm, work):
 
 @linked
 def cheapest_of(groups, count):
-    """Index of the first group with the lowest cost."""
+    """Return the index of the first group with the lowest cost."""
     cheapest = 0
     for g in range(count):
         if groups[g].cost < groups[cheapest].cost:

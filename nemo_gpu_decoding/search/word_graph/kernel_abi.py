@@ -74,7 +74,7 @@ STREAM_COUNTERS = np.dtype(
 
 
 def best_path_of(token: np.dtype) -> np.dtype:
-    """The record of a best path, for one type of tokens."""
+    """Return the record of a best path, for one type of tokens."""
     return np.dtype(
         [
             ("best", token),  # the cheapest token
@@ -233,7 +233,7 @@ CAPACITY = dtype_of(Capacity)
 
 
 def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
-    """Sizes for an utterance of cuda_wfst."""
+    """Return sizes for an utterance of cuda_wfst."""
     groups = max(2 * max_active, LEAST_GROUPS)
     tokens, candidates = token_capacity(max_active), max(CANDIDATES, 2 * THREADS)
     return Capacity(
@@ -264,12 +264,12 @@ def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity
 
 
 def slots_for(entries: int) -> int:
-    """Size of a hash table that is at most three quarters full: a power of two."""
+    """Return the size of a hash table that is at most three quarters full: a power of two."""
     return 1 << (entries * 4 // 3).bit_length()
 
 
 def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, ...]:
-    """The shape in bytes of a buffer of `batch` utterances."""
+    """Return the shape in bytes of a buffer of `batch` utterances."""
     sizes = (getattr(capacity, str(axis)) for axis in tensor.shape[1:])
     return batch, *sizes, tensor.layout.record_bytes or tensor.layout.dtypes[0].itemsize
 

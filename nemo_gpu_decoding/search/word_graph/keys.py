@@ -58,7 +58,7 @@ def label_of(key):
 
 @linked
 def context_of(token, lm):
-    """The LM context of a token; 0 without a large LM."""
+    """Return the LM context of a token; 0 without a large LM."""
     if lm is None:
         return np.int64(0)
     else:  # numba removes a branch of this form before it infers types
@@ -72,14 +72,14 @@ def hash_of(key, context):
 
 @linked
 def ordered_bits(value):
-    """An integer of 32 bits, as int64, that has the order of float32 values."""
+    """Return an integer of 32 bits, as int64, that has the order of float32 values."""
     bits = np.int64(np.float32(value + np.float32(0.0)).view(np.int32))  # -0 becomes +0
     return -(bits & 0x7FFFFFFF) if bits < 0 else bits  # the bits of negative floats have the reverse order
 
 
 @linked
 def rank_of(cost, key, context):
-    """A number with the order of candidates: by cost, then by the hash of the key."""
+    """Return a number with the order of candidates: by cost, then by the hash of the key."""
     return (ordered_bits(cost) << HASH_BITS) + np.int64(hash_of(key, context) >> np.uint64(64 - HASH_BITS))
 
 

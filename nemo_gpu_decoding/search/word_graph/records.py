@@ -180,5 +180,5 @@ class Workspace(NamedTuple):
 
 
 def token_capacity(max_active: int) -> int:
-    """Capacity for next tokens: four times `max_active`, because at most about `max_active` survive."""
+    """Return the capacity for next tokens: four times `max_active`, because at most about `max_active` survive."""
     return max(4 * max_active, MAX_EPSILONS + 1)

@@ -203,7 +203,7 @@ def join(key, g, olabel, cost, origin, search, lm, work):
 
 @linked
 def group_of(key, work):
-    """The number of the group with a key; adds the group if there is none.
+    """Return the number of the group with a key; adds the group if there is none.
 
     The capacity suffices if there is capacity for one more context, because there are at most as many groups.
     """
@@ -241,7 +241,7 @@ def add_context(c, g, work):
 
 @linked
 def find_context_slot(key, context, olabel, work):
-    """The slot of an LM context of a group, or the free slot for it if it has none."""
+    """Return the slot of an LM context of a group, or the free slot for it if it has none."""
     slots, entries, stamp = work.lm.context_slots, work.lm.contexts, work.stamps[2]
     mask = np.uint64(work.frame[0].context_mask)
     at = ((keys.hash_of(key, context) + np.uint64(olabel) * keys.OTHER_HASH) >> keys.SLOT_SHIFT) & mask
@@ -358,7 +358,7 @@ def _insert(cost, c, at, first, order, contexts):
 
 @linked
 def _is_cheaper(cost, c, ordered, contexts):
-    """Whether context c with this cost precedes another one, by cost, then LM context, then output label."""
+    """Return whether context c with this cost precedes another one, by cost, then LM context, then output label."""
     if cost != ordered.cost:
         return cost < ordered.cost
     context, other = contexts[c], contexts[ordered.context]

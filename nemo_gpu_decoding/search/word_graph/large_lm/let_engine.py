@@ -43,7 +43,7 @@ class LetStream:
 
 
 def new_let_stream(models: StreamModels) -> LetStream:
-    """A stream before its first frame: one token, whose node has one context, the start states of the LMs."""
+    """Return a stream before its first frame: one token, whose node has one context, the start states of the LMs."""
     assert models.lm_scorer is not None
     tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, let_nodes.LET_COUNTERS)
     tokens["key"] = models.first_key
@@ -150,7 +150,7 @@ def _collect_back_pointers(state, new, past):
 
 
 def without(stream: LetStream, committed: Committed, root: int) -> LetStream:
-    """The stream without the back-pointers before `root`, which `collect` then drops."""
+    """Return the stream without the back-pointers before `root`, which `collect` then drops."""
     stream.arrays.back_pointers["previous"][root] = NONE
     return replace(stream, committed=committed)
 
@@ -169,7 +169,7 @@ def forget_contexts(state):
 
 @compiled
 def live_pasts(tokens, state):
-    """[n] int32: the newest back-pointer, or NONE, of every context of the expanded live nodes."""
+    """Return [n] int32: the newest back-pointer, or NONE, of every context of the expanded live nodes."""
     marks, count = np.zeros(state.counters[0].nodes, np.int32), 0
     let_lattice.mark_live(tokens, state, marks, False)
     pasts = np.empty(state.counters[0].contexts, np.int32)
@@ -325,7 +325,7 @@ def new_let_workspace(
 
 
 def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """A workspace with twice the capacity for a frame, the same tokens and the same LM query cache."""
+    """Return a workspace with twice the capacity for a frame, the same tokens and the same LM query cache."""
     larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
     return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))
 

@@ -89,7 +89,7 @@ def links_to_ends(
     models: tuple[records.Search, LmScorer | None],
     work: records.Workspace,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The links of a lattice and the tokens at its end.
+    """Return the links of a lattice and the tokens at its end.
 
     Args:
         state: the stream's arrays; all nodes that lead to the ends are expanded.
@@ -124,7 +124,7 @@ def _sizes(lattice: LatticeLinks, state: NodeArrays) -> np.ndarray:
 def _listed(
     state: NodeArrays, extra: np.ndarray, models: tuple[records.Search, LmScorer | None], work: records.Workspace
 ) -> np.ndarray:
-    """[n] LINK from context to context."""
+    """Return [n] LINK from context to context."""
     capacity = 4 * int(state.counters["links"][0]) + 64
     while True:
         reached = Reached(extra.copy(), np.empty(capacity, records.LINK), np.zeros(1, np.int64))
@@ -297,7 +297,7 @@ def _follow(n, c, chain, state, models, work):
 
 @linked
 def _context_with(lm, n, state):
-    """The number of a node's context with this LM context, or NONE."""
+    """Return the number of a node's context with this LM context, or NONE."""
     node = state.nodes[n]
     for c in range(node.begin, node.begin + node.count):
         if state.contexts[c].lm == lm:
@@ -307,7 +307,7 @@ def _context_with(lm, n, state):
 
 @linked
 def _is_listed(begin, c, arc, epsilon, reached):
-    """Whether a link from a context by these arcs is listed from `begin` on."""
+    """Return whether a link from a context by these arcs is listed from `begin` on."""
     is_listed = False
     for at in range(begin, min(reached.total[0], len(reached.links))):
         link = reached.links[at]

@@ -132,7 +132,7 @@ def add_link(n, source, arc, epsilon, cost, log_prob, state):
 
 @linked
 def is_within(n, state):
-    """Whether a node represents a step within a frame; False if it has no links."""
+    """Return whether a node represents a step within a frame; False if it has no links."""
     newest = state.nodes[n].newest
     return newest != keys.NONE and state.links[newest].arc <= JOIN_MOVE
 
@@ -228,7 +228,7 @@ def most_above(n, state, search):
 
 @linked
 def _is_before(at, c, other_at, other_c, state):
-    """Whether the first of two ways to one context precedes the other one at the same cost.
+    """Return whether the first of two ways to one context precedes the other one at the same cost.
 
     The order is by arc, key of the source, frame of the source and closure arcs. It does not depend on the order of
     work.
@@ -282,7 +282,7 @@ def _add_back_pointer(context, node, state, search):
 
 @linked
 def best_context(node, contexts):
-    """The number of a node's cheapest context."""
+    """Return the number of a node's cheapest context."""
     best = node.begin
     for n in range(node.begin + 1, node.begin + node.count):
         if _is_cheaper(contexts[n], contexts[best]):
@@ -346,7 +346,7 @@ def begin_merge(total, work):
 
 @linked
 def number_of(lm, begin, count, total, state, work):
-    """The number, counted from `begin`, of the context with this LM context; `count` if there is none."""
+    """Return the number, counted from `begin`, of the context with this LM context; `count` if there is none."""
     contexts, number = state.contexts, count
     if total <= FEW:
         for n in range(count):

@@ -86,7 +86,7 @@ def small_of(context):
 
 @linked
 def is_dominated(gap, context, other, search, lm):
-    """Whether a token with LM context `other` is dominated by one with `context` that costs less by `gap`."""
+    """Return whether a token with LM context `other` is dominated by one with `context` that costs less by `gap`."""
     bounds, weight, most = lm.lms.bounds, lm.difference_weight, np.float32(1e-3)  # for rounding errors
     if len(bounds) == 0 or search.params.keeps_links:
         return False
@@ -161,7 +161,7 @@ CONTEXT_BOUNDS = np.dtype([("backoff_to", np.uint32), ("over", np.float32), ("un
 
 
 def context_bounds(lm: PackedArrays) -> np.ndarray:
-    """[S] CONTEXT_BOUNDS of the S states of a back-off automaton."""
+    """Return [S] CONTEXT_BOUNDS of the S states of a back-off automaton."""
     bounds = np.empty(len(lm.states) - 1, CONTEXT_BOUNDS)
     bounds["backoff_to"], bounds["over"], bounds["under"] = lm.states["backoff_to"][:-1], np.inf, np.inf
     _fill_bounds(lm, bounds)

@@ -90,7 +90,7 @@ class Lattice:
         return len(self.links)
 
     def n_best(self, n: int) -> list[LatticePath]:
-        """The n cheapest paths with different words, best first; exact.
+        """Return the n cheapest paths with different words, best first; exact.
 
         Raises:
             ValueError: n < 1.
@@ -105,7 +105,7 @@ class Lattice:
         return texts
 
     def pruned(self, beam: float) -> Lattice:
-        """The lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
+        """Return the lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
 
         Raises:
             FieldError: beam is not > 0.
@@ -115,7 +115,7 @@ class Lattice:
         return replace(self, node_frames=frames, links=links, ends=ends)
 
     def rescored(self, lm: PackedLM, weight: float, *, lm_share: float = 0.0) -> Lattice:
-        """The lattice with another LM's costs in place of those of the graph and of its LM; exact.
+        """Return the lattice with another LM's costs in place of those of the graph and of its LM; exact.
 
         The cost of a path is reduced by (1 - lm_share) times its costs of the graph. It is increased by weight times
         the LM's cost of its words and of </s>. With paged_biglm, the costs of the graph include the large LM's.
@@ -161,7 +161,7 @@ class Lattice:
     # ---------------------------------------------------------------------------------- exports
 
     def arcs(self) -> np.ndarray:
-        """Arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
+        """Return arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
 
         State 0 is the start. Ends become arcs to the last state. A link with several words becomes several arcs
         through additional states. The graph cost includes boosting.
@@ -176,7 +176,7 @@ class Lattice:
         return " ".join(self.graph.words[word] for word in closest.tolist())
 
     def determinized(self, beam: float | None = None, *, max_states: int = 50_000) -> WordLattice:
-        """The cheapest path for each word sequence: Kaldi's compact lattice [Povey et al. 2012].
+        """Return the cheapest path for each word sequence: Kaldi's compact lattice [Povey et al. 2012].
 
         Args:
             beam: largest cost of a sequence above the best one, natural log, > 0; None: the lattice beam.

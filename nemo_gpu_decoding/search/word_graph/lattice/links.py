@@ -76,7 +76,7 @@ def name_links(links, nodes, names):
 
 @compiled
 def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
-    """The n cheapest paths to an end with different words.
+    """Return the n cheapest paths to an end with different words.
 
     Args:
         links: [L] LINK, sorted by target.
@@ -184,7 +184,7 @@ def _insert(entries, begin, size, n, words, cost, previous, link):
 
 @compiled
 def path_links(entries, entry):
-    """The indices of the links of a path, first to last, int64."""
+    """Return the indices of the links of a path, first to last, int64."""
     count, at = 0, entry
     while entries[at].link != NONE:
         at = entries[at].previous

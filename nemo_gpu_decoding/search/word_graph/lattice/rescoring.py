@@ -32,7 +32,7 @@ class SecondLM(NamedTuple):
     lm_share: float  # factor of the LM costs of the search, >= 0
 
     def cost(self, words: np.ndarray, *, final: bool) -> float:
-        """The weighted cost of words [N] int64 of the graph, including that of </s> if `final`."""
+        """Return the weighted cost of words [N] int64 of the graph, including that of </s> if `final`."""
         arrays, state, total = self.lm.arrays, self.lm.start_state, 0.0
         labels = self.labels[words].tolist()
         if final and self.lm.sentence_end != NO_LABEL:
@@ -187,7 +187,7 @@ def add_end_costs(ends, states, graph, lm):
 
 @linked
 def _cost_of_label(olabel, state, graph, lm):
-    """The weighted LM cost of the words of an output label, and the LM state after them."""
+    """Return the weighted LM cost of the words of an output label, and the LM state after them."""
     total, num_words = 0.0, len(lm.labels)
     if olabel != 0:
         for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):

@@ -58,7 +58,7 @@ class WordLattice:
         return self.arcs["graph_cost"] + self.arcs["acoustic_cost"]
 
     def n_best(self, n: int) -> list[WordSequence]:
-        """The n cheapest word sequences, best first.
+        """Return the n cheapest word sequences, best first.
 
         Raises:
             ValueError: n < 1.
@@ -114,7 +114,7 @@ class WordLattice:
 
 
 def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: WordGraph) -> np.ndarray:
-    """Arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
+    """Return arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
 
     A link with several words becomes several arcs. The first of them has the link's label and costs. Ends become
     arcs to the last state.
