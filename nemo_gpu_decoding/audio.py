@@ -175,7 +175,7 @@ class Sound:
             frame = max(0, frame - part.frames)
 
     def read_channels(self, count: int) -> np.ndarray:
-        """The next samples, [count, channels] float32; fewer at the end of a recording, and none at that of the file.
+        """Return the next samples, [count, channels] float32; fewer at the end of a recording, none at the file's end.
 
         Raises:
             RuntimeError: the file is damaged here.
@@ -195,7 +195,7 @@ class Sound:
 
 
 def _recordings(path: Path) -> tuple[list[Any], str]:
-    """The recordings that are joined in a file, each open at its beginning, and why the end is missing or ""."""
+    """Return the recordings that are joined in a file, open at their beginnings, and why the end is missing or ""."""
     import soundfile
 
     begins = _beginnings(*file_key(path))
@@ -297,7 +297,7 @@ def _with_size(content: bytes) -> io.BytesIO:
 
 @lru_cache(4)
 def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
-    """What ffmpeg decodes of a file, as a temporary file, and its last message or ""; None if it decodes nothing."""
+    """Decode a file with ffmpeg: its temporary file, and its last message or ""; None if it decodes nothing."""
     if shutil.which("ffmpeg") is None:
         return None
     target = NamedTemporaryFile(suffix=".caf")  # noqa: SIM115  (removed with the entry of the cache)
@@ -365,7 +365,7 @@ class MonoReader(Sound):
             count -= len(block)
 
     def read_readable(self, count: int) -> tuple[np.ndarray, str]:
-        """As `read`, of a file whose end may be damaged: the samples before the damage, and its reason or ""."""
+        """Read a file whose end may be damaged: the samples before the damage, and the reason for the damage or ""."""
         blocks, fault = [np.zeros(0, np.float32)], ""
         while count > 0 and not fault:
             try:

@@ -54,7 +54,7 @@ def _fill(key: Hashable, entry: Future[Any], build: Callable[[], Any]) -> None:
 
 
 def file_key(path: str | PathLike[str]) -> tuple[str, int, int]:
-    """Identifies the content of a file by its path, size and modification time."""
+    """Return a value that identifies the content of a file by its path, size and modification time."""
     resolved = Path(path).resolve()
     status = resolved.stat()
     return str(resolved), status.st_size, status.st_mtime_ns
@@ -71,7 +71,7 @@ def clear() -> None:
 
 @contextmanager
 def one_process_at_a_time(lock: Path) -> Iterator[None]:
-    """A lock between processes of this machine; the system releases it when a process dies."""
+    """Hold a lock between processes of this machine; the system releases it when a process dies."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock, so processes repeat the work

@@ -45,7 +45,7 @@ class FieldError(ValueError):
 
 @contextmanager
 def fields_named(form: str) -> Iterator[None]:
-    """Within this block, a FieldError is about the field `form.format(name of the field)`."""
+    """Name the field of a FieldError `form.format(name of the field)` within this block."""
     try:
         yield
     except FieldError as error:
@@ -96,13 +96,13 @@ def check_bool(field: str, value: Any) -> None:
 
 
 def check_kind(field: str, value: Any, kind: Any, made_by: str = "") -> None:
-    """Raise a FieldError unless `value` is of this class; `made_by` says what makes such objects."""
+    """Raise a FieldError unless `value` is of this class; `made_by` names what makes such objects."""
     if not isinstance(value, kind):
         raise FieldError(field, value, f"a {kind.__name__}{made_by}")
 
 
 def leave_out(name: str, faults: Sequence[str], kept: int, what: str = "phrases") -> None:
-    """One warning for the items of a list that are left out because of their faults.
+    """Warn once of the items of a list that are left out because of their faults.
 
     Raises:
         ValueError: no items are kept.
@@ -116,6 +116,6 @@ def leave_out(name: str, faults: Sequence[str], kept: int, what: str = "phrases"
 
 
 def did_you_mean(name: str, valid: Iterable[str], form: str = " (did you mean '{}'?)", cutoff: float = 0.6) -> str:
-    """ " (did you mean 'beam_size'?)", or "" if no valid name is similar."""
+    """Return " (did you mean 'beam_size'?)", or "" if no valid name is similar."""
     close = difflib.get_close_matches(name, list(valid), 1, cutoff)
     return form.replace("{}", close[0], 1) if close else ""

@@ -56,7 +56,7 @@ def inlined(function: F) -> F:
 
 
 def no_refcount(function: F) -> F:
-    """Like `compiled`, for functions that neither create nor return arrays.
+    """Compile like `compiled`, for functions that neither create nor return arrays.
 
     numba counts references to each array that a function uses, with atomic instructions. In a search that
     reads a few elements of many arrays, these took half of the time (measured). A function without new
@@ -66,7 +66,7 @@ def no_refcount(function: F) -> F:
 
 
 def linked(function: F) -> F:
-    """Like `no_refcount`, for functions that only compiled code calls; they are compiled with their callers.
+    """Compile like `no_refcount`, for functions that only compiled code calls, together with their callers.
 
     This halves the compile time, see `jit_linked.py`. Python cannot call such functions.
     """
@@ -87,7 +87,7 @@ def _jit(function: F, **options: Any) -> Any:
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> Any:
-    """Plain Python cannot read the fields of records by their names."""
+    """Raise an error: plain Python cannot read the fields of records by their names."""
     raise ValueError(f"NUMBA_DISABLE_JIT is set, expected unset: {name} exists as compiled code only")
 
 
@@ -266,7 +266,7 @@ def _fingerprint() -> str:
 
 @intrinsic
 def not_below(typing_context, row, begin, least):
-    """LANES bits, one for each value of a contiguous float32 array from row[begin] on: it is NaN, or at least `least`.
+    """Return LANES bits, one for each value of a float32 array from row[begin] on: it is NaN, or at least `least`.
 
     A loop over the values would add up its results, which takes longer than the comparisons.
     """

@@ -79,7 +79,7 @@ def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
 
 
 def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, where: str = "") -> Utterance:
-    """The utterance of a file, with its row of the manifest if there is one; `fault` if the audio cannot be read.
+    """Return the utterance of a file, with its row of the manifest if there is one; `fault` if it is unreadable.
 
     Args:
         where: the place of the row, for messages.
@@ -136,7 +136,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
 
 
 def numbered_rows(lines: Iterable[bytes], manifest: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The rows of a manifest: number of the line, from 1, its place for messages, and what `read_row` returns."""
+    """Yield the rows of a manifest: the number of the line, its place for messages, and what `read_row` returns."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"manifest={manifest}, line {number}"
@@ -150,7 +150,7 @@ def located(folder: Path, name: str) -> Path:
 
 
 def read_row(line: bytes, where: str) -> dict[str, Any]:
-    """One line of a NeMo manifest; of an invalid line the fields that can be copied, with the reason as `FAULT`."""
+    """Read one line of a NeMo manifest; of an invalid line the fields that can be copied, and why as `FAULT`."""
     try:
         row = parse_row(line, where)
         check_characters(row, where)
@@ -189,7 +189,7 @@ def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
 
 
 def part_in(row: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Offset and duration of the part of a file that a row is; `duration` counts beside `offset` only, as in NeMo."""
+    """Return offset and duration of the part of a file in a row; `duration` counts with `offset` only, as in NeMo."""
     return (0.0, None) if row.get("offset") is None else (row["offset"], row.get("duration"))
 
 
@@ -220,7 +220,7 @@ def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Reference texts of usable utterances, for commands that need them all."""
+    """Return the reference texts of usable utterances, for commands that need them all."""
     for utterance in utterances:
         if utterance.text is None:
             raise ValueError(f"{utterance.label} has no `text` in the manifest; error rates need it")

@@ -25,7 +25,7 @@ class WordErrors:
 
     @property
     def wer(self) -> float:
-        """Errors per reference word; without reference words, infinite or (without errors) 0."""
+        """Return errors per reference word; without reference words, infinite or (without errors) 0."""
         if self.words:
             return self.total / self.words
         return float("inf") if self.total else 0.0
@@ -53,7 +53,7 @@ class PhraseScore:
 
     @property
     def fscore(self) -> float:
-        """Harmonic mean of precision and recall."""
+        """Return the harmonic mean of precision and recall."""
         both = self.precision + self.recall
         return 2 * self.precision * self.recall / both if both else 0.0
 
@@ -187,7 +187,7 @@ def _logits(confidence: Sequence[float]) -> np.ndarray:
 
 
 def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration:
-    """The measures of confidences in [0, 1]; NaN where they are not defined, if all words are right or all wrong."""
+    """Measure confidences in [0, 1]; a measure is NaN where all words are right or all are wrong."""
     values, right = np.asarray(confidence, float), np.asarray(correct, bool)
     bins = np.minimum((values * 10).astype(int), 9)
     gaps = [abs(values[bins == b].sum() - right[bins == b].sum()) for b in range(10)]

@@ -125,7 +125,7 @@ def _path_keys(config: Any) -> list[str]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Relative within the folder or its parent, else absolute: long `../..` chains break easily."""
+    """Return a path relative to the folder if it is within its parent, else absolute: long `../..` chains break."""
     for up, base in (("", folder), ("../", folder.parent)):
         if path.is_relative_to(base):
             return up + path.relative_to(base).as_posix()

@@ -78,7 +78,7 @@ def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any]
 
 
 def checked_options(cls: type[T]) -> type[T]:
-    """Decorator of a dataclass of options, whose errors name invalid values and unknown keywords.
+    """Decorate a dataclass of options, whose errors name invalid values and unknown keywords.
 
     Rules between options are the method `check_rules`, which is called when all values are checked.
 

@@ -105,7 +105,7 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """Differs between tokenizers with different pieces."""
+        """Return a hash that differs between tokenizers with different pieces."""
         return hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()[:16]
 
     @cached_property
@@ -183,7 +183,7 @@ class Vocabulary:
         return text
 
     def surfaces(self) -> Iterator[tuple[int, str]]:
-        """Number and text of each piece that is text, with '▁' for the space before a word (' ' in "char")."""
+        """Return number and text of the pieces that are text, with '▁' for the space before a word (' ' in "char")."""
         return ((i, self._shown(i)) for i, piece in enumerate(self.pieces) if piece and not _is_control(piece))
 
     def starts_word(self, i: int) -> bool:
@@ -288,7 +288,7 @@ class Vocabulary:
         return ids
 
     def _merged(self, surface: str) -> Segmentation:
-        """BPE: repeatedly merge the pair with the lowest id, the leftmost one first among equal ids.
+        """Merge pieces as BPE does: repeatedly the pair with the lowest id, the leftmost one among equal ids.
 
         Empty if a character is no piece."""
         find, parts = self._surfaces.get, list(surface)
@@ -303,7 +303,7 @@ class Vocabulary:
         return [] if None in ids else [i for i in ids if i is not None]
 
     def _longest_matches(self, surface: str) -> Segmentation:
-        """WordPiece: the longest match from the left, repeatedly; empty if no piece matches."""
+        """Match pieces as WordPiece does: repeatedly the longest one from the left; empty if no piece matches."""
         ids = []
         while surface:
             longest = range(min(len(surface), self._longest_piece), 0, -1)

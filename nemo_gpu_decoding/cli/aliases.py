@@ -163,7 +163,7 @@ def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> I
 
 
 def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
-    """NeMo's decoding section, without phrases."""
+    """Return NeMo's decoding section, without phrases."""
     config = decoding.config_with_n_best(options, default_head, options.n_best, phrases=None)
     config[decoding.section_of(str(config.strategy))].pop("boosting_tree", None)
     return decoding.with_decoding(config, options)
@@ -211,7 +211,7 @@ def plain_words(text: str) -> list[str]:
 def choose(
     phrases: Sequence[Phrase], counts: Mapping[str, Counter[str]], ordinary: Iterable[str], most: int, min_count: int
 ) -> list[Phrase]:
-    """The phrases with new aliases: those that are heard for one phrase only, and do not occur in ordinary texts."""
+    """Return the phrases with new aliases, which are heard for one phrase only and do not occur in ordinary texts."""
     owners = Counter(alias for counter in counts.values() for alias in counter)
     taken = {" ".join(plain_words(text)) for phrase in phrases for text in (phrase.text, *phrase.aliases)}
     known = PhraseWords.of(owners)

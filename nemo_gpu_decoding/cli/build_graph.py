@@ -185,7 +185,7 @@ def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabula
 
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
-    """A progress bar over the steps of building. Yields a function that the caller calls when a step begins."""
+    """Show a progress bar of the build. The block gets a function that the caller calls when a step begins."""
     from nemo_gpu_decoding.graph.build import BUILD_STEPS
 
     with tqdm(total=BUILD_STEPS, unit="step", desc="graph", disable=None, file=sys.stderr) as bar:

@@ -223,7 +223,7 @@ def keys_of(config: DictConfig) -> dict[str, str]:
 
 
 def decoding_config(strategy: str | None, preset: str | None, options: Mapping[str, Any]) -> DictConfig:
-    """NeMo's `decoding` section: the preset, overridden by the options that are not None.
+    """Return NeMo's `decoding` section: the preset, overridden by the options that are not None.
 
     Without a preset, the strategy's shipped preset is the base, adapted to an LM and phrases if they are given.
     Without a strategy, that of the preset is used, or flexctc_beam.
@@ -377,7 +377,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _identity(file: str) -> Any:
-    """Equal for all names of a file."""
+    """Return a value that is equal for all names of a file."""
     if os.path.isfile(file):
         return os.stat(file).st_dev, os.stat(file).st_ino
     return os.path.realpath(file)

@@ -61,7 +61,7 @@ class StrategyPath:
 
 
 def run(options: DoctorOptions) -> int:
-    """Print the facts; changes nothing but the verdicts of checks, loads no model and does not import NeMo."""
+    """Print the facts. This loads no model, does not import NeMo and changes nothing but the verdicts of checks."""
     facts = examine()
     paths = strategy_paths(check=options.check)
     if options.json:
@@ -93,7 +93,7 @@ def examine() -> list[Fact]:
 
 
 def torch_facts() -> list[Fact]:
-    """torch's build, its GPU and the default number of CPU threads of the decoders."""
+    """Return torch's build, its GPU and the default number of CPU threads of the decoders."""
     import torch
 
     from nemo_gpu_decoding.cuda.launch import runtime
@@ -122,7 +122,7 @@ def gpu_advice(cuda_build: bool) -> str:
 
 
 def driver_fact() -> Fact:
-    """NVIDIA's driver, as reported by nvidia-smi."""
+    """Return the version of NVIDIA's driver that nvidia-smi reports."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Fact("NVIDIA driver", "none")
@@ -145,7 +145,7 @@ def cuda_python_fact() -> Fact:
 
 
 def nvrtc_fact() -> Fact:
-    """NVRTC compiles kernels; torch's CUDA builds bring it."""
+    """Return the version of NVRTC, which compiles kernels; torch's CUDA builds bring it."""
     from nemo_gpu_decoding.cuda import nvrtc
 
     try:
@@ -200,7 +200,7 @@ def extra_facts() -> list[Fact]:
 
 
 def numba_facts() -> list[Fact]:
-    """numba, and the cache of compiled code; without a cache every process compiles again."""
+    """Return numba's version and its cache of compiled code. Without a cache every process compiles again."""
     from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
 
     folder = cache_folder()
@@ -210,7 +210,7 @@ def numba_facts() -> list[Fact]:
 
 
 def strategy_paths(*, check: bool = False) -> list[StrategyPath]:
-    """Every registered strategy and the backend that `auto` means for it here; `check`: check its kernels now."""
+    """Return each registered strategy and the backend that `auto` means for it; `check`: check its kernels now."""
     from nemo_gpu_decoding.cuda.compile import kernel_files
 
     why_not = cuda_obstacle() if kernel_files() else "it has no CUDA kernels in this version"

@@ -89,7 +89,7 @@ class Point(_Values):
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Sort key among equally good points: smaller searches, then smaller weights, then defaults."""
+        """Return the sort key among equally good points: smaller searches, then smaller weights, then defaults."""
         weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
         way = (self.refund == "nemo", bool(self.overlapping), self.ac_threshold or 0.0, self.score_norm is False)
         return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *way)
@@ -139,7 +139,7 @@ class Searches:
 
     @property
     def refunds(self) -> tuple[str, ...]:
-        """The refunds that work with the phrases and the preset: NeMo's have neither penalties nor whole words."""
+        """Return the refunds that suit the phrases and the preset: NeMo's allow no penalties and no whole words."""
         from nemo_gpu_decoding.fusion.boosting import REFUNDS, read_phrases, weight_of
 
         if self._files["phrases"] is None:
@@ -278,7 +278,7 @@ def later_stages(
 
 
 def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
-    """Ranking by score instead of score per token, with bonuses per token and the LM weights next to the best one.
+    """Return points near the best one that rank by score instead of score per token, with a bonus per token.
 
     A bonus offsets the preference of plain scores for short hypotheses.
     """
@@ -288,7 +288,7 @@ def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequence[float], best: Point) -> list[Point]:
-    """Other beam sizes and segmentations with the best weights and all boosting weights."""
+    """Return other beam sizes and segmentations, with the best weights and all boosting weights."""
     fixed: dict[str, Sequence[Any]] = {k: [value] for k, value in best._asdict().items() if value is not None}
     fixed |= {"beam_size": sizes, "segmentations": segmentations, "boosting_weight": weights}
     points = combinations(**fixed)
@@ -303,7 +303,7 @@ def _paid(ways: Sequence[dict[str, Any]], weights: Sequence[float], best: Point)
 def _heard(
     options: TuneOptions, thresholds: Sequence[float], section: str, most_bonus: float, best: Point
 ) -> list[Point]:
-    """Thresholds of a phrase's probability, with the best boosting weight and larger ones."""
+    """Return points with thresholds of a phrase's probability, with the best boosting weight and larger ones."""
     every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
     weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
     points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in thresholds for weight in weights]

@@ -45,7 +45,7 @@ class Option:
         return isinstance(self.default, str) and self.default == MISSING
 
     def describe(self, *, brief: bool = False) -> str:
-        """`key=default` and the comment, or its first sentence, wrapped for a terminal."""
+        """Return `key=default` and the comment, or its first sentence, wrapped for a terminal."""
         head = f"  {self.name}={'(required)' if self.required else show_value(self.default)}"
         sentence = re.match(r".*?[^.\s]\.(?=\s|$)", self.comment) if brief else None
         body = textwrap.wrap(sentence[0] if sentence else self.comment, HELP_WIDTH - 6)
@@ -153,7 +153,7 @@ def keys_for_commands(source: type, marks: Collection[Any] = (True, "tune")) -> 
 
 
 def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callable[[type[T]], type[T]]:
-    """Decorator of options of a command that adds those which searches declare with `cli`. null is their default.
+    """Decorate a command's options: add those that searches declare with `cli`. null is their default.
 
     They have the names of NeMo's keys. Options that the command has already stay.
 
@@ -177,7 +177,7 @@ def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callabl
 
 
 def field_comments(options_class: type) -> dict[str, str]:
-    """Field name -> the comment lines right above it and behind it; inherited and added fields included."""
+    """Return the comment lines above and behind each field by its name, inherited and added fields included."""
     comments = dict(getattr(options_class, "added_comments", {}))
     for base in reversed(options_class.__mro__[:-1]):
         comments.update(_own_comments(base))
@@ -237,7 +237,7 @@ def _read_value(options_class: type, key: str, value: str) -> Any:
 
 
 def _names(value: str) -> Any:
-    """A name of a file or pattern as it is, or a list of them in brackets, in which names with commas need quotes."""
+    """Return the name of a file or pattern, or the list in brackets, in which names with commas need quotes."""
     if value == "null":
         return None
     if not (value.startswith("[") and value.endswith("]")) or os.path.lexists(value):

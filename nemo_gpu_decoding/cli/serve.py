@@ -46,7 +46,7 @@ OPTIONS = ServeOptions
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until interrupted; the address on stdout."""
+    """Serve until interrupted; print the address to stdout."""
     server = build_server(options)
     asyncio.run(_serve(server))
     return 0

@@ -171,7 +171,7 @@ OPTIONS = TranscribeOptions
 
 
 def run(options: TranscribeOptions) -> int:
-    """Transcribe; texts to stdout, JSON lines to `out`, progress, errors and totals to stderr.
+    """Transcribe: write texts to stdout, JSON lines to `out`, progress, errors and totals to stderr.
 
     With a folder as `out`, the texts go to its files and a table of totals to stdout.
 
@@ -262,7 +262,7 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
 
 
 def content_of(path: str) -> str:
-    """Name, size and digest of a file, of a large one of its beginning and end; another value is returned unchanged.
+    """Return name, size and digest of a file (of a large one: of its beginning and end), other values unchanged.
 
     >>> content_of("no_such_file")
     'no_such_file'
@@ -279,7 +279,7 @@ def content_of(path: str) -> str:
 
 
 def kept_file(out: Path | None) -> Path | None:
-    """The hidden file beside `out` with what an interrupted run has decoded; None without `out`, and for a device."""
+    """Return the hidden file beside `out` that keeps what a run has decoded; None for a device or without `out`."""
     return None if out is None or (out.exists() and not out.is_file()) else out.with_name(f".{out.name}.run")
 
 
@@ -293,7 +293,7 @@ def workers_of(options: TranscribeOptions) -> Workers:
 
 
 def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> DictConfig:
-    """NeMo's decoding section for these options."""
+    """Return NeMo's decoding section for these options."""
     config = decoding.config_with_n_best(options, options.head or default_head, options.n_best)
     if options.timestamps or options.subtitles or options.min_confidence:
         config.compute_timestamps = True

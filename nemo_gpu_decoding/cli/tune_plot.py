@@ -33,7 +33,7 @@ def options_of_panels(trials: Sequence[Trial]) -> list[str]:
 
 
 def best_by(trials: Sequence[Trial], *names: str) -> dict[Any, Trial]:
-    """Values of these options -> the best trial with them over all other options; `trials` are sorted, best first."""
+    """Map values of these options to the best trial with them over all others; `trials` are sorted, best first."""
     best: dict[Any, Trial] = {}
     for trial in trials:
         values = tuple(getattr(trial.point, name) for name in names)

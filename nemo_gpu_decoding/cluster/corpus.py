@@ -79,7 +79,7 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
 
 
 def _expand(option: str, value: Any) -> list[str]:
-    """The files of a path, a URL, a pattern or a list; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
+    """Return the files of a path, URL, pattern or list; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
     urls = []
     for pattern in map(str, value if isinstance(value, (list, tuple)) else [value]):
         file = path_of(pattern)
@@ -111,7 +111,7 @@ def _ranges(pattern: str) -> list[str]:
 
 
 def shards_of(corpus: Corpus) -> list[tuple[str, str]]:
-    """The names of the manifests with digests of their content; for `audio`, with a digest of the list of files."""
+    """Return the names of the manifests with digests of their content; for `audio`, a digest of the list of files."""
     if corpus.audio:
         return [("audio", _digest(BytesIO("\n".join(corpus.audio).encode(errors="surrogateescape"))))]
     shards = []
@@ -177,7 +177,7 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
-    """The location of a row's audio: its path or URL, which may be relative to the manifest, or that of its tar."""
+    """Return the path or URL of a row's audio or of its tar; it may be relative to the manifest."""
     name = str(row["audio_filepath"])
     if tars:
         index = row.get("shard_id", shard)
@@ -197,7 +197,7 @@ def _absolute(url: str) -> str:
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:
-    """Duration from the file's header; 0 if it cannot be read. The worker reads the file, and reports errors."""
+    """Return the duration in the file's header; 0 if it cannot be read, because the worker reports the error."""
     import soundfile
 
     with suppress(RuntimeError, ValueError, OSError), local_copy(audio) as path:
@@ -214,7 +214,7 @@ Audio = tuple[dict[str, Any], Path | str]
 
 @contextmanager
 def local_copy(url: str) -> Iterator[Path]:
-    """A local file with the content of a path or URL; a temporary copy is removed afterwards."""
+    """Open a local file with the content of a path or URL; a temporary copy is removed afterwards."""
     if "://" not in url:
         yield Path(url)
         return
@@ -227,7 +227,7 @@ def local_copy(url: str) -> Iterator[Path]:
 
 @contextmanager
 def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
-    """The utterances of a partition, in order; temporary copies of their audio are removed afterwards.
+    """Open the utterances of a partition, in order; temporary copies of their audio are removed afterwards.
 
     Args:
         rows: rows of `corpus.write_rows`, for single files or for one tar file.
@@ -280,7 +280,7 @@ class Folder(NamedTuple):
 
     @property
     def fs(self) -> DirFileSystem:
-        """Its file system, with names relative to the folder."""
+        """Return the folder's file system, with names relative to the folder."""
         fs, path = url_to_fs(self.url)
         return DirFileSystem(path, fs)
 
@@ -305,7 +305,7 @@ class Folder(NamedTuple):
 
     @contextmanager
     def open_whole(self, name: str) -> Iterator[IO[bytes]]:
-        """A new file that becomes visible when it is closed.
+        """Open a new file that becomes visible when it is closed.
 
         On local disks it is renamed into place; object stores show an object when it is complete.
         """

@@ -112,7 +112,7 @@ class Worker(Transcriber):
         return totals
 
     def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
-        """As `Transcriber.batch`; the time is added to the totals."""
+        """Run `Transcriber.batch`, and add the time to the totals."""
         started = time.perf_counter()
         transcripts = super().batch(rows, read)
         longest = max(rows, key=lambda row: row.duration)
@@ -122,7 +122,7 @@ class Worker(Transcriber):
         return transcripts
 
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
-        """As `Transcriber.decode`. If the batch fails, each utterance is decoded alone."""
+        """Run `Transcriber.decode`. If the batch fails, each utterance is decoded alone."""
         try:
             return super().decode(utterances, outputs)
         except Exception as error:
@@ -285,7 +285,7 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
 
 
 def _connected(workers: Workers) -> Any:
-    """Ray, connected to the cluster."""
+    """Yield Ray, connected to the cluster."""
     if not workers.verbose:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # hides messages about actors that Ray restarts
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray must not change CUDA_VISIBLE_DEVICES

@@ -70,7 +70,7 @@ def bonus_automaton(
 
 
 def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha: float) -> WordGraph:
-    """A graph whose costs contain the bonuses; alpha is the factor of the LM's costs, other arguments as above."""
+    """Return a graph whose costs contain the bonuses; alpha is the factor of the LM's costs, the rest is as above."""
     states, arcs, epsilons, sequences = (array.copy() for array in graph.arrays)
     bonuses, entry = np.append(weights, np.zeros(len(sequences))), max(penalty, -MOST_ENTRY)
     begins, inside = np.zeros((2, len(states)), bool)
@@ -90,7 +90,7 @@ def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha:
 
 
 def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], float]:
-    """The part of a bonus that each beginning of a hotword earns, by its characters; parents before children."""
+    """Return the part of a bonus that each beginning of a hotword earns, by its characters; parents come first."""
     earned: dict[tuple[int, ...], float] = {}
     for spelled, bonus in hotwords.items():
         lengths = np.cumsum([alphabet.lengths[token] for token in spelled]).tolist()

@@ -74,7 +74,7 @@ class LanguageModel:
         self._weighted: tuple[Any, WordGraph | None] = None, None  # the last weights, and the graph with them
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return a copy builds its own graph."""
+        """Discard the graph of a copy, which builds its graph again."""
         weights = self.alpha, self.beta, self.unk_score_offset, self.score_boundary
         return type(self), (self.path, self.unigrams, *weights)
 

@@ -54,7 +54,7 @@ class Graph:
 
     @cached_property
     def meeting(self) -> list[str]:
-        """The value that depends on frames alone and the value that depends on texts alone which meet in one node.
+        """Return the values that meet in one node: one depends on frames alone, the other on texts alone.
 
         Raises:
             ValueError: there is more than one of either.

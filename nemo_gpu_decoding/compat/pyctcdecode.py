@@ -300,7 +300,7 @@ class BeamSearchDecoderCTC:
     # ------------------------------------------------------------------------------------ search
 
     def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request | None]]]:
-        """The utterances without hotwords and those with hotwords: their numbers, search, and weights of each."""
+        """Return the utterances without and with hotwords: their numbers, their search and the weights of each."""
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
@@ -341,7 +341,7 @@ class BeamSearchDecoderCTC:
     # ----------------------------------------------------------------------------------- results
 
     def _log_probs(self, name: str, logits: Any) -> np.ndarray:
-        """See `log_probs_of`.
+        """Return what `log_probs_of` returns.
 
         Raises:
             ValueError: another shape; the message has `name`.
@@ -371,7 +371,7 @@ class BeamSearchDecoderCTC:
         return 1 if self._language_model is None else max(1, self._language_model.order - 1)
 
     def _beam(self, path: Path, values: np.ndarray, before: int, score_before: float) -> OutputBeam:
-        """A hypothesis without the frames and the score of what comes before; `values`: log-probs, the blank last."""
+        """Return a hypothesis without the frames and scores before it; `values`: log-probs, the blank last."""
         starts = path.frames - before
         stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens.tolist()))
         frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]
@@ -397,7 +397,7 @@ def _options(
     hotword_weight: float,
     n_best: int,
 ) -> _Options:
-    """Checked options."""
+    """Check the options and return them."""
     check_int("beam_width", beam_width, 1, 1 << 30)
     check_number("hotword_weight", hotword_weight, negative=True)
     if not -math.inf < beam_prune_logp < 0:

@@ -65,11 +65,11 @@ class WordSearch(CudaWFST):
         self._is_sampled = True
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
-        """Without a warning of large bonuses: the user does not choose the beam of the graph."""
+        """Return the largest bonus without a warning, because the user does not choose the beam of the graph."""
         return weight * max(0.0, float(boosting.arrays.states["upper_bound"].max())) * self.graph.most_words
 
     def _parts(self, *path: Any) -> tuple[float, float, float]:
-        """None: beams have whole scores, and the parts take time to add up."""
+        """Return zeros: beams have whole scores, and the parts take time to add up."""
         return 0.0, 0.0, 0.0
 
 
@@ -98,7 +98,7 @@ def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarra
 
 
 def likely_of(log_probs: np.ndarray, token_min_logp: float) -> np.ndarray:
-    """Log-probs in which all tokens below token_min_logp are `SKIPPED`, but for the most likely one of each frame."""
+    """Return log-probs in which tokens below token_min_logp are `SKIPPED`, but for the likeliest one of each frame."""
     least = np.minimum(log_probs.max(axis=1, keepdims=True), max(token_min_logp, LEAST_LOGP))
     return np.where(log_probs >= least, log_probs, SKIPPED)
 

@@ -76,7 +76,7 @@ def parakeet_inputs(model: Any, **inputs: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def tokenizer_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
-    """The first `size` tokens of a tokenizer; it spells the phrases. `size`: V of a model whose blank is token V.
+    """Return the first `size` tokens of a tokenizer, which spell phrases. `size`: V of a model whose blank is token V.
 
     Raises:
         ValueError: the tokenizer has fewer tokens.

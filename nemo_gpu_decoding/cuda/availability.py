@@ -68,7 +68,7 @@ def _compiler_problem(device: torch.device) -> str | None:
 
 
 def _driver_problem() -> str | None:
-    """Return a driver runs code of any older compiler, and of newer ones of its own major version."""
+    """Return whether the driver runs the code: it runs that of older compilers and of its own major version."""
     supported, compiler = driver_version(), nvrtc.version()
     if supported[0] < compiler[0]:
         return (

@@ -175,7 +175,7 @@ def _check_parameters(function: Any, signature: Signature) -> None:
 # ---------------------------------------------- The driver, with exceptions in place of status codes
 @cache
 def bindings() -> Any:
-    """`cuda.bindings.driver`; `cuda.bindings.runtime` has a CUDA runtime that refuses older drivers."""
+    """Return `cuda.bindings.driver`; `cuda.bindings.runtime` has a CUDA runtime that refuses older drivers."""
     return importlib.import_module("cuda.bindings.driver")
 
 

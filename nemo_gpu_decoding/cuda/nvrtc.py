@@ -24,7 +24,7 @@ class Compiled:
 
 @lru_cache(maxsize=1)
 def version() -> tuple[int, int]:
-    """Major and minor version of the NVRTC library that cuda-python finds."""
+    """Return the major and minor version of the NVRTC library that cuda-python finds."""
     major, minor = _checked("nvrtcVersion", _bindings().nvrtcVersion())
     return int(major), int(minor)
 

@@ -69,7 +69,7 @@ def header_of(module_name: str) -> str:
 
 
 def struct_name(constant: str) -> str:
-    """`GraphState` for `GRAPH_STATE`."""
+    """Return `GraphState` for `GRAPH_STATE`."""
     return "".join(part.capitalize() for part in constant.strip("_").split("_"))
 
 

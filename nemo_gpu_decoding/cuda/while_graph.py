@@ -46,7 +46,7 @@ class CapturedGraph:
     """A captured graph, which replays on torch's current stream asynchronously."""
 
     def __init__(self, graph: Any, stream: torch.cuda.Stream, pool: Any) -> None:
-        """Args: an executable graph, the stream on which it was captured and the memory of its tensors."""
+        """Take an executable graph, the stream on which it was captured and the memory of its tensors."""
         self._graph, self._stream, self._pool = graph, stream, pool
 
     def replay(self) -> None:

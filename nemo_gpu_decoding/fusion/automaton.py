@@ -156,7 +156,7 @@ class BackoffAutomaton:
     def from_records(
         cls, states: np.ndarray, arcs: np.ndarray, vocab_size: int, start_state: int, name: str
     ) -> BackoffAutomaton:
-        """Like `from_columns`, from [S] STATE without bounds and [A] ARC; writes to the states."""
+        """Do as `from_columns`, from [S] STATE without bounds and [A] ARC; writes to the states."""
         _check_structure(name, vocab_size, start_state, states, arcs)
         arcs = _with_dense_roots(states, arcs, vocab_size)
         _add_bounds(states, arcs)
@@ -243,7 +243,7 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
 
 
 def joined(automata: Sequence[BackoffAutomaton]) -> tuple[BackoffAutomaton, list[int]]:
-    """Several automata over the same labels as one, and the start state of each in it.
+    """Join several automata over the same labels into one, and return the start state of each in it.
 
     Raises:
         ValueError: they have too many states or arcs for int32 numbers.
@@ -291,7 +291,7 @@ def _check_structure(name: str, vocab_size: int, start_state: int, states: np.nd
 
 
 def _check_backoff_ends(name: str, backoff_to: np.ndarray) -> None:
-    """Every back-off chain must reach a root: follow all of them, doubling the stride each time."""
+    """Check that every back-off chain reaches a root: follow all chains, doubling the stride each time."""
     reached = backoff_to
     for _ in range(max(1, len(backoff_to).bit_length())):
         reached = reached[reached]
@@ -301,7 +301,7 @@ def _check_backoff_ends(name: str, backoff_to: np.ndarray) -> None:
 
 
 def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
-    """Labels must grow strictly within every state."""
+    """Check that labels grow strictly within every state."""
     if len(labels) < 2:
         return
     grows = np.ones(len(labels), bool)

@@ -434,13 +434,13 @@ class BoostingTree(BackoffAutomaton):
 
     @cached_property
     def _continues(self) -> Any:
-        """`is_continuation` as a list: single items of arrays are slow. []: None."""
+        """Return `is_continuation` as a list, because single items of arrays are slow. []: None."""
         assert self.table is not None
         return [] if self.table.is_continuation is None else self.table.is_continuation.tolist()
 
     @cached_property
     def _trie(self) -> dict[Hashable, Any]:
-        """Units -> the same for the units after it; under `_NUMBER` the first sequence of the key that ends here.
+        """Return a tree of units; under `_NUMBER` stands the first sequence of the key that ends there.
 
         A long list has phrases of many lengths. The trie replaces a look-up of each length at each unit. Where one key
         is left, a pair of it and its sequence takes the place of dictionaries: long lists exceed the CPU's caches.

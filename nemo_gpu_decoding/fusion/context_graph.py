@@ -124,7 +124,7 @@ class Trie:
         return np.where(self._keys[at] == keys, self._nodes[at], -1)
 
     def find_or_add(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Like `find`, but adds missing children."""
+        """Find children like `find`, but add missing ones."""
         children = self.find(nodes, labels)
         missing = np.flatnonzero(children < 0)
         if len(missing):
@@ -202,7 +202,7 @@ class _NodeWeights:
 
 
 def token_scores(length: int, context_score: float, depth_scaling: float, uniform: bool) -> np.ndarray:
-    """NeMo's bonus of each token of a phrase, larger for later tokens, [length]."""
+    """Return NeMo's bonus of each token of a phrase, larger for later tokens, [length]."""
     scores = np.full(length, context_score, np.float64)
     if not uniform:
         scores[1:] = context_score * depth_scaling + np.log(np.arange(2, length + 1))
@@ -327,7 +327,7 @@ class _LastNodes:
 def _apart(
     trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """committed, kept and failure link of each node without `overlapping`."""
+    """Return committed, kept and failure link of each node without `overlapping`."""
     committed, kept = np.zeros(len(trie)), np.zeros(len(trie))
     committed_end, kept_end = np.zeros(len(trie), np.int64), np.zeros(len(trie), np.int64)  # in tokens
     ending = np.zeros(len(trie), np.int64)  # the longest suffix, or the node itself, with a bonus
@@ -358,7 +358,7 @@ def _apart(
 def _overlapping(
     trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """committed, kept, earned and revocable of each node with `overlapping`."""
+    """Return committed, kept, earned and revocable of each node with `overlapping`."""
     committed, kept, earned, revocable = (np.zeros(len(trie)) for _ in range(4))
     for level in trie.levels():
         parents = trie.parents[level]
@@ -386,7 +386,7 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
 def _nemo_refund(
     trie: Trie, links: np.ndarray, sequences: Sequence[ScoredSequence], paths: list[np.ndarray], uniform: bool
 ) -> _NodeWeights:
-    """NeMo's weights, including its errors; they depend on the order of the sequences."""
+    """Return NeMo's weights, including its errors; they depend on the order of the sequences."""
     token_score: list[float | None] = [None] * len(trie)
     node_score, is_end = np.zeros(len(trie)), np.zeros(len(trie), bool)
     for sequence, path in zip(sequences, paths, strict=True):

@@ -144,7 +144,7 @@ class _Reader:
         self.is_root = self.backoff_to == np.arange(len(self.states))
 
     def arcs_of(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The own arcs of states [N]: how many each has, [N]; the row of each arc in `states`, [A]; the arcs, [A]."""
+        """Return how many arcs the states [N] have, [N]; the row of each arc in `states`, [A]; the arcs, [A]."""
         counts = self.counts[states]
         rows = np.repeat(np.arange(len(states)), counts)
         offsets = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]

@@ -72,7 +72,7 @@ class Fusion:
 
     @cached_property
     def token_lms(self) -> tuple[BackoffAutomaton | None, dict[str | None, int]]:
-        """One automaton of all LMs, and the start state of each by its name in a request; None is that of `lm`."""
+        """Return one automaton of all LMs, and the start state of each by its name in a request; None: `lm`."""
         if not self.lm_pool:
             return self.token_lm, {}
         lms: dict[str | None, BackoffAutomaton] = {} if self.lm is None else {None: self.lm}

@@ -308,7 +308,7 @@ def _labels(
 
 
 def _symbol_readers(pieces: tuple[str, ...] | None) -> dict[str, Callable[[str], int]]:
-    """Per encoding, a function from a symbol to its token id or _NO_TOKEN."""
+    """Return a function per encoding, which maps a symbol to its token id or _NO_TOKEN."""
     readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
     if pieces is not None:
         ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}

@@ -269,7 +269,7 @@ class Aliases:
         return "".join([*parts, text[at:]])
 
     def _matches(self, text: str, *, is_open: bool) -> Iterator[tuple[int, int, str]]:
-        """Begin and end of each alias in a text, and its phrase.
+        """Yield begin and end of each alias in a text, and its phrase.
 
         With `is_open`, the last match may be an end of the text that begins an alias; its phrase is "".
         """

@@ -199,7 +199,7 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """Depends on the contents of the LM's file, not on its name."""
+        """Return a hash that depends on the contents of the LM's file, not on its name."""
         digest = hashlib.sha256(f"{_RECIPE_VERSION} {DETERMINIZE_DELTA} {MINIMIZE_DELTA}".encode())
         with open(self.arpa, "rb") as file:
             while block := file.read(1 << 20):
@@ -229,7 +229,7 @@ class Recipe:
 
     @cached_property
     def words(self) -> list[str]:
-        """By label: epsilon, all words of the LM that can be spelled, <unk> in an open vocabulary."""
+        """Return the words by label: epsilon, all words of the LM that can be spelled, <unk> in an open vocabulary."""
         spoken = [word for word in self.grammar.words if word in self.lexicon.spellings]
         if not spoken:
             known = f"its words are {', '.join(map(repr, list(self.lexicon.spellings)[:3]))}"
@@ -328,7 +328,7 @@ class Recipe:
 
 
 def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger.info) -> Fst:
-    """minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights."""
+    """Compute minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights."""
     require("kaldifst")
     import kaldifst
 
@@ -350,7 +350,7 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
 
 
 def _determinize(lg: Any, progress: Progress) -> None:
-    """determinize* in place, with a limit on the number of states, because it may not terminate."""
+    """Run determinize* in place, with a limit on the number of states, because it may not terminate."""
     import kaldifst
 
     most = MOST_GROWTH * lg.num_states + 10_000
@@ -380,7 +380,7 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 def _read_symbols(path: Path) -> dict[int, str]:
-    """words.txt: a symbol and its number in each line."""
+    """Read words.txt, which has a symbol and its number in each line."""
     symbols = {}
     for number, line in enumerate(read_lines(path), 1):
         if not (fields := line.split()):

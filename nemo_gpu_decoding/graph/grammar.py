@@ -93,7 +93,7 @@ def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Gramma
 
 
 def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fst:
-    """G, restricted to words with an output label.
+    """Build G, restricted to words with an output label.
 
     Args:
         outputs: [number of words] label of each word in the FST; 0 leaves the word out.
@@ -178,7 +178,7 @@ def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
 
 
 def _worse_than_backoff(automaton: BackoffAutomaton, sources: np.ndarray, arcs: np.ndarray) -> dict[int, set[int]]:
-    """Per state, the words that are less likely than by back-off, and END."""
+    """Return for each state the words that are less likely than by back-off, and END."""
     states = automaton.arrays.states
     suffix, backoff = states["backoff_to"], states["backoff_weight"].astype(np.float64)
     keys = sources * automaton.vocab_size + arcs["label"]

@@ -178,7 +178,7 @@ def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
 def lexicon_fst(
     lexicon: Lexicon, outputs: Mapping[str, int], backoff_label: int, unknown: tuple[int, OpenVocabulary] | None = None
 ) -> LexiconFst:
-    """L over the words in `outputs`. Input labels: token + 1, then #0, #1, ...
+    """Build L over the words in `outputs`. Input labels: token + 1, then #0, #1, ...
 
     Args:
         outputs: label of each word in G.

@@ -85,7 +85,7 @@ def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) ->
 
 
 def _new_loop(graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels) -> tuple[np.ndarray, np.ndarray]:
-    """The two states of the loop, without closure arcs, and their arcs: of first pieces, and of other pieces."""
+    """Return the two states of the loop, without closure arcs, and their arcs: of first pieces, and of others."""
     assert graph.spellings is not None
     first, begins = len(graph.arrays.arcs), len(graph.arrays.states)
     beginning = np.unique(graph.spellings.beginning)
@@ -138,7 +138,7 @@ def _with_entrances(
 
 
 def num_opened_labels(graph: csr.WordGraph) -> int:
-    """The number of labels, without word sequences, of `with_new_words(graph)`; 0: the graph takes no new words."""
+    """Return the number of labels, without word sequences, of `with_new_words(graph)`; 0: it takes no new words."""
     known = graph.spellings is not None and len(graph.spellings.beginning) > 0
     if graph.unknown or not known or NEW_WORDS not in graph.report or len(graph.arrays.word_sequences):
         return 0

@@ -189,7 +189,7 @@ class Batcher:
             self.metrics.partial_seconds.observe(seconds)
 
     def _try(self, chunks: list[Chunk]) -> list[StepOutput] | BaseException:
-        """A step, in the recognizer's thread. Exceptions are returned, also SystemExit, which would end the thread."""
+        """Run a step in the recognizer's thread. Return exceptions, also SystemExit, which would end the thread."""
         try:
             self._drop(later={chunk.stream for chunk in chunks})
             return self.recognizer.step(chunks)
@@ -258,7 +258,7 @@ class _Process(Collector):
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process in bytes; 0 if the system does not provide it."""
+    """Return the resident memory of this process in bytes; 0 if the system does not provide it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

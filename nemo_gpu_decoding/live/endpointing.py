@@ -102,7 +102,7 @@ KALDI_RULES = EndpointConfig()
 
 
 def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
-    """Rules from the options of a config file.
+    """Build rules from the options of a config file.
 
     Args:
         options: "kaldi", or values by rule and condition, {"rule2": {"min_trailing_silence": 0.8}, "rule1": None};

@@ -70,7 +70,7 @@ class Recognizer(Protocol):
     def languages(self) -> list[str]: ...
 
     def prepare(self, wanted: StreamOptions) -> Any:
-        """`Chunk.options` for the options of a client. Raises a FieldError for options that are not supported."""
+        """Return `Chunk.options` for a client's options. Raises a FieldError for options that are not supported."""
 
     def left_out(self, options: Any) -> list[str]:
         """Return the phrases of a client that cannot be boosted; `options` are those of `prepare`."""

@@ -374,7 +374,7 @@ def _is_gone(socket: WebSocket) -> bool:
 
 
 def _outcome(field: str) -> str:
-    """The outcome of a stream in the metrics: phrases, for the field phrases[3]; never a name chosen by a client."""
+    """Return a stream's outcome for the metrics: phrases, for the field phrases[3]; never a client's own name."""
     field = field.partition("[")[0]
     return field if field in OUTCOMES else "message"
 

@@ -54,7 +54,7 @@ def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
 
 
 def _characters(word: Word) -> Iterator[Word]:
-    """The characters of a word without pieces that is too long for a line, with equal times; others stay whole."""
+    """Yield the characters of a word without pieces that is too long for a line; other words stay whole."""
     text, seconds = word.word, word.end - word.start
     is_whole = is_line(text, seconds) or not any(map(is_unspaced, text))
     begins = [0] if is_whole else [n for n in range(len(text)) if not n or not belongs_to_last(text[n])]
@@ -91,7 +91,7 @@ def _text(words: Sequence[Word]) -> str:
 
 
 def _time(seconds: float, mark: str) -> str:
-    """HH:MM:SS,mmm, with `mark` before the milliseconds."""
+    """Format seconds as HH:MM:SS,mmm, with `mark` before the milliseconds."""
     milliseconds = round(seconds * 1000)
     rest, milliseconds = divmod(milliseconds, 1000)
     return f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}{mark}{milliseconds:03}"

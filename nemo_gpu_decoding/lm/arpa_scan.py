@@ -222,7 +222,7 @@ def _scan_line(text, begin, end, symbols, scan, row, unread):
 
 @linked
 def _next_field(text, position):
-    """Begin and end of the next field in the line; both at the newline if there is none."""
+    """Return begin and end of the next field in the line; both are at the newline if there is none."""
     while text[position] != _NEWLINE and _is_space(text[position]):
         position += 1
     begin = position
@@ -233,7 +233,7 @@ def _next_field(text, position):
 
 @linked
 def _is_space(character):
-    """Whether this is a space, a tab or a line end; a vertical tab or form feed may be in a symbol, as in KenLM."""
+    """Return whether this is a space, tab or line end; other white space may be in a symbol, as in KenLM."""
     return character == 32 or character == 9 or character == 10 or character == 13
 
 

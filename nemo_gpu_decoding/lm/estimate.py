@@ -134,7 +134,7 @@ def write_ngrams(
     blocks: Iterable[NGramBlock],
     tokenizer: str = "",
 ) -> None:
-    """Like `write_arpa`, for an LM that may be larger than memory.
+    """Write an LM like `write_arpa`, also one that is larger than memory.
 
     Args:
         counts: number of n-grams of each order.
@@ -234,7 +234,7 @@ def _count(text: np.ndarray, offsets: np.ndarray, order: int, num_symbols: int) 
 
 
 def _adjusted(grams: _NGrams, above: _NGrams | None) -> np.ndarray:
-    """c(g) of each n-gram; `above` are the n-grams that are one symbol longer."""
+    """Return c(g) of each n-gram; `above` are the n-grams that are one symbol longer."""
     if above is None:
         return grams.occurrences.copy()
     before = np.bincount(above.suffix, minlength=len(grams.symbol))
@@ -242,7 +242,7 @@ def _adjusted(grams: _NGrams, above: _NGrams | None) -> np.ndarray:
 
 
 def _discounts(counts: np.ndarray, order: int) -> np.ndarray:
-    """D(0 .. 3+) of one order."""
+    """Return D(0 .. 3+) of one order."""
     one, two, three, four = (int(np.count_nonzero(counts == k)) for k in range(1, 5))
     if one and two and three:
         share = one / (one + 2 * two)

@@ -328,7 +328,7 @@ def _aligned(size: int) -> int:
 
 @compiled
 def _find_bigrams(keys, words, first, inverse):
-    """The row of each key, and its last and first word: key = last * first_factor ^ (1 + word) * second_factor."""
+    """Return the row, last and first word of each key = last * first_factor ^ (1 + word) * second_factor."""
     rows, lasts, befores = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
     n, most = 0, np.uint64(words)
     for last in range(words):
@@ -343,7 +343,7 @@ def _find_bigrams(keys, words, first, inverse):
 
 @compiled
 def _find_longer(sought, keys, firsts, prefixes, before, begin, first, second):
-    """The rows of `sought`, ascending, whose n-grams are a word before one of `keys`; rows of both shorter ones."""
+    """Return the rows of `sought`, ascending, whose n-grams are a word before one of `keys`; and the shorter rows."""
     rows, lasts, befores = (
         np.empty(len(sought), np.int64), np.empty(len(sought), np.int64), np.empty(len(sought), np.int64)
     )  # fmt: skip

@@ -80,12 +80,12 @@ class Footprint(NamedTuple):
 
     @property
     def on_device(self) -> int:
-        """On the GPU with placement device."""
+        """Return the size on the GPU with placement device."""
         return self.tables + self.arcs
 
     @property
     def paged(self) -> int:
-        """On the GPU with placement paged."""
+        """Return the size on the GPU with placement paged."""
         return self.tables + self.cache
 
 
@@ -214,7 +214,7 @@ class DeviceLM:
         return None if self.host_table is None else self.host_table.bytes.view(_WORD)
 
     def arguments(self, name: str) -> dict[str, Any]:
-        """Arguments for `lm_parameters(name)`."""
+        """Return the arguments for `lm_parameters(name)`."""
         values = {
             **{part: getattr(self, part) for part in ("states", "labels", "arcs", "host_arcs", "cache")},
             "cache_slots": 0 if self.cache is None else len(self.cache),

@@ -82,7 +82,7 @@ def num_words(length: int, bits: int) -> int:
 
 @no_refcount
 def read_bits(words, bits, index):
-    """Integer `index` of a packed array (uint64)."""
+    """Return integer `index` of a packed array (uint64)."""
     position = np.int64(index) * np.int64(bits)
     word = position >> 6
     shift = np.uint64(position & 63)

@@ -128,7 +128,7 @@ class _Model:
         return ids
 
     def backed_off(self, n: int, rows: slice | np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
-        """log p(w|h') of n-grams of order n + 1 with the kept n-grams only, [rows] natural log.
+        """Return log p(w|h') of n-grams of order n + 1 with the kept n-grams only, [rows] natural log.
 
         Args:
             backoffs: by order, of all n-grams, log10.
@@ -142,7 +142,7 @@ class _Model:
         return scores
 
     def _log_probs(self, grams: np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
-        """log p(last symbol | the others) of n-grams [M, order], [M] natural log."""
+        """Return log p(last symbol | the others) of n-grams [M, order], [M] natural log."""
         n = grams.shape[1] - 1
         ids = self.number_of(grams)
         is_kept = (ids >= 0) & (kept is None or kept[n][ids])
@@ -177,7 +177,7 @@ class _Masses(NamedTuple):
 
 
 def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
-    """exp D(h, w) - 1 of each n-gram, by order; infinite for 1-grams."""
+    """Return exp D(h, w) - 1 of each n-gram, by order; infinite for 1-grams."""
     orders, backoffs = model.orders, [block.log10_backoffs for block in arpa.orders]
     context_log_probs = orders[0].log_probs(slice(None))
     row = {symbol: i for i, (symbol,) in enumerate(orders[0].block.symbols)}
@@ -208,7 +208,7 @@ def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
 
 
 def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> list[np.ndarray]:
-    """Which n-grams stay: changes above the threshold, and contexts and suffixes of longer n-grams that stay."""
+    """Return which n-grams stay: changes above the threshold, and contexts and suffixes of longer ones that stay."""
     kept = [change >= threshold for change in changes]
     for n in range(len(orders) - 1, 0, -1):
         kept[n - 1][orders[n].context[kept[n]]] = True

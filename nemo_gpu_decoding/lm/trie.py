@@ -163,7 +163,7 @@ def _is_filled(
 
 
 def _cost(log10_weights: np.ndarray) -> np.ndarray:
-    """-ln p of log10 p, float32; a division, as in NeMo, because a product rounds differently."""
+    """Return -ln p of log10 p, float32; a division, as in NeMo, because a product rounds differently."""
     return (log10_weights / -np.log10(np.e)).astype(np.float32)
 
 
@@ -245,7 +245,7 @@ def move_to_contexts(staged, counts, children, first, labels, costs, backoff_cos
 
 @compiled
 def sort_children(children, begin, end, labels, costs, backoff_costs):
-    """Sort the children of nodes begin .. end-1 by label; the first n-gram listed twice, or -1."""
+    """Sort the children of nodes begin .. end-1 by label; return the first n-gram listed twice, or -1."""
     for parent in range(begin, end):
         low, high = np.int64(children[parent]), np.int64(children[parent + 1])
         _sort(low, high, labels, costs, backoff_costs)
@@ -257,7 +257,7 @@ def sort_children(children, begin, end, labels, costs, backoff_costs):
 
 @compiled
 def _sort(low, high, labels, costs, backoff_costs):
-    """Shell sort of all columns of nodes low .. high-1 by label; fast for nearly sorted nodes."""
+    """Sort all columns of nodes low .. high-1 by label with Shell sort, which is fast for nearly sorted nodes."""
     gap = high - low
     while gap > 1:
         gap = max(1, (5 * gap - 1) // 11)
@@ -407,7 +407,7 @@ def link(parents, state_of, children, arcs, states, suffix_states):
 
 @linked
 def _find_backing_off(states, labels, state, label, cost):
-    """The arc with `label` in the first state of the back-off chain that has such an arc; `cost` plus back-offs."""
+    """Find `label` along the back-off chain: return the first arc with it, and `cost` plus the back-offs before it."""
     while state != 0:
         stop = np.int64(states[state + 1].arc_begin)
         place = find_label(labels, np.int64(states[state].arc_begin), stop, label)

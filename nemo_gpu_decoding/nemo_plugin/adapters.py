@@ -180,7 +180,7 @@ def adapted_ctc(base: Any) -> type:
             return self.word_seperator.join(word.text for word in self._written(hypothesis))
 
         def _stamps(self, hypothesis: WordHypothesis, level: str) -> dict[str, list]:
-            """NeMo's `timestamp`, with the frames of tokens and words from the search."""
+            """Return NeMo's `timestamp`, with the frames of tokens and words from the search."""
             words = [
                 {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
                 for word in self._written(hypothesis)

@@ -100,7 +100,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     def _decode(
         self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None
     ) -> tuple[list[NBest], torch.Tensor, dict[int, str]]:
-        """Results, the numbers of decoded frames (0 after an error), and errors by utterance."""
+        """Return results, the numbers of decoded frames (0 after an error), and errors by utterance."""
         errors: dict[int, str] = {}
         while True:
             try:

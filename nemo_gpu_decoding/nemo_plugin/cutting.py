@@ -117,7 +117,7 @@ def choose_segments(
 def _parts(
     words: np.ndarray, loudness: np.ndarray, levels: _Levels, pause: float, step_seconds: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Whether each step is sound, [T]; and the first and the end step of each part between two long pauses, [P].
+    """Return whether each step is sound, [T]; and first and end step of each part between two long pauses, [P].
 
     A pause is long if nothing but background noise lasts `pause` seconds, or silence twice as long: silence may be up
     to 20 dB below the words, as in closures of stops.
@@ -153,7 +153,7 @@ def _steps(seconds: float, step_seconds: float) -> int:
 
 
 def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
-    """Levels of a recording. Loud sound is at least between -34 and -20 dB of words, and 10 dB above silence."""
+    """Measure the levels of a recording. Loud sound is between -34 and -20 dB of words, and 10 dB above silence."""
     in_word = np.zeros(len(loudness), bool)
     for begin, end in words:
         in_word[begin:end] = True
@@ -210,7 +210,7 @@ def _with_faint(
 
 
 def _lengthened(sound: tuple[int, int], segment: tuple[int, int], step_seconds: float) -> tuple[int, int]:
-    """The sound of a segment, and of the silence beside it what a segment of at least SHORTEST seconds needs."""
+    """Lengthen the sound of a segment by the silence beside it until it has SHORTEST seconds, if there is enough."""
     (begin, end), (first, last) = segment, sound
     if first == last:
         return sound
@@ -258,7 +258,7 @@ def _cuts(
 
 
 def _distances(words: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps between each place and the word before it, and the word after it; negative inside a word."""
+    """Return the steps from the word before each place, and to the word after it; negative inside a word."""
     starts = np.append(words[:, 0], np.inf)
     ends = np.insert(np.maximum.accumulate(words[:, 1]).astype(float), 0, -np.inf)
     number = np.searchsorted(words[:, 0], places, side="left")  # of words that begin before the place

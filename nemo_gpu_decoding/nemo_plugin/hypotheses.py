@@ -46,7 +46,7 @@ class BeamHypothesis(Hypothesis):
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:
-        """Confidence of frames with a token, in order; NeMo aggregates it per token."""
+        """Return the confidence of frames with a token, in order; NeMo aggregates it per token."""
         if self.frame_confidence is None:
             return []
         return [
@@ -77,7 +77,7 @@ class TransducerHypothesis(BeamHypothesis):
 
     @property
     def non_blank_frame_confidence(self) -> list[Any]:
-        """Confidence of steps with a token, in order; NeMo uses it as the confidence of tokens."""
+        """Return the confidence of steps with a token, in order; NeMo uses it as the confidence of tokens."""
         return self.step_confidence
 
 

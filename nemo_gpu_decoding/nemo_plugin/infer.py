@@ -105,7 +105,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
     def alternatives(self, nbest: NBest) -> Callable[[], tuple[Place, ...]] | None:
-        """Computes the word alternatives of an utterance; None if the search has one hypothesis."""
+        """Return a function that lists the alternatives of an utterance's words; None if there is one hypothesis."""
         return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
 
     def text_of(self, path: SearchPath) -> str:

@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     fault: str = ""  # why the recording cannot be read to its end
 
     def spans(self) -> list[tuple[float, float]]:
-        """Start and end of each segment in seconds."""
+        """Return start and end of each segment in seconds."""
         times = [[round(min(step * self.step_seconds, self.seconds), 3) for step in span] for span in self.segments]
         return [(start, end) for start, end in times]
 
@@ -155,7 +155,7 @@ class _Windows:
 def segment_files(
     model: Model, file: AudioSource, plan: Plan, batch_size: int, first: int = 0
 ) -> Iterator[list[Path]]:
-    """Files with the segments of a recording from the `first` on, in batches; they exist until the next batch."""
+    """Write the segments of a recording from the `first` on to files, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
         for batch in grouped(plan.segments[first:], batch_size):

@@ -110,7 +110,7 @@ class Model:
 
     @contextmanager
     def using(self, section: Mapping[Any, Any]) -> Iterator[Head]:
-        """The current head with another `decoding` section; its section is restored at the end."""
+        """Switch the current head to another `decoding` section until the block ends."""
         head = self.current_head
         before = head.config
         head.use(OmegaConf.create(dict(section)))
@@ -168,7 +168,7 @@ class Model:
             return nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
 
     def _one_channel(self, file: AudioSource, target: Path) -> str | Path:
-        """The file or, if it has several channels or this is a part of it, `target` with the selected channel."""
+        """Return the file, or `target` with one channel if the file has several or this is a part of it."""
         selector, part, channels = self.channel_selector, part_of(file), 0
         if part.is_mono:
             return part.path
@@ -186,7 +186,7 @@ class Model:
         return target
 
     def decode(self, outputs: Outputs, *, requests: Sequence[WrittenRequest | None] = ()) -> Iterator[Transcript]:
-        """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
+        """Return transcripts of a batch of `encode` with the current strategy; a model with equal weights may encode.
 
         Args:
             requests: per utterance; None: the decoding config.
@@ -288,7 +288,7 @@ class Head(ABC):
     @property
     @abstractmethod
     def decoding(self) -> Any:
-        """NeMo's decoding object."""
+        """Return NeMo's decoding object."""
 
     @abstractmethod
     def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
@@ -384,7 +384,7 @@ class TransducerHead(Head):
         return [(int(frame), int(frame) + 1, int(token)) for frame, token in pairs]
 
     def networks(self) -> TransducerNetworks:
-        """Prediction network and joint in the form of the search."""
+        """Return prediction network and joint in the form of the search."""
         from nemo_gpu_decoding.nemo_plugin.transducer import networks_of
 
         nemo: Any = self.model.model

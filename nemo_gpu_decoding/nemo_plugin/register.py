@@ -171,13 +171,13 @@ def find_strategy(cfg: DictConfig) -> StrategySpec | None:
 
 
 def possible_strategies(family: str) -> list[str]:
-    """Valid values of `strategy` for a family: NeMo's, then this package's."""
+    """Return the valid values of `strategy` for a family: NeMo's, then this package's."""
     native = [name for names in NATIVE[family].values() for name in names]
     return native + [spec.name for spec in STRATEGIES.values() if spec.family == family]
 
 
 def other_strategies(strategy: str, family: str) -> str:
-    """Text after NeMo's message about an unknown strategy: this package's strategies, and a similar name; else ""."""
+    """Return text for NeMo's message about an unknown strategy: this package's, and a similar name; else ""."""
     if strategy in possible_strategies(family):
         return ""
     ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)

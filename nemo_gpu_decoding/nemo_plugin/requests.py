@@ -30,7 +30,7 @@ PHRASES = ("phrases", "biasing_request")  # keys of a request with phrases; it h
 def utterance_requests(
     model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
-    """Within this block, the model decodes its first utterance with the first request, and so on.
+    """Decode the first utterance within this block with the first request, the next with the next, and so on.
 
         with utterance_requests(model, [["Gdansk", "Castellano"], None, Request(lm_weight=0.3)]):
             texts = model.transcribe(files)
@@ -195,7 +195,7 @@ _pending: ContextVar[_Pending | None] = ContextVar("pending_requests", default=N
 
 
 def _decoding(model: Any) -> Any:
-    """NeMo's decoding object of the head in use."""
+    """Return NeMo's decoding object of the head in use."""
     return model.ctc_decoding if getattr(model, "cur_decoder", None) == "ctc" else model.decoding
 
 

@@ -105,7 +105,7 @@ class NoEffect(NamedTuple):
 
 @functools.cache
 def nemo_config(family: str) -> dict[str, Any]:
-    """NeMo's decoding config of a family, "ctc" or "rnnt", with its defaults."""
+    """Return NeMo's decoding config of a family, "ctc" or "rnnt", with its defaults."""
     schema = {"ctc": CTCDecodingConfig, "rnnt": RNNTDecodingConfig}[family]
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(schema), resolve=True))
 
@@ -135,7 +135,7 @@ class Section:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """NeMo's keys and defaults."""
+        """Return NeMo's keys and defaults."""
         return nemo_defaults(self.family, self.name)
 
     @property
@@ -320,7 +320,7 @@ class Values:
         return fitted
 
     def fusion(self) -> FusionOptions:
-        """LMs over tokens and phrases of a `beam` section."""
+        """Return the LMs over tokens and the phrases of a `beam` section."""
         lm, (pool, pool_weights) = self.file("ngram_lm_model"), self.lm_pool()
         model = "lm_pool" if lm is None and pool else "ngram_lm_model"
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())

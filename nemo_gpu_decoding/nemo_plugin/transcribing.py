@@ -61,7 +61,7 @@ class Log:
         os.truncate(file, end)
 
     def _key(self, utterances: Sequence[Utterance], what: str) -> str:
-        """Another one if the run, or the file, part or request of an utterance differs.
+        """Return a key that differs if the run, or the file, part or request of an utterance differs.
 
         Sums of floats depend on the batch. So all of it is in the key.
         """
@@ -120,7 +120,7 @@ class Transcriber:
         return utterance
 
     def transcripts(self, utterances: Sequence[Utterance]) -> list[Transcript | str]:
-        """Transcripts or error messages of utterances, in their order; short ones are one batch for the encoder."""
+        """Return transcripts or error messages of utterances, in order; short ones are one batch for the encoder."""
         longest = self.cutting.whole_seconds
         short = [utterance for utterance in utterances if not utterance.fault and utterance.duration <= longest]
         self.log.utterances += len(short) if self.log.has(short) else 0
@@ -133,7 +133,7 @@ class Transcriber:
         return results
 
     def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
-        """Transcripts or error messages of a batch, from the log or decoded; `read` returns it with its audio."""
+        """Return transcripts or error messages of a batch, from the log or decoded; `read` reads the batch's audio."""
         transcripts = self.log.kept(
             rows, lambda: [text for encoded in self._encoded(read()) for text in self.decode(*encoded)]
         )

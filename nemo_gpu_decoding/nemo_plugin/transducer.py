@@ -169,7 +169,7 @@ class TransducerInfer(FusedInfer):
                 hypothesis.step_confidence = [value for value, emit in zip(confidence, emits, strict=True) if emit]
 
     def _confidence(self, log_probs: Tensor) -> list[Any]:
-        """NeMo's confidence of each step, [m]; pairs of token and duration confidence if the latter is on."""
+        """Return NeMo's confidence of each step, [m]; pairs of token and duration confidence if the latter is on."""
         num_labels = log_probs.shape[1] - len(self.durations)
         measure = FrameConfidence(num_labels - 1, self.confidence_method)
         labels = measure.of(log_probs[:, :num_labels])

@@ -112,7 +112,7 @@ class WordGraphInfer(CTCInfer):
         return labels
 
     def _without_space(self, word: GraphWord, path: Path) -> GraphWord:
-        """In a character model the space before a word is a token; the word begins after it."""
+        """Move the begin of a word behind its space, which is a token in a character model."""
         pieces, first = self.decoder().pieces, word.first_token
         if not pieces or first >= word.end_token or pieces[path.tokens[first]] != " ":
             return word

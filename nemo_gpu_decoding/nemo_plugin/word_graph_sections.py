@@ -167,7 +167,7 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
 
 
 def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: str) -> WFSTConfig:
-    """Options of the search; it keeps alternatives, which cost time and memory, only if the result needs them."""
+    """Return the options of the search; it keeps costly alternatives only if the result needs them."""
     paths = wfst.checked("posterior_paths", "int", low=1)
     settled = {"topology": WFSTConfig.topology, "lattice": mode == "lattice", "backend": _backend(wfst)}
     if wfst["lattice_beam"] is None:

@@ -50,7 +50,7 @@ Problem = tuple[Any, Any, Tensor, float]  # decoders on the CPU and on the devic
 
 
 def numbers(seed: int, *shape: int, most: int = 4) -> Tensor:
-    """Multiples of 1/8 from -most to most."""
+    """Return multiples of 1/8 from -most to most."""
     return torch.from_numpy(np.random.RandomState(seed).randint(-8 * most, 8 * most + 1, shape) / 8).float()
 
 
@@ -103,7 +103,7 @@ def flexctc_beam(device: torch.device) -> Iterator[Problem]:
 
 
 def networks(device: torch.device, is_timed: bool) -> LSTMNetworks | StatelessNetworks:
-    """Networks with an LSTM, or for TDT stateless ones."""
+    """Return networks with an LSTM, or for TDT stateless ones."""
     durations = (0, 1, 2) if is_timed else ()
     linear, embedding = nn.Linear, partial(nn.Embedding, V + 1)
     output = nn.Sequential(nn.ReLU(), linear(WIDTH, V + 1 + len(durations)))
@@ -131,7 +131,7 @@ def transducer(make: Any, beam_size: int, most_symbols: str, device: torch.devic
 
 
 def word_graph() -> WordGraph:
-    """A random graph: most arcs have words, the first state has many arcs, and epsilons lead to the next state."""
+    """Return a random graph: most arcs have words, the first state has many arcs, epsilons lead to the next state."""
     draw = np.random.RandomState(5).randint
     rows: list[Any] = [
         (draw(STATES) * (i % 3 == 0), draw(6) + 1, draw(V), draw(-1, 3), 3 * draw(4)) for i in range(180)
@@ -188,7 +188,7 @@ def first_difference(strategy: str, device: torch.device) -> str | None:
 
 
 def decoded(decoder: Any, inputs: Tensor, device: torch.device | None) -> dict[str, Any]:
-    """All facts of two utterances, of which the second one comes in two chunks, after each chunk and at the end.
+    """Return all facts of two utterances after each chunk and at the end; the second one comes in two chunks.
 
     Args:
         device: that runs the kernels; None for the CPU search.

@@ -30,7 +30,7 @@ def worth_committing(count: int) -> bool:
 
 @compiled
 def common_ancestor(parents, ends):
-    """The newest node on the paths from all of `ends` back to the root; the parent of the roots if there is none.
+    """Return the newest node on all paths from `ends` back to the root; the parent of the roots if there is none.
 
     The back-pointers of live hypotheses form a tree in which older nodes have lower numbers. The time depends only on
     the number of nodes after the common ancestor.

@@ -285,7 +285,7 @@ class Decoder(ABC, Generic[C, R]):
     # --------------------------------------------------------------------------------- internals
 
     def _scatter_rows(self, inputs: Tensor, lengths: Lengths, rows: list[int], n: int) -> tuple[Tensor, np.ndarray]:
-        """Inputs and lengths of all n streams, from those of `rows`; the other streams have length 0."""
+        """Spread inputs and lengths of `rows` over all n streams; the other streams have length 0."""
         counts = np.zeros(n, np.int64)
         counts[rows] = checked_lengths(lengths, len(rows), inputs.shape[1], of=self.input_name)
         if rows == list(range(n)):
@@ -414,7 +414,7 @@ def _check_open(streams: Streams) -> None:
 
 
 def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
-    """`rows` if these streams are open; None: the numbers of all open streams."""
+    """Return `rows` if these streams are open; None: the numbers of all open streams."""
     _check_open(streams)
     if rows is None:
         return np.flatnonzero(streams.is_open).tolist()

@@ -58,7 +58,7 @@ def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhr
 def with_evidence(
     streams: Streams, rows: Sequence[int], results: list[R], units_of: UnitsOf, decode: Decode[R]
 ) -> list[R]:
-    """Final results with their phrases; phrases without evidence are withdrawn.
+    """Return final results with their phrases; phrases without evidence are withdrawn.
 
     Args:
         rows: numbers of the streams of the results.
@@ -104,7 +104,7 @@ def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> Boosti
 
 
 def as_committed(streams: Streams, rows: Sequence[int], results: list[R], units_of: UnitsOf) -> list[R]:
-    """Partial results whose committed tokens hold no phrase that may be withdrawn.
+    """Return partial results whose committed tokens hold no phrase that may be withdrawn.
 
     A phrase that begins in the committed tokens ends in tokens that all live hypotheses share.
     """

@@ -23,7 +23,7 @@ Lengths: TypeAlias = Tensor | Sequence[int] | np.ndarray
 
 
 def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> tuple[Tensor, Lengths]:
-    """Inputs in any form as one tensor [B, T, ...], and the valid frames of each utterance.
+    """Convert inputs in any form to one tensor [B, T, ...], and return the valid frames of each utterance.
 
     Args:
         inputs: [B, T, C]; [T, C], a batch of one utterance; or a list of [T, C]. Each array is a torch tensor,
@@ -122,7 +122,7 @@ def check_batch(inputs: Tensor, name: str, batch: int | None) -> None:
 
 
 def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log_probs") -> np.ndarray:
-    """`lengths` as int64 numpy array [batch] with values in 0 .. frames; `of`: name of the inputs in messages."""
+    """Return `lengths` as int64 array [batch], checked for 0 .. frames; `of`: name of the inputs in messages."""
     values = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
     if values.size == 0 and batch == 0:
         return np.zeros(0, np.int64)
@@ -167,7 +167,7 @@ def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:
 
 
 def _remedy(row: np.ndarray) -> str:
-    """Advice for a row that does not hold log-probabilities."""
+    """Return advice for a row that does not hold log-probabilities."""
     if not (row <= LARGEST).all():
         return "valid frames must hold no NaN and no +inf"
     if (row >= 0).all() and abs(row.sum(dtype=np.float64) - 1) < NORMALISED:
@@ -215,7 +215,7 @@ def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> b
 
 
 def rows_in_shared_memory(columns: int, item_bytes: int, room: int) -> tuple[int, int]:
-    """Number of rows of log-probs that `RowReader` keeps in `room` bytes of shared memory, and their bytes."""
+    """Return how many rows of log-probs `RowReader` keeps in `room` bytes of shared memory, and their bytes."""
     row_bytes = -(-columns * item_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
     rows = min(2, room // row_bytes)
     return rows, rows * row_bytes

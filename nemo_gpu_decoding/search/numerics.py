@@ -32,7 +32,7 @@ MOST_SCORE = np.float32(4096.0)
 
 @compiled
 def log_add(a, b):
-    """log(exp(a) + exp(b)), computed in double and rounded once: all libraries and devices agree to the bit."""
+    """Compute log(exp(a) + exp(b)) in double and round once: all libraries and devices agree to the bit."""
     if a < b:
         a, b = b, a
     if b == IMPOSSIBLE:
@@ -146,7 +146,7 @@ TEXT_SCORES = np.dtype(
 
 @linked
 def rebased(beam, size):
-    """The score that is to be subtracted from those of a beam, so that float32 can tell them apart; mostly 0."""
+    """Return what to subtract from a beam's scores, so that float32 can tell them apart; mostly 0."""
     return beam[0].score if size > 0 and MOST_SCORE < abs(beam[0].score) < LARGEST else np.float32(0.0)
 
 
@@ -171,7 +171,7 @@ def merge_equal_texts(beam, scores, adds):
 
 @linked
 def select_best(ratings, scores, order, best_scores):
-    """The N possible hypotheses with the highest ratings, in the order of their slots among equal ones.
+    """Select the N possible hypotheses with the highest ratings, in the order of their slots among equal ones.
 
     Args:
         ratings, scores: [size] of the hypotheses; the scores of selected ones become IMPOSSIBLE.

@@ -36,7 +36,7 @@ def rescored(
     lm_share: float = 1.0,
     word_bonus: float = 0.0,
 ) -> list[NBest[P]]:
-    """N-best lists in the order of their rescored paths.
+    """Return n-best lists in the order of their rescored paths.
 
     Args:
         nbests: n-best lists of any decoder.
@@ -96,7 +96,7 @@ class Rescoring(NamedTuple):
         ]
 
     def reordered(self, hypotheses: Sequence[Any]) -> list[Any]:
-        """NeMo's hypotheses with their new scores, best first."""
+        """Return NeMo's hypotheses with their new scores, best first."""
         parts = [getattr(hypothesis, "score_parts", None) for hypothesis in hypotheses]
         if self.lm_share != 1 and None in parts:
             raise ValueError(

@@ -73,7 +73,7 @@ def _reason(strategy: str, device: torch.device) -> str | None:
 
 
 def checked(strategy: str, device: torch.device, *, again: bool = False) -> Verdict:
-    """The verdict on the kernels of a strategy: the kept one, or that of a check that runs now (`again`: always)."""
+    """Return the verdict on a strategy's kernels: the kept one, or of a check that runs now (`again`: always)."""
     path = _path(strategy, device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with one_process_at_a_time(path.with_suffix(".lock")):

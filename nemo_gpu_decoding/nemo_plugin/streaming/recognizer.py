@@ -275,7 +275,7 @@ def head_of(config: DictConfig, strategy: str) -> str:
 
 
 def milliseconds(seconds: float) -> int:
-    """Convert to NeMo's `stop_history_eou`; -1: never."""
+    """Convert seconds to NeMo's `stop_history_eou`; -1 stands for never."""
     return -1 if seconds < 0 else round(1000 * seconds)
 
 

@@ -142,7 +142,7 @@ def write_aliases(output: Any, aliases: Aliases, bpe_decoder: Any) -> None:
 
 
 def written_segments(segments: list[Any], aliases: Aliases, bpe_decoder: Any) -> list[Any]:
-    """NeMo's segments (words) with the aliases of phrases replaced."""
+    """Return NeMo's segments (words) with the aliases of phrases replaced."""
     written = []
     for first, end, text in aliases.words([segment.text for segment in segments]):
         segment = segments[first].copy()
@@ -297,7 +297,7 @@ def searching_ctc(base: Any) -> type:
 
 
 def _progress(partial: NBest, frame_seconds: float) -> StreamProgress:
-    """The inputs of the endpointing rules. If the search has no final costs, all hypotheses may end at cost 0."""
+    """Return the inputs of the endpointing rules. Without final costs, all hypotheses may end at cost 0."""
     return progress_of(partial, frame_seconds, 0.0 if partial.relative_cost is None else None)
 
 

@@ -189,7 +189,7 @@ def _advance_in(
     *,
     keep_history: bool,
 ) -> list[tuple[NBest, StreamState]]:
-    """Like `Continuation.advance`, for utterances in slots, in one push."""
+    """Decode like `Continuation.advance`, for utterances in slots, in one push."""
     request = iter(requests or repeat(None))
     places = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
     counts = lengths.tolist()
@@ -211,7 +211,7 @@ def _history(state: StreamState | None, frames: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
-    """A block that steps streams of a pipeline; an error in it restores the pipeline.
+    """Restore the pipeline if the block, which steps its streams, raises an error.
 
     Args:
         pipeline: buffered or cache-aware, with audio frames as its requests.

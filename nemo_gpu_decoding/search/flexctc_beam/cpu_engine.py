@@ -47,7 +47,7 @@ class CPUEngine(Engine):
         self._state = state
 
     def _back_pointers_for(self, lengths: np.ndarray) -> backpointers.BackPointers:
-        """Back-pointers with a capacity for `lengths` more frames. Those of committed frames are dropped first."""
+        """Return back-pointers with room for `lengths` more frames; those of committed frames are dropped first."""
         state = self._state
         needed, capacity = int((state.frames_done + lengths).max(initial=0)), state.back_pointers.labels.shape[1]
         if capacity < needed and worth_committing(capacity):

@@ -88,7 +88,7 @@ def shared_bytes(beam_size: int, sizes: ListSizes) -> int:
 
 
 def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
-    """Frames of a tile and bytes of shared memory for a launch of `finish`."""
+    """Return the frames of a tile and the bytes of shared memory for a launch of `finish`."""
     per_frame = beam_size * (4 + 4 + 2)
     hypotheses = beam_size * (HYPOTHESIS.itemsize + 3 * 4)
     tile_frames = max(1, min(TILE_BYTES, most_shared - hypotheses) // per_frame)

@@ -91,7 +91,7 @@ def trace_back_all(which, rows, first, state, params, order, traces):
 
 
 def fusion_scores(hypotheses: FlexCTCNBest, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
-    """LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
+    """Return LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
 
     Args:
         hypotheses: of the engine.
@@ -121,7 +121,7 @@ def _add_scores(rows, order, traces, params, fusions, ended, scores):
 
 @compiled
 def _add_scores_of(tokens, params, fusions, b, scores):
-    """`add_text_scores` of utterance b."""
+    """Run `add_text_scores` for utterance b."""
     starts = fusions.utterances[b].lm_start, fusions.utterances[b].boosting_start
     add_text_scores(tokens, params.vocab_size, params.blank_id, of_utterance(fusions, b), starts, scores)
 

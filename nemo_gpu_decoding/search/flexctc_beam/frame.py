@@ -76,7 +76,7 @@ def new_workspace(beam_size: int) -> FrameWorkspace:
 
 
 def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeams:
-    """State before the first frame of B utterances: the empty text in slot 0, a capacity of `frames` frames."""
+    """Return the state before frame 0 of B utterances: the empty text in slot 0, a capacity of `frames` frames."""
     n = len(fusions.utterances)
     beam = np.zeros((n, beam_size), HYPOTHESIS)
     first = beam[:, 0]

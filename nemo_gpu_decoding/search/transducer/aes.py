@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 
 @compiled
 def step(rows, data, params, durations, fusions):
-    """One step of every utterance in `rows`; changes the `StepData` in place.
+    """Take one step of every utterance in `rows`; this changes the `StepData` in place.
 
     Sets a size of BAD_INPUT if the joint returned NaN or +inf, and of 0 if no label is possible.
     """

@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.transducer.scoring import best_labels, new_candida
 
 @compiled
 def step(rows, data, params, durations, fusions):
-    """One step of every utterance in `rows`; changes the `StepData` in place.
+    """Take one step of every utterance in `rows`; this changes the `StepData` in place.
 
     Sets a size of BAD_INPUT if the joint returned NaN or +inf, and of 0 if no label is possible.
     """

@@ -112,7 +112,7 @@ def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
 
 
 def new_pending(n: int, beam_size: int) -> PendingPredictions:
-    """Empty lists of texts to compute, for n utterances."""
+    """Return empty lists of texts to compute, for n utterances."""
     return PendingPredictions(np.zeros(n, np.int32), *np.empty((3, n, beam_size), np.int64))
 
 

@@ -79,7 +79,7 @@ def _of_bits(typing_context, bits):
 
 @linked
 def exp(x):
-    """exp(x) for float64, with a relative error below 1e-14; x is clipped to +-708.
+    """Compute exp(x) for float64, with a relative error below 1e-14; x is clipped to +-708.
 
     x = k ln 2 + r with |r| <= ln 2 / 2, so exp(x) = 2^k exp(r), with the Taylor series of exp(r).
     """
@@ -115,7 +115,7 @@ def copy(values, out):
 
 @linked
 def log_softmax(logits, scale, scratch, out):
-    """The log-softmax of scale * logits.
+    """Compute the log-softmax of scale * logits.
 
     Args:
         logits: [C] float32.
@@ -196,7 +196,7 @@ def packed(weight: Tensor, bias: Tensor | None) -> np.ndarray:
 
 @compiled
 def multiply(rows, count, weight, out):
-    """The product of the first `count` rows with a packed weight, plus its bias.
+    """Multiply the first `count` rows with a packed weight, and add its bias.
 
     Args:
         rows: [R, inputs] float32, C-contiguous; R is at least `whole_rows(count)`.
@@ -217,7 +217,7 @@ def multiply(rows, count, weight, out):
 
 @intrinsic
 def _block(typing_context, rows, row, weight, at, out, column):
-    """ROWS rows from `row` on times the panel at weight[at:], into the columns from `column` on."""
+    """Multiply ROWS rows from `row` on by the panel at weight[at:], into the columns from `column` on."""
     return types.void(rows, row, weight, at, out, column), partial(_write_block, ROWS)
 
 
@@ -283,7 +283,7 @@ def _write_block(count: int, context: Any, builder: Any, signature: Any, argumen
 
 
 def _not_unrolled(module: Any) -> Any:
-    """Loop metadata: two blocks of sums, one per copy of the loop's body, do not fit in the registers."""
+    """Return loop metadata: two blocks of sums, one per copy of the loop's body, do not fit in the registers."""
     disabled = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     loop = module.add_metadata([disabled, disabled])
     loop.operands = (loop, disabled)  # LLVM identifies a loop by a node that refers to itself
@@ -361,7 +361,7 @@ class CompiledNetworks:
 
 
 def _joint_layers(output: nn.Module) -> tuple[int, nn.Linear] | None:
-    """Activation and linear layer of a joint; None if it is of another kind."""
+    """Return activation and linear layer of a joint; None if it is of another kind."""
     if type(output) is not nn.Sequential or len(output) < 2 or type(output[-1]) is not nn.Linear:
         return None
     activation = ACTIVATIONS.get(type(output[0]))
@@ -394,7 +394,7 @@ def text_cache(outputs: Tensor, state: tuple[Tensor, ...]) -> TextCache:
 
 
 def network_buffers(texts: TextCache, columns: int, rows: int) -> NetworkBuffers:
-    """Buffers for steps with at most this number of rows, of joints with V + 1 (+ D) columns."""
+    """Return buffers for steps with at most this number of rows, of joints with V + 1 (+ D) columns."""
     size, joint = texts.hidden.shape[2], texts.outputs.shape[1]
     whole, widest = whole_rows(rows), max(columns, 4 * size, joint)
     return NetworkBuffers(
@@ -409,7 +409,7 @@ def network_buffers(texts: TextCache, columns: int, rows: int) -> NetworkBuffers
 
 @linked
 def join(sources, count, labels, scale, networks, arrays, log_probs):
-    """Log-probs of `count` pairs of a frame and a text; labels and durations are normalised separately.
+    """Compute log-probs of `count` pairs of a frame and a text; labels and durations are normalised separately.
 
     Args:
         sources: `frames`, rows of the frames, and `texts`, entries of the cache, each [count or more].
@@ -461,7 +461,7 @@ def predict(count, networks, arrays):
 
 @linked
 def _recall(sources, count, networks, texts, buffers):
-    """The recurrent products of these entries that are not known yet."""
+    """Compute the recurrent products of these entries that are not known yet."""
     unknown = 0
     for i in range(count):
         if not texts.is_recalled[sources[i]]:

@@ -70,7 +70,7 @@ class Gpu(NamedTuple):
 
 
 def expand_threads(rows: int, frame_by_frame: bool, gpu: Gpu) -> int:
-    """Threads of a block of `expand`: fewer if blocks of EXPAND_THREADS for so many rows would need a second wave.
+    """Return the threads of a block of `expand`, fewer if EXPAND_THREADS for so many rows need a second wave.
 
     With half the threads, a block takes a tenth more time by estimate, but twice as many blocks are resident.
 
@@ -83,7 +83,7 @@ def expand_threads(rows: int, frame_by_frame: bool, gpu: Gpu) -> int:
 
 
 def expand_blocks(frame_by_frame: bool, gpu: Gpu) -> int:
-    """Blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu."""
+    """Return the blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu."""
     if frame_by_frame:
         return 4 if gpu.capability in ((8, 6), (8, 9)) and gpu.compiler >= (13, 0) else 2
     since = (13, 5) if gpu.capability == (9, 0) else (13, 0)
@@ -112,7 +112,7 @@ def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
 
 
 def merge_bytes(params: SearchParams) -> int:
-    """Dynamic shared memory of a block of `merge`; the order is that of `MergeWorkspace` in merge.cuh.
+    """Return the dynamic shared memory of a block of `merge`, in the order of `MergeWorkspace` in merge.cuh.
 
     aes_pp's `Pool` follows it.
     """
@@ -319,7 +319,7 @@ class CUDAEngine(TransducerEngine):
 
 
 def _rows(inputs: Tensor, lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """Encoder frames [N, D] and the row of each utterance's first one; padding is left out if there is much of it."""
+    """Return encoder frames [N, D] and the row of each utterance's first one; much padding is left out."""
     n, frames = inputs.shape[:2]
     total = int(lengths.sum())
     if n * frames - total <= max(total, MOST_PADDING):

@@ -156,7 +156,7 @@ class GraphRunner:
 
 
 def check_not_capturing(device: torch.device) -> None:
-    """A search waits for the device, which would end the capture of a CUDA graph.
+    """Raise an error during capture: a search waits for the device, which would end the capture of a CUDA graph.
 
     Raises:
         ValueError: torch's current stream is captured.
@@ -166,7 +166,7 @@ def check_not_capturing(device: torch.device) -> None:
 
 
 def _round_of_steps(step: GraphStep, handle: int) -> None:
-    """The body of the loop."""
+    """Run the body of the loop."""
     for _ in range(STEPS_PER_ROUND - 1):
         step.run(in_loop=True)
     step.run(in_loop=True, handle=handle)

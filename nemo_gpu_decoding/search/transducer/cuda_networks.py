@@ -58,7 +58,7 @@ class Prediction(ABC):
         self._work, self.key = work, key
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called before the first step of a run; the prediction cache may be new, see `RunWorkspace.recalled_of`."""
+        """Prepare the first step of a run; the prediction cache may be new, see `RunWorkspace.recalled_of`."""
 
     @abstractmethod
     def run(self) -> None:

@@ -203,7 +203,7 @@ class WorkspacePool:
 
     @contextmanager
     def borrowed(self, shape: WorkspaceShape) -> Iterator[RunWorkspace]:
-        """A workspace of this shape for one run; it is discarded if the run fails."""
+        """Lend a workspace of this shape for one run; it is discarded if the run fails."""
         with self._lock:
             self._collect()
             fitting = self._fitting(shape)
@@ -261,13 +261,13 @@ class Held:
         self._finalizer()
 
     def discard(self) -> None:
-        """After a run that failed."""
+        """Discard the workspace after a run that failed."""
         if self._finalizer.detach() is not None:
             self._returned.append(None)
 
 
 def kind_of(rows: Tensor) -> tuple[Any, ...]:
-    """Type and shape of a row, as in `WorkspaceShape`."""
+    """Return type and shape of a row, as in `WorkspaceShape`."""
     return rows.dtype, *rows.shape[1:]
 
 

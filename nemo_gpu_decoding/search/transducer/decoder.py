@@ -86,7 +86,7 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     @property
     def device_modes(self) -> dict[str, str | None]:
-        """Modes of the last run on a GPU; None before the first one.
+        """Return the modes of the last run on a GPU; None before the first one.
 
         graphs      launches of the steps: loop or plain, see `cuda_graphs.py`
         prediction  implementation of the prediction network: lstm or stateless (kernels of this package), or torch
@@ -100,7 +100,7 @@ class TransducerDecoder(Decoder[C, NBest]):
             self._workspaces.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are created from the same arguments, because locks and GPU buffers cannot be copied."""
+        """Create copies from the same arguments, because locks and GPU buffers cannot be copied."""
         return type(self), (self.networks, self.config, self.fusion)
 
     def with_options(self, config: C, fusion: Fusion) -> TransducerDecoder[C]:

@@ -268,7 +268,7 @@ class Predictions:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """Outputs, then the parts of the state."""
+        """Return the outputs, then the parts of the state."""
         return (self.outputs, *self.state)
 
     def selected(self, rows: np.ndarray, n: int) -> Predictions:
@@ -322,7 +322,7 @@ class UnreadFrames:
         return cls(torch.empty(n, 0, 0), np.zeros(n, np.int64))
 
     def extended(self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray) -> UnreadFrames:
-        """These frames from `needed` on, and new ones after them.
+        """Return these frames from `needed` on, and new ones after them.
 
         Args:
             projected: [sum of lengths, H], the new frames of all utterances, concatenated.

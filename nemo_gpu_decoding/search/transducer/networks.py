@@ -45,7 +45,7 @@ class TransducerNetworks(Protocol):
 
     @property
     def encoder_size(self) -> int:
-        """D, the size of an encoder frame."""
+        """Return D, the size of an encoder frame."""
         ...
 
     def evaluation(self) -> AbstractContextManager[None]:
@@ -57,7 +57,7 @@ class TransducerNetworks(Protocol):
         ...
 
     def start(self) -> tuple[Tensor, State]:
-        """Prediction [1, H] and state (one row each) of the empty text."""
+        """Return prediction [1, H] and state (one row each) of the empty text."""
         ...
 
     def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
@@ -223,7 +223,7 @@ def _layers(values: list[Tensor]) -> Tensor:
 
 
 def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden value and cell state of an LSTM cell after one step."""
+    """Return hidden value and cell state of an LSTM cell after one step."""
     let_in, keep, new, let_out = gates.chunk(4, dim=1)
     cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)
     return torch.sigmoid(let_out) * torch.tanh(cell), cell
@@ -348,7 +348,7 @@ class MadeOfWeights(Generic[T]):
         return None if now is None else self._value
 
     def __getstate__(self) -> None:
-        """A copy recomputes the value, because oneDNN's tensors cannot be copied."""
+        """Pickle no value: a copy computes it again, because oneDNN's tensors cannot be copied."""
 
 
 class OneDNNLinear:
@@ -358,7 +358,7 @@ class OneDNNLinear:
         self._packed: MadeOfWeights[Tensor] = MadeOfWeights()
 
     def __call__(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """rows [N, inputs] to [N, outputs], of type `product_dtype`."""
+        """Map rows [N, inputs] to [N, outputs], of type `product_dtype`."""
         dtype = product_dtype(weight)
         if rows.dtype != dtype:  # streams that were opened in another precision
             rows = rows.to(dtype)

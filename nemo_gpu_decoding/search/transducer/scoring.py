@@ -95,7 +95,7 @@ def is_bad(row, params):
 
 @linked
 def fusion_bound(hypothesis, fusion):
-    """Upper bound of the weighted LM and boosting scores of the next token of a hypothesis."""
+    """Return an upper bound of the weighted LM and boosting scores of the next token of a hypothesis."""
     bound = np.float32(0.0)
     if fusion.lm_weight > 0:
         bound += fusion.lm_weight * fusion.lm.states[hypothesis.lm_state].upper_bound
@@ -106,7 +106,7 @@ def fusion_bound(hypothesis, fusion):
 
 @linked
 def fused_token(lm_state, boosting_state, label, least, params, fusion):
-    """Weighted LM and boosting scores of a token, and the states after it.
+    """Return weighted LM and boosting scores of a token, and the states after it.
 
     The score is IMPOSSIBLE if a partial sum shows that it is below `least`. Boosting trees are small and LMs are
     large: the cheap look-up comes first and may make the other one unnecessary.
@@ -165,7 +165,7 @@ def count_within_gamma(candidates, count, params):
 
 @linked
 def least_log_prob(floor, score, offset, bound, longest):
-    """Lower bound of the log-probability of labels that can reach the floor, with slack for float32 rounding."""
+    """Return the lowest log-probability with which a label may reach the floor, with slack for float32 rounding."""
     rest = np.float64(score) + offset + bound + longest
     return np.float32(floor - rest - 1e-6 * (abs(np.float64(floor)) + abs(rest)) - 1e-5)
 

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.transducer.records import NODE, ROOT, SearchParams
 
 @compiled
 def rank(rows, state, fusions, final, score_norm, order, scores):
-    """The N best hypotheses of the n utterances `rows` with different texts.
+    """Rank the N best hypotheses of the n utterances `rows` with different texts.
 
     Fills order [n, N] with their slots, best first, -1 where there are fewer, and scores [n, N]. `final`: the
     utterances have ended, and bonuses of unfinished phrases are subtracted. As in NeMo's searches, the LM's
@@ -117,7 +117,7 @@ def drop_nodes(nodes, ancestor, beam):
 def add_scores(
     tokens: np.ndarray, params: SearchParams, fusions: FusionArrays, b: int, scores: np.ndarray, final: bool
 ) -> None:
-    """`add_text_scores` of utterance b, computed in double.
+    """Run `add_text_scores` for utterance b in double.
 
     Args:
         final: the text has ended; add the refunds at its end.

@@ -122,7 +122,7 @@ def end_cost(token, epsilon, search, lm):
 
 @linked
 def end_difference(olabel, context, search, lm):
-    """Weighted LM score difference of the word of a closure arc, if it has one, and of the end after it."""
+    """Return the weighted LM score difference of a closure arc's word, if it has one, and of the end after it."""
     difference = 0.0
     if lm.difference_weight == 0:
         return difference
@@ -134,7 +134,7 @@ def end_difference(olabel, context, search, lm):
 
 @linked
 def final_difference(context, lm):
-    """Weighted LM score difference of </s> after an LM context; an LM without a label of </s> adds nothing."""
+    """Return the weighted LM score difference of </s> after an LM context; 0 if the large LM has no </s>."""
     cost, lms = np.float32(0.0), lm.lms
     if lm.difference_weight == 0:
         return cost

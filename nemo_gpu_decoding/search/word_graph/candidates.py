@@ -14,19 +14,19 @@ from nemo_gpu_decoding.search.word_graph import keys
 
 @linked
 def cost_of(row, label, search):
-    """Acoustic cost of a label: the scaled negative log-prob."""
+    """Return the acoustic cost of a label: the scaled negative log-prob."""
     return -(search.params.acoustic_scale * row[label])
 
 
 @linked
 def least_total(cost, arc_cost, acoustic_cost, search):
-    """Lower bound of the total cost of an arc: with the largest bonus, summed in the same order as the exact cost."""
+    """Return a lower bound of an arc's total cost: with the largest bonus, summed in the order of the exact cost."""
     return cost + search.weights.lm_weight * arc_cost - search.weights.most_bonus + acoustic_cost
 
 
 @linked
 def least_of(row, arc, cost, search):
-    """Lower bound of the total cost of an arc in this frame, from a token or group with this cost."""
+    """Return a lower bound of an arc's total cost in this frame, from a token or group with this cost."""
     return least_total(cost, arc.cost, cost_of(row, np.uintp(arc.ilabel), search), search)
 
 
@@ -142,7 +142,7 @@ def _cost_before(source, epsilon, search):
 
 @linked
 def boosted(olabel, state, search):
-    """Weighted bonus of an output label, and the boosting state after it."""
+    """Return the weighted bonus of an output label, and the boosting state after it."""
     graph, weights, num_words = search.graph, search.weights, search.params.num_words
     bonus = np.float32(0.0)
     if olabel == 0 or not weights.boosts:

@@ -107,7 +107,7 @@ def read_chunk(
 def new_workspace(
     max_active: int, columns: int, keeps_links: bool = False, composes: bool = False, entries: int | None = None
 ) -> records.Workspace:
-    """Buffers for one utterance at a time.
+    """Return buffers for one utterance at a time.
 
     Args:
         max_active: option of the config.

@@ -328,7 +328,7 @@ class CUDAEngine(Engine):
     def _on_best_path(
         self, row: int, end: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
     ) -> stream_state.WordGraphStream:
-        """A stream of one token with this path; unless `final`, the token of the best end may be a second one."""
+        """Return a stream of one token with this path; unless `final`, a second token may hold the best end."""
         tokens = np.stack([end["ending" if final else "best"], end["ending"]])
         back_pointers = newest_first[::-1].copy()
         numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])

@@ -118,7 +118,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
 
     @cached_property
     def opened_graph(self) -> WordGraph:
-        """The graph for requests with words that `graph` lacks (`graph/unknown_words.py`): for their boosting trees.
+        """Return the graph for requests with words that `graph` lacks (`graph/unknown_words.py`), for boosting trees.
 
         Raises:
             ValueError: the graph takes no new words.
@@ -306,7 +306,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return StreamModels(params, weights, graph, boosting, pieces=self.pieces)
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
-        """Upper bound of the bonus of an output label. Warns if the bonus of a word exceeds half of the beam."""
+        """Return an upper bound of the bonus of an output label. Warns if a word's bonus exceeds half of the beam."""
         bonus = weight * max(0.0, float(boosting.arrays.states["upper_bound"].max()))
         if round(bonus, 2) > self.config.beam / 2:  # the bound is rounded up
             _warn_of_bonus(boosting.name, round(bonus, 1), self.config.beam)

@@ -222,7 +222,7 @@ def epsilon_closure(row, count, search, lm, work):
 
 @linked
 def may_expand(row, source, cost, search, cutoff):
-    """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
+    """Return whether an arc of a state may stay below the cutoff; large states are always expanded."""
     arcs, may = search.graph.arcs, source.arc_end - source.arc_begin > labels.SMALL_STATE
     for a in range(source.arc_begin, source.arc_begin if may else source.arc_end):
         may = may | (

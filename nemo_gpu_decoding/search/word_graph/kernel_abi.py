@@ -249,7 +249,7 @@ def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
 
 
 def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity:
-    """Sizes for an utterance of paged_biglm; `doubled` counts how often there were more groups or group arcs."""
+    """Return sizes for an utterance of paged_biglm; `doubled` counts how often groups or group arcs did not fit."""
     groups = max(2 * max_active, LEAST_GROUPS) << doubled
     cached_scores = max(CACHED_SCORES, LM_QUERIES, THREADS)
     return capacity_for(max_active, columns, seconds=False)._replace(
@@ -275,7 +275,7 @@ def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, .
 
 
 def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[int, int]:
-    """Dynamic shared memory of a block of `advance`, and the number of rows in it.
+    """Return the dynamic shared memory of a block of `advance`, and the number of rows in it.
 
     The layout is that of `open_workspace` in kernel.cu.
     """

@@ -17,7 +17,7 @@ WIDEST = np.float32(16)  # the beam of a frame is widened while it is narrower t
 
 @linked
 def prune(row, state, search, work):
-    """Step 4: the surviving tokens become work.current. Nothing changes if the back-pointers do not fit."""
+    """Take step 4: the surviving tokens become work.current. Nothing changes if the back-pointers do not fit."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     if counters.back_pointers + kept > len(state.back_pointers):

@@ -46,7 +46,7 @@ class WordPath(Path):
 
 
 def relative_cost(best: float, ended: float) -> float:
-    """`NBest.relative_cost`: cost of the best hypothesis that may end (inf: none may) minus the best cost, >= 0."""
+    """Return the cost of the best hypothesis that may end, minus the best cost, >= 0; inf if none may end."""
     return max(0.0, ended - best)
 
 
@@ -350,13 +350,13 @@ def next_end(word, is_last, tokens, at, choice, n, unknown, index, spellings):
 
 
 def posteriors(scores: Sequence[float]) -> np.ndarray:
-    """Softmax of scores: exp(scores), normalised to sum 1, [n] float64."""
+    """Return the softmax of scores: exp(scores), normalised to sum 1, [n] float64."""
     values = np.exp(np.asarray(scores, np.float64) - max(scores))
     return values / values.sum()
 
 
 def with_confidence(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
-    """Add word confidences to paths: the posterior, among these paths, of each word in its place."""
+    """Add word confidences to paths: the share of these paths, by probability, that have a word in its place."""
     shares = posteriors([path.score for path in paths])
     texts = _texts(paths)
     rated = []
@@ -403,7 +403,7 @@ def matches(text: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray)
 
 @compiled
 def align(text, other, matched):
-    """Word errors between two texts; sets `matched` for words of `text` aligned with the same word of `other`.
+    """Count word errors between two texts; sets `matched` for words of `text` aligned with the same word of `other`.
 
     An alignment with n errors is within n words of the diagonal, so a band around it is doubled until it has them all.
     Memory grows with the length of alike texts.

@@ -131,7 +131,7 @@ def epsilon_closure(row, count, search, lm, work):
 
 @linked
 def _join_run(row, begin, end, best, least, search, lm, work):
-    """The tokens begin .. end - 1 of one state join its group and those of its closure arcs; `best` costs least."""
+    """Join tokens begin .. end - 1 of one state to its group and those of its closure arcs; `best` costs least."""
     graph, weights, cutoff = search.graph, search.weights, work.frame[0].cutoff
     state, boost = keys.state_of(work.current[np.uintp(begin)].key), keys.boost_of(work.current[np.uintp(begin)].key)
     source = graph.states[np.uintp(state)]
@@ -166,7 +166,7 @@ def _join_run(row, begin, end, best, least, search, lm, work):
 
 @linked
 def _least_total(row, cost, total, source, search):
-    """Lower bound of the total cost of an arc of a state; `total` is that of a large state."""
+    """Return a lower bound of the total cost of an arc of a state; `total` is that of a large state."""
     arcs = search.graph.arcs
     if source.arc_end - source.arc_begin > SMALL_STATE:
         return total

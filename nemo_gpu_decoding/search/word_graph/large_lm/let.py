@@ -48,7 +48,7 @@ class LetWorkspace(NamedTuple):
 
 @no_refcount
 def advance(log_probs, begin, end, state, search, lm, work):
-    """As `frame.advance`. At ARENA_FULL, the caller calls `let_engine.collected` and goes on at the same frame."""
+    """Search like `frame.advance`. At ARENA_FULL, the caller calls `let_engine.collected` and repeats the frame."""
     frame = work.frame[0]
     for t in range(begin, end):
         tokens, frame.status = state.counters[0].tokens, keys.DONE

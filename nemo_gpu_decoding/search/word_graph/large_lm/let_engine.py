@@ -231,7 +231,7 @@ NO_LINKS = np.empty(0, records.LINK)
 def read_let_chunk(
     stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: records.Workspace
 ) -> tuple[LetStream, records.Workspace]:
-    """As `read_chunk`. After an error, the caller calls `forget_contexts` on the arrays of `stream`."""
+    """Decode like `read_chunk`. After an error, the caller calls `forget_contexts` on the arrays of `stream`."""
     models, count, stopped = stream.models, len(stream.tokens), -1
     if length == 0:
         return stream, work
@@ -296,7 +296,7 @@ def _scorers(models: StreamModels) -> tuple[records.Search, LmScorer]:
 def _lattice(
     stream: LetStream, state: let_nodes.NodeArrays, listed: np.ndarray, ends_only: bool, work: records.Workspace
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`links_to_ends` of a stream with expanded nodes; `ends_only`: only for paths to a final state."""
+    """Return `links_to_ends` of a stream with expanded nodes; `ends_only`: only for paths to a final state."""
     assert stream.lattice is not None
     scorers = _scorers(stream.models)
     ends, costs = all_ends(listed, ends_only, *scorers), np.full(len(listed), np.inf)
@@ -308,7 +308,7 @@ def _lattice(
 def new_let_workspace(
     max_active: int, columns: int, *, keeps_links: bool = False, composes: bool = True, entries: int | None = None
 ) -> records.Workspace:
-    """Buffers for one utterance at a time, as `new_workspace`; `keeps_links` and `composes` have no effect."""
+    """Return buffers for one utterance, like `new_workspace`; `keeps_links` and `composes` have no effect."""
     work = cpu_engine.new_workspace(max_active, columns, keeps_links=True, entries=entries)
     entries = len(work.groups)
     return work._replace(

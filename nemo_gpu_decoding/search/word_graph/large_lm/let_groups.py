@@ -191,7 +191,7 @@ def expand_with_lm(row, group_arc, cutoff, state, search, lm, work):
 
 @linked
 def _is_closed(member, closed, work):
-    """Whether topology normal closes an arc to a member of a group, because both have the last label `closed`."""
+    """Return whether topology normal closes an arc to a group's member, as both have the last label `closed`."""
     return closed != keys.NONE and keys.label_of(work.current[member.source].key) == closed
 
 

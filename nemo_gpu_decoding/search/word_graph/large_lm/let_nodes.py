@@ -216,7 +216,7 @@ def _fill(n, total, state, search, lm, work):
 
 @linked
 def most_above(n, state, search):
-    """Highest cost, relative to the node, of a context within the beam. The best context is always within it.
+    """Return the highest cost, relative to the node, of a context in the beam. The best context is always in it.
 
     The bound is infinite within a frame. It is also infinite after a blank alone, because a search without a lattice
     makes no node there.

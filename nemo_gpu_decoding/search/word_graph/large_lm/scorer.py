@@ -103,7 +103,7 @@ def is_dominated(gap, context, other, search, lm):
 
 @linked
 def difference_of_word(word, context, lms):
-    """LM score difference of one word, unweighted.
+    """Return the LM score difference of one word, unweighted.
 
     Args:
         word: id of the word in the graph. A word without a label in the large LM costs 0 and keeps the context.
@@ -124,7 +124,7 @@ def difference_of_word(word, context, lms):
 
 @linked
 def query(olabel, context, search, lm, work):
-    """LM score difference of an output label, weighted by `lm.difference_weight`, and the LM context after it.
+    """Return an output label's LM score difference, weighted by `lm.difference_weight`, and the LM context after it.
 
     The same queries recur, so the LM query cache keeps scores. It is direct-mapped: a slot holds one score. A piece
     of an unknown word, or its end, is no query: the LMs score the word as <unk>, once, where the search enters it.
@@ -147,7 +147,7 @@ def query(olabel, context, search, lm, work):
 
 @linked
 def difference_of_label(olabel, context, search, lm):
-    """LM score difference of all words of an output label, unweighted, and the LM context after them."""
+    """Return the LM score difference of all words of an output label, unweighted, and the LM context after them."""
     graph, num_words, total = search.graph, search.params.num_words, np.float32(0.0)
     for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
         word = word_from_end(olabel, n, graph, num_words)

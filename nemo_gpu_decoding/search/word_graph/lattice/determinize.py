@@ -90,7 +90,7 @@ WORD_ARC = np.dtype(
 
 @compiled
 def costs_to_end(arcs, num_states, costs):
-    """Least cost from each state to the final state, [N] int64; costs: [A] int64, cost of each arc."""
+    """Return the lowest cost from each state to the final state, [N] int64; costs: [A] int64, cost of each arc."""
     least = np.full(num_states, FAR)
     least[num_states - 1] = 0
     for i in range(len(arcs) - 1, -1, -1):
@@ -314,7 +314,7 @@ def _append_subset(entries, subsets, strings):
 
 @compiled
 def _known_state(subsets, known, older):
-    """The state of the last subset, and whether it is new. If an older subset is equal, the last one is removed.
+    """Return the state of the last subset, and whether it is new. If an older one is equal, the last one is removed.
 
     Args:
         known: hash -> newest state with that hash.

@@ -192,7 +192,7 @@ class Lattice:
         return determinized_lattice(self.arcs(), self.graph.words, beam, max_states)
 
     def to_kaldi_text(self, key: str = "utterance") -> str:
-        """Kaldi's text format (`lattice-copy ark:... ark,t:-`): words, graph costs and acoustic costs."""
+        """Return Kaldi's text format (`lattice-copy ark:... ark,t:-`): words, graph costs and acoustic costs."""
         rows = self.arcs()
         lines = [f"{s} {t} {label} {word} {g:.6g},{a:.6g}" for s, t, label, word, g, a in rows.tolist()]
         return "\n".join([key, *lines, str(rows["target"].max()), "", ""])

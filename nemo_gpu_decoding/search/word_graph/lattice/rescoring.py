@@ -127,7 +127,7 @@ def first_lm_costs(links, ends, reaches_end, contexts, search, lm, link_costs, e
 
 @compiled
 def composed_links(num_nodes, links, graph, lm):
-    """Links between pairs (node, LM state), which are numbered node by node.
+    """Return links between pairs (node, LM state), which are numbered node by node.
 
     Args:
         links: [L] LINK, sorted by target.

@@ -54,7 +54,7 @@ class WordLattice:
 
     @property
     def costs(self) -> np.ndarray:
-        """Graph cost plus acoustic cost of each arc, [A] float64."""
+        """Return graph cost plus acoustic cost of each arc, [A] float64."""
         return self.arcs["graph_cost"] + self.arcs["acoustic_cost"]
 
     def n_best(self, n: int) -> list[WordSequence]:
@@ -95,7 +95,7 @@ class WordLattice:
         )
 
     def to_kaldi_text(self, key: str = "utterance") -> str:
-        """Kaldi's text format of a compact lattice: words, graph and acoustic costs, columns + 1 as transition ids."""
+        """Return Kaldi's text of a compact lattice: words, graph and acoustic costs, columns + 1 as transition ids."""
         lines, last = [key], self.num_states - 1
         for arc in self.arcs:
             labels = "_".join(str(label + 1) for label in self.ilabels[arc["begin"] : arc["end"]].tolist())
@@ -107,7 +107,7 @@ class WordLattice:
         return "\n".join([*lines, "", ""])
 
     def to_openfst_text(self) -> str:
-        """Text format of OpenFst and k2 of a word acceptor: source, target, word, cost; the last line is the end."""
+        """Return the word acceptor as text of OpenFst and k2: source, target, word, cost; the last line is the end."""
         rows = zip(self.arcs["source"], self.arcs["target"], self.arcs["word"], self.costs, strict=True)
         lines = [f"{source} {target} {word} {cost:.6g}" for source, target, word, cost in rows]
         return "\n".join([*lines, str(self.num_states - 1), ""])
