@@ -1,4 +1,4 @@
-"""Audio files and parts of them: durations, checks of samples, and selection of a channel."""
+"""Read audio files and parts of them: durations, checks of samples, and selection of a channel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegt
 
 
 class AudioPart(NamedTuple):
-    """A part of a file, from `offset` for `duration` seconds, or to the end of the file if that is earlier."""
+    """A part of a file that begins at `offset` and lasts `duration` seconds, or to an earlier end of the file."""
 
     path: Path
     offset: float
@@ -141,7 +141,7 @@ def check_channel_selector(value: Any) -> None:
 
 
 class Sound:
-    """The samples of a file, in order; a context manager. Attributes are those of `soundfile.SoundFile`.
+    """A file whose samples are read in order; a context manager. Attributes are those of `soundfile.SoundFile`.
 
     All recordings that are joined in the file are read. ffmpeg decodes what libsndfile cannot.
 
@@ -309,7 +309,7 @@ def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
 
 
 class MonoReader(Sound):
-    """Reads one channel of a file or of a part, or the average of all, in order; a context manager.
+    """A reader of one channel of a file or part, or of the average of all, in order; a context manager.
 
     Args:
         channel_selector: number of the channel, from 0; "average" or None for the average.

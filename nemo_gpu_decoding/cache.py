@@ -1,4 +1,4 @@
-"""A small cache for LMs and boosting trees, and locks between processes.
+"""Cache LMs and boosting trees in memory, and lock work between processes.
 
 NeMo rebuilds its decoding objects at every restore, transcription with timestamps and change of strategy.
 This cache keeps LMs and trees, which take seconds to load. Its keys contain everything that the result

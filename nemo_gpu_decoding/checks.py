@@ -1,4 +1,4 @@
-"""Checks of single values, and `FieldError`, which names the invalid field."""
+"""Check single values, and raise a `FieldError` that names the invalid field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # outside of these, float32 sums overflow
 
 
 class FieldError(ValueError):
-    """A ValueError about one field: "beam is 0.0, expected a finite number > 0".
+    """A ValueError that names one field: "beam is 0.0, expected a finite number > 0".
 
     If the caller knows the value under another name (a key of a config, an option of a command), it raises
     `error.named("wfst.beam_width")` instead. So no code has to parse the message.

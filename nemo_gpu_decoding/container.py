@@ -1,4 +1,4 @@
-"""Files of memory-mapped arrays in safetensors format, which load at once and are shared by processes.
+"""Store memory-mapped arrays in safetensors format; such files load at once, and processes share them.
 
 8 bytes    size of the header, uint64
 header     JSON: "__metadata__" (below), and for each array its type, shape and range in the body; padded
@@ -53,7 +53,7 @@ Fill = Callable[[Mapping[str, np.ndarray]], None]
 
 
 class Kind(NamedTuple):
-    """A kind of file: its arrays, version and texts for messages."""
+    """A kind of file, which defines its arrays, version and texts for messages."""
 
     name: str
     version: int
@@ -72,7 +72,7 @@ class Kind(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The contents of a file."""
+    """The arrays and facts that a file holds."""
 
     facts: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]  # mapped

@@ -1,4 +1,4 @@
-"""Optional dependencies: the modules of each extra of pyproject.toml, and a check that they are installed."""
+"""Name the modules of each extra of pyproject.toml, and check that they are installed."""
 
 from __future__ import annotations
 

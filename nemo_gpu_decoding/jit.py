@@ -107,7 +107,7 @@ def _njit(function: F, **options: Any) -> Any:
 
 
 class _FolderOnly(caching.CompileResultCacheImpl):
-    """Entries in the folder `numba.core.config.CACHE_DIR` only.
+    """A cache that uses only the folder `numba.core.config.CACHE_DIR`.
 
     numba's other folders may contain stale code, because their names have no fingerprint of all sources.
     """
@@ -119,7 +119,7 @@ class _FolderOnly(caching.CompileResultCacheImpl):
 
 
 class _Cache(caching.FunctionCache):
-    """numba's cache on disk. If the disk is full or a file is damaged, the code is compiled again."""
+    """A cache of numba on disk that compiles again if the disk is full or a file is damaged."""
 
     _impl_class = _FolderOnly
 
@@ -210,7 +210,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 class CopiedByFields:
-    """Base of frozen dataclasses that make their arrays read-only in `__post_init__`.
+    """A base of frozen dataclasses that make their arrays read-only in `__post_init__`.
 
     NumPy copies and unpickles a read-only array as a writable one, of another type for compiled code. Copies are
     therefore made of the fields, through `__post_init__`, so that nothing is compiled again.

@@ -1,4 +1,4 @@
-"""Utterances of a command, from audio files or NeMo manifests."""
+"""List the utterances of a command, from audio files or NeMo manifests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no field of 
 
 @dataclass(frozen=True)
 class Utterance:
-    """An audio file or a part of one, with its reference text if a manifest has one."""
+    """An utterance: an audio file or a part of one, with its reference text if a manifest has one."""
 
     name: str  # as given by the user, for output
     audio: AudioSource

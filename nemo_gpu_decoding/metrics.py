@@ -1,4 +1,4 @@
-"""Word error rate, precision and recall of phrases, and the calibration of confidence."""
+"""Measure word error rate, precision and recall of phrases, and the calibration of confidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Counts of a minimum edit alignment of words, summed over utterances."""
+    """Counts that a minimum edit alignment of words gives, summed over utterances."""
 
     words: int  # in the references
     substitutions: int
@@ -33,7 +33,7 @@ class WordErrors:
 
 @dataclass(frozen=True)
 class PhraseScore:
-    """Counts of listed phrases that were spoken and recognised."""
+    """Counts that tell how many listed phrases were spoken and recognised."""
 
     true_positives: int
     false_positives: int
@@ -78,7 +78,7 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
 
 
 def oracle_text(reference: str, texts: Iterable[str], lattice: Any = None) -> str:
-    """The text of the lattice or, without one, of the texts, with the fewest word errors, the first of several."""
+    """Return the lattice's text with the fewest word errors; without a lattice, the first such one of the texts."""
     if lattice is not None:
         return lattice.oracle(reference)
     return min(texts, key=lambda text: word_errors([reference], [text]).total)
@@ -102,7 +102,7 @@ def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: 
 
 @dataclass(frozen=True)
 class PhraseWords:
-    """Finds phrases in texts, as sequences of whole words, ignoring case."""
+    """A finder that finds phrases in texts, as sequences of whole words, ignoring case."""
 
     phrases: frozenset[tuple[str, ...]]
     lengths: frozenset[int]  # of the phrases, in words
@@ -139,14 +139,14 @@ LEAST = 1e-7  # confidences are between this and 1 - this, so that logits are fi
 
 
 class ConfidenceMap(NamedTuple):
-    """The map of word confidence to the probability that the word is right."""
+    """A map that turns word confidence into the probability that the word is right."""
 
     slope: float  # >= 0
     intercept: float
 
 
 class Calibration(NamedTuple):
-    """How well confidences predict which words are right."""
+    """Numbers that tell how well confidences predict which words are right."""
 
     ece: float  # expected calibration error over 10 bins of equal width, 0 is best
     nce: float  # normalised cross entropy [NIST], 1 is best; 0: as good as the share of right words

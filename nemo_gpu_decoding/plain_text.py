@@ -1,4 +1,4 @@
-"""Names of files; lines of text files, with errors that name file and line; tables for a terminal."""
+"""Resolve names of files, read lines of text with errors that name file and line, and format tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets: NeMo `decoding` sections as YAML files.
+"""Read and write presets, which are NeMo `decoding` sections in YAML files.
 
 This package has one per strategy and one for open vocabulary, in `conf/ctc_decoding/` and, for RNN-T and TDT, in
 `conf/rnnt_decoding/`. Use a preset in a Hydra application, such as

@@ -1,4 +1,4 @@
-"""Options: a field of a dataclass declares its type, default, range and choices; the comment above it is its help."""
+"""Check options: a dataclass field declares type, default, range and choices; the comment above it is its help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transcript of an utterance or of a recording: as JSON, as a row of the output, and totals of rows."""
+"""Write the transcript of an utterance or of a recording as JSON or as a row, and add up totals of rows."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Word(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """One of the best hypotheses."""
+    """A hypothesis that is among the best ones."""
 
     text: str
     score: float  # natural log, as `Path.score`
 
 
 class BoostedPhrase(NamedTuple):
-    """A boosted phrase of a transcript."""
+    """A boosted phrase that occurs in a transcript."""
 
     phrase: str  # as in the list of phrases
     probability: float  # smallest posterior of its tokens, 0 .. 1
@@ -66,7 +66,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Transcript:
-    """The result of a strategy for one utterance, or for what is decoded of one."""
+    """The result that a strategy gives for one utterance, or for what is decoded of one."""
 
     text: str
     score: float | None = None  # natural log, as the strategy defines it; None: of a stream, or without segments
@@ -136,7 +136,7 @@ def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:
 
 @dataclass
 class Totals:
-    """The content of a marker: totals of its partition. Times are in seconds."""
+    """The totals of a partition that its marker contains. Times are in seconds."""
 
     number: int = 0
     shard: int = 0
@@ -227,7 +227,7 @@ def _listed(n_best: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
 
 
 def oracle_of(reference: str, transcript: Transcript) -> str | None:
-    """The text of the lattice, or of the n-best list, with the fewest word errors; None without alternatives."""
+    """Return the text of the lattice, or of the n-best list, with the fewest word errors; None without any."""
     if transcript.lattice is None and not transcript.n_best:
         return None
     return oracle_text(reference, [text for text, _ in transcript.n_best], transcript.lattice)

@@ -1,4 +1,4 @@
-"""Vocabularies: conversion of token ids to text and words, and of text to token sequences."""
+"""Convert token ids to text and words, and text to token sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding aliases`: what a model hears for phrases, as aliases in a phrase file."""
+"""`nemo-gpu-decoding aliases` writes what a model hears for phrases into a phrase file, as aliases."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OPTIONS = AliasesOptions
 
 
 class Spoken(NamedTuple):
-    """A recording, and what is said in it."""
+    """A recording, and the text that is said in it."""
 
     audio: AudioSource
     text: str

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding build-graph`: builds the word graph of cuda_wfst from a word LM and a model's tokens."""
+"""`nemo-gpu-decoding build-graph` builds the word graph of cuda_wfst from a word LM and a model's tokens."""
 
 from __future__ import annotations
 

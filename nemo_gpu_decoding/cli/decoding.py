@@ -1,4 +1,4 @@
-"""From options of the command line to NeMo's `decoding` section."""
+"""Build NeMo's `decoding` section from the options of the command line."""
 
 from __future__ import annotations
 

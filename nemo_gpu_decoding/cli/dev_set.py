@@ -1,4 +1,4 @@
-"""The dev set of `tune`: its encoder output is computed once and decoded many times.
+"""Compute the encoder output of the dev set of `tune` once, and decode it many times.
 
 `tune confidence=...` also fits a map of word confidence on it.
 """
@@ -68,7 +68,7 @@ class DevSet:
     def decode(
         self, decoder: Search, text_of: Callable[[Path], str], second: Rescoring | None = None, n_best: int = 1
     ) -> Decoded:
-        """The best text of every utterance, oracle texts if there are alternatives, and the seconds of the search.
+        """Return the texts of all utterances (best, or oracle with alternatives) and the seconds of the search.
 
         With `n_best` > 1 the oracle is the best of the first `n_best` different texts.
         """
@@ -100,7 +100,7 @@ class DevSet:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The output of a decoder for a `DevSet`."""
+    """The texts and the time of one decoding of a `DevSet`."""
 
     texts: tuple[str, ...]
     seconds: float  # of the decoder alone
@@ -109,7 +109,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Score:
-    """Quality of one decoding; `phrases` only if a list was given."""
+    """The quality of one decoding; it has `phrases` only if a list was given."""
 
     errors: WordErrors
     phrases: PhraseScore | None

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding doctor`: what this machine has, and the backend of each strategy on it.
+"""`nemo-gpu-decoding doctor` prints what this machine has, and the backend of each strategy on it.
 
 The functions import what they examine, so that `--help` imports no torch.
 """

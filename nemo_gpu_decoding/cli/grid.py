@@ -1,4 +1,4 @@
-"""The points of a grid of options that `tune` tries, their decoders, and the stages in which it tries them.
+"""List the points of a grid of options that `tune` tries, in stages, and make their decoders.
 
 Options that are null get values around the best point so far. With phrases, token-level strategies first try all
 weights with the smallest beam and one segmentation per phrase. Then they try larger beams and more segmentations with
@@ -34,7 +34,7 @@ WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight"
 
 
 class Axis(NamedTuple):
-    """The values of an option in the first stage. An option may have several axes, of which at most one is used."""
+    """The values that the first stage tries for an option. An option may have several axes; at most one is used."""
 
     option: str
     facts: str  # the axis is used if all of them hold, see `facts_of`
@@ -80,7 +80,7 @@ _Values: Any = _made("_Values", _NAMES, defaults=[None] * len(_NAMES))
 
 
 class Point(_Values):
-    """One combination of options. None: the strategy has no such option, or there is no LM or no phrase."""
+    """One combination of options. None: the strategy lacks the option, or there is no LM or no phrase."""
 
     def __str__(self) -> str:
         """Return the options in the form in which a user types them."""
@@ -116,7 +116,7 @@ def tried_values(points: Sequence[Point]) -> str:
 
 
 class Searches:
-    """The decoders of a strategy, one for each boosting tree; LM or graph are shared.
+    """The decoders of a strategy, one for each boosting tree; they share the LM or graph.
 
     Args:
         files: LM, phrases, and weights other than 0, so that all models are loaded.

@@ -1,4 +1,4 @@
-"""The commands that make n-gram LMs: `build-lm`, `prune-lm`, `pack-lm`.
+"""Make n-gram LMs with three commands: `build-lm`, `prune-lm`, `pack-lm`.
 
 `build-lm` estimates an LM over words or over the tokens of a model, from text or from a transducer (its internal LM).
 `prune-lm` keeps a subset of the n-grams. `pack-lm` writes the file that paged_biglm maps into memory.

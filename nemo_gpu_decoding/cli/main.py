@@ -141,7 +141,7 @@ def run_program(
 
 
 class _Lasting:
-    """stdout of a command that writes files, which it completes if its reader ends or its disk is full."""
+    """The stdout of a command that writes files: the command goes on if its reader ends or its disk is full."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""`key=value` arguments -> a dataclass of options, and the help text of these options.
+"""Read `key=value` arguments into a dataclass of options, and print the help text of these options.
 
 Comments above or behind the fields of the dataclass explain the options. `--help` and error messages show these
 comments. The attribute `topic` of a dataclass is the heading of its options in `--help all`.
@@ -28,12 +28,12 @@ FILES = ("audio", "manifest", "tarred_audio", "text")  # options for one file or
 
 
 class OptionError(ValueError):
-    """An argument is not `key=value`, or its key is no option."""
+    """An error that says that an argument is not `key=value`, or that its key is no option."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One field of an options dataclass, as the user sees it."""
+    """One field of an options dataclass, as `--help` shows it."""
 
     name: str
     default: Any  # MISSING if the option is required

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding serve`: live streams through one model, over WebSockets."""
+"""`nemo-gpu-decoding serve` decodes live streams with one model, over WebSockets."""
 
 from __future__ import annotations
 

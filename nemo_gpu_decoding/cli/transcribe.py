@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding transcribe`: audio files to text with any strategy."""
+"""`nemo-gpu-decoding transcribe` turns audio files into text with any strategy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
 
 @dataclass
 class RecordingOptions(decoding.DecodingOptions):
-    """What is transcribed, and what is written."""
+    """Options that say what is transcribed, and what is written."""
 
     topic = "input and output"
 

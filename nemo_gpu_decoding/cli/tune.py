@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding tune`: weights that suit a model, an LM and a phrase list, found on a dev set."""
+"""`nemo-gpu-decoding tune` finds weights on a dev set that suit a model, an LM and a phrase list."""
 
 from __future__ import annotations
 

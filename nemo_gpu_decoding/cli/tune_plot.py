@@ -1,4 +1,4 @@
-"""The plot of `tune`: word error rates over the weights."""
+"""Plot the word error rates of `tune` over the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input and the output of a run: manifests of any size, cut into partitions, and the folder of their transcripts.
+"""Cut manifests of any size into partitions, and keep the transcripts of a run in a folder.
 
 Manifests may be compressed, and at any URL that fsspec reads. The rows are copied once into the folder of the run,
 with the path or URL of their audio. A partition is a range of bytes in that file, so that a worker reads only its own
@@ -79,7 +79,7 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
 
 
 def _expand(option: str, value: Any) -> list[str]:
-    """Return the files of a path, URL, pattern or list; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
+    """Return the files of a path, URL, pattern or list; {0..9}, or NeMo's _OP_0..9_CL_, stands for all its numbers."""
     urls = []
     for pattern in map(str, value if isinstance(value, (list, tuple)) else [value]):
         file = path_of(pattern)
@@ -327,7 +327,7 @@ class Folder(NamedTuple):
 
 
 class RunPlan(NamedTuple):
-    """A run: its partitions, and the names of its manifests."""
+    """A plan that lists the partitions of a run, and the names of its manifests."""
 
     partitions: list[Partition]
     shards: list[str]

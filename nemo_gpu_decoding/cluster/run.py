@@ -1,4 +1,4 @@
-"""A run: workers decode its unfinished partitions in this process or on Ray, with a progress bar and totals.
+"""Run workers that decode the partitions of a corpus, here or on Ray, with a progress bar and totals.
 
 A worker needs no Ray: it loads a model once, and decodes partitions to one file of transcripts each.
 """
@@ -34,7 +34,7 @@ SLOWEST, SHOWN = 3, 5  # number of slowest files in a marker and in the summary
 
 
 class Workers(NamedTuple):
-    """Where partitions are decoded.
+    """The number and place of the workers that decode partitions.
 
     Args:
         address: address of Ray, "auto" (the cluster of this machine) or "local" (a cluster is started for the run);
@@ -72,7 +72,7 @@ class Job:
 
 
 class Worker(Transcriber):
-    """Decodes partitions and writes them into the folder of the run."""
+    """A worker that decodes partitions and writes them into the folder of the run."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.load(), job.cutting, job.batch_size)
@@ -209,7 +209,7 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
 
 
 class ProgressBar:
-    """A progress bar: hours of audio, speed relative to real time, errors, remaining time.
+    """A progress bar that shows hours of audio, speed relative to real time, errors and remaining time.
 
     If the hours of a partition are unknown, the bar counts partitions.
     """

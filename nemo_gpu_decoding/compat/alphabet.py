@@ -1,4 +1,4 @@
-"""Alphabets of CTC models as pyctcdecode describes them: characters, BPE pieces and wav2vec2's symbols."""
+"""Convert alphabets of CTC models as pyctcdecode does: characters, BPE pieces and wav2vec2's symbols."""
 
 from __future__ import annotations
 

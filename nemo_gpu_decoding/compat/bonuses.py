@@ -1,4 +1,4 @@
-"""The bonuses of words: in the costs of a word graph, or, with hotwords, as a boosting automaton over its labels.
+"""Pay the bonuses of words by the costs of a word graph or, with hotwords, by an automaton over its labels.
 
 The search of a graph that contains them needs no automaton, and its lower bounds are tighter. The automaton is
 

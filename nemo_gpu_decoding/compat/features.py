@@ -1,4 +1,4 @@
-"""The features of NeMo's models: log-mel spectra with the defaults of its `AudioToMelSpectrogramPreprocessor`."""
+"""Compute log-mel spectra with the defaults of NeMo's `AudioToMelSpectrogramPreprocessor`."""
 
 from __future__ import annotations
 

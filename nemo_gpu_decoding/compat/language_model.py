@@ -1,4 +1,4 @@
-"""`LanguageModel`: a word n-gram LM with pyctcdecode's weights, as a word graph and a table of bonuses.
+"""Use a word n-gram LM with pyctcdecode's weights: `LanguageModel` is a word graph and a table of bonuses.
 
 The score of a text is, as in pyctcdecode,
 

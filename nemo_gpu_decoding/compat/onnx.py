@@ -1,4 +1,4 @@
-"""ONNX exports of NeMo's models, as sherpa-onnx, onnx-asr and NeMo's own `export` write them.
+"""Run ONNX exports of NeMo's models, which sherpa-onnx, onnx-asr and NeMo's own `export` write.
 
     networks = OnnxTransducer("parakeet-tdt-0.6b-v2")
     encoded = networks.encode([log_mel(samples)])  # samples: [n] at 16 kHz

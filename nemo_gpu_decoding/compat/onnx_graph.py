@@ -1,4 +1,4 @@
-"""The decoder and the joint of an exported transducer as one ONNX graph, and parts of it.
+"""Join the decoder and the joint of an exported transducer into one ONNX graph, and cut it into parts.
 
 An exported joint projects a frame again for every hypothesis, and some decoders are exported for one hypothesis. So
 the graph is divided where what depends on frames meets what depends on texts. The parts take any number of rows.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Graph:
-    """The graph of a decoder and a joint.
+    """The ONNX graph that joins a decoder and a joint.
 
     Args:
         model: an `onnx.ModelProto`.

@@ -1,4 +1,4 @@
-"""pyctcdecode's interface on the searches of this package.
+"""Offer pyctcdecode's interface with the searches of this package.
 
     from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder
 
@@ -48,7 +48,7 @@ WordFrames = tuple[str, Frames]
 
 
 class LMState(NamedTuple):
-    """What the LM has read: the last words before an utterance, as tokens."""
+    """The words that the LM has read before an utterance, as tokens."""
 
     tokens: tuple[int, ...]
 
@@ -73,7 +73,7 @@ class OutputBeamMPSafe(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """Options of one call of the decoder."""
+    """The options of one call of the decoder."""
 
     beam_width: int
     beam_prune_logp: float

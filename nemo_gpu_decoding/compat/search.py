@@ -1,4 +1,4 @@
-"""The searches behind pyctcdecode's interface, and the log-probs that they read."""
+"""Run the searches behind pyctcdecode's interface, and compute the log-probs that they read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 
 
 class TokenSearch(FlexCTCBeam):
-    """The search without an LM.
+    """The search that runs without an LM.
 
     Args:
         vocab_size: V, which is also the column of the blank.
@@ -48,7 +48,7 @@ class TokenSearch(FlexCTCBeam):
 
 
 class WordSearch(CudaWFST):
-    """The search with a word LM; other arguments as for `TokenSearch`."""
+    """The search that runs with a word LM; other arguments as for `TokenSearch`."""
 
     def __init__(
         self, graph: WordGraph, vocab_size: int, beam_width: int, beam_prune_logp: float, n_best: int

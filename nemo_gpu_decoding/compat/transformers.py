@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers with the searches of this package.
+"""Decode models of Hugging Face transformers with the searches of this package.
 
     model = ParakeetForTDT.from_pretrained(name)
     vocabulary = tokenizer_vocabulary(processor.tokenizer, model.config.vocab_size - 1)

@@ -68,7 +68,7 @@ def _compiler_problem(device: torch.device) -> str | None:
 
 
 def _driver_problem() -> str | None:
-    """Return whether the driver runs the code: it runs that of older compilers and of its own major version."""
+    """Return why the driver cannot run the compiled code; None if it can. It runs code of older compilers."""
     supported, compiler = driver_version(), nvrtc.version()
     if supported[0] < compiler[0]:
         return (

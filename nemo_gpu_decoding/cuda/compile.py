@@ -25,7 +25,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Source:
-    """One translation unit."""
+    """One translation unit that NVRTC compiles."""
 
     name: str  # relative to the package, with slashes; compilers show it in messages
     text: str
@@ -78,7 +78,7 @@ Defines = Mapping[str, "int | str"]
 
 
 class Architecture(NamedTuple):
-    """Target architecture of a compilation."""
+    """The architecture that a compilation targets."""
 
     number: int  # 90 for sm_90
     ptx: bool = False  # True: the driver compiles it to machine code for the present device

@@ -1,4 +1,4 @@
-"""The runtime for real GPUs: modules and launches through the CUDA driver's interface.
+"""Load and launch kernels on real GPUs through the CUDA driver's interface.
 
 Modules belong to torch's context, and kernels run on torch's current stream. So they run in order with
 torch's kernels, on any device, and a caller may capture them into a CUDA graph.
@@ -28,11 +28,11 @@ WARP = 32
 
 
 class DriverError(RuntimeError):
-    """A call of the CUDA driver failed."""
+    """An error that a call of the CUDA driver returned."""
 
 
 class CudaRuntime:
-    """`launch.Runtime` on NVIDIA GPUs; one per process, for all devices and threads."""
+    """A `launch.Runtime` that runs kernels on NVIDIA GPUs; one per process, for all devices and threads."""
 
     name = "cuda"
 
@@ -86,7 +86,7 @@ def _new_module(source: str, device: torch.device, defines: Defines | None) -> A
 
 
 class CudaModule:
-    """`launch.Module`: the kernels of one file on one GPU."""
+    """A `launch.Module` that holds the kernels of one file on one GPU."""
 
     def __init__(self, handle: Any, source: str, device: torch.device) -> None:
         self.device = device

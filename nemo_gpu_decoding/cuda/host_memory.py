@@ -1,4 +1,4 @@
-"""The free host memory of a process, within the limits of its control groups.
+"""Find the free host memory of a process, within the limits of its control groups.
 
 In a container, the system reports the free memory of the whole machine, but kills a process that exceeds
 the container's limit. So this module also reads the limits of all control groups of the process.
@@ -84,11 +84,11 @@ _PORTABLE, _MAPPED = 1, 2
 
 
 class PinningError(RuntimeError):
-    """Host memory cannot be allocated, or CUDA cannot pin it."""
+    """An error: host memory cannot be allocated, or CUDA cannot pin it."""
 
 
 class HostTable:
-    """Bytes in host memory, pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
+    """Bytes in host memory that are pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
 
     Memory stays pinned until the table and all tensors made from it are deleted. Before the last one is
     deleted, the caller must wait for all kernels that read it.

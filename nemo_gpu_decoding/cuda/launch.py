@@ -1,4 +1,4 @@
-"""The interface of decoders to CUDA: load and launch kernels.
+"""Define how decoders load and launch CUDA kernels.
 
     module = runtime().load("search/flexctc_beam/kernel.cu", device)
     module.launch(SIGNATURE, grid=batch, block=256, log_probs=log_probs, lengths=lengths, beam=16)
@@ -22,7 +22,7 @@ __all__ = ["Module", "Runtime", "Scalar", "Signature", "Tensor", "as_records", "
 
 
 class Module(Protocol):
-    """The kernels of one source file, ready on one device."""
+    """The kernels of one source file that are ready on one device."""
 
     device: torch.device
 

@@ -1,4 +1,4 @@
-"""NVRTC through cuda-python: compile CUDA C++ to CUBIN or PTX, without a driver or GPU."""
+"""Compile CUDA C++ to CUBIN or PTX with NVRTC through cuda-python, without a driver or GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SUCCESS = 0
 
 
 class CompileError(RuntimeError):
-    """A kernel does not compile; the message is NVRTC's log with files and lines."""
+    """An error of a kernel that does not compile; the message is NVRTC's log with files and lines."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The result of a compilation."""
+    """The code that a compilation makes."""
 
     code: bytes  # CUBIN or PTX
     log: str  # warnings, and the output of other options

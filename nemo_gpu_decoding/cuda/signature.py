@@ -1,4 +1,4 @@
-"""Signatures of kernels: names, types and shapes of arguments, checked at every launch.
+"""Declare names, types and shapes of a kernel's arguments, and check them at every launch.
 
 A kernel gets pointers and numbers without types. With a wrong dtype or a transposed tensor, it would read
 outside of the tensor and may crash the process. So every launch calls `checked_arguments`.
@@ -29,7 +29,7 @@ RESERVED = frozenset({"signature", "grid", "block", "shared_bytes"})
 
 
 class Layout(NamedTuple):
-    """Dtype, record size and alignment of a tensor's elements."""
+    """The dtype, record size and alignment that the elements of a tensor have."""
 
     dtypes: tuple[torch.dtype, ...]  # any of these
     record_bytes: int  # 0 if the elements are not records
@@ -74,7 +74,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number passed by value: int, float, bool or numpy scalar, converted to `dtype`.
+    """A number that is passed by value: int, float, bool or numpy scalar, converted to `dtype`.
 
     With a structured dtype: a record, given as a tuple of its fields.
     """

@@ -63,7 +63,7 @@ def synchronize_unless_capturing(device: torch.device) -> None:
 
 
 class Exchange:
-    """Named arrays in one buffer on the device, and the same arrays in pinned host memory.
+    """Named arrays that lie in one buffer on the device, and also in pinned host memory.
 
     Attributes:
         on_device: the arrays for kernels; records as in `as_records`.

@@ -1,4 +1,4 @@
-"""Loops on the device: a CUDA graph with a WHILE node, which repeats work until a kernel ends it.
+"""Run loops on the device: a CUDA graph with a WHILE node repeats work until a kernel ends it.
 
     graph = capture_while(device, body)
     graph.replay()

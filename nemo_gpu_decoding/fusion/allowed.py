@@ -1,4 +1,4 @@
-"""Costs of tokens in the boosting automaton: of tokens that are not allowed, and the bonus of every token.
+"""Add costs of tokens to the boosting automaton: of tokens that are not allowed, and the bonus of every token.
 
 A token that is not allowed in a multilingual model has a price, or is forbidden. Every look-up ends at exactly one arc
 with the token's label. So the price is subtracted from the weights of these arcs, and the automaton keeps its states:
@@ -38,7 +38,7 @@ _INCOMPLETE = "\ufffd"  # shown for a part of a character's bytes
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """The tokens that may be written, and the price of others.
+    """The tokens that may be written, and the price that other tokens have.
 
     Raises:
         FieldError: no token is allowed, or the price is negative.

@@ -1,4 +1,4 @@
-"""Back-off automata: the common layout of n-gram LMs and boosting trees.
+"""Define back-off automata, the common layout of n-gram LMs and boosting trees.
 
 A `BackoffAutomaton` reads labels one by one. In state `s` it looks for an arc with the label. If there
 is none, it adds the back-off weight of `s`, moves to the back-off state and looks again. The root backs
@@ -101,14 +101,14 @@ ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int32
 
 
 class AutomatonArrays(NamedTuple):
-    """The arrays of one or several automata, as compiled code takes them."""
+    """The arrays of one or several automata that compiled code reads."""
 
     states: np.ndarray  # [S] STATE
     arcs: np.ndarray  # [A] ARC, grouped by state; within a state sorted by label
 
 
 class Columns(NamedTuple):
-    """The columns of an automaton of S states and A arcs, not checked yet; weights are natural log."""
+    """The columns of an automaton of S states and A arcs that are not checked yet; weights are natural log."""
 
     arc_begin: np.ndarray  # [S] first arc of each state
     arc_end: np.ndarray  # [S] one past its last arc
@@ -362,7 +362,7 @@ def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
 
 
 class _ByWeight:
-    """The arcs of every state, heaviest first, and whether a state has an arc for a label."""
+    """The arcs of every state, heaviest first; and whether a state has an arc for a label."""
 
     def __init__(self, states: np.ndarray, arcs: np.ndarray) -> None:
         owner, listed = arcs_by_state(states, arcs)

@@ -1,4 +1,4 @@
-"""Fusion of a batch: the LM, boosting tree and weights of each utterance."""
+"""Combine the LMs, boosting trees and weights of the utterances of a batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNCHANGED = Request()
 
 
 class Rules(NamedTuple):
-    """What an utterance may be, for results; the search reads it from the boosting automata."""
+    """The rules that say what an utterance may be, for results; the search reads them from the automata."""
 
     allowed: AllowedTokens | None = None
     grammar: Grammar | None = None
@@ -44,7 +44,7 @@ _Row = tuple[Any, Any, BackoffAutomaton, Any, Rules]
 
 
 class FusionLabels(NamedTuple):
-    """The labels of the automata in a decoder's fusion."""
+    """The labels that the automata of a decoder's fusion read."""
 
     size: int  # number of labels
     opened: int = 0  # number of labels for requests with words that the graph lacks; 0: it takes none
@@ -59,7 +59,7 @@ class FusionLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchFusion:
-    """The fusion of n utterances, from their first frame to their last."""
+    """The LMs, boosting trees and weights that n utterances use from their first frame to their last."""
 
     lm: BackoffAutomaton  # all LMs of the decoder
     lm_starts: np.ndarray  # [n] int32, start state of each utterance's LM
@@ -248,7 +248,7 @@ def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
 
 
 class FusionArrays(NamedTuple):
-    """The fusion of n utterances as compiled code takes it."""
+    """The fusion of n utterances in the form that compiled code reads."""
 
     lm: AutomatonArrays
     boosting: AutomatonArrays  # all boosting trees
@@ -256,7 +256,7 @@ class FusionArrays(NamedTuple):
 
 
 class UtteranceFusion(NamedTuple):
-    """The fusion of one utterance as compiled code takes it."""
+    """The fusion of one utterance in the form that compiled code reads."""
 
     lm: AutomatonArrays
     boosting: AutomatonArrays
@@ -275,7 +275,7 @@ def of_utterance(fusion, b):
 
 
 class DeviceAutomaton(NamedTuple):
-    """The arrays of one or several automata in a device's memory."""
+    """The arrays of one or several automata that lie in a device's memory."""
 
     states: torch.Tensor  # [S, bytes of automaton.STATE] uint8
     arcs: torch.Tensor  # [A, bytes of automaton.ARC] uint8

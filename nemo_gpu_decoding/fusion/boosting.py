@@ -334,7 +334,7 @@ _NUMBER = ...  # no unit; a copy of a tree has the same object
 
 
 class Occurrence(NamedTuple):
-    """A phrase in a hypothesis, which is a sequence of units: labels or words."""
+    """A phrase that occurs in a hypothesis, which is a sequence of units: labels or words."""
 
     number: int  # of the sequence in the tree
     begin: int  # first unit
@@ -342,7 +342,7 @@ class Occurrence(NamedTuple):
 
 
 class PhraseTable(NamedTuple):
-    """The sequences of a boosting tree, and how hypotheses show them."""
+    """The sequences that a boosting tree pays for, and how hypotheses show them."""
 
     sequences: Sequence[ScoredSequence]
     keys: Sequence[Key]  # units that a hypothesis has for each sequence: labels, for word graphs words
@@ -354,7 +354,7 @@ class PhraseTable(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BoostingTree(BackoffAutomaton):
-    """The automaton of phrases, with the phrases themselves."""
+    """An automaton that pays for phrases, with the phrases themselves."""
 
     table: PhraseTable | None = None
     ac_threshold: float = 0.0  # least probability of a phrase in a result, 0 .. 1

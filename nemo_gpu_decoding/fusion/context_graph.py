@@ -1,4 +1,4 @@
-"""Context graph of boosted phrases: a trie of token sequences with failure links and weights.
+"""Build the context graph of boosted phrases, a trie of token sequences with failure links and weights.
 
 What a text earns (refund "full")
     A phrase occurs wherever its tokens do. With `is_continuation`, an occurrence counts only if it ends a
@@ -192,7 +192,7 @@ class ScoredSequence:
 
 @dataclass(frozen=True)
 class _NodeWeights:
-    """Weights of each node; entry 0 is the root, which no arc leads to."""
+    """The weights that the nodes have; entry 0 is the root, which no arc leads to."""
 
     arcs: np.ndarray  # weight of the arc that leads to the node
     backoff_to: np.ndarray  # failure links
@@ -316,7 +316,7 @@ def _full_refund(
 
 
 class _LastNodes:
-    """The largest bonus > 0 of the phrases that end in each node, and of those that end outside of words."""
+    """The largest bonus > 0 of the phrases that end in a node, and of those that end outside of words."""
 
     def __init__(self, nodes: int, ends: np.ndarray, bonuses: np.ndarray, in_word: np.ndarray) -> None:
         self.bonus, self.sure = np.zeros(nodes), np.zeros(nodes)

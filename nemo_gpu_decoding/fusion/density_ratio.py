@@ -1,4 +1,4 @@
-"""Density ratio: an LM minus a source LM, as one automaton [arXiv 2002.11268; LODR, arXiv 2203.16776].
+"""Subtract a source LM from an LM, as one automaton (density ratio) [arXiv 2002.11268; LODR, arXiv 2203.16776].
 
 A network has learnt a language model of its training text. An LM that is added to its scores counts this text twice.
 The density ratio subtracts a source LM, an n-gram LM of the training text:
@@ -75,7 +75,7 @@ def _check_positive(source: BackoffAutomaton) -> None:
 
 
 class _Part(NamedTuple):
-    """N pairs and their A arcs. Pairs are numbered by `_Pairs.numbers`."""
+    """N pairs and their A arcs. `_Pairs.numbers` numbers the pairs."""
 
     pairs: np.ndarray  # [N]
     counts: np.ndarray  # [N] number of arcs of each pair
@@ -88,7 +88,7 @@ class _Part(NamedTuple):
 
 
 class _Pairs:
-    """Pairs of states of an LM and a source LM."""
+    """The pairs that an LM and a source LM form with their states."""
 
     def __init__(self, lm: _Reader, source: _Reader, ratio: float) -> None:
         self.lm, self.source, self.ratio = lm, source, ratio

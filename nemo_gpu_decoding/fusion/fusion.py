@@ -1,4 +1,4 @@
-"""Shallow fusion: the LM and boosting scores that a search adds to acoustic scores."""
+"""Define the LM and boosting scores that a search adds to acoustic scores (shallow fusion)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_LM = "none"  # the name by which a request switches the LM off
 @checked_options
 @dataclass(frozen=True)
 class Fusion:
-    """An n-gram LM and a boosting tree with their weights (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
+    """An n-gram LM and a boosting tree that a search adds with weights (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
 
     The score of a token is log P_acoustic + lm_weight * log P_LM + boosting_weight * boost + beta. With a source LM
     it is lower by source_lm_weight * log P_source (density ratio, see density_ratio.py).
@@ -104,7 +104,7 @@ class Fusion:
 @checked_options
 @dataclass(frozen=True)
 class Request:
-    """Fusion of one utterance where it differs from the decoder's; None keeps the decoder's.
+    """The values with which one utterance replaces those of the decoder's fusion; None keeps the decoder's.
 
     `boosting` replaces the decoder's tree for this utterance (build it with `build_boosting_tree`). `lm` is the name
     of an LM in the decoder's `Fusion.lm_pool`, or "none" for no LM. `lm_weight` scales the weight of the decoder's

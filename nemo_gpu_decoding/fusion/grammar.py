@@ -1,4 +1,4 @@
-"""Closed grammars: the sentences that an utterance may be, as an automaton over tokens.
+"""Build closed grammars: automata over tokens that accept the sentences that an utterance may be.
 
 A token path belongs to a sentence if its pieces spell the sentence, in any segmentation. Letter case and
 punctuation do not matter, so that models that write them need no other grammar. The automaton has a state for each
@@ -43,7 +43,7 @@ OTHER_PRICE = 4.0  # with such an entry, in place of inf
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A closed grammar over the tokens of a model; `build_grammar` builds it."""
+    """A closed grammar that accepts sentences as tokens of a model; `build_grammar` builds it."""
 
     automaton: BackoffAutomaton  # with PRICE_WEIGHT
     is_sentence: np.ndarray  # [S] bool, whether a sentence ends in a state
@@ -110,7 +110,7 @@ def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_le
 
 
 class _Tokens:
-    """The letters of all tokens, as a tree: letter -> tree, and "" -> the tokens that end there."""
+    """A tree that holds the letters of all tokens: letter -> tree, and "" -> the tokens that end there."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if vocabulary.kind == "byte_bpe":
@@ -137,7 +137,7 @@ class _Tokens:
 
 
 class _Sentences:
-    """The letters of all sentences as a tree. A state is a node; `begin` is the root."""
+    """A tree that holds the letters of all sentences. A state is a node; `begin` is the root."""
 
     begin = 0
 

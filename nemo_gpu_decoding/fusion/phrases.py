@@ -1,4 +1,4 @@
-"""Phrases to boost, their files and aliases, and requests as manifests and clients write them.
+"""Read phrases to boost, their files and aliases, and the requests that manifests and clients write.
 
 Aliases are spellings that are heard for a phrase, and written as the phrase:
 
@@ -39,7 +39,7 @@ _OTHER_FORMAT = re.compile(
 
 @dataclass(frozen=True)
 class Phrase:
-    """A phrase to boost or, with a negative weight, to penalise.
+    """A phrase that is boosted or, with a negative weight, penalised.
 
     A partial match of a phrase gets part of its bonus. Only a complete match gets a penalty.
 
@@ -209,7 +209,7 @@ _SCRIPTS_WITHOUT_SPACES = (
 
 
 class WrittenWord(NamedTuple):
-    """A text for the words [first, end) of a hypothesis."""
+    """A text that is written for the words [first, end) of a hypothesis."""
 
     first: int
     end: int
@@ -218,7 +218,7 @@ class WrittenWord(NamedTuple):
 
 @dataclass(frozen=True)
 class Aliases:
-    """The aliases of a list of phrases.
+    """The aliases that a list of phrases has.
 
     Args:
         phrases: alias -> the phrase that is written for it.

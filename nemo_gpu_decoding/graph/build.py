@@ -180,7 +180,7 @@ def graph_cache_folder() -> Path:
 
 @dataclass
 class Recipe:
-    """The inputs of a graph and the steps that build it."""
+    """The inputs of a graph and the steps that build it from them."""
 
     arpa: Path
     lexicon: Lexicon

@@ -1,4 +1,4 @@
-"""The word graph in compressed sparse rows (CSR), the layout for the CPU and the GPU.
+"""Store the word graph in compressed sparse rows (CSR), the layout for the CPU and the GPU.
 
     states   [S]  ranges of arcs and epsilon-closure arcs, final cost, lower bound on arc costs
     arcs     [A]  ilabel, olabel, cost, target; sorted by ilabel within a state
@@ -98,7 +98,7 @@ EPSILON = np.dtype(
 
 
 class GraphArrays(NamedTuple):
-    """The arrays of a graph, as compiled code takes them."""
+    """The arrays of a graph that compiled code reads."""
 
     states: np.ndarray  # [S] GRAPH_STATE
     arcs: np.ndarray  # [A] GRAPH_ARC
@@ -107,7 +107,7 @@ class GraphArrays(NamedTuple):
 
 
 class ArcIndex(NamedTuple):
-    """Finds the arcs of a state with a label, for CPUs."""
+    """An index that finds the arcs of a state with a label, for CPUs."""
 
     label_sets: np.ndarray  # [S] uint64, the labels of a state's arcs, see `label_bit`
     rows: np.ndarray  # [S] int32, row in `tables` of a state with many arcs
@@ -179,7 +179,7 @@ class Spellings(NamedTuple):
 
 
 class PieceLabels(NamedTuple):
-    """Olabels of the pieces of unknown words (`unknown_words.py`)."""
+    """The olabels that stand for the pieces of unknown words (`unknown_words.py`)."""
 
     first: int  # of the token 0
     end: int  # of the end of an unknown word
@@ -400,7 +400,7 @@ Chains: TypeAlias = "tuple[np.ndarray, ...]"  # source states (of chains), words
 
 @dataclass(frozen=True, eq=False)
 class EpsilonClosure:
-    """R epsilon-closure arcs of S states, grouped by state, then sorted by target and word."""
+    """R epsilon-closure arcs that leave S states, grouped by state, then sorted by target and word."""
 
     begin: np.ndarray  # [S + 1] int64
     words: np.ndarray  # [R] int64, 0 for none

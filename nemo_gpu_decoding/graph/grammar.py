@@ -1,4 +1,4 @@
-"""The grammar transducer G of a word graph, from a word LM in ARPA format.
+"""Build the grammar transducer G of a word graph from a word LM in ARPA format.
 
     state     a context of the LM with n-grams
     arc       word:word, cost -log p(word | context), to the longest suffix that is a context
@@ -35,7 +35,7 @@ SPECIAL_WORDS = {
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A word LM as back-off automaton; the label i is the word `words[i]`."""
+    """A word LM that is a back-off automaton; the label i is the word `words[i]`."""
 
     words: tuple[str, ...]  # all words except <s> and </s>, including <unk> if the LM has it
     automaton: BackoffAutomaton
@@ -202,7 +202,7 @@ def _worse_than_backoff(automaton: BackoffAutomaton, sources: np.ndarray, arcs: 
 
 
 class _Copies:
-    """The columns of an LM, to which copies of states are added."""
+    """The columns of an LM that grows by copies of its states."""
 
     def __init__(
         self, automaton: BackoffAutomaton, sources: np.ndarray, arcs: np.ndarray, worse: dict[int, set[int]]

@@ -1,4 +1,4 @@
-"""Spellings of words as token sequences, and the lexicon transducer L of a word graph.
+"""Spell words as token sequences, and build the lexicon transducer L of a word graph.
 
 Disambiguation symbols work as in Kaldi [Mohri, Pereira & Riley 2008]. A sequence that is a prefix of
 another one, or that spells several words, ends in a symbol #1, #2, .... So L o G can be determinized;
@@ -29,7 +29,7 @@ Spelling = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Token sequences of each word. Tokens are columns of the log-probs.
+    """The token sequences that spell the words. Tokens are columns of the log-probs.
 
     Raises:
         ValueError: a word has no spelling, an empty or repeated one, or a token out of range.
@@ -122,7 +122,7 @@ class Lexicon:
 @checked_options
 @dataclass(frozen=True)
 class OpenVocabulary:
-    """Costs and tokens of words that the LM does not list: a beginning piece, then any pieces.
+    """The costs and tokens of words that the LM does not list: a beginning piece, then any pieces.
 
     An unknown word costs the LM's <unk> plus the costs below.
     """
@@ -156,7 +156,7 @@ def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class LexiconFst:
-    """L and the first disambiguation symbol among its input labels."""
+    """The transducer L, and the first disambiguation symbol that its input labels use."""
 
     fst: Fst
     first_disambiguation: int

@@ -1,4 +1,4 @@
-"""The word graph of a decoding config: built from an LM with the model's tokenizer, or ready-made."""
+"""Get the word graph of a decoding config: build it from an LM with the model's tokenizer, or read a ready one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOKED_AT = 2000  # number of spellings of a graph to compare with the model's 
 @checked_options
 @dataclass(frozen=True)
 class GraphOptions:
-    """The source of a graph and its options, before it is loaded."""
+    """The source of a graph and its options, which are known before it is loaded."""
 
     ready_made: Path | None = option(nemo=None)  # a graph file of this package, a folder with one, or an OpenFst file
     arpa: Path | None = option(nemo=None)  # the LM to build a graph from, if there is no ready-made one

@@ -1,4 +1,4 @@
-"""Word graphs on disk: files of `container.py` with the words, the graph and its lexicon."""
+"""Store word graphs on disk in files of `container.py`, with the words, the graph and its lexicon."""
 
 from __future__ import annotations
 

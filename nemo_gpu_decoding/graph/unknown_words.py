@@ -1,4 +1,4 @@
-"""Words of a request that the graph lacks, without building a new graph.
+"""Find words of a request that the graph lacks, without building a new graph.
 
 In an open-vocabulary graph <unk> is a loop: an epsilon arc with cost `word_cost` and olabel <unk>, a
 beginning piece, further pieces with cost `piece_cost` each, and an epsilon arc back. `with_piece_labels`
@@ -41,7 +41,7 @@ NEW_WORDS = "new words"  # there, the `Entrance`
 
 
 class Entrance(NamedTuple):
-    """Where the words of a request enter a graph with a closed vocabulary."""
+    """The states in which the words of a request enter a graph with a closed vocabulary."""
 
     state: int  # the graph state of no LM context
     cost: float  # of an added word there, natural log
@@ -188,7 +188,7 @@ def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None)
 @checked_options
 @dataclass(frozen=True)
 class Speller:
-    """Spells words that a graph `with_piece_labels` lacks, and computes their refunds."""
+    """A speller that spells words that a graph `with_piece_labels` lacks, and computes their refunds."""
 
     vocabulary: Vocabulary
     # lm_weight / boosting_weight of the utterance: the first scales the graph's costs, the second the

@@ -1,4 +1,4 @@
-"""Boosting words and phrases of words in a word graph, per utterance [CUDA-WFST].
+"""Boost words and phrases of words in a word graph, per utterance [CUDA-WFST].
 
 A phrase list becomes a `BackoffAutomaton` over the graph's word labels; its state is part of the key of a
 search token. Single words need one state only, so they add no search tokens. The bonus of a word applies

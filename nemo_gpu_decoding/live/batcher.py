@@ -1,4 +1,4 @@
-"""`Batcher`: decodes all live streams with one recognizer; a step reads a chunk of each stream that has one.
+"""`Batcher` decodes all live streams with one recognizer; a step reads a chunk of each stream that has one.
 
 The recognizer runs in its own thread, so that the event loop continues to read and send. Chunks that arrive during a
 step form the next batch.
@@ -29,11 +29,11 @@ STUCK_SECONDS = 60.0  # a longer step counts as hung
 
 
 class ServerFullError(Exception):
-    """The server has no free stream."""
+    """An error: the server has no free stream."""
 
 
 class Batcher:
-    """Decodes streams together, each from its opening to its end.
+    """A batcher that decodes streams together, from their opening to their end.
 
     Args:
         recognizer: the model.
@@ -220,7 +220,7 @@ NAMESPACE = "nemo_gpu_decoding"
 
 
 class Metrics:
-    """Counters of a server since its start, in their own registry.
+    """Counters that a server keeps since its start, in their own registry.
 
     Args:
         open_streams: returns the number of open streams.
@@ -249,7 +249,7 @@ class Metrics:
 
 
 class _Process(Collector):
-    """CPU time and memory of this process, on all operating systems."""
+    """The CPU time and memory that this process uses, on all operating systems."""
 
     def collect(self) -> Iterator[Metric]:
         cpu, resident = f"{NAMESPACE}_cpu_seconds", f"{NAMESPACE}_resident_bytes"

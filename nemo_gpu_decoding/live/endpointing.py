@@ -1,4 +1,4 @@
-"""Endpointing of live utterances by Kaldi's five rules [Kaldi, online2/online-endpoint.h].
+"""End live utterances by Kaldi's five rules [Kaldi, online2/online-endpoint.h].
 
 An utterance ends as soon as one rule of `EndpointConfig` holds; a rule holds if all of its conditions do. The rules
 apply to the partial results of any strategy, after each chunk:
@@ -56,7 +56,7 @@ class StreamProgress:
 @checked_options
 @dataclass(frozen=True)
 class EndpointRule:
-    """A rule; it holds if all of its conditions do.
+    """A rule, which holds if all of its conditions do.
 
     Raises:
         ValueError: a number is negative or NaN.
@@ -82,7 +82,7 @@ class EndpointRule:
 
 @dataclass(frozen=True)
 class EndpointConfig:
-    """Kaldi's rules with its defaults; a rule that is None is off."""
+    """Kaldi's rules, which have Kaldi's defaults; a rule that is None is off."""
 
     rule1: EndpointRule | None = EndpointRule(False, min_trailing_silence=5.0)  # no speech
     rule2: EndpointRule | None = EndpointRule(True, min_trailing_silence=0.5, max_relative_cost=2.0)  # likely ended

@@ -1,4 +1,4 @@
-"""The server of live streams and recordings; `batcher.py` decodes them.
+"""Serve live streams and recordings, which `batcher.py` decodes.
 
     GET /          a page that transcribes the microphone or a file
     WS  /stream    one stream; see `session.py` for the messages
@@ -59,7 +59,7 @@ PAGE_RULES = (
 
 
 class LiveServer(uvicorn.Server):
-    """Serves a recognizer until a signal or `shutdown`; then it finishes open utterances.
+    """A server that runs a recognizer until a signal or `shutdown`; then it finishes open utterances.
 
     Args:
         batcher: the streams.

@@ -1,4 +1,4 @@
-"""One client's stream: checks of its messages, conversion of its audio, and its transcripts.
+"""Check the messages of one client's stream, convert its audio, and make its transcripts.
 
     client                                             server
     {"sample_rate": 48000, "phrases": ["Castellano"]}  {"type": "ready", ...}
@@ -147,7 +147,7 @@ def _texts_of(number: int, phrase: Any) -> list[Any]:
 
 
 class Resampler:
-    """Resamples float32 samples of any rate. The result does not depend on the sizes of messages."""
+    """A resampler for float32 samples of any rate. The result does not depend on the sizes of messages."""
 
     def __init__(self, rate: int, target: int) -> None:
         self._stream = None
@@ -161,7 +161,7 @@ class Resampler:
 
 
 class Session:
-    """The state of one client's stream. Only the event loop's thread uses it, except for its chunks.
+    """The state that one client's stream has. Only the event loop's thread uses it, except for its chunks.
 
     Args:
         start: first message of the client.

@@ -1,4 +1,4 @@
-"""Subtitles of a transcript: lines of words with their times, in the formats SubRip, WebVTT, TSV and text."""
+"""Write a transcript as subtitles, lines of words with their times, in SubRip, WebVTT, TSV or text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings through OpenAI's endpoint, POST /v1/audio/transcriptions; each is a stream of the batcher.
+"""Serve recordings by OpenAI's endpoint, POST /v1/audio/transcriptions; each is a stream of the batcher.
 
 A form has the fields of OpenAI's API, and those of a stream's first message (`StreamOptions`):
 
@@ -50,7 +50,7 @@ LINE_PAUSE = 0.6  # seconds; a pause of so many ends a line of subtitles
 
 
 class Upload(NamedTuple):
-    """The form of a client."""
+    """The form that a client sends."""
 
     file: UploadFile
     options: dict[str, Any]  # of `StreamOptions`
@@ -60,7 +60,7 @@ class Upload(NamedTuple):
 
 
 class Stopped(Exception):  # noqa: N818
-    """The server stopped before the recording was decoded."""
+    """An error: the server stopped before the recording was decoded."""
 
 
 async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:

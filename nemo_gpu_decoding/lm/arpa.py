@@ -1,4 +1,4 @@
-"""Reader of n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it; and of KenLM's binary files.
+"""Read n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it; and KenLM's binary files.
 
     with ArpaReader("lm.arpa.gz") as arpa:
         arpa.counts                     # {1: 1025, 2: 166736}
@@ -67,7 +67,7 @@ _NEVER = -90.0  # log10; a 1-gram below it means "impossible": SRILM writes -99 
 
 @dataclass(frozen=True)
 class NGramBlock:
-    """M n-grams of one order, in the order of the file. Weights are log10, as in the file."""
+    """M n-grams that have one order, in the order of the file. Weights are log10, as in the file."""
 
     order: int
     symbols: np.ndarray  # [M, order] int32, indices into the symbols of the LM
@@ -77,7 +77,7 @@ class NGramBlock:
 
 @dataclass(frozen=True)
 class Arpa:
-    """An ARPA file."""
+    """The n-grams that an ARPA file lists."""
 
     symbols: tuple[str, ...]  # of the 1-grams, in the order of the file
     orders: tuple[NGramBlock, ...]  # orders[n - 1] holds all n-grams

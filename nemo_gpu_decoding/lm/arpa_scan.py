@@ -1,4 +1,4 @@
-"""Compiled inner loop of the ARPA reader: lines of bytes to numbers and symbol indices.
+"""Scan lines of an ARPA file into numbers and symbol indices, in compiled code.
 
 This module computes numbers with few digits, with the same result as `float()`. Other fields are
 returned to the caller as ranges of the text.
@@ -38,7 +38,7 @@ _HALF = np.uint64(32)
 
 
 class SymbolArrays(NamedTuple):
-    """A symbol table, as compiled code takes it."""
+    """A symbol table in the form that compiled code reads."""
 
     slots: np.ndarray  # [power of two] uint64
     names: np.ndarray  # uint8, the bytes of all symbols
@@ -46,7 +46,7 @@ class SymbolArrays(NamedTuple):
 
 
 class SymbolTable:
-    """Symbols in the order in which they were added."""
+    """The symbols that were added, in this order."""
 
     def __init__(self) -> None:
         self.arrays = SymbolArrays(np.zeros(_FIRST_SLOTS, np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64))
@@ -130,7 +130,7 @@ def _insert(symbols, first):
 
 
 class Scan(NamedTuple):
-    """Output arrays of `scan_ngrams`: M n-grams, and K numbers that the caller must convert."""
+    """The arrays that `scan_ngrams` fills: M n-grams, and K numbers that the caller must convert."""
 
     symbols: np.ndarray  # [M, order] int32; unused for 1-grams
     names: np.ndarray  # [M, 2] int64: begin and end of the symbol in the text; only for 1-grams

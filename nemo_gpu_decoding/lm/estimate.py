@@ -43,7 +43,7 @@ _FALLBACK = (0.5, 1.0, 1.5)
 
 
 class _NGrams(NamedTuple):
-    """The M different n-grams of one order in the text; columns of length M."""
+    """The M different n-grams of one order that occur in the text; columns of length M."""
 
     context: np.ndarray  # int64, the n-gram without its last symbol, in the order below
     symbol: np.ndarray  # int64, the last symbol
@@ -97,7 +97,7 @@ def estimate_ngram_lm(
 
 
 class _Weights(NamedTuple):
-    """The M n-grams of one order with their probabilities."""
+    """The M n-grams of one order, which have probabilities here."""
 
     symbols: np.ndarray  # [M, order] int32
     probs: np.ndarray  # [M] float64, p(last symbol | the others)

@@ -1,4 +1,4 @@
-"""Reader of KenLM's binary files: probing and trie, the latter also quantised and with compressed pointers.
+"""Read KenLM's binary files: probing and trie, the latter also quantised and with compressed pointers.
 
     header      magic, order, kind, number of n-grams of each order
     vocabulary  hashes of the words; not read
@@ -49,7 +49,7 @@ class _Parameters(NamedTuple):
 
 
 class KenlmBinary:
-    """A KenLM binary file.
+    """A KenLM binary file that is read as n-grams.
 
     Raises:
         ValueError: another version or machine, a kind that cannot be read, no words, or a truncated file.
@@ -209,7 +209,7 @@ class KenlmBinary:
 
 
 class _Table(NamedTuple):
-    """A hash table of n-grams."""
+    """A hash table that holds the n-grams of one order."""
 
     begin: int
     buckets: int
@@ -231,7 +231,7 @@ class _Table(NamedTuple):
 
 
 class _Trie:
-    """The bit-packed trie of a file. Orders are 1 .. order."""
+    """The bit-packed trie that a file holds. Orders are 1 .. order."""
 
     def __init__(self, data: np.ndarray, begin: int, params: _Parameters) -> None:
         # a number may begin in any byte
@@ -328,7 +328,7 @@ def _aligned(size: int) -> int:
 
 @compiled
 def _find_bigrams(keys, words, first, inverse):
-    """Return the row, last and first word of each key = last * first_factor ^ (1 + word) * second_factor."""
+    """Find the keys of bigrams, last * first_factor ^ (1 + word) * second_factor: their rows, last and first words."""
     rows, lasts, befores = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
     n, most = 0, np.uint64(words)
     for last in range(words):
@@ -343,7 +343,7 @@ def _find_bigrams(keys, words, first, inverse):
 
 @compiled
 def _find_longer(sought, keys, firsts, prefixes, before, begin, first, second):
-    """Return the rows of `sought`, ascending, whose n-grams are a word before one of `keys`; and the shorter rows."""
+    """Find the n-grams that are a word before one of `keys`: rows in `sought`, ascending, and of both shorter ones."""
     rows, lasts, befores = (
         np.empty(len(sought), np.int64), np.empty(len(sought), np.int64), np.empty(len(sought), np.int64)
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Packed LMs for GPUs: all arrays in device memory, or the arcs in host memory; one copy for all decoders.
+"""Place packed LMs on GPUs: all arrays in device memory, or the arcs in host memory; one copy for all decoders.
 
     device    states, labels and arcs in the GPU's memory
     paged     arcs in pinned host memory, two thirds of the LM; the rest and a cache of arcs on the GPU
@@ -64,7 +64,7 @@ PINNABLE_SHARE = 0.9
 
 
 class Memory(NamedTuple):
-    """Free memory in bytes."""
+    """The memory of a device and its host, in bytes: what is free, and what the device has in total."""
 
     device_free: int
     device_total: int
@@ -72,7 +72,7 @@ class Memory(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Size of an LM in bytes."""
+    """The bytes that an LM takes."""
 
     tables: int  # states and labels
     arcs: int

@@ -39,7 +39,7 @@ _START, _END = "<s>", "</s>"
 
 @dataclass(frozen=True)
 class PackReport:
-    """Sizes of a packed LM, and the time and memory that packing took."""
+    """The sizes that a packed LM has, and the time and memory that packing took."""
 
     counts: tuple[int, ...]  # n-grams of each order
     repaired: int  # n-grams whose suffix (all but the first word) is not listed, see `automaton.link`
@@ -126,7 +126,7 @@ def _peak_rss() -> int:
 
 
 class _Packing:
-    """An LM before it is written: its automaton and the header of the file."""
+    """An LM that is not written yet: its automaton and the header of the file."""
 
     def __init__(self, reader: ArpaReader, zeros: Zeros, progress: bool) -> None:
         self.progress = progress

@@ -1,4 +1,4 @@
-"""Packed LMs: large n-gram LMs over words as back-off automata in flat arrays, their look-ups and their files.
+"""Store large n-gram LMs over words as back-off automata in flat arrays, and look words up in them.
 
 A state is a context: an n-gram that other n-grams extend, or that has a back-off weight. State 0 is the
 root, the empty context. The root has an arc for every word: arc i has label i. `lookup` searches a state
@@ -58,7 +58,7 @@ ROOT = 0
 
 
 class PackedArrays(NamedTuple):
-    """The arrays of an LM with S states and A arcs, as compiled code takes them; may be memory-mapped."""
+    """The arrays of an LM with S states and A arcs that compiled code reads; may be memory-mapped."""
 
     states: np.ndarray  # [S + 1] LM_STATE; arc_begin of the last row is A
     labels: np.ndarray  # A labels, packed in uint64 words; ascending within a state
@@ -176,7 +176,7 @@ def lookup(lm, state, label):
 
 @dataclass(frozen=True, eq=False)
 class PackedLM(CopiedByFields):
-    """A packed n-gram LM, from `load_packed_lm` or `pack.pack_arpa_in_memory`."""
+    """A packed n-gram LM that `load_packed_lm` or `pack.pack_arpa_in_memory` made."""
 
     arrays: PackedArrays
     words: Sequence[str]  # [V] the text of each label

@@ -33,7 +33,7 @@ _ROWS = 1 << 20
 
 
 class _Order(NamedTuple):
-    """The M n-grams of one order, and the numbers of their contexts and suffixes in the order below."""
+    """The M n-grams that have one order, and the numbers of their contexts and suffixes in the order below."""
 
     block: NGramBlock
     context: np.ndarray  # [M] int32: without the last symbol
@@ -82,7 +82,7 @@ def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | No
 
 
 class _Model:
-    """The n-grams of an LM by number, order by order."""
+    """The n-grams of an LM, which are numbered order by order."""
 
     def __init__(self, arpa: Arpa) -> None:
         self._size = len(arpa.symbols)
@@ -156,7 +156,7 @@ class _Model:
 
 
 class _Masses(NamedTuple):
-    """The sums of p(.|h) and p(.|h') over symbols that are not listed after h, for each context h."""
+    """The sums of p(.|h) and p(.|h') over symbols that are not listed after a context h."""
 
     left: np.ndarray  # [contexts]
     left_below: np.ndarray  # [contexts]

@@ -1,4 +1,4 @@
-"""The n-grams of an LM as a trie in flat arrays, filled order by order, and its back-off automaton.
+"""Store the n-grams of an LM as a trie in flat arrays, filled order by order, and build its automaton.
 
 Node i is an n-gram. The nodes of order 1 come first, then those of order 2, and so on. Within an order they
 are sorted by their words, so that the nodes that extend a node lie together, sorted by label. With the words
@@ -149,7 +149,7 @@ def _is_filled(
     progress: Callable[[], None],
     fault: Callable[[int, str], ValueError],
 ) -> bool:
-    """Add all n-grams, until one was added twice; whether none was. `fault` makes an error about a row of a block."""
+    """Add all n-grams until one is added twice; return whether none was. `fault` makes an error about a row."""
     for order, blocks in groupby(ngrams, attrgetter("order")):
         for block in blocks:
             orphan = trie.add(block)

@@ -1,4 +1,4 @@
-"""Subclasses of NeMo's decoding classes, and the wrappers of NeMo's constructors that apply them.
+"""Adapt NeMo's decoding classes by subclasses, and wrap NeMo's constructors so that they use them.
 
 NeMo's constructor runs first, with strategy `greedy_batch` in a copy of the config. It prepares text, timestamps and
 confidence. Then the wrapper replaces the inner decoder, and sets the object's class to the subclass. A function
@@ -321,7 +321,7 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
 
 
 class _Unusable:
-    """The decoder of a restored model whose config names a file that is missing: any use raises the error."""
+    """The decoder of a restored model whose config names a missing file; any use raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

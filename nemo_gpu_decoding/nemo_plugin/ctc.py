@@ -1,4 +1,4 @@
-"""The decoders of CTC log-probs for NeMo: their base class, and flexctc_beam."""
+"""Decode CTC log-probs for NeMo: the base class of these decoders, and flexctc_beam."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.result import NBest, Path
 
 
 class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
-    """A search of CTC log-probs with the interface of NeMo's `BeamBatchedCTCInfer`.
+    """A search of CTC log-probs that has the interface of NeMo's `BeamBatchedCTCInfer`.
 
     NeMo's decoding object may set `preserve_alignments` and `preserve_frame_confidence` at any time. NeMo's
     blank is the last column, so its index is the number of tokens.
@@ -160,7 +160,7 @@ def continued_streams(states: list[StreamState | None]) -> Iterator[None]:
 
 
 class FlexCTCInfer(CTCInfer):
-    """flexctc_beam with NeMo's interface."""
+    """The strategy flexctc_beam, which has NeMo's interface here."""
 
     read = staticmethod(read_flexctc)
 

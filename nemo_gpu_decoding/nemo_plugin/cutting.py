@@ -1,4 +1,4 @@
-"""The segments of a long recording: cut at pauses between words, near a target length, without silence around them.
+"""Cut a long recording at pauses between words, near a target length, without silence around the segments.
 
 Silence around speech costs accuracy with models that were trained without it. Words of the greedy pass show where cuts
 are allowed. Loudness shows where sound begins and ends: a greedy word may span a pause, and may be heard in noise.
@@ -28,7 +28,7 @@ _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound:
 @checked_options
 @dataclass
 class Cutting:
-    """How long the segments of long recordings are, and which ones are left out."""
+    """Options that say how long the segments of long recordings are, and which ones are left out."""
 
     topic = "long recordings"
 
@@ -71,7 +71,7 @@ class Limits(NamedTuple):
 
 
 class _Levels(NamedTuple):
-    """Root mean squares that separate speech and silence."""
+    """The root mean squares that separate speech and silence."""
 
     speech: float  # median of words
     noise: float  # of silence, if the recording has silence
@@ -194,7 +194,7 @@ def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: 
 def _with_faint(
     is_sound: np.ndarray, loudness: np.ndarray, segment: tuple[int, int], levels: _Levels, step_seconds: float
 ) -> tuple[int, int]:
-    """First and end step of the sound in a segment, with the faint sound beside it; an empty range if it is silent."""
+    """Return first and end step of the sound in a segment, with the faint sound beside it; empty if it is silent."""
     begin, end = segment
     active = begin + np.flatnonzero(is_sound[begin:end])
     if not len(active):

@@ -1,4 +1,4 @@
-"""The base class of decoders with NeMo's interface, which loads vocabulary, LM and phrases."""
+"""Load vocabulary, LM and phrases of decoders with NeMo's interface (base class)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 class FusedInfer(WithOptionalCudaGraphs, ABC):
-    """A decoder with the LM and phrases of a decoding config; `decoder()` is the search itself.
+    """A decoder that has the LM and phrases of a decoding config; `decoder()` is the search itself.
 
     The constructor is fast, because NeMo creates many of these objects: the first batch loads LM, graph and
     phrases. NeMo requires `WithOptionalCudaGraphs` when a model switches between training and validation.
@@ -147,7 +147,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
 
 class FrameConfidence(ConfidenceMethodMixin):
-    """NeMo's confidence of frames, by the method of `confidence_cfg.method_cfg`."""
+    """NeMo's confidence that frames have, by the method of `confidence_cfg.method_cfg`."""
 
     def __init__(self, blank_id: int, method: dict[str, Any]) -> None:
         self.blank_id = blank_id

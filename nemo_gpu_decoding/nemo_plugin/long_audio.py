@@ -1,4 +1,4 @@
-"""Recordings of any length: cuts at pauses between words, files of the segments, and their joined transcript.
+"""Decode recordings of any length: cut at pauses, write the segments to files, and join their transcripts.
 
 The first pass runs the encoder and NeMo's greedy decoding on windows with context at both ends. It gives the frames of
 every word. Cuts are between words, so that segments need no overlap. The second pass decodes the segments with the
@@ -35,7 +35,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 
 class Plan(NamedTuple):
-    """The segments of a recording."""
+    """A plan that lists the segments of a recording."""
 
     segments: list[tuple[float, int]]  # first and end step of each; silence is between them
     step_seconds: float
@@ -110,7 +110,7 @@ def _begun(
 
 
 class _Window(NamedTuple):
-    """A window of the first pass with its context."""
+    """A window that the first pass decodes, with its context."""
 
     begin: int  # first step without context
     end: int
@@ -128,7 +128,7 @@ class _Window(NamedTuple):
 
 
 class _Windows:
-    """Windows of a recording in order, [core] steps each, with up to [context] steps on both sides."""
+    """The windows of a recording that follow in order, [core] steps each, with up to [context] steps on both sides."""
 
     def __init__(self, reader: MonoReader, position: Position, core: int, context: int) -> None:
         self.reader, self.position, self.core, self.context = reader, position, core, context

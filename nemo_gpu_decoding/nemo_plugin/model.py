@@ -1,4 +1,4 @@
-"""A NeMo model for the command line: loads it, runs its encoder, and decodes with any strategy."""
+"""Use a NeMo model on the command line: load it, run its encoder, and decode with any strategy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 @dataclass(frozen=True)
 class Encoded:
-    """The input of a search for one utterance of T frames."""
+    """The frames of one utterance that a search reads; T is their number."""
 
     # [T, V + 1] float32 log-probs, natural log; for transducers [T, D] float32 encoder output
     inputs: np.ndarray
@@ -54,7 +54,7 @@ class Encoded:
 
 
 class Model:
-    """One loaded model and its heads, by their names in NeMo: "ctc", "rnnt" (RNN-T and TDT), or both.
+    """A loaded model and its heads, by their names in NeMo: "ctc", "rnnt" (RNN-T and TDT), or both.
 
     Args:
         model: of NeMo.
@@ -311,7 +311,7 @@ class Head(ABC):
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 
     def search(self, config: DictConfig) -> Decoder[Any, Any]:
-        """The decoder of a `decoding` section, with LM, graph and phrases; the strategy is one of this package."""
+        """Return the decoder of a `decoding` section with a strategy of this package, with LM, graph and phrases."""
         self.use(config)
         load = getattr(self.decoding.decoding, "decoder", None)
         decoder = load() if callable(load) else None
@@ -338,7 +338,7 @@ class Head(ABC):
 
 
 class CTCHead(Head):
-    """The CTC head; a search reads its log-probs."""
+    """The CTC head, whose log-probs a search reads."""
 
     name = "ctc"
 

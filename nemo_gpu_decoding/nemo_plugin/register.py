@@ -1,4 +1,4 @@
-"""Register the strategies with NeMo: the table of strategies, and `register()`.
+"""Register the strategies with NeMo: this file has the table of strategies, and `register()`.
 
 `HOOKS` lists the wrapped methods of NeMo. `adapters.py` wraps `AbstractCTCDecoding.__init__`,
 `AbstractRNNTDecoding.__init__`, `change_decoding_strategy` and `transcribe`. `streaming/hooks.py` wraps methods that
@@ -33,7 +33,7 @@ from nemo_gpu_decoding.checks import did_you_mean
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """A decoding strategy in NeMo's configs."""
+    """A decoding strategy that NeMo's configs can name."""
 
     name: str  # value of `strategy`
     family: str  # "ctc", or "rnnt" for RNN-T and TDT
@@ -76,7 +76,7 @@ FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
 
 
 class Hook(NamedTuple):
-    """A wrapped method or function of NeMo."""
+    """A method or function of NeMo that this package wraps."""
 
     module: str
     owner: str  # the class; "" for a function

@@ -1,4 +1,4 @@
-"""LM, phrases, language lock, grammar and weights per utterance with NeMo's `transcribe`."""
+"""Set LM, phrases, language lock, grammar and weights per utterance with NeMo's `transcribe`."""
 
 from __future__ import annotations
 

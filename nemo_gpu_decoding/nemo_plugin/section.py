@@ -1,4 +1,4 @@
-"""Strict reader of sections of NeMo's decoding config (`beam`, `wfst`): an ignored key is an error.
+"""Read sections of NeMo's decoding config (`beam`, `wfst`) strictly: an ignored key is an error.
 
 A `Section` describes the section of a strategy as data: the dataclass of its search, whose fields are keys; keys that
 NeMo lacks; and NeMo keys without effect here, with the values that are accepted silently. NeMo's structured configs
@@ -52,7 +52,7 @@ STOCK: dict[str, tuple[Any, ...]] = {
 @checked_options
 @dataclass(frozen=True)
 class AllowedOptions:
-    """The tokens that may be written, see `allowed_tokens`; all of them without scripts, tokens and text."""
+    """The tokens that may be written, see `allowed_tokens`; without scripts, tokens and text, all may."""
 
     scripts: tuple[str, ...] = option((), nemo="allowed_scripts")
     tokens: tuple[str, ...] = option((), nemo="allowed_tokens")
@@ -64,7 +64,7 @@ class AllowedOptions:
 @checked_options
 @dataclass(frozen=True)
 class FusionOptions:
-    """Paths and weights of token-level LMs and phrases, before loading."""
+    """The paths and weights of token-level LMs and phrases, which are not loaded yet."""
 
     lm_path: Path | None = option(None, nemo="ngram_lm_model")
     lm_weight: float = option(0.0, nemo="ngram_lm_alpha")
@@ -86,7 +86,7 @@ class FusionOptions:
 
 @dataclass(frozen=True)
 class Options(Generic[S]):
-    """The values of a section."""
+    """The values that a section sets."""
 
     search: S  # options of the decoder; NeMo's decoding object sets `alignments`
     n_best: int  # hypotheses returned
@@ -96,7 +96,7 @@ class Options(Generic[S]):
 
 
 class NoEffect(NamedTuple):
-    """A key without effect on a strategy, with the texts of its error."""
+    """A key that has no effect on a strategy, with the texts of its error."""
 
     neutral: tuple[Any, ...]  # values that are accepted silently; the first one is the default
     reason: str  # text after "beam.key is 3, which "
@@ -117,7 +117,7 @@ def nemo_defaults(family: str, section: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Section:
-    """The keys of a section of NeMo's decoding config for a strategy."""
+    """The keys that a section of NeMo's decoding config may have for a strategy."""
 
     strategy: str
     family: str  # "ctc", or "rnnt" for RNN-T and TDT

@@ -1,4 +1,4 @@
-"""From utterances to transcripts: batches through encoder and search, long recordings as rows of their segments.
+"""Turn utterances into transcripts: run batches through encoder and search, and cut long recordings.
 
 A recording that is longer than the maximum is planned first: a greedy pass finds its cuts. Its segments are then
 utterances as others, in batches of their own, and one pass at the end joins their transcripts. A log keeps each batch,
@@ -36,7 +36,7 @@ _KEY = 16  # characters of a key
 
 
 class Log:
-    """What a run has decoded. An interrupted run that begins again reads it, and continues.
+    """A file that keeps what a run has decoded. An interrupted run that begins again reads it, and continues.
 
     Args:
         file: of lines with a key and a value of JSON each, created with the first one; None: nothing is kept.
@@ -102,7 +102,7 @@ class Log:
 
 @dataclass
 class Transcriber:
-    """Decodes batches of utterances."""
+    """A transcriber, which decodes batches of utterances."""
 
     model: Model
     cutting: Cutting  # of long recordings

@@ -1,4 +1,4 @@
-"""The decoders of encoder output for NeMo, alsd_pp and aes_pp, and NeMo's networks as their inputs."""
+"""Decode encoder output for NeMo with alsd_pp and aes_pp, and adapt NeMo's networks to these searches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nemo_gpu_decoding.search.transducer.trace_back import step_log_probs
 
 
 class TransducerInfer(FusedInfer):
-    """Transducer beam search with the interface of NeMo's `BeamBatchedRNNTInfer`.
+    """A transducer beam search that has the interface of NeMo's `BeamBatchedRNNTInfer`.
 
     Args:
         owner, cfg: see `FusedInfer`.
@@ -180,14 +180,14 @@ class TransducerInfer(FusedInfer):
 
 
 class ALSDInfer(TransducerInfer):
-    """alsd_pp with NeMo's interface."""
+    """The strategy alsd_pp, which has NeMo's interface here."""
 
     read = staticmethod(read_alsd)
     search = ALSDPlusPlus
 
 
 class AESInfer(TransducerInfer):
-    """aes_pp with NeMo's interface."""
+    """The strategy aes_pp, which has NeMo's interface here."""
 
     read = staticmethod(read_aes)
     search = AESPlusPlus
@@ -259,7 +259,7 @@ def networks_of(
 
 
 class NemoNetworks:
-    """Any NeMo prediction network and joint, called through NeMo's methods."""
+    """A NeMo prediction network and joint of any kind, which are called through NeMo's methods."""
 
     def __init__(
         self, decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""The decoders of CTC log-probs for NeMo: cuda_wfst and paged_biglm."""
+"""Decode CTC log-probs in word graphs for NeMo, with cuda_wfst and paged_biglm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath, mini
 
 
 class WordGraphInfer(CTCInfer):
-    """cuda_wfst with NeMo's interface."""
+    """The strategy cuda_wfst, which has NeMo's interface here."""
 
     section = "wfst"
     read = staticmethod(word_graph_sections.read_cuda_wfst)
@@ -120,7 +120,7 @@ class WordGraphInfer(CTCInfer):
 
 
 class PagedInfer(WordGraphInfer):
-    """paged_biglm with NeMo's interface: a search in the small LM's graph, with the large LM's costs."""
+    """The strategy paged_biglm for NeMo, which searches the small LM's graph with the large LM's costs."""
 
     read = staticmethod(word_graph_sections.read_paged_biglm)
     options: word_graph_sections.PagedOptions
@@ -138,6 +138,6 @@ def _boosting(
     name: str,
     speller: Speller | None = None,
 ) -> BackoffAutomaton:
-    """`word_boosting` with a cache, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
+    """Cache `word_boosting`, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
     key = ("word boosting", tuple(phrases), config, graph.fingerprint, missing, speller)
     return cached(key, partial(word_boosting, phrases, config, graph, missing=missing, name=name, speller=speller))

@@ -88,7 +88,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
 
 @dataclass(frozen=True)
 class WordGraphOptions(Options[WFSTConfig]):
-    """The values of a `wfst` section; `search.topology` is set when the graph is loaded."""
+    """The values that a `wfst` section sets; `search.topology` is set when the graph is loaded."""
 
     decoding_mode: str
     graph: GraphOptions
@@ -96,7 +96,7 @@ class WordGraphOptions(Options[WFSTConfig]):
 
 @dataclass(frozen=True)
 class PagedOptions(WordGraphOptions):
-    """The values of a `wfst` section for paged_biglm."""
+    """The values that a `wfst` section sets for paged_biglm."""
 
     large: Path  # the large LM, packed or ARPA
     small: Path  # the LM of the graph, packed or ARPA

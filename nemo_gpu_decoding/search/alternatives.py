@@ -1,4 +1,4 @@
-"""Word alternatives: the confusion network of an utterance, from an n-best list or a lattice.
+"""Find word alternatives: align an n-best list or a lattice to the confusion network of an utterance.
 
 The network has a place for each word of the best path, and a place between two words where other hypotheses insert
 one. The posteriors of a place sum to 1.
@@ -186,7 +186,7 @@ def _errors_at(errors, n):
 
 
 class TimedWord(NamedTuple):
-    """A word with its first frame and its end frame."""
+    """A word that has its first frame and its end frame."""
 
     text: str
     start: int

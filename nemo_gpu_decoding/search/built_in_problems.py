@@ -1,4 +1,4 @@
-"""The problems of the self-check (`self_check.py`): small models of fixed numbers, which both backends decode.
+"""Make the problems of the self-check (`self_check.py`), small models that both backends decode.
 
     python -m nemo_gpu_decoding.search.built_in_problems flexctc_beam 0     # the strategy, and the number of the GPU
 

@@ -1,4 +1,4 @@
-"""Committed tokens: the common prefix of all live hypotheses of a running stream.
+"""Commit tokens: those that all live hypotheses of a running stream share at their beginning.
 
 A stream keeps these tokens once, in arrays that only grow. A partial result traces back the later tokens only, so its
 cost does not depend on the length of the stream. `joined` concatenates both parts when a caller reads them.
@@ -49,7 +49,7 @@ def common_ancestor(parents, ends):
 
 
 class CommittedTokens:
-    """The committed tokens of a stream, with their LM and boosting scores."""
+    """The tokens that a stream has committed, with their LM and boosting scores."""
 
     def __init__(self) -> None:
         self.columns = GrowingColumns()  # fields of `Path`
@@ -66,7 +66,7 @@ class CommittedTokens:
 
 
 class GrowingColumns:
-    """Append-only arrays. A `head` keeps its values when the arrays grow."""
+    """Arrays that only grow at their ends. A `head` keeps its values when the arrays grow."""
 
     def __init__(self) -> None:
         self._values: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""`Decoder`: the interface of all decoders.
+"""`Decoder` is the interface of all decoders.
 
     decoder = FlexCTCBeam(vocab_size=1024, blank_id=1024, config=FlexCTCConfig(beam_size=8))
     results = decoder.decode(log_probs, lengths)          # one NBest per utterance
@@ -59,7 +59,7 @@ MOST_STREAMS, MOST_FRAMES = 1 << 20, 1 << 24  # of one `open`; MOST_FRAMES of 80
 
 
 class Decoder(ABC, Generic[C, R]):
-    """A batched beam search. Inputs are [B, T, ...], B utterances of up to T frames.
+    """A batched beam search, which decodes inputs [B, T, ...]: B utterances of up to T frames.
 
     Args:
         config: options of the search.

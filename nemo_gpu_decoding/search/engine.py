@@ -1,4 +1,4 @@
-"""`Engine`: the interface between a decoder and the search of one backend, for the streams of one `open`.
+"""`Engine` connects a decoder with the search of one backend, for the streams of one `open`.
 
 A decoder checks arguments and builds results; its engines search. An engine holds the state of its streams, so only
 one thread may use it at a time. `Streams` are the utterances that a decoder is decoding. This file also chooses the
@@ -27,7 +27,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 
 
 class Engine(ABC):
-    """The search of n utterances on one backend."""
+    """An engine, which searches n utterances on one backend."""
 
     def accepts_device_lengths(self, lengths: torch.Tensor) -> bool:
         """Return whether `push` accepts these lengths as a tensor and checks them on its device."""
@@ -85,7 +85,7 @@ class Engine(ABC):
 
 
 class BadRow(ValueError):  # noqa: N818 (the name describes the event)
-    """A frame cannot be read; the streams are unchanged.
+    """An error: a frame cannot be read; the streams are unchanged.
 
     Args:
         row: number of the stream.
@@ -98,7 +98,7 @@ class BadRow(ValueError):  # noqa: N818 (the name describes the event)
 
 
 class StreamsLost(ValueError):  # noqa: N818 (the name describes the event)
-    """The streams of an engine cannot continue; the decoder closes them."""
+    """An error: the streams of an engine cannot continue; the decoder closes them."""
 
 
 # ------------------------------------------------------------------------------ streams of a decoder
@@ -109,7 +109,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 @dataclass
 class Streams:
-    """State of n utterances that are being decoded. Only one thread may use it at a time."""
+    """The state of n utterances that are being decoded. Only one thread may use it at a time."""
 
     fusion: BatchFusion  # LM, boosting tree and weights of each
     capacity: int  # frames to allocate buffers for

@@ -1,4 +1,4 @@
-"""Conversion and checks of the inputs of all decoders."""
+"""Convert and check the inputs of all decoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled functions that the CPU searches share: scores, hashes, labels, lists of candidates, n-best lists.
+"""Share compiled functions among the CPU searches: scores, hashes, labels, lists of candidates, n-best lists.
 
 Scores are natural logarithms in float32.
 
@@ -78,7 +78,7 @@ def next_label(row, v, least):
 
 
 class Candidates(NamedTuple):
-    """The N best candidates so far."""
+    """The N best candidates that a search has seen so far."""
 
     # [N] records with the arguments of `insert` as fields, and others that a search adds; in no order
     items: np.ndarray

@@ -1,4 +1,4 @@
-"""Second pass over n-best lists: hypotheses are reordered by an LM that is too slow for the search.
+"""Reorder n-best lists in a second pass, by an LM that is too slow for the search.
 
     decoder = FlexCTCBeam(..., FlexCTCConfig(n_best=50), fusion)
     nbests = decoder.decode(log_probs, lengths)
@@ -81,7 +81,7 @@ def _scores(scorer: TextScorer, texts: list[str]) -> dict[str, float]:
 
 
 class Rescoring(NamedTuple):
-    """Options of a second pass on the command line; the fields are arguments of `rescored`."""
+    """Options that the command line has for a second pass; the fields are arguments of `rescored`."""
 
     scorer: TextScorer
     weight: float
@@ -130,7 +130,7 @@ def load_scorer(name: str) -> TextScorer:
 
 
 class NgramLM:
-    """log P(text) by an n-gram LM over words, </s> included.
+    """A scorer that computes log P(text) by an n-gram LM over words, </s> included.
 
     Args:
         lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are scored as <unk>.

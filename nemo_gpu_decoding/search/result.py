@@ -1,4 +1,4 @@
-"""Results of all decoders, as NumPy arrays and plain numbers: n-best lists, boosted phrases, word alternatives."""
+"""Hold the results of all decoders as NumPy arrays and plain numbers: n-best lists, phrases, alternatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_frozen(kind: type[T], **values: Any) -> T:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """The parts of a score, natural log. They add up to `Path.score`."""
+    """The parts that a score has, natural log. They add up to `Path.score`."""
 
     acoustic: float
     lm: float = 0.0  # lm_weight * log P_LM - source_lm_weight * log P_source, final weights included
@@ -42,7 +42,7 @@ class ScoreParts:
 
 @dataclass(frozen=True)
 class Path:
-    """One hypothesis of one utterance, with n tokens over T decoded frames."""
+    """One hypothesis of an utterance, which has n tokens over T decoded frames."""
 
     tokens: np.ndarray  # [n] int32 token ids, no blanks
     frames: np.ndarray  # [n] int32, frame at which each token starts (0 = first frame of the stream)
@@ -91,7 +91,7 @@ P = TypeVar("P", bound=Path, covariant=True)
 
 
 class FoundPhrase(NamedTuple):
-    """A boosted phrase in a path."""
+    """A boosted phrase that occurs in a path."""
 
     text: str  # as in the list of phrases, also where an alias of it was found
     first_token: int
@@ -102,7 +102,7 @@ class FoundPhrase(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Counters of paged_biglm over all frames of an utterance.
+    """The counters that paged_biglm adds up over all frames of an utterance.
 
     They do not depend on the chunks, except for `query_hits`. `look_ups` and `groups` do not depend on the order of
     work either. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
@@ -121,14 +121,14 @@ class Work(NamedTuple):
 
     @property
     def cache_hit_rate(self) -> float:
-        """Share of the arcs that were in the GPU's cache, 0 .. 1; NaN if none was read from the host's memory."""
+        """Return the share of arcs that were in the GPU's cache, 0 .. 1; NaN if none came from the host's memory."""
         asked = self.cache_hits + self.cache_misses
         return self.cache_hits / asked if asked else float("nan")
 
 
 @dataclass(frozen=True)
 class NBest(Sequence[P]):
-    """The hypotheses of one utterance, best first, at least one.
+    """The hypotheses that one utterance has, best first, at least one.
 
     No two have the same tokens; in word graphs, no two have the same words. Different tokens may spell the same text,
     see `distinct`. Fields that a search does not provide are None.
@@ -244,7 +244,7 @@ class WordOption(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The alternatives at a place, most probable first. Times are in frames; in transcripts in seconds."""
+    """The alternatives that a place has, most probable first. Times are in frames; in transcripts in seconds."""
 
     word_index: int | None  # of the transcript's word; None: between two words
     start: float

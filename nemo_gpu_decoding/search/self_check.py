@@ -44,7 +44,7 @@ _reasons: dict[tuple[str, int], str | None] = {}  # by strategy and number of th
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check."""
+    """A verdict, the result of a check that ran."""
 
     difference: str | None  # the first one, or the fault of a kernel; None: there is none
     seconds: float = 0.0  # of the problems, after compiling
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def why_distrusted(strategy: str, device: torch.device) -> str | None:
-    """None if the kernels of a strategy passed the check on `device`, else the reason. The first call checks them."""
+    """Return None if a strategy's kernels passed the check on `device`, else why not. The first call checks them."""
     if device.type != "cuda" or strategy not in KERNELS:
         return None
     key = strategy, device.index

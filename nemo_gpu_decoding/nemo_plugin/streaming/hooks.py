@@ -1,4 +1,4 @@
-"""Wrappers of NeMo's streaming methods, so that they search with a strategy of this package; `register.py` lists them.
+"""Wrap NeMo's streaming methods, so that they search with a strategy of this package; `register.py` lists them.
 
 For CTC, NeMo's pipelines and `conformer_stream_step` take the best label of each frame and ignore the decoding config.
 For transducers, the pipelines assume that tokens never change. With a strategy of this package, the same calls search.
@@ -187,7 +187,7 @@ def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments)
 
 
 class PipelineKind(NamedTuple):
-    """How a pipeline of NeMo is adapted."""
+    """A kind of pipeline, with the adaptation that this package makes to it."""
 
     search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
     adapt: Callable[[Any], type]

@@ -1,4 +1,4 @@
-"""NeMo's inference pipelines as recognizer of a live server; each step reads one chunk of many streams.
+"""Use NeMo's inference pipelines as recognizer of a live server; each step reads one chunk of many streams.
 
     recognizer = PipelineRecognizer.build("model.nemo", decoding, PipelineOptions(max_streams=64))
     steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
@@ -36,7 +36,7 @@ N_BEST = 5  # of searches that have it anyway
 
 
 class PipelineRecognizer:
-    """A NeMo pipeline shared by many live streams. Only `prepare` may be called from several threads.
+    """A NeMo pipeline that many live streams share. Only `prepare` may be called from several threads.
 
     Args:
         pipeline: from NeMo's `PipelineBuilder`.

@@ -1,4 +1,4 @@
-"""Subclasses of NeMo's pipelines of `nemo.collections.asr.inference` that search; `hooks.py` maps pipelines to them.
+"""Let NeMo's pipelines of `nemo.collections.asr.inference` search by subclasses, which `hooks.py` lists.
 
 searching_ctc           searches log-probs of buffers or chunks
 buffered_transducer     continues the search in each buffer (streaming.stateful: true), or decodes each one anew
@@ -160,7 +160,7 @@ def transcript(pipeline: Any, tokens: list[int]) -> str:
 
 
 class PushedChunk(NamedTuple):
-    """The input of a step of a CTC stream."""
+    """The frames that a step of a CTC stream reads."""
 
     stream_id: int
     state: Any

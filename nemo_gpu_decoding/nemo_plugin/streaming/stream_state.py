@@ -1,4 +1,4 @@
-"""The state of streams in NeMo: running searches in its `partial_hypotheses`, and the undo of a failed step.
+"""Keep running searches in NeMo's `partial_hypotheses`, and undo a failed step.
 
 NeMo's streaming code passes the hypotheses of one call to the next call, including the object in their
 `dec_state`. This object holds the running search:
@@ -61,7 +61,7 @@ class StreamBatch:
 
 @dataclass(eq=False)
 class StreamState:
-    """One running utterance; what `Hypothesis.dec_state` holds."""
+    """The state of a running utterance, which `Hypothesis.dec_state` holds."""
 
     num_frames: int  # read when this state was returned
     batch: StreamBatch | None = None  # the utterances that began in one batch; None once released, or with `slot`
@@ -84,7 +84,7 @@ class StreamState:
 
 
 class Continuation:
-    """Begins and continues the utterances of a batch.
+    """An object that begins and continues the utterances of a batch.
 
     Args:
         name: of the argument with the states, for messages.

@@ -1,4 +1,4 @@
-"""`CPUEngine`: buffers and threads for the compiled search of `frame.py`."""
+"""Run the compiled search of `frame.py` with buffers and threads (`CPUEngine`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
 
 
 class CPUEngine(Engine):
-    """See `engine.Engine`. Errors are never deferred."""
+    """An engine that searches on the CPU, see `engine.Engine`. Errors are never deferred."""
 
     def __init__(self, config: FlexCTCConfig, params: SearchParams, streams: Streams) -> None:
         self._config, self._params = config, params

@@ -1,4 +1,4 @@
-"""`CUDAEngine`: buffers and launches of `kernel.cu` and `finish.cu`. A batch is two launches.
+"""Launch `kernel.cu` and `finish.cu` with their buffers (`CUDAEngine`). A batch is two launches.
 
     advance   one block per utterance searches the frames of a chunk
     finish    one block per utterance computes its results: final weights, order, trace-back
@@ -58,7 +58,7 @@ def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
 
 
 def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) -> tuple[ListSizes, int, int]:
-    """List sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
+    """Return list sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
 
     Returns:
         The sizes, the number of rows in shared memory, and the bytes of shared memory in all. 0 rows: none fits, they
@@ -79,7 +79,7 @@ def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) 
 
 
 def shared_bytes(beam_size: int, sizes: ListSizes) -> int:
-    """Dynamic shared memory of a block of `advance` without rows; the order is that of `Workspace` in frame.cuh."""
+    """Return the dynamic shared memory of a block of `advance` without rows, as in `Workspace` in frame.cuh."""
     key = 8
     lists = (sizes.candidates + beam_size) * (records.CANDIDATE_ITEM.itemsize + key)
     beams = beam_size * (2 * HYPOTHESIS.itemsize + records.KEPT_TEXT.itemsize)
@@ -96,7 +96,7 @@ def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
 
 
 class CUDAEngine(Engine):
-    """See `engine.Engine`. Inputs may be on any device; the search runs on one GPU.
+    """An engine that searches on one GPU, see `engine.Engine`. Inputs may be on any device.
 
     Args:
         config, params: options of all streams.

@@ -1,4 +1,4 @@
-"""`FlexCTCBeam`: the decoder of flexctc_beam. It checks inputs and builds results."""
+"""`FlexCTCBeam` decodes with flexctc_beam: it checks inputs and builds results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are
 
 
 class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
-    """Batched CTC beam search with n-gram LM and phrase boosting [FlexCTC].
+    """A decoder that runs CTC beam search in batches, with n-gram LM and phrase boosting [FlexCTC].
 
     Args:
         vocab_size: V, number of tokens without the blank.

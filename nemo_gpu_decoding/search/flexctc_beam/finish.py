@@ -1,4 +1,4 @@
-"""Final and partial results: final weights, n-best order, trace-back, and the parts of scores."""
+"""Make final and partial results: final weights, n-best order, trace-back, and the parts of scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nemo_gpu_decoding.search.numerics import TEXT_SCORES, add_text_scores, merg
 
 
 class FlexCTCNBest(NamedTuple):
-    """The N best hypotheses of R utterances as arrays, best first.
+    """The N best hypotheses that R utterances have, as arrays, best first.
 
     Traces begin after the committed frames.
     """

@@ -1,4 +1,4 @@
-"""flexctc_beam on the CPU: batched CTC beam search with late pruning [FlexCTC, section 3], compiled.
+"""Search one frame of flexctc_beam on the CPU, with late pruning [FlexCTC, section 3], compiled.
 
 The score of a hypothesis is
     log P_CTC(alignment) + alpha_LM log P_LM(text) + alpha_PB boost(text) + beta |text|
@@ -54,7 +54,7 @@ CANDIDATE = np.dtype(
 
 
 class FlexCTCBeams(NamedTuple):
-    """State of the search of B utterances."""
+    """The state that a search of B utterances has."""
 
     beam: np.ndarray  # [B, K] HYPOTHESIS
     sizes: np.ndarray  # [B] int32, number of live hypotheses; they are the first ones
@@ -64,7 +64,7 @@ class FlexCTCBeams(NamedTuple):
 
 
 class FrameWorkspace(NamedTuple):
-    """Buffers of one thread for a frame."""
+    """The buffers that one thread uses for a frame."""
 
     candidates: numerics.Candidates
     next_beam: np.ndarray  # [K] HYPOTHESIS

@@ -1,4 +1,4 @@
-"""Scores of new tokens with LM and boosting, and upper bounds of these scores, compiled."""
+"""Score new tokens with LM and boosting, and bound these scores from above, compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ALSDPlusPlus`: alignment-length synchronous decoding of RNN-T and TDT models [ALSD++/AES++].
+"""Search RNN-T and TDT models synchronously by alignment length (`ALSDPlusPlus`) [ALSD++/AES++].
 
 In every step each hypothesis reads its present frame. Its extensions are the blank and all tokens, in TDT each with a
 duration; the number of an extension is its `choice`, label * D + index of the duration (`beam.py`). The K best
@@ -55,7 +55,7 @@ def step(rows, data, params, durations, fusions):
 
 @compiled
 def run(rows, arrays, networks, options, params, durations, fusions):
-    """All steps of the utterances `rows`, with their networks, until each waits for frames; see `cpu_engine.py`."""
+    """Take all steps of the utterances `rows`, with their networks, until all wait for frames; see `cpu_engine.py`."""
     active, count, turn = rows.copy(), rows.shape[0], 0
     while True:
         count = cpu_engine.read_joint(active[:count], turn, arrays, networks, options, params)

@@ -1,4 +1,4 @@
-"""Beams of transducer searches: hypotheses, their tree of tokens, and the new beam of a step.
+"""Keep the beams of transducer searches: hypotheses, their tree of tokens, and the new beam of a step.
 
 RNN-T is treated as a TDT model whose only duration is 0 with probability 1: a token stays in its frame, and a blank of
 any duration advances by at least one frame. One search therefore serves both. A `choice` is an extension of a
@@ -31,7 +31,7 @@ from nemo_gpu_decoding.search.transducer.scoring import is_bad
 
 
 class TransducerBeams(NamedTuple):
-    """State of the search of n utterances, with P entries each in the prediction cache."""
+    """The state that a search of n utterances has, with P entries each in the prediction cache."""
 
     beam: np.ndarray  # [n, K] HYPOTHESIS
     counters: np.ndarray  # [n] STREAM_COUNTERS
@@ -58,7 +58,7 @@ class PendingPredictions(NamedTuple):
 
 
 class StepData(NamedTuple):
-    """Arrays that a step reads and changes in place."""
+    """The arrays that a step reads and changes in place."""
 
     log_probs: np.ndarray  # [rows, V + 1 (+ D)] float32, of the joint; blank in column V, then durations
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis, or -1

@@ -1,4 +1,4 @@
-"""`CPUEngine`: repeats joint, step and prediction network until all frames are read.
+"""`CPUEngine` repeats joint, step and prediction network until all frames are read.
 
 The utterances of a batch run in lockstep, so that each network runs once per step for all of them. The results of an
 utterance do not depend on the others. Networks that can be compiled (`cpu_networks.py`) run inside compiled code, for
@@ -32,7 +32,7 @@ WORK_PER_THREAD = 200_000
 
 
 class CPUEngine(TransducerEngine):
-    """The search on the CPU; the networks run on their own device."""
+    """An engine that searches on the CPU; the networks run on their own device."""
 
     def _advance(self, state: TransducerStreams, *, ended: bool) -> None:
         networks = self._algorithm.compiled.current()
@@ -91,7 +91,7 @@ class CPUEngine(TransducerEngine):
 
 
 class SharedRows(NamedTuple):
-    """Row numbers of all n utterances; each is read and changed with its own utterance only."""
+    """The row numbers that n utterances have; each is read and changed with its own utterance only."""
 
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis in the log-probs, or -1
     pending: beam.PendingPredictions
@@ -109,7 +109,7 @@ class SharedRows(NamedTuple):
 
 
 class RowSources(NamedTuple):
-    """Sources of the R rows of a step: new rows from the front, rows of the last step from the end."""
+    """The sources from which the R rows of a step come: new rows from the front, old rows from the end."""
 
     frames: np.ndarray  # [R] int64, row of the flattened frames
     texts: np.ndarray  # [R] int64, entry in the flattened prediction cache
@@ -117,7 +117,7 @@ class RowSources(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Arrays of the compiled search of a group of utterances, with R rows per step."""
+    """The arrays with which compiled code searches a group of utterances, with R rows per step."""
 
     state: beam.TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
@@ -196,7 +196,7 @@ def extend_texts(rows, run, networks):
 
 
 class JointRows:
-    """The joint's log-probs for the n utterances of a state, K hypotheses each, in one run.
+    """The joint's log-probs that one run computes for n utterances with K hypotheses each.
 
     Args:
         networks: see `TransducerNetworks`.

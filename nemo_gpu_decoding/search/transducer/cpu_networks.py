@@ -1,4 +1,4 @@
-"""An LSTM prediction network and a joint inside compiled code, for the steps of a search on the CPU.
+"""Run an LSTM prediction network and a joint in compiled code, for the steps of a search on the CPU.
 
 In torch, a step of the search takes about 30 calls, most of them longer than their work on a few rows. Here a run with
 all its steps is one call of compiled code. The networks do what `LSTMNetworks` does, with these differences:
@@ -295,7 +295,7 @@ ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigm
 
 
 class PackedNetworks(NamedTuple):
-    """L layers with H hidden values each, J inputs of the joint, V tokens; panels as in the docstring of this file."""
+    """L layers with H hidden values each, J inputs of the joint, V tokens; this file's docstring explains panels."""
 
     table: np.ndarray  # [V + 1, 4 H], contributions of labels to the gates of the first layer
     recurrent: np.ndarray  # [L, panels of H -> 4 H]
@@ -306,7 +306,7 @@ class PackedNetworks(NamedTuple):
 
 
 class TextCache(NamedTuple):
-    """The prediction cache of n utterances with P entries each, E = n * P."""
+    """The prediction cache that n utterances share, with P entries each; E = n * P."""
 
     outputs: np.ndarray  # [E, J]
     hidden: np.ndarray  # [E, L, H]
@@ -316,7 +316,7 @@ class TextCache(NamedTuple):
 
 
 class NetworkBuffers(NamedTuple):
-    """Rows of the products of one step."""
+    """The buffers that hold the rows of the products of one step."""
 
     inputs: np.ndarray  # [R, H] float32
     joint_inputs: np.ndarray  # [R, J] float32
@@ -327,7 +327,7 @@ class NetworkBuffers(NamedTuple):
 
 
 class NetworkArrays(NamedTuple):
-    """What the networks read and write in a run."""
+    """The arrays that the networks read and write in a run."""
 
     frames: np.ndarray  # [F, J] projected encoder frames
     texts: TextCache
@@ -335,7 +335,7 @@ class NetworkArrays(NamedTuple):
 
 
 class CompiledNetworks:
-    """The packed weights of a decoder's networks, made again when a weight has changed; for all threads."""
+    """The packed weights of a decoder's networks, packed again when a weight has changed; for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -478,7 +478,7 @@ def _recall(sources, count, networks, texts, buffers):
 
 @linked
 def _cell(given, source, target, layer, texts):
-    """An LSTM cell: entry `target` becomes the text of `source` and a label, with the contributions `given` [4 H]."""
+    """Run an LSTM cell: entry `target` becomes the text of `source` and a label with contributions `given` [4 H]."""
     size = texts.hidden.shape[2]
     recalled, before = texts.recalled[source, layer], texts.cells[source, layer]
     hidden, cells = texts.hidden[target, layer], texts.cells[target, layer]

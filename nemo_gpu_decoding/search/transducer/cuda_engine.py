@@ -1,4 +1,4 @@
-"""`CUDAEngine`: steps of a transducer search on the GPU, with the kernels of `alsd.cu` and `aes.cu`.
+"""Take the steps of a transducer search on the GPU, with the kernels of `alsd.cu` and `aes.cu` (`CUDAEngine`).
 
 In a step, the joint reads frames and predictions of all hypotheses (`cuda_networks.py`), the kernels `expand` and
 `merge` search, and the prediction network reads the new tokens. Shapes are the same in every step: each of the B * K
@@ -62,7 +62,7 @@ def why_not(params: SearchParams, most_shared: int) -> str | None:
 
 
 class Gpu(NamedTuple):
-    """Properties of a GPU that decide how many blocks are resident."""
+    """The properties of a GPU that decide how many blocks are resident."""
 
     processors: int  # multiprocessors
     capability: tuple[int, int]
@@ -99,7 +99,7 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
-    """Lists of `expand` for M extensions per hypothesis of V + 1 labels, and the dynamic shared memory of a block."""
+    """Return the lists of `expand` for M extensions per hypothesis of V + 1 labels, and a block's shared memory."""
     labels = max(params.max_extensions, min(params.vocab_size + 1, MOST_LABELS))
     sizes = ListSizes(2 * params.max_extensions + threads, labels, params.vocab_size + 1)
     # in the order of `Workspace` in expand.cuh
@@ -135,7 +135,7 @@ def prediction_rows(utterances: int, params: SearchParams) -> int:
 
 
 class Shared(NamedTuple):
-    """Objects that all runs of a decoder share."""
+    """The objects that all runs of a decoder share."""
 
     workspaces: cuda_workspace.WorkspacePool
     graphs: GraphRunner  # runs steps as CUDA graphs, or plainly
@@ -144,7 +144,7 @@ class Shared(NamedTuple):
 
 
 class NewFrames(NamedTuple):
-    """Projected frames that a run adds to its utterances, and whether no more follow."""
+    """The projected frames that a run adds to its utterances, and whether no more follow."""
 
     rows: Tensor  # [N, H]
     lengths: np.ndarray  # [n] int64
@@ -154,7 +154,7 @@ class NewFrames(NamedTuple):
 
 
 class CUDAEngine(TransducerEngine):
-    """The search on the device of the networks; arguments as in `TransducerEngine`.
+    """An engine that searches on the device of the networks; arguments as in `TransducerEngine`.
 
     A push is one upload, one launch that adds the frames, the steps, and one copy back. Its streams hold a workspace,
     so that predictions and frames stay where they are.
@@ -328,7 +328,7 @@ def _rows(inputs: Tensor, lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
 
 
 class _Step:
-    """The launches of one step on a workspace."""
+    """The launches that make one step on a workspace."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Launches of the steps of a run: one CUDA graph with a loop, or single kernels.
+"""Launch the steps of a run, as one CUDA graph with a loop or as single kernels.
 
     loop    a WHILE node repeats a few steps until no utterance has a next one; the host launches once
     plain   every kernel is launched on its own; the host checks for active utterances every few steps
@@ -55,7 +55,7 @@ class GraphStep(Protocol):
 
 
 class Conditions(NamedTuple):
-    """Networks and settings that a graph depends on, besides the step."""
+    """The networks and settings that a graph depends on, besides the step."""
 
     weights: tuple[tuple[int, int], ...]  # addresses and version counters: a graph has tables computed from weights
     modules: tuple[nn.Module, ...]
@@ -63,7 +63,7 @@ class Conditions(NamedTuple):
 
 
 class GraphRunner:
-    """Runs steps until no utterance has a next one.
+    """A runner, which runs steps until no utterance has a next one.
 
     Attributes:
         allowed: whether CUDA graphs may be used.
@@ -194,7 +194,7 @@ def _arithmetic() -> tuple[Hashable, ...]:
 
 
 class _Parts:
-    """The modules and tensors of networks, and whether they are still the same ones."""
+    """The modules and tensors that networks have, and whether they are still the same ones."""
 
     def __init__(self, networks: object) -> None:
         self.modules: dict[nn.Module, None] = {}

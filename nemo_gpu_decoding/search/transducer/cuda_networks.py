@@ -1,4 +1,4 @@
-"""The prediction network and the joint in the steps of a search on the GPU.
+"""Run the prediction network and the joint in the steps of a search on the GPU.
 
 **Prediction network.** Plain LSTMs and stateless networks have a fast path: their products are fused
 (`fused_weights.py`), and the kernels of `networks.cu` compute the rest. The product of an LSTM's hidden values and
@@ -71,7 +71,7 @@ class Prediction(ABC):
 
 
 class PredictionPaths:
-    """Chooses the implementation of a decoder's prediction network on the GPU, and logs it."""
+    """A chooser, which selects the implementation of a decoder's prediction network on the GPU, and logs it."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -100,7 +100,7 @@ class PredictionPaths:
 
 
 class TorchPrediction(Prediction):
-    """Any network, run by torch for all rows of the batch, also unused ones."""
+    """A prediction network of any kind, which torch runs for all rows of the batch, also unused ones."""
 
     def __init__(self, networks: TransducerNetworks, work: RunWorkspace) -> None:
         super().__init__(work)
@@ -121,7 +121,7 @@ class TorchPrediction(Prediction):
 
 
 class LSTMPrediction(Prediction):
-    """An LSTM of L layers, H hidden values each."""
+    """A prediction network that is an LSTM of L layers, H hidden values each."""
 
     def __init__(self, fused: FusedLSTM, work: RunWorkspace) -> None:
         super().__init__(work, fused)
@@ -176,7 +176,7 @@ class LSTMPrediction(Prediction):
 
 
 class StatelessPrediction(Prediction):
-    """A network that reads only the last labels: one kernel, no product."""
+    """A prediction network that reads only the last labels: one kernel, no product."""
 
     def __init__(self, fused: FusedStateless, work: RunWorkspace) -> None:
         super().__init__(work, fused)
@@ -204,7 +204,7 @@ COLUMNS = 8  # the columns of the logits are a multiple of this: tensor cores ne
 
 @dataclass(frozen=True, eq=False)
 class OutputLayer:
-    """The joint's linear layer; columns beyond its outputs are zeros."""
+    """The joint's linear layer, where columns beyond its outputs are zeros."""
 
     weight: Tensor  # [H, C]
     bias: Tensor  # [C], of the same type
@@ -221,7 +221,7 @@ class Joint(ABC):
 
 
 class TorchJoint(Joint):
-    """Any joint, as torch runs it."""
+    """A joint of any kind, which torch runs."""
 
     def __init__(self, networks: TransducerNetworks, work: RunWorkspace) -> None:
         self._networks, self._work = networks, work
@@ -243,7 +243,7 @@ class TorchJoint(Joint):
 
 
 class FusedJoint(Joint):
-    """ReLU and a linear layer."""
+    """A joint that is a ReLU and a linear layer."""
 
     def __init__(self, layer: OutputLayer, work: RunWorkspace) -> None:
         self.key, self._work = layer, work
@@ -268,7 +268,7 @@ class FusedJoint(Joint):
 
 
 class JointPaths:
-    """Chooses the implementation of a decoder's joint on the GPU, for all threads."""
+    """A chooser, which selects the implementation of a decoder's joint on the GPU, for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks

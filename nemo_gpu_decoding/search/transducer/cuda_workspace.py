@@ -1,4 +1,4 @@
-"""The buffers of runs on the GPU, at fixed addresses for CUDA graphs, and what host and device exchange in a run.
+"""Keep the buffers of runs on the GPU at fixed addresses for CUDA graphs, and move data to and from them.
 
 A run copies its utterances in, searches, and copies them out; it may use any idle workspace of its shape. Streams that
 are pushed to hold a workspace of their own instead, in which their predictions and frames stay between pushes.
@@ -56,7 +56,7 @@ def bucket(size: int) -> int:
 
 
 class RunWorkspace:
-    """Tensors and sizes, named as in the signatures of records.py."""
+    """The tensors and sizes that a run uses, named as in the signatures of records.py."""
 
     def __init__(self, shape: WorkspaceShape) -> None:
         self.shape = shape
@@ -193,7 +193,7 @@ class RunWorkspace:
 
 @dataclass
 class WorkspacePool:
-    """The workspaces of one decoder, for runs of several threads."""
+    """The workspaces that one decoder has, for runs of several threads."""
 
     _idle: list[RunWorkspace] = field(default_factory=list)  # the last used one last
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -1,4 +1,4 @@
-"""`TransducerDecoder`: input checks and results of alsd_pp and aes_pp."""
+"""`TransducerDecoder` checks the inputs and makes the results of alsd_pp and aes_pp."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ C = TypeVar("C", bound=TransducerConfig)
 
 
 class TransducerDecoder(Decoder[C, NBest]):
-    """A batched beam search over a transducer's networks. Inputs are the encoder's output [B, T, D].
+    """A decoder that searches with a transducer's networks. Inputs are the encoder's output [B, T, D].
 
     In results, `parts.acoustic` is the score of the networks, summed over the recombined alignments. With
     blank_lm_score_mode=lm_weighted_full it includes the terms of the joint's blank probability in eq. 3. `repeats` is

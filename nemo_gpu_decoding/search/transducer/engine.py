@@ -1,4 +1,4 @@
-"""`TransducerEngine`: the base class of the engines of both backends, and the state of their streams.
+"""`TransducerEngine` is the base class of the engines of both backends; this file has the state of streams.
 
 Between runs both backends keep a `TransducerStreams`; a subclass implements a run.
 """
@@ -29,7 +29,7 @@ FIRST_COMMIT = 1 << 12  # nodes of a tree, 20 bytes each
 
 
 class Algorithm(NamedTuple):
-    """A transducer search over some networks."""
+    """A transducer search that uses some networks."""
 
     networks: TransducerNetworks
     config: TransducerConfig
@@ -43,7 +43,7 @@ class Algorithm(NamedTuple):
 
 @dataclass
 class TransducerStreams:
-    """State of the search of n utterances between runs."""
+    """The state that a search of n utterances has between runs."""
 
     beams: TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
@@ -89,7 +89,7 @@ class TransducerStreams:
 
 
 class TransducerNBest(NamedTuple):
-    """The best hypotheses of R utterances, N of each."""
+    """The best hypotheses that R utterances have, N of each."""
 
     order: np.ndarray  # [R, N] int32 slots in the beam, best first; -1: there are fewer
     scores: np.ndarray  # [R, N] float32
@@ -99,7 +99,7 @@ class TransducerNBest(NamedTuple):
 
 
 class TransducerEngine(Engine):
-    """See `engine.Engine`; errors are never deferred.
+    """An engine that searches a transducer, see `engine.Engine`; errors are never deferred.
 
     Args:
         algorithm: the search of all streams.
@@ -242,7 +242,7 @@ def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
 
 @dataclass
 class Predictions:
-    """The prediction cache of n utterances, P entries each; entry b * P + p belongs to b."""
+    """The prediction cache that n utterances share, P entries each; entry b * P + p belongs to b."""
 
     outputs: Tensor  # [n * P, H] projected predictions
     state: State  # parts of [n * P, ...]
@@ -312,7 +312,7 @@ def flattened(pending, rows, entries, flat):
 
 @dataclass
 class UnreadFrames:
-    """Projected encoder frames that are still needed. Column c of utterance b is frame first[b] + c."""
+    """The projected encoder frames that are still needed. Column c of utterance b is frame first[b] + c."""
 
     values: Tensor  # [n, C, H]
     first: np.ndarray  # [n] int64

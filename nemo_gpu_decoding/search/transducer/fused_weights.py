@@ -1,4 +1,4 @@
-"""Fused weights of prediction networks: precomputed products of matrices for `networks.cu`.
+"""Fuse weights of prediction networks: compute products of matrices in advance for `networks.cu`.
 
 **LSTM**, H hidden values per layer, J inputs of the joint. A table holds the contribution of each label to the gates
 of the first layer. The two matrices that a hidden value is multiplied by, in this step and the next one, are
@@ -42,7 +42,7 @@ from nemo_gpu_decoding.search.transducer.networks import (
 
 @dataclass(frozen=True, eq=False)
 class FusedLSTM:
-    """An LSTM of L layers and the projection of its output."""
+    """An LSTM of L layers that is fused with the projection of its output."""
 
     table: Tensor  # [V + 1, 4 H]
     biases: Tensor  # [L, 4 H] float32; that of the first layer is in the table
@@ -52,7 +52,7 @@ class FusedLSTM:
 
 @dataclass(frozen=True, eq=False)
 class FusedStateless:
-    """Embeddings of the last labels, a norm and a projection: arguments of the kernel `STATELESS`."""
+    """Embeddings of the last labels, a norm and a projection, which are arguments of the kernel `STATELESS`."""
 
     tables: Tensor  # [positions, V + 1, J]
     sums: Tensor | None  # [positions, V + 1, 2] float64, sum and sum of squares; None: no norm
@@ -66,7 +66,7 @@ Fused = FusedLSTM | FusedStateless
 
 
 class FusedWeights:
-    """The fused weights of networks, recomputed when a weight has changed; for all threads."""
+    """The fused weights that networks have, computed again when a weight has changed; for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks

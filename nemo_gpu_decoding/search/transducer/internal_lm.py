@@ -1,4 +1,4 @@
-"""The language model that a transducer has learnt, estimated from its prediction network and joint alone.
+"""Estimate the language model that a transducer has learnt from its prediction network and joint alone.
 
 The joint reads an encoder frame of zeros. Its probabilities of the tokens, without the blank, then depend on the text
 only. Meng et al. 2021, "Internal language model estimation for domain-adaptive end-to-end speech recognition",

@@ -1,4 +1,4 @@
-"""The interface of a transducer's networks, adapters for plain torch modules, and linear layers for few rows.
+"""Define a transducer's networks, adapt plain torch modules to them, and multiply few rows by weights.
 
 A transducer has an encoder (run by the caller), a prediction network that reads the tokens of a hypothesis, and a
 joint network. For V tokens, the blank is label V. Example with V = 1024, a hidden size of 640 and an LSTM of one
@@ -38,7 +38,7 @@ State = tuple[Tensor, ...]
 
 
 class TransducerNetworks(Protocol):
-    """A prediction network and a joint. H is the size of the joint's input."""
+    """The prediction network and the joint that a search calls. H is the size of the joint's input."""
 
     vocab_size: int  # V, without the blank; the blank is label V and also starts a text
     durations: tuple[int, ...]  # frames, for TDT models; empty for RNN-T
@@ -53,7 +53,7 @@ class TransducerNetworks(Protocol):
         ...
 
     def project_encoder(self, frames: Tensor) -> Tensor:
-        """Return [N, D] encoder frames to [N, H]."""
+        """Map [N, D] encoder frames to [N, H]."""
         ...
 
     def start(self) -> tuple[Tensor, State]:
@@ -83,7 +83,7 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 class ModuleNetworks:
-    """The joint of a transducer of torch modules; subclasses add the prediction network.
+    """The joint that torch modules make; subclasses add the prediction network.
 
     Args:
         encoder_projection: D -> H.
@@ -141,7 +141,7 @@ class ModuleNetworks:
 
 
 class LSTMNetworks(ModuleNetworks):
-    """A prediction network of an embedding and an LSTM.
+    """A prediction network that has an embedding and an LSTM.
 
     Args:
         embedding: V + 1 rows, the last for the blank.
@@ -333,7 +333,7 @@ def product_dtype(weight: Tensor) -> torch.dtype:
 
 
 class MadeOfWeights(Generic[T]):
-    """A value computed from weights, and recomputed when one of them has changed."""
+    """A value that is computed from weights, and again when one of them has changed."""
 
     _seen: Versions | None = None
     _sources: Sequence[Tensor] = ()  # the weights; the references keep their addresses from being reused
@@ -352,7 +352,7 @@ class MadeOfWeights(Generic[T]):
 
 
 class OneDNNLinear:
-    """`functional.linear` for one weight [outputs, inputs], packed on CPUs if oneDNN is available."""
+    """A linear layer that uses one weight [outputs, inputs], packed on CPUs if oneDNN is available."""
 
     def __init__(self) -> None:
         self._packed: MadeOfWeights[Tensor] = MadeOfWeights()

@@ -1,4 +1,4 @@
-"""N-best lists of a beam: ranking, trace-back through the tree of tokens, parts of a score, log-probs of the steps."""
+"""Make n-best lists of a beam: rank, trace back through the tree of tokens, split scores, compute log-probs."""
 
 from __future__ import annotations
 

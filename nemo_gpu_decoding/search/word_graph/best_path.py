@@ -1,4 +1,4 @@
-"""Best paths: the token in which an utterance ends at the lowest cost, and its trace-back."""
+"""Find best paths: the token in which an utterance ends at the lowest cost, and its trace-back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ END = np.dtype(
 
 
 class Steps(NamedTuple):
-    """The back-pointers of a path, oldest first, as arrays [N]."""
+    """The back-pointers that a path has, oldest first, as arrays [N]."""
 
     arcs: np.ndarray  # int32
     epsilons: np.ndarray  # int32, closure arc before the arc, or NONE
@@ -173,7 +173,7 @@ def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities
 
 
 class FoundPaths(NamedTuple):
-    """P paths of a search or of a lattice."""
+    """P paths that a search or a lattice has."""
 
     steps: Steps  # the steps of all paths, one path after the other
     step_ends: np.ndarray  # [P] int64, end of each path in `steps`
@@ -211,7 +211,7 @@ def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def best_paths(states: Sequence[WordGraphStream], final: bool) -> FoundPaths:
-    """The best path of each stream. A stream that reaches no final state has the best path without final costs."""
+    """Return the best path of each stream. A stream that reaches no final state has a path without final costs."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
     if (ends["node"] == keys.NONE).any():
         missing = np.flatnonzero(ends["node"] == keys.NONE)

@@ -1,4 +1,4 @@
-"""Candidates for tokens of the next frame: costs, recombination, and the hash tables that find equal keys."""
+"""Compute costs of candidates for the next frame, and recombine them in hash tables that find equal keys."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def boosted(olabel, state, search):
 
 
 class Table(NamedTuple):
-    """A hash table of records with keys, with linear probing.
+    """A hash table that holds records with keys, with linear probing.
 
     Only a part of it is in use, of a size that fits the frame, so that few entries touch few cache lines.
     """

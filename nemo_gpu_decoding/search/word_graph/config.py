@@ -1,4 +1,4 @@
-"""Options of cuda_wfst and paged_biglm."""
+"""Declare the options of cuda_wfst and paged_biglm."""
 
 from __future__ import annotations
 

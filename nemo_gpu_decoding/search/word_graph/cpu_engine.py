@@ -1,4 +1,4 @@
-"""`CPUEngine`: streams, buffers and threads around the compiled search of `frame.py`."""
+"""Run the compiled search of `frame.py` with streams, buffers and threads (`CPUEngine`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Advance = Callable[..., tuple[int, int]]  # `frame.advance`
 
 
 class WorkspaceKind(NamedTuple):
-    """The sizes of a workspace, and the function that makes it."""
+    """The sizes that a workspace has, and the function that makes it."""
 
     make: Callable[..., records.Workspace]
     max_active: int
@@ -158,7 +158,7 @@ def slots_for(entries: int) -> np.ndarray:
 
 
 class CPUEngine(Engine):
-    """The search on the CPU, see `search/engine.py`. `push` raises all errors itself.
+    """An engine that searches on the CPU, see `search/engine.py`. `push` raises all errors itself.
 
     Args:
         models_of: returns the models of utterance b of a batch.

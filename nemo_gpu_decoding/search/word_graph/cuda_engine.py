@@ -1,4 +1,4 @@
-"""`CUDAEngine`: buffers and launches of three kernels, on torch's current stream. A chunk is one launch.
+"""Launch three kernels with their buffers on torch's current stream (`CUDAEngine`). A chunk is one launch.
 
     advance    the search; one block per utterance reads its frames of the chunk
     compact    drops the back-pointers that no token needs; runs when their array is full, and before a
@@ -44,7 +44,7 @@ from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK
 
 
 class PlainKernels:
-    """Kernels of the search without a large LM."""
+    """The kernels that search without a large LM."""
 
     composes = False
     static_shared_bytes = 0
@@ -69,7 +69,7 @@ PLAIN_KERNELS = PlainKernels()
 
 
 class OpenedLabels:
-    """Owns the LMs' labels of the words of the decoder's `opened_graph` on the devices."""
+    """An owner of the devices' arrays that map words of the decoder's `opened_graph` to the LMs' labels."""
 
 
 class LargeLMKernels(PlainKernels):
@@ -127,7 +127,7 @@ _PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all o
 
 
 class DeviceState(NamedTuple):
-    """The state of n streams between pushes. Only `commit` and `restart` change it in place."""
+    """The state that n streams have between pushes. Only `commit` and `restart` change it in place."""
 
     tokens: torch.Tensor  # [n, 3, capacity] tokens of the kernels; the counters have their places and numbers
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
@@ -138,7 +138,7 @@ class DeviceState(NamedTuple):
 
 
 class CUDAEngine(Engine):
-    """The search on one GPU, see `search/engine.py`. `push` raises all errors itself.
+    """An engine that searches on one GPU, see `search/engine.py`. `push` raises all errors itself.
 
     Args:
         models_of: returns the models of utterance b of a batch; their graphs are one graph, some with new words.

@@ -1,4 +1,4 @@
-"""`CudaWFST` and `PagedBigLM`: checks of arguments, and results from the streams of the engines."""
+"""`CudaWFST` and `PagedBigLM` check arguments, and build results from the streams of the engines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NO_END = "no hypothesis has reached a final state of the graph; the result may b
 
 
 class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
-    """Word-graph decoding of CTC log-probs [CUDA-WFST].
+    """A decoder that searches CTC log-probs in a word graph [CUDA-WFST].
 
     Args:
         graph: from `build_graph`, `load_graph` or `load_fst_graph`.
@@ -328,7 +328,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
 
 
 class PagedBigLM(CudaWFST):
-    """Word-graph decoding with a small LM in the graph and a large LM that is queried on the fly [LET], [XLLM].
+    """A decoder that searches a small LM's graph and queries a large LM on the fly [LET], [XLLM].
 
     The results are those of `CudaWFST` with a graph of the large LM, which is often too large to be built. Methods
     and requests are those of `CudaWFST`. `NBest.work` counts LM queries, groups and arcs.

@@ -1,4 +1,4 @@
-"""One frame of the word-graph search on the CPU: a Viterbi beam search of CTC log-probs [CUDA-WFST].
+"""Search one frame of CTC log-probs in a word graph on the CPU by Viterbi beam search [CUDA-WFST].
 
 A token is a partial path through the graph with its cost: acoustic_scale times the negative log-probs, plus
 lm_weight times the graph's costs, minus boosting. Costs are relative to the best token of the frame, so that

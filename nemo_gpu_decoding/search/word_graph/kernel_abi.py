@@ -1,4 +1,4 @@
-"""Records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is printed from this file.
+"""Declare records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is printed from this file.
 
 The same kernel sources serve cuda_wfst and, with COMPOSE=1, paged_biglm, whose tokens have an LM context in their key.
 Names that begin with PLAIN belong to cuda_wfst, names that begin with LM to paged_biglm, and all others to both.
@@ -213,7 +213,7 @@ LM_COUNTERS = np.dtype(
 
 
 class Capacity(NamedTuple):
-    """Sizes of an utterance's buffers in global memory. Only `tokens` affects results; the CPU search has it, too."""
+    """The sizes that an utterance's buffers have in global memory. Only `tokens`, as on CPUs, affects results."""
 
     tokens: int  # tokens of a frame before pruning
     candidates: int

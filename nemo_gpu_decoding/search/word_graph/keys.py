@@ -1,4 +1,4 @@
-"""Keys of tokens, and constants: moves and the status of a frame.
+"""Pack the keys of tokens, and define constants: moves and the status of a frame.
 
 The key of a token packs the state of the graph, the state of the boosting automaton and the last label. With a
 large LM the LM context is a second part of the key. It packs the states of both LMs, the large LM's in the upper
@@ -28,7 +28,7 @@ DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL = range(6
 
 
 class Origin(NamedTuple):
-    """The last step of a candidate."""
+    """The last step that led to a candidate."""
 
     arc: int  # index of an arc of the graph, or BLANK_MOVE, REPEAT_MOVE
     source: int  # index of a token of the previous frame

@@ -1,4 +1,4 @@
-"""Labels of a frame that may stay below the cutoff, and the cheapest step of the best token."""
+"""Choose the labels of a frame that may stay below the cutoff, and find the cheapest step of the best token."""
 
 from __future__ import annotations
 

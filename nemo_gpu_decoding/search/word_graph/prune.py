@@ -1,4 +1,4 @@
-"""Pruning at the end of a frame: the tokens that survive, their back-pointers, and the links between them."""
+"""Prune at the end of a frame: keep the surviving tokens, their back-pointers, and the links between them."""
 
 from __future__ import annotations
 

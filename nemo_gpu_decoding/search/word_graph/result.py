@@ -1,4 +1,4 @@
-"""Results of word-graph searches: paths with words, read from back-pointers; word confidence; minimum Bayes risk."""
+"""Make results of word-graph searches: read paths with words, rate words, and minimise Bayes risk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ W = TypeVar("W", bound="WordPath")
 
 
 class GraphWord(NamedTuple):
-    """A word of a path. Frames count from the start of the stream."""
+    """A word that a path has. Frames count from the start of the stream."""
 
     text: str
     label: int  # index in the graph's words
@@ -67,7 +67,7 @@ NO_SPELLINGS = Spellings(*(read_only(np.zeros(size, np.int32)) for size in (0, 1
 
 
 class Labels(NamedTuple):
-    """The meanings of a graph's labels."""
+    """The words that a graph's labels mean."""
 
     blank_id: int
     num_words: int  # olabels from here on are word-sequence labels
@@ -81,7 +81,7 @@ class Labels(NamedTuple):
 
 
 class ReadPaths(NamedTuple):
-    """The tokens and words of P paths, one path after the other: N tokens and W words in total."""
+    """The tokens and words that P paths have, one path after the other: N tokens and W words in total."""
 
     tokens: np.ndarray  # [3, N] int32: label, first frame, number of frames
     confidence: np.ndarray  # [N] float32

@@ -1,4 +1,4 @@
-"""The state of a stream between two chunks, the models that decode it, and the words that it has committed.
+"""Keep the state of a stream between two chunks, the models that decode it, and the words it has committed.
 
 Committed words are those that all live hypotheses of a running stream share, traced back and scored once. A partial
 result traces back only the back-pointers that are not committed. A commit ends at a word boundary that is the same in
@@ -32,7 +32,7 @@ from nemo_gpu_decoding.search.word_graph.result import BEFORE, Labels, next_end,
 
 @dataclass(frozen=True, eq=False)
 class StreamModels:
-    """The models and weights of one utterance."""
+    """The models and weights that one utterance uses."""
 
     params: records.SearchParams  # of the batch
     weights: records.StreamParams  # of the utterance
@@ -83,7 +83,7 @@ def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class WordGraphStream:
-    """One utterance after some frames. Its entries below the counts of `counters` never change."""
+    """The state of an utterance after some frames. Its entries below the counts of `counters` never change."""
 
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN
@@ -155,7 +155,7 @@ FEWEST_BACK_POINTERS = 2048  # smallest capacity
 
 
 class TextScores(NamedTuple):
-    """Unweighted scores of a path up to some step, and its LM and boosting states there."""
+    """The unweighted scores that a path has up to some step, and its LM and boosting states there."""
 
     graph_cost: float
     difference: float  # sum of LM score differences; 0 without a large LM
@@ -187,7 +187,7 @@ class TextScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Committed:
-    """The committed part of a stream."""
+    """The part of a stream that is committed."""
 
     columns: GrowingColumns  # fields of `WordPath`
     head: Head | None  # the committed part of the columns; None: nothing is committed

@@ -1,4 +1,4 @@
-"""Token groups: the tokens that are in one graph state, their own or one that a closure arc leads to.
+"""Group the tokens that are in one graph state: in it, or in one from which a closure arc leads to it.
 
 A group expands arcs for its cheapest token only. With topology "normal" a token cannot take an arc with its last
 label, so that a group also keeps the cheapest token with another last label. For lattices it keeps all its tokens.

@@ -1,4 +1,4 @@
-"""Steps 2 and 3 of a frame (`frame.py`) with a large LM, composition "lazy": token groups and LM contexts.
+"""Take steps 2 and 3 of a frame (`frame.py`) with a large LM, composition "lazy", by groups and LM contexts.
 
 2. Tokens in one graph state and boosting state form a token group [LET]. Tokens of a group with one LM
    context form one context of the group. A closure arc with a word changes the LM context, but the search
@@ -80,7 +80,7 @@ LM_FRAME_STATE = np.dtype(
 
 
 class LmWorkspace(NamedTuple):
-    """Buffers of the workspace for composition "lazy"."""
+    """The buffers that a workspace has for composition "lazy"."""
 
     groups: np.ndarray  # [entries] LM_GROUP
     contexts: np.ndarray  # [entries] LM_CONTEXT

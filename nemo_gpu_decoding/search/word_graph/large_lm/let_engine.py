@@ -1,4 +1,4 @@
-"""CPU engine of composition "let": buffers and threads for the compiled search of `let.py`, and its streams.
+"""Run the compiled search of `let.py` on the CPU, with buffers, threads and streams.
 
 Streams drop nodes that no token needs, and convert nodes to tokens for results.
 """
@@ -33,7 +33,7 @@ LET_NODES = 8192  # first capacity for nodes, links, contexts and back-pointers
 
 @dataclass(frozen=True, eq=False)
 class LetStream:
-    """One utterance after some frames, with `composition: let`. Arrays are as in `NodeArrays`."""
+    """The state of an utterance after some frames, with `composition: let`. Arrays are as in `NodeArrays`."""
 
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN; `back_pointer` is a node
@@ -331,7 +331,7 @@ def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Wo
 
 
 class LetEngine(cpu_engine.CPUEngine):
-    """The engine of `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
+    """An engine that runs `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
 
     new_stream = staticmethod(new_let_stream)
     read = staticmethod(read_let_chunk)

@@ -1,4 +1,4 @@
-"""Token groups of composition "let" within a frame, their arcs, and nodes after words; see `let.py`, `let_nodes.py`.
+"""Expand token groups of composition "let" in a frame, and make nodes after words; see `let.py`, `let_nodes.py`.
 
 A record of work.groups represents all tokens in one graph state and boosting state, with any last label. So the
 search visits the arcs once for all of them. Tokens behind closure arcs with words form separate groups, because

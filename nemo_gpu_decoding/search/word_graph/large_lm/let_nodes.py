@@ -1,4 +1,4 @@
-"""Nodes: the token groups of earlier frames with `composition: let` [LET, III-A].
+"""Keep the token groups of earlier frames as nodes, with `composition: let` [LET, III-A].
 
 A node is a token of the base search (graph state, boosting state, last label) in one frame: a token group
 of [LET]. A new node has links to the nodes that lead to it, and no LM contexts. Example, with two contexts
@@ -80,7 +80,7 @@ LET_COUNTERS = np.dtype([("nodes", np.int64), ("contexts", np.int64), *LM_COUNTE
 
 
 class NodeArrays(NamedTuple):
-    """State of the search of an utterance beside its tokens, whose `back_pointer` is a node.
+    """The state that a search of an utterance keeps beside its tokens, whose `back_pointer` is a node.
 
     The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. This is the only write
     to `nodes` below the counts; `let_engine.forget_contexts` undoes it.

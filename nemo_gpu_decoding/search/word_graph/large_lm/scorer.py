@@ -1,4 +1,4 @@
-"""Score difference of the large and the small LM for a word, the LM context after the word, and dominated contexts.
+"""Score words by the difference of the large and the small LM; find LM contexts after them, and dominated ones.
 
 The arcs of the graph carry the small LM's costs. At each word w the search adds
 
@@ -48,7 +48,7 @@ LM_COUNTERS = np.dtype([*WORK_FIELDS, *PAGING_FIELDS, *COUNTERS.descr])
 
 
 class LmPair(NamedTuple):
-    """Both LMs in the form that compiled code reads. W: number of words of the graph."""
+    """The two LMs in the form that compiled code reads. W: number of words of the graph."""
 
     large: PackedArrays  # the difference automaton if `is_difference`
     small: PackedArrays  # unused if `is_difference`
@@ -62,7 +62,7 @@ class LmPair(NamedTuple):
 
 
 class LmScorer(NamedTuple):
-    """The LMs of an utterance and the weight of their difference. Compiled code calls it `lm`."""
+    """The LMs that an utterance uses, and the weight of their difference. Compiled code calls it `lm`."""
 
     lms: LmPair
     difference_weight: np.float32  # lm_weight * large_lm_weight

@@ -1,4 +1,4 @@
-"""Determinisation of an acyclic lattice: the cheapest path for each word sequence [Povey et al. 2012].
+"""Determinise an acyclic lattice: find the cheapest path for each word sequence [Povey et al. 2012].
 
 A state of the result is a subset of the lattice's nodes: the nodes that the same words lead to. Each node has its
 cost above the cheapest node of the subset, and its labels after the prefix that all nodes share. Example: "a" leads
@@ -23,7 +23,7 @@ from nemo_gpu_decoding.jit import compiled
 
 
 class Strings(NamedTuple):
-    """Label sequences as a prefix tree: a string is a parent string and one more label; string 0 is empty."""
+    """Label sequences that form a prefix tree: a string is a parent string and one more label; 0 is empty."""
 
     numbers: Any  # parent << 32 | label -> string
     parents: Any  # lists of int64
@@ -32,7 +32,7 @@ class Strings(NamedTuple):
 
 
 class Subsets(NamedTuple):
-    """The nodes of all states, concatenated; lists of int64."""
+    """The nodes that all states have, concatenated; lists of int64."""
 
     begin: Any  # index of the first node of each state
     nodes: Any
@@ -42,7 +42,7 @@ class Subsets(NamedTuple):
 
 
 class CostLattice(NamedTuple):
-    """A lattice with the costs of its arcs."""
+    """A lattice whose arcs have costs."""
 
     arcs: Any  # [A] ARC, sorted by source
     begin: Any  # [N + 1], index of the first arc of each state
@@ -52,7 +52,7 @@ class CostLattice(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """The cheapest path to each of the N nodes of a lattice; arrays [N] int64."""
+    """The cheapest paths that lead to the N nodes of a lattice; arrays [N] int64."""
 
     costs: Any  # FAR: no path
     graph_costs: Any

@@ -1,4 +1,4 @@
-"""The lattice of an utterance: all paths of a search within the lattice beam.
+"""Build the lattice of an utterance, which has all paths of a search within the lattice beam.
 
 A node is a token of a frame. Nodes are numbered frame by frame; node 0 is the start, before the first frame. A link
 leads from a token to a token of the next frame. It has a label, the words that the graph emits there, and a cost.
@@ -42,7 +42,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordG
 
 @dataclass(frozen=True, eq=False)
 class LatticePath:
-    """One path through a lattice."""
+    """One path that leads through a lattice."""
 
     cost: float  # from the first frame to the end
     steps: Steps
@@ -64,7 +64,7 @@ def lattice_paths(paths: Sequence[LatticePath], ended: bool) -> FoundPaths:
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """The lattice of one utterance: N nodes, L links, E ends."""
+    """The lattice that one utterance has: N nodes, L links, E ends."""
 
     models: StreamModels  # models of the search
     node_frames: np.ndarray  # [N] int64, number of frames read at each node, ascending
@@ -169,7 +169,7 @@ class Lattice:
         return word_arcs(self.links, self.ends, self.node_frames, self.graph)
 
     def oracle(self, reference: str) -> str:
-        """The text of the lattice with the fewest word errors against a reference; an arbitrary one among equals."""
+        """Return the text in the lattice with the fewest word errors against a reference; any of equal ones."""
         arcs, ids = self.arcs(), self.graph.word_ids
         words = np.array([ids.get(word, NONE) for word in reference.split()], np.int32)
         closest = closest_words(arcs, int(arcs["target"].max()) + 1, words)

@@ -1,4 +1,4 @@
-"""Compiled passes over links: costs, names and n-best texts of a lattice, and pruning during the search.
+"""Compute costs, names and n-best texts over the links of a lattice, and prune links during the search.
 
 **n-best texts.** Every node keeps its n cheapest paths from the start with different words. This is exact: for every
 continuation, n other paths cost no more than a path that is not kept. Words are compared by a hash. Most paths of a

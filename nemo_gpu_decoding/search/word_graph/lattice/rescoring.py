@@ -1,4 +1,4 @@
-"""Second-pass rescoring of a lattice: another LM's costs replace the LM costs of the search.
+"""Rescore a lattice in a second pass: another LM's costs replace the LM costs of the search.
 
 The lattice is composed with the LM on the fly. A node of the result is a pair of a node of the lattice and a state of
 the LM. A link with words leads to the LM state after these words; a link without words keeps the state. Example:
@@ -24,7 +24,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 
 class SecondLM(NamedTuple):
-    """The LM of a rescored lattice, with its weights."""
+    """The LM that rescores a lattice, with its weights."""
 
     lm: PackedLM
     labels: np.ndarray  # [W] int64, the LM's label of each word of the graph; NO_LABEL: not a word
@@ -44,7 +44,7 @@ class SecondLM(NamedTuple):
 
 
 class _ComposedLM(NamedTuple):
-    """A `SecondLM` for compiled code."""
+    """A `SecondLM` in the form that compiled code reads."""
 
     arrays: PackedArrays
     labels: np.ndarray

@@ -1,4 +1,4 @@
-"""Word lattices: arcs with at most one word each, and determinised lattices with one path per word sequence."""
+"""Build word lattices, whose arcs have at most one word, and determinise them: one path per word sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_gpu_decoding.search.word_graph.lattice import determinize
 
 @dataclass(frozen=True, eq=False)
 class WordSequence:
-    """A path through a determinised lattice: n words, T frames."""
+    """A path that leads through a determinised lattice: n words, T frames."""
 
     words: tuple[str, ...]  # [n]
     graph_cost: float  # includes LM and boosting
@@ -32,7 +32,7 @@ class WordSequence:
 
 @dataclass(frozen=True, eq=False)
 class WordLattice:
-    """A determinised lattice (Kaldi's compact lattice) of S states and A arcs: one path for each word sequence.
+    """A determinised lattice (Kaldi's compact lattice) with S states and A arcs: a path for each word sequence.
 
     State 0 is the start and the last state is the end. Arcs lead to higher states. The labels of an arc need not end
     where its word ends: they are the further labels that all paths with the same words so far have in common.
