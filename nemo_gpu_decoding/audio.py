@@ -68,7 +68,7 @@ def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
     """Return the duration in seconds, from the file's header.
 
     Args:
-        name: of the file, for messages; None for its path.
+        name: name of the file for messages; None for its path.
 
     Raises:
         ValueError: the file cannot be read as audio; the message shows a command that converts it.

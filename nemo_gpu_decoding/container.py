@@ -89,7 +89,7 @@ def write_container(
     """Write a file; it is created only if writing succeeds.
 
     Args:
-        shapes: of each array.
+        shapes: shape of each array by its name.
         fill: called with the mapped arrays of the file, all zeros, to write their contents. They may be
             larger than memory.
 

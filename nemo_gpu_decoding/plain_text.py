@@ -25,7 +25,7 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
     Other line separators of Python, such as U+2028, are part of the text.
 
     Args:
-        name: of the file in messages, such as "manifest=train.json"; None for its path.
+        name: name of the file in messages, such as "manifest=train.json"; None for its path.
 
     Raises:
         ValueError: a line is not UTF-8.

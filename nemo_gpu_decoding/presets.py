@@ -58,7 +58,7 @@ def load_preset(name: str) -> DictConfig:
     """Return a preset as a config for `change_decoding_strategy`.
 
     Args:
-        name: of a file or of a preset in this package. Relative paths in a file become absolute.
+        name: name of a file or of a preset in this package. Relative paths in a file become absolute.
 
     Raises:
         ValueError: there is no such preset, or it is no mapping with a `strategy`.

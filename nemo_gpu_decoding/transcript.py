@@ -178,7 +178,7 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
     """Return the output row of an utterance, with the other fields of its manifest row; also adds it to `totals`.
 
     Args:
-        transcript: of the utterance, or the reason why it has none.
+        transcript: transcript of the utterance, or the reason why it has none.
     """
     row = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3), **utterance.fields}
     text = {} if utterance.text is None else {"text": utterance.text}

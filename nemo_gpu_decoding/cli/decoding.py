@@ -292,7 +292,7 @@ def load_model(
     """The model of a command, which decodes with the section that `build` makes of the options and its default head.
 
     Args:
-        head: that decodes; None: that of the strategy, for strategies of NeMo the default one.
+        head: head that decodes; None: that of the strategy, or the default one for NeMo's strategies.
         channel: see `Model`.
     """
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -353,7 +353,7 @@ def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None
     """Raise a ValueError if an output file is an input or another output, also through a link.
 
     Args:
-        options: of the command, which name inputs and outputs.
+        options: options of the command, which name inputs and outputs.
         inputs: further ones, such as recordings; values may be nested.
         outputs: further ones.
     """

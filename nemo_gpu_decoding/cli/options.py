@@ -158,7 +158,7 @@ def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callabl
     They have the names of NeMo's keys. Options that the command has already stay.
 
     Args:
-        listed: for `tune`, with lists of values.
+        listed: whether values are lists, as in `tune`.
     """
 
     def add(cls: type[T]) -> type[T]:

@@ -32,7 +32,7 @@ class Alphabet:
     The blank is "". Words of characters are separated by " ". BPE pieces that begin a word begin with "▁".
 
     Args:
-        labels: in this form; `build_alphabet` converts the labels of a model. Several may be blanks.
+        labels: labels in this form; `build_alphabet` converts the labels of a model. Several may be blanks.
         is_bpe: whether they are BPE pieces.
         names: the labels of the model, for messages; None: `labels`.
 

@@ -40,8 +40,8 @@ def bonus_automaton(
 
     Args:
         weights: [number of labels] bonus of each word, natural log; 0 for other labels.
-        graph: with labels for the pieces of unknown words, or with a closed vocabulary.
-        penalty: of an unknown word, <= 0.
+        graph: a graph with labels for the pieces of unknown words, or with a closed vocabulary.
+        penalty: cost of an unknown word, <= 0.
         hotwords: unknown words.
     """
     arcs: list[list[Arc]] = [[(label, weight, OUTSIDE) for label, weight in enumerate(weights.tolist())]]

@@ -44,7 +44,7 @@ class OnnxTransducer:
         folder: the parts of the model.
         durations: of a TDT model, in frames; None: 0, 1, 2, ... for the outputs of the joint beyond the labels.
         quantization: the end of the files' names, such as "int8"; None: files without one, or the only files.
-        providers: of onnxruntime; None: the CPU.
+        providers: onnxruntime's providers; None: the CPU.
 
     Raises:
         FileNotFoundError: a part is missing.

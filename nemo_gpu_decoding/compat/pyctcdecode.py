@@ -279,7 +279,7 @@ class BeamSearchDecoderCTC:
 
         Args:
             named: name of an utterance in messages -> logits.
-            state: before the utterances. Each of its tokens is a frame, and a blank follows.
+            state: the LM's state before the utterances. Each of its tokens is a frame, and a blank follows.
         """
         log_probs = [self._log_probs(name, logits) for name, logits in named.items()]
         tokens = [] if self._language_model is None or state is None else list(state.tokens)

@@ -33,7 +33,7 @@ class TokenSearch(FlexCTCBeam):
     Args:
         vocab_size: V, which is also the column of the blank.
         beam_width: hypotheses per frame.
-        beam_prune_logp: of pyctcdecode, < 0.
+        beam_prune_logp: pyctcdecode's option, < 0.
         n_best: number of results.
     """
 
@@ -78,7 +78,7 @@ def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarra
 
     Args:
         logits: [T, columns] float32.
-        name: of the logits in messages.
+        name: name of the logits in messages.
 
     Raises:
         ValueError: a frame has NaN or +inf, or -inf alone.

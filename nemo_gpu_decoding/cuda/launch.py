@@ -61,7 +61,7 @@ class Runtime(Protocol):
 
         Args:
             source: path relative to the package, "search/flexctc_beam/kernel.cu".
-            device: that runs the kernels.
+            device: device that runs the kernels.
             defines: preprocessor macros; each set gives a separate module.
         """
 

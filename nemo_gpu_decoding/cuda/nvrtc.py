@@ -40,7 +40,7 @@ def compile_program(name: str, text: str, headers: Mapping[str, str], options: S
     """Compile one translation unit.
 
     Args:
-        name: of the unit, for messages.
+        name: name of the unit in messages.
         text: CUDA C++.
         headers: name in #include -> text.
         options: NVRTC's; one names the architecture: "--gpu-architecture=sm_90" for CUBIN, "compute_90" for PTX.

@@ -143,9 +143,9 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
     """Return the arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as tuples.
 
     Args:
-        signature: of the kernel.
-        device: that runs the kernel and holds the tensors.
-        arguments: by name; a tensor (or None) per `Tensor`, a number per `Scalar`.
+        signature: the kernel's signature.
+        device: device that runs the kernel and holds the tensors.
+        arguments: arguments by name: a tensor (or None) per `Tensor`, a number per `Scalar`.
 
     Raises:
         ValueError: names the kernel and the argument that is missing, unknown, of the wrong type,

@@ -123,7 +123,7 @@ def allowed_tokens(
             allowed if each of its letters belongs to one of them.
         tokens: pieces as in the vocabulary, such as "▁the".
         texts: sentences; the tokens with which the tokenizer spells them are allowed.
-        price: of each other token, natural log, >= 0; inf: it is forbidden.
+        price: cost of each other token, natural log, >= 0; inf: it is forbidden.
 
     Raises:
         FieldError: no letter of the vocabulary belongs to a script, or a token is not in the vocabulary.

@@ -228,7 +228,7 @@ def build_context_graph(
         refund: "full" or "nemo", see the module docstring.
         overlapping: for "full" only, count all occurrences of phrases, even if they overlap.
         uniform_weights: for NeMo's only, Icefall's: a complete phrase has its bonus twice until the match ends.
-        is_continuation: for "full" only, [V] bool, whether a label continues the word before it; None: phrases count
+        is_continuation: for "full" only; [V] bool, whether a label continues the word before it; None: phrases count
             wherever they occur.
         label_before: before an utterance: a space, if sequences begin with a space to match beginnings of words.
     """

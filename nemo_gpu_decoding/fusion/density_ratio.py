@@ -38,7 +38,7 @@ def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) 
 
     Args:
         lm, source: n-gram LMs over the same tokens.
-        ratio: of the source's weight to the LM's, >= 0.
+        ratio: the source's weight divided by the LM's, >= 0.
 
     Raises:
         ValueError: the source has another vocabulary, or a token with probability 0.

@@ -64,8 +64,8 @@ def build_grammar(
     Args:
         sentences: all sentences that an utterance may be.
         vocabulary: the model's tokens.
-        price: of each token outside of the grammar, natural log, > 0; inf: such tokens are forbidden.
-        most_letters: of all sentences together; bounds time and memory.
+        price: cost of each token outside of the grammar, natural log, > 0; inf: such tokens are forbidden.
+        most_letters: limit for all sentences together, which bounds time and memory.
 
     Raises:
         ValueError: there is no sentence that tokens spell; a sentence is blank, has rules of JSGF, or has a character

@@ -73,7 +73,7 @@ def build_graph(
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
         cache: True for the cache folder, a folder, or False. A cache that cannot be read or written gives a
             warning.
-        progress: called with the name of each step when it begins.
+        progress: function that is called with the name of each step when it begins.
 
     Raises:
         ValueError: the LM or the lexicon is malformed, or they have no word in common; the LM has tokens

@@ -347,7 +347,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def spelling_index(self) -> np.ndarray:
-        """Return [words + 1] int64: the spellings of word w are those from index[w] to index[w + 1]."""
+        """Return an index, [words + 1] int64: word w has the spellings index[w] .. index[w + 1] - 1."""
         words = self.spellings.words if self.spellings is not None else np.zeros(0, np.int32)
         return np.searchsorted(words, np.arange(len(self.words) + 1))
 

@@ -57,7 +57,7 @@ def load_word_graph(
     """Load or build the graph of a config, with a cache.
 
     Args:
-        vocabulary: of the model.
+        vocabulary: the model's tokens.
         blank_id: the blank's column in the model's log-probs.
         boosted_words: words of phrases, which are added to the LM if it lacks them; no effect on a
             ready-made graph.

@@ -60,8 +60,8 @@ def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) ->
     """Return a graph with the loop of <unk> beside its words, for the requests of some utterances.
 
     Args:
-        graph: with a closed vocabulary, from `build_graph` or one of its files.
-        costs: of the loop; the requests refund them.
+        graph: a graph with a closed vocabulary, from `build_graph` or one of its files.
+        costs: costs of the loop; the requests refund them.
 
     Raises:
         ValueError: the graph does not say where new words begin.
@@ -149,7 +149,7 @@ def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None)
     """Return a graph with olabels on the pieces of <unk>; its arcs are copies, the other arrays are shared.
 
     Args:
-        graph: with an open vocabulary.
+        graph: a graph with an open vocabulary.
         costs: of the open vocabulary; needed if the file of the graph does not have them.
 
     Raises:

@@ -78,7 +78,7 @@ def word_boosting(
 
     Args:
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
-        speller: of words that the graph lacks, see `build_word_boosting`.
+        speller: spells words that the graph lacks, see `build_word_boosting`.
     """
     aliases = aliases_of(phrases, name, config.is_case_ignored)
     bonuses: dict[str, float] = {}
@@ -167,7 +167,7 @@ def build_word_boosting(
             equal share, which is taken back if the phrase breaks off. A bonus < 0 is a penalty for the
             complete phrase only.
         graph: its words are the labels.
-        missing: for phrases with words that the graph lacks: "error", or "skip" to skip them with a
+        missing: what to do with words that the graph lacks: "error", or "skip" to skip them with a
             warning.
         speller: spells such words in a graph `with_piece_labels` (`unknown_words.py`).
 

@@ -120,7 +120,7 @@ def resolve_placement(
     Args:
         placement: one of `PLACEMENTS`.
         need, free: the size of the LM, and the free memory.
-        name, device: for messages.
+        name, device: names of LM and device in messages.
     """
     if placement == "device":
         if need.on_device > free.device_free:
@@ -210,7 +210,7 @@ class DeviceLM:
 
     @property
     def host_arcs(self) -> torch.Tensor | None:
-        """Return [packed] int64"""
+        """Return the labels, [packed] int64."""
         return None if self.host_table is None else self.host_table.bytes.view(_WORD)
 
     def arguments(self, name: str) -> dict[str, Any]:
@@ -230,10 +230,10 @@ class PlacedLM:
     with the last `PlacedLM` that uses it.
 
     Args:
-        arrays: of a `PackedLM`, in memory or mapped.
+        arrays: arrays of a `PackedLM`, in memory or mapped.
         placement: auto, device or paged, see above.
         cache_bytes: largest size of the arc cache of a paged LM on each device, at least 16.
-        name: of the LM, for messages.
+        name: name of the LM in messages.
         measure: returns the free memory of a device.
 
     Raises:

@@ -40,7 +40,7 @@ class _Order(NamedTuple):
     suffix: np.ndarray  # [M] int32: without the first symbol; -1 if the LM does not list it
 
     def log_probs(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Return [rows] natural log."""
+        """Return the natural logs of the back-off weights, [rows]."""
         return self.block.log10_probs[rows] * math.log(10)
 
 
@@ -56,7 +56,7 @@ def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | No
     """Remove the n-grams that change the LM least; all 1-grams stay.
 
     Args:
-        arpa: from `read_arpa` or `estimate_ngram_lm`.
+        arpa: an LM from `read_arpa` or `estimate_ngram_lm`.
         size: largest number of n-grams to keep, of all orders together.
         threshold: remove an n-gram if the LM's perplexity grows by less than this share without it, as
             SRILM's `ngram -prune` does; a usual value is 1e-8.
@@ -131,7 +131,7 @@ class _Model:
         """Return log p(w|h') of n-grams of order n + 1 with the kept n-grams only, [rows] natural log.
 
         Args:
-            backoffs: by order, of all n-grams, log10.
+            backoffs: back-off weights of all n-grams by order, log10.
         """
         suffixes = self.orders[n].suffix[rows]
         scores = np.where(suffixes >= 0, self.orders[n - 1].log_probs(suffixes), np.nan)

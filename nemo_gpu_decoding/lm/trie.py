@@ -127,7 +127,7 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
 
     Args:
         zeros: allocates the arrays.
-        progress: called after each block.
+        progress: function that is called after each block.
     """
     total = sum(reader.counts.values())
     if total > MAX_NGRAMS:

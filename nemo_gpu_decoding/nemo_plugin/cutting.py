@@ -137,7 +137,7 @@ def onset(samples: np.ndarray, rate: int, silence: float) -> int:
     Silence of 5 ms, or sound that begins 5 ms late, costs words: an outlier for encoders that normalise features.
 
     Args:
-        samples: of the first step, [N].
+        samples: samples of the first step, [N].
         silence: root mean square below which samples are silent; lower in a quiet step.
     """
     size = max(1, rate // 1000)

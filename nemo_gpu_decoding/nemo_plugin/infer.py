@@ -118,7 +118,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """Return a boosting tree of other phrases, with the options of the config's `boosting_tree`.
 
         Args:
-            weight: of the tree in the search, > 0.
+            weight: weight of the tree in the search, > 0.
         """
         sources = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")
         cleared: dict[str, Any] = dict.fromkeys(sources)
@@ -219,7 +219,7 @@ def load_grammar(
     """Return the grammar of a config or a request: sentences, or a file with one sentence per line.
 
     Args:
-        section: before the names of keys in messages.
+        section: name that precedes keys in messages.
 
     Raises:
         FieldError: names the wrong key.

@@ -57,7 +57,7 @@ class Model:
     """A loaded model and its heads, by their names in NeMo: "ctc", "rnnt" (RNN-T and TDT), or both.
 
     Args:
-        model: of NeMo.
+        model: a model of NeMo.
         channel_selector: channel of multi-channel files, from 0, or "average"; None averages with a warning.
 
     Raises:

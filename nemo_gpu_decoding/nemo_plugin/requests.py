@@ -90,8 +90,8 @@ def request_of(
     """Return the request of an utterance, compiled and checked.
 
     Args:
-        boosting_weight: of its phrases; None: the config's `boosting_tree_alpha`.
-        most_letters: of its grammar.
+        boosting_weight: weight of its phrases; None: the config's `boosting_tree_alpha`.
+        most_letters: limit for its grammar.
 
     Raises:
         FieldError: the strategy has no such LM, cannot boost the phrases, or takes no lock or grammar.

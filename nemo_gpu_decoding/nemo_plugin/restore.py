@@ -61,7 +61,7 @@ def restore(name: str, **options: Any) -> Any:
     """Return a model, or its config, from a .nemo file or by the name of a pretrained model.
 
     Args:
-        options: of NeMo's `restore_from` and `from_pretrained`.
+        options: options of NeMo's `restore_from` and `from_pretrained`.
 
     Raises:
         ValueError: the model cannot be fetched or restored.

@@ -39,7 +39,7 @@ class Log:
     """A file that keeps what a run has decoded. An interrupted run that begins again reads it, and continues.
 
     Args:
-        file: of lines with a key and a value of JSON each, created with the first one; None: nothing is kept.
+        file: file with a key and a value of JSON in a line, created with the first one; None: nothing is kept.
         run: all that the values depend on, besides the utterances; values of JSON.
         tell: gets a message for each recording that the interrupted run has begun.
     """
@@ -207,7 +207,7 @@ def transcribe_long(
     """Transcribe a recording of any length with the model's current strategy.
 
     Args:
-        model: of NeMo.
+        model: a model of NeMo.
         timestamps: fill `words` of the result, with times in the whole recording.
         batch_size: segments per batch.
         cutting: where the recording is cut; None: `Cutting()`, the defaults of `transcribe`.

@@ -238,7 +238,7 @@ def networks_of(
     Args:
         decoder: the prediction network, trained with blank_as_pad.
         joint: RNN-T or HAT joint.
-        durations: of a TDT model, in frames; empty for RNN-T.
+        durations: durations of a TDT model, in frames; empty for RNN-T.
 
     Raises:
         ValueError: the joint's output is not one score per label and duration.

@@ -38,7 +38,7 @@ def word_alternatives(
     Args:
         paths: the n-best list, of `Path` or `WordPath`; the first path is the transcript.
         vocabulary: spells the words of token paths.
-        lattice: of all hypotheses, in place of the n-best list.
+        lattice: lattice of all hypotheses, in place of the n-best list.
     """
     texts = [timed_words(path, vocabulary) for path in (paths if lattice is None else paths[:1])]
     size = width = len(texts[0]) + 1
@@ -118,7 +118,7 @@ def align_lattice(arcs, costs, begins, width, text, times):
         arcs: [A] WORD_ARC, sorted by source.
         costs: [A] float64, cost of each arc, natural log.
         begins: [S] int64, first q of each state; its alignments are with the first q .. q + width - 1 words.
-        width: of these windows; with len(text) + 1 they have all alignments.
+        width: width of these windows; with len(text) + 1 they have all alignments.
         text: [Q] int64, the words of the text.
         times: [2, A] float64, first and end frame of each arc.
 

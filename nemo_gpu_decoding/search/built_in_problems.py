@@ -191,7 +191,7 @@ def decoded(decoder: Any, inputs: Tensor, device: torch.device | None) -> dict[s
     """Return all facts of two utterances after each chunk and at the end; the second one comes in two chunks.
 
     Args:
-        device: that runs the kernels; None for the CPU search.
+        device: device that runs the kernels; None for the CPU search.
     """
     streams = decoder.open(2, [None, Request(OTHER_TREE, 0.25)])
     streams.engine = decoder._cuda_engine(streams, device) if device else decoder._cpu_engine(streams)

@@ -154,7 +154,7 @@ class Decoder(ABC, Generic[C, R]):
         """Read the next chunk of streams.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             inputs: [R, T, ...] a chunk for each of `rows`; [T, ...] for one stream; or a list of [T, ...]. Arrays
                 as in `decode`.
             lengths: [R] valid frames of each chunk, 0 .. T; None: all.
@@ -186,7 +186,7 @@ class Decoder(ABC, Generic[C, R]):
         """Return the best hypotheses of streams so far; their scores do not contain final weights.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             n_best: hypotheses of each stream.
             rows: numbers of open streams, in the order of the results; None: all open ones.
         """
@@ -205,7 +205,7 @@ class Decoder(ABC, Generic[C, R]):
         """End utterances and return their hypotheses.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             rows: numbers of the streams that have ended, in the order of the results; None: all open ones.
         """
         numbers = _open_numbers(streams, rows)
@@ -217,7 +217,7 @@ class Decoder(ABC, Generic[C, R]):
         """Begin new utterances in closed streams. Their results do not depend on earlier utterances or other streams.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             rows: [R] numbers of closed streams.
             requests: [R] weights and boosting trees that replace the decoder's for single utterances.
 
@@ -360,7 +360,7 @@ class Decoder(ABC, Generic[C, R]):
         """Commit tokens of streams that have read enough frames since their last commit.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             frames: number of a stream -> frames read so far.
         """
         due = [row for row, read in frames.items() if worth_committing(read - streams.commit_frames[row])]

@@ -88,7 +88,7 @@ class Rescoring(NamedTuple):
     lm_share: float = 1.0
 
     def changes(self, texts: Sequence[str], lm_scores: Sequence[float]) -> list[float]:
-        """Return [n] changes of the scores of texts, given the first LM's parts of these scores."""
+        """Return the [n] changes in the scores of texts, given the first LM's parts of these scores."""
         log_probs = _scores(self.scorer, list(dict.fromkeys(texts)))
         return [
             self.weight * log_probs[text] + (self.lm_share - 1.0) * lm_score
@@ -133,12 +133,12 @@ class NgramLM:
     """A scorer that computes log P(text) by an n-gram LM over words, </s> included.
 
     Args:
-        lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are scored as <unk>.
+        lm: an LM from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are scored as <unk>.
     """
 
     def __init__(self, lm: PackedLM) -> None:
         self.lm = lm
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        """Return [n] log P of each text, natural log."""
+        """Return log P of each text, [n], natural log."""
         return [-self.lm.score(text.split(), final=self.lm.sentence_end >= 0) for text in texts]

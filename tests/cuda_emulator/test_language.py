@@ -21,7 +21,7 @@ def rows_of(runtime, kernel, values, columns):
     return out.numpy()
 
 
-def test_warp_operations(emulated_runtime):
+def test_warp_operations_have_the_results_of_cuda(emulated_runtime):
     v = torch.randint(-3, 4, (64,), dtype=torch.int32)
     rows = rows_of(emulated_runtime, "warp_operations", v, 20)
     for start in (0, 32):
@@ -56,14 +56,14 @@ def test_warp_operations(emulated_runtime):
             assert (got[row] == want).all(), row
 
 
-def test_votes_of_a_block(emulated_runtime):
+def test_votes_of_a_block_have_the_results_of_cuda(emulated_runtime):
     for v in (torch.arange(96), torch.arange(96) % 5, torch.ones(96)):
         v = v.to(torch.int32)
         rows = rows_of(emulated_runtime, "votes", v, 3)
         assert (rows == [bool((v > 0).all()), bool((v > 5).any()), int((v > 0).sum())]).all()
 
 
-def test_bit_intrinsics(emulated_runtime):
+def test_bit_intrinsics_have_the_results_of_cuda(emulated_runtime):
     v = np.concatenate([[0, 1, -1, 2**31 - 1, -(2**31)], np.random.default_rng(0).integers(-(2**31), 2**31, 59)])
     v = v.astype(np.int32)
     rows = rows_of(emulated_runtime, "bits", torch.from_numpy(v), 12).view(np.uint32)
@@ -87,7 +87,7 @@ def test_bit_intrinsics(emulated_runtime):
         assert row == expected, value
 
 
-def test_float_functions(emulated_runtime):
+def test_float_functions_have_the_results_of_cuda(emulated_runtime):
     v = torch.tensor([0.1, -2.5, 0.5, torch.inf, -torch.inf, torch.nan, -0.0, 1e30] * 4)
     rows = rows_of(emulated_runtime, "numbers", v, 8)
     x = v.numpy()
@@ -109,14 +109,14 @@ def test_float_functions(emulated_runtime):
 
 
 @pytest.mark.parametrize(("kernel", "dtype"), [("int", torch.int32), ("long", torch.int64), ("float", torch.float32)])
-def test_atomics(emulated_runtime, kernel, dtype):
+def test_atomics_have_the_results_of_cuda(emulated_runtime, kernel, dtype):
     v = torch.randint(-50, 50, (64,)).to(dtype)
     out = torch.tensor([0, 0, 99, -99, 5, 5]).to(dtype)
     launch(emulated_runtime, "language.cu", f"atomics_on_{kernel}", v=v, out=out)
     assert out.tolist() == [v.sum(), -v.sum(), v.min(), v.max(), v[7], 5 + v[9]]
 
 
-def test_atomics_on_bits(emulated_runtime):
+def test_atomics_on_bits_have_the_results_of_cuda(emulated_runtime):
     v = torch.randint(0, 2**31, (64,), dtype=torch.int32)
     out = torch.tensor([-1, 0, 0, 0, 0], dtype=torch.int32)
     launch(emulated_runtime, "language.cu", "bit_atomics", v=v, out=out)

@@ -146,7 +146,7 @@ SEEDS = pytest.mark.parametrize(
 
 
 @SEEDS
-def test_block_scan(emulated_runtime):
+def test_block_scan_equals_a_cumulative_sum(emulated_runtime):
     a = torch.randint(-9, 9, (2900,), dtype=torch.int32)
     out = torch.zeros_like(a)
     launch(
@@ -158,7 +158,7 @@ def test_block_scan(emulated_runtime):
 
 
 @SEEDS
-def test_loop_of_a_conditional_graph(emulated_runtime):
+def test_conditional_graph_repeats_its_body(emulated_runtime):
     limits = torch.randint(0, 9, (128,), dtype=torch.int32)
     counts = torch.zeros_like(limits)
     active, steps = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)

@@ -39,7 +39,7 @@ class PipelineRecognizer:
     """A NeMo pipeline that many live streams share. Only `prepare` may be called from several threads.
 
     Args:
-        pipeline: from NeMo's `PipelineBuilder`.
+        pipeline: a pipeline that NeMo's `PipelineBuilder` made.
         strategy: name of its decoding strategy.
         model: name of its model.
     """
@@ -70,7 +70,7 @@ class PipelineRecognizer:
         Args:
             model: a .nemo file or the name of a pretrained model.
             decoding: NeMo's decoding section.
-            options: of the pipeline.
+            options: options of the pipeline.
 
         Raises:
             ValueError: the model cannot be found, or does not support the strategy or the pipeline.

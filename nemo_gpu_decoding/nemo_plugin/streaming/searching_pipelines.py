@@ -327,7 +327,7 @@ def show(state: Any, known: int, tokens: list[int], frames: list[int], before: i
 
     Args:
         known: number of tokens of this step that belong to earlier utterances.
-        frames: of the tokens, from the beginning of the utterance.
+        frames: frames of the tokens, counted from the beginning of the utterance.
         before: number of these frames that were read in earlier steps.
     """
     state.tokens = tokens

@@ -87,7 +87,7 @@ class Continuation:
     """An object that begins and continues the utterances of a batch.
 
     Args:
-        name: of the argument with the states, for messages.
+        name: name of the argument with the states, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -107,7 +107,7 @@ class Continuation:
         """Decode the next chunk of every utterance.
 
         Args:
-            decoder: for utterances that begin; running utterances keep their decoder.
+            decoder: decoder for utterances that begin; running utterances keep their decoder.
             frames: [B, T, ...] log-probs or encoder output.
             lengths: [B] valid frames.
             states: [B] state to continue; None begins an utterance.

@@ -94,7 +94,7 @@ def fusion_scores(hypotheses: FlexCTCNBest, params: SearchParams, fusions: Fusio
     """Return LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
 
     Args:
-        hypotheses: of the engine.
+        hypotheses: the engine's hypotheses.
         params, fusions: options and fusion of the search.
         final: include final weights, except for utterances with `hypotheses.without_final`.
     """

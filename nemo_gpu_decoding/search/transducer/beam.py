@@ -44,7 +44,7 @@ class TransducerBeams(NamedTuple):
 
     @property
     def live(self) -> np.ndarray:
-        """Return [n, K] bool, the slots that hold a hypothesis."""
+        """Return which slots hold a hypothesis, [n, K] bool."""
         return np.arange(self.beam.shape[1]) < self.counters["size"][:, None]
 
 

@@ -242,7 +242,7 @@ class JointRows:
 
 
 def normalised(logits: Tensor, temperature: float) -> Tensor:
-    """Return [N, columns] logits as log-probs, in double.
+    """Convert [N, columns] logits to log-probs, in double.
 
     The caller rounds them to float32 once, so that the order of a sum has no effect and all backends agree.
     """

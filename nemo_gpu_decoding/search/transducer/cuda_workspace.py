@@ -272,7 +272,7 @@ def kind_of(rows: Tensor) -> tuple[Any, ...]:
 
 
 def as_bytes(rows: Tensor) -> Tensor:
-    """Return [R, ...] of any type as [R, bytes]."""
+    """View [R, ...] of any type as [R, bytes]."""
     return rows.flatten(1).view(torch.uint8)
 
 

@@ -74,7 +74,7 @@ class TransducerStreams:
 
     @property
     def needed(self) -> np.ndarray:
-        """Return [n] the first frame that a hypothesis may still read."""
+        """Return the first frame that a hypothesis may still read, [n]."""
         return np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
 
     def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:

@@ -90,7 +90,7 @@ class ModuleNetworks:
         prediction_projection: output of the prediction network -> H.
         output: H -> V + 1 (+ durations): activation and linear layer.
         vocab_size: V.
-        durations: of a TDT model, in frames.
+        durations: durations of a TDT model, in frames.
 
     Raises:
         ValueError: V or the durations are out of range.
@@ -218,7 +218,7 @@ class LSTMNetworks(ModuleNetworks):
 
 
 def _layers(values: list[Tensor]) -> Tensor:
-    """Return [N, hidden_size] per layer to [N, layers, hidden_size]."""
+    """Stack [N, hidden_size] per layer to [N, layers, hidden_size]."""
     return torch.stack(values, 1) if len(values) > 1 else values[0][:, None]
 
 

@@ -196,7 +196,7 @@ class CUDAEngine(Engine):
         self._tables["utterances"] = as_records(utterances).to(self.device)
 
     def _first_tokens(self, models: Sequence[stream_state.StreamModels]) -> torch.Tensor:
-        """Return [n] tokens before the first frame."""
+        """Return the tokens before the first frame, [n]."""
         first = concatenated([models_of_row.first[0] for models_of_row in models])
         tokens = require_fields(first, self._kernels.token)
         return as_records(tokens).to(self.device)

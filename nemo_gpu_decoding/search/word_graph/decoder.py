@@ -56,7 +56,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     """A decoder that searches CTC log-probs in a word graph [CUDA-WFST].
 
     Args:
-        graph: from `build_graph`, `load_graph` or `load_fst_graph`.
+        graph: a graph from `build_graph`, `load_graph` or `load_fst_graph`.
         vocab_size: V, number of tokens without the blank.
         blank_id: column of the blank in the log-probs, 0 .. V; in NeMo it is V.
         config: see `WFSTConfig`.

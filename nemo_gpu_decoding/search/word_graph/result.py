@@ -264,7 +264,7 @@ def emitted_labels(words: Sequence[GraphWord], tokens: np.ndarray, graph: WordGr
     """Return the labels of words as the search emits them: <unk> with its pieces, if the graph has labels for pieces.
 
     Args:
-        words: of a path.
+        words: the words of a path.
         tokens: [N] int32, of the path from the first word on.
         complete: whether the last word is complete.
     """

@@ -124,7 +124,7 @@ def _sizes(lattice: LatticeLinks, state: NodeArrays) -> np.ndarray:
 def _listed(
     state: NodeArrays, extra: np.ndarray, models: tuple[records.Search, LmScorer | None], work: records.Workspace
 ) -> np.ndarray:
-    """Return [n] LINK from context to context."""
+    """Return the links from context to context, [n] LINK."""
     capacity = 4 * int(state.counters["links"][0]) + 64
     while True:
         reached = Reached(extra.copy(), np.empty(capacity, records.LINK), np.zeros(1, np.int64))

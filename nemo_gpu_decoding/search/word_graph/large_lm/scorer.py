@@ -161,7 +161,7 @@ CONTEXT_BOUNDS = np.dtype([("backoff_to", np.uint32), ("over", np.float32), ("un
 
 
 def context_bounds(lm: PackedArrays) -> np.ndarray:
-    """Return [S] CONTEXT_BOUNDS of the S states of a back-off automaton."""
+    """Return the bounds [S] CONTEXT_BOUNDS of the S states of a back-off automaton."""
     bounds = np.empty(len(lm.states) - 1, CONTEXT_BOUNDS)
     bounds["backoff_to"], bounds["over"], bounds["under"] = lm.states["backoff_to"][:-1], np.inf, np.inf
     _fill_bounds(lm, bounds)

@@ -123,7 +123,7 @@ class Lattice:
         Boosting of unknown words refunds such costs, and the refunds remain: use lm_share 1 there.
 
         Args:
-            lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
+            lm: an LM from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
             weight: factor of the LM's natural log-probabilities, >= 0.
             lm_share: factor of the search's own LM costs, >= 0; 0 replaces them, 1 keeps them.
 
