@@ -1,4 +1,4 @@
-"""Audio files and parts of them: durations, checks of samples, and selection of a channel."""
+"""Read audio files and parts of them: durations, checks of samples, and selection of a channel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegt
 
 
 class AudioPart(NamedTuple):
-    """A part of a file, from `offset` for `duration` seconds, or to the end of the file if that is earlier."""
+    """A part of a file that begins at `offset` and lasts `duration` seconds, or to an earlier end of the file."""
 
     path: Path
     offset: float
@@ -41,12 +41,12 @@ class AudioPart(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the part is the file."""
+        """Return whether the part is the file."""
         return self.offset == 0 and self.duration is None
 
     @property
     def place(self) -> str:
-        """The place in the file, for messages: " at 3.2 - 7.7 s"; "" for the file."""
+        """Return the place in the file, for messages: " at 3.2 - 7.7 s"; "" for the file."""
         if self.is_whole:
             return ""
         end = "" if self.duration is None else f" - {round(self.offset + self.duration, 3)}"
@@ -60,15 +60,15 @@ AudioSource = str | Path | AudioPart
 
 
 def part_of(audio: AudioSource) -> AudioPart:
-    """The audio as a part of its file, or as the file."""
+    """Return the audio as a part of its file, or as the file."""
     return audio if isinstance(audio, AudioPart) else AudioPart(Path(audio), 0.0)
 
 
 def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
-    """Duration in seconds, from the file's header.
+    """Return the duration in seconds, from the file's header.
 
     Args:
-        name: of the file, for messages; None for its path.
+        name: name of the file for messages; None for its path.
 
     Raises:
         ValueError: the file cannot be read as audio; the message shows a command that converts it.
@@ -94,7 +94,7 @@ def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
 
 
 def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
-    """Duration in seconds, after a check of the samples (floating-point formats only).
+    """Return the duration in seconds, after a check of the samples (floating-point formats only).
 
     Raises:
         ValueError: as `audio_seconds`; the file has no samples, or samples that are NaN or infinite.
@@ -120,7 +120,7 @@ def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
 
 
 def unreadable(files: Sequence[AudioSource]) -> list[str]:
-    """The files with samples that cannot be read; a damaged file may have a valid header."""
+    """Return the files with samples that cannot be read; a damaged file may have a valid header."""
     found = []
     for file in files:
         try:
@@ -141,7 +141,7 @@ def check_channel_selector(value: Any) -> None:
 
 
 class Sound:
-    """The samples of a file, in order; a context manager. Attributes are those of `soundfile.SoundFile`.
+    """A file whose samples are read in order; a context manager. Attributes are those of `soundfile.SoundFile`.
 
     All recordings that are joined in the file are read. ffmpeg decodes what libsndfile cannot.
 
@@ -175,7 +175,7 @@ class Sound:
             frame = max(0, frame - part.frames)
 
     def read_channels(self, count: int) -> np.ndarray:
-        """The next samples, [count, channels] float32; fewer at the end of a recording, and none at that of the file.
+        """Return the next samples, [count, channels] float32; fewer at the end of a recording, none at the file's end.
 
         Raises:
             RuntimeError: the file is damaged here.
@@ -195,7 +195,7 @@ class Sound:
 
 
 def _recordings(path: Path) -> tuple[list[Any], str]:
-    """The recordings that are joined in a file, each open at its beginning, and why the end is missing or ""."""
+    """Return the recordings that are joined in a file, open at their beginnings, and why the end is missing or ""."""
     import soundfile
 
     begins = _beginnings(*file_key(path))
@@ -236,7 +236,7 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
 
 
 def _unread(content: bytes) -> str:
-    """Why ffmpeg reads a part of a CAF, MP4 or ASF file only, and does not say so; "": it reads all."""
+    """Return why ffmpeg reads a part of a CAF, MP4 or ASF file only, and does not say so; "": it reads all."""
     at = content.find(b"data") + 4
     if content[:4] == b"caff" and len(content) - at - 8 < int.from_bytes(content[at : at + 8], "big") < 1 << 62:
         return "the file is cut short"
@@ -246,7 +246,7 @@ def _unread(content: bytes) -> str:
 
 @lru_cache(4096)
 def _varies(path: str, _size: int, _time: int) -> bool:
-    """Whether the frames of an MP3 file have several bit rates."""
+    """Return whether the frames of an MP3 file have several bit rates."""
     heads = re.findall(rb"(?s)\xff[\xe2-\xff].", Path(path).read_bytes())
     ((kind, count),) = Counter(head[:2] for head in heads).most_common(1)
     return Counter(head[2] >> 4 for head in heads if head[:2] == kind).most_common(1)[0][1] < 0.9 * count
@@ -254,7 +254,7 @@ def _varies(path: str, _size: int, _time: int) -> bool:
 
 @lru_cache(4096)
 def _beginnings(path: str, size: int, _time: int) -> tuple[int, ...]:
-    """Where the recordings that are joined in a file begin."""
+    """Return where the recordings that are joined in a file begin."""
     if not size:
         return (0,)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -272,7 +272,7 @@ def _beginnings(path: str, size: int, _time: int) -> tuple[int, ...]:
 
 
 def _chain(content: Any, order: Any) -> Iterator[int]:
-    """Where the recordings of a RIFF or MP3 file begin: the header of one has its size."""
+    """Yield where the recordings of a RIFF or MP3 file begin: the header of one has its size."""
     header = re.compile(rb"(?s)\xff[\xe2-\xff].{11,34}(?:Xing|Info)\0\0\0[\3\7\x0b\x0f]....(....)")
     begins, at = rb"ID3|\xff[\xe2-\xff]" if order is None else re.escape(content[:4]), 0
     while re.match(begins, content[at : at + 4]) or not at:
@@ -288,7 +288,7 @@ def _chain(content: Any, order: Any) -> Iterator[int]:
 
 
 def _with_size(content: bytes) -> io.BytesIO:
-    """A WAV file with the size of its samples, which a header that was written before them has as 0."""
+    """Return a WAV file with the size of its samples, which a header that was written before them has as 0."""
     at = content.find(b"data", 12) + 4
     if content[:4] == b"RIFF" and content[at : at + 4] == bytes(4) and not content[at + 4 : at + 8].strip().isalnum():
         content = content[:at] + (len(content) - at - 4).to_bytes(4, "little") + content[at + 4 :]
@@ -297,7 +297,7 @@ def _with_size(content: bytes) -> io.BytesIO:
 
 @lru_cache(4)
 def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
-    """What ffmpeg decodes of a file, as a temporary file, and its last message or ""; None if it decodes nothing."""
+    """Decode a file with ffmpeg: its temporary file, and its last message or ""; None if it decodes nothing."""
     if shutil.which("ffmpeg") is None:
         return None
     target = NamedTemporaryFile(suffix=".caf")  # noqa: SIM115  (removed with the entry of the cache)
@@ -309,7 +309,7 @@ def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
 
 
 class MonoReader(Sound):
-    """Reads one channel of a file or of a part, or the average of all, in order; a context manager.
+    """A reader of one channel of a file or part, or of the average of all, in order; a context manager.
 
     Args:
         channel_selector: number of the channel, from 0; "average" or None for the average.
@@ -344,13 +344,13 @@ class MonoReader(Sound):
 
     @property
     def doubt(self) -> str:
-        """Why the samples that were read may be none of the speech; "": they are."""
+        """Return why the samples that were read may be none of the speech; "": they are."""
         average, channels = self._energies
         is_silent = bool(average * self.channels < _CANCELLED * channels)
         return "the average of its channels is almost silent, because they have opposite signs" * is_silent
 
     def read(self, count: int) -> np.ndarray:
-        """The next samples, [count] float32; fewer at the end of a recording, and none at that of the file."""
+        """Return the next samples, [count] float32; fewer at the end of a recording, and none at that of the file."""
         block = self.read_channels(min(count, self._left))
         self._left -= len(block)
         if self._channel is not None or self.channels == 1:
@@ -365,7 +365,7 @@ class MonoReader(Sound):
             count -= len(block)
 
     def read_readable(self, count: int) -> tuple[np.ndarray, str]:
-        """As `read`, of a file whose end may be damaged: the samples before the damage, and its reason or ""."""
+        """Read a file whose end may be damaged: the samples before the damage, and the reason for the damage or ""."""
         blocks, fault = [np.zeros(0, np.float32)], ""
         while count > 0 and not fault:
             try:
@@ -396,13 +396,13 @@ def write_mono(source: AudioSource, target: Path, channel_selector: int | str | 
 
 
 def open_wav(target: Path, rate: int) -> Any:
-    """A WAV file of one channel with float32 samples, open for writing."""
+    """Return a WAV file of one channel with float32 samples, open for writing."""
     import soundfile
 
     return soundfile.SoundFile(str(target), "w", rate, 1, "FLOAT", format="WAV")
 
 
 def _reason(error: Exception) -> str:
-    """The message of libsndfile, without the path before it."""
+    """Return the message of libsndfile, without the path before it."""
     text = str(getattr(error, "error_string", None) or error)
     return "no audio is found in it" if "not a regular file" in text else text  # as it says of MP3 files

@@ -1,4 +1,4 @@
-"""A small cache for LMs and boosting trees, and locks between processes.
+"""Cache LMs and boosting trees in memory, and lock work between processes.
 
 NeMo rebuilds its decoding objects at every restore, transcription with timestamps and change of strategy.
 This cache keeps LMs and trees, which take seconds to load. Its keys contain everything that the result
@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def cached(key: Hashable, build: Callable[[], T]) -> T:
-    """The cached result for this key; on a miss, calls `build` and caches its result.
+    """Return the cached result for this key; on a miss, calls `build` and caches its result.
 
     If another thread builds the same key, this call waits for that result. If `build` raises, all waiting
     callers get the exception and nothing is cached.
@@ -54,7 +54,7 @@ def _fill(key: Hashable, entry: Future[Any], build: Callable[[], Any]) -> None:
 
 
 def file_key(path: str | PathLike[str]) -> tuple[str, int, int]:
-    """Identifies the content of a file by its path, size and modification time."""
+    """Return a value that identifies the content of a file by its path, size and modification time."""
     resolved = Path(path).resolve()
     status = resolved.stat()
     return str(resolved), status.st_size, status.st_mtime_ns
@@ -71,7 +71,7 @@ def clear() -> None:
 
 @contextmanager
 def one_process_at_a_time(lock: Path) -> Iterator[None]:
-    """A lock between processes of this machine; the system releases it when a process dies."""
+    """Hold a lock between processes of this machine; the system releases it when a process dies."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock, so processes repeat the work
@@ -84,7 +84,7 @@ def one_process_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds the lock of `one_process_at_a_time`; True if this is unknown."""
+    """Return whether a process holds the lock of `one_process_at_a_time`; True if this is unknown."""
     try:
         import fcntl
     except ImportError:

@@ -1,4 +1,4 @@
-"""Checks of single values, and `FieldError`, which names the invalid field."""
+"""Check single values, and raise a `FieldError` that names the invalid field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # outside of these, float32 sums overflow
 
 
 class FieldError(ValueError):
-    """A ValueError about one field: "beam is 0.0, expected a finite number > 0".
+    """A ValueError that names one field: "beam is 0.0, expected a finite number > 0".
 
     If the caller knows the value under another name (a key of a config, an option of a command), it raises
     `error.named("wfst.beam_width")` instead. So no code has to parse the message.
@@ -39,13 +39,13 @@ class FieldError(ValueError):
         return FieldError, (self.field, self.value, self.expected, self.note)
 
     def named(self, field: str) -> FieldError:
-        """The same error about the field under another name."""
+        """Return the same error about the field under another name."""
         return FieldError(field, self.value, self.expected, self.note)
 
 
 @contextmanager
 def fields_named(form: str) -> Iterator[None]:
-    """Within this block, a FieldError is about the field `form.format(name of the field)`."""
+    """Name the field of a FieldError `form.format(name of the field)` within this block."""
     try:
         yield
     except FieldError as error:
@@ -96,13 +96,13 @@ def check_bool(field: str, value: Any) -> None:
 
 
 def check_kind(field: str, value: Any, kind: Any, made_by: str = "") -> None:
-    """Raise a FieldError unless `value` is of this class; `made_by` says what makes such objects."""
+    """Raise a FieldError unless `value` is of this class; `made_by` names what makes such objects."""
     if not isinstance(value, kind):
         raise FieldError(field, value, f"a {kind.__name__}{made_by}")
 
 
 def leave_out(name: str, faults: Sequence[str], kept: int, what: str = "phrases") -> None:
-    """One warning for the items of a list that are left out because of their faults.
+    """Warn once of the items of a list that are left out because of their faults.
 
     Raises:
         ValueError: no items are kept.
@@ -116,6 +116,6 @@ def leave_out(name: str, faults: Sequence[str], kept: int, what: str = "phrases"
 
 
 def did_you_mean(name: str, valid: Iterable[str], form: str = " (did you mean '{}'?)", cutoff: float = 0.6) -> str:
-    """ " (did you mean 'beam_size'?)", or "" if no valid name is similar."""
+    """Return " (did you mean 'beam_size'?)", or "" if no valid name is similar."""
     close = difflib.get_close_matches(name, list(valid), 1, cutoff)
     return form.replace("{}", close[0], 1) if close else ""

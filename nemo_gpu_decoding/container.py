@@ -1,4 +1,4 @@
-"""Files of memory-mapped arrays in safetensors format, which load at once and are shared by processes.
+"""Store memory-mapped arrays in safetensors format; such files load at once, and processes share them.
 
 8 bytes    size of the header, uint64
 header     JSON: "__metadata__" (below), and for each array its type, shape and range in the body; padded
@@ -53,7 +53,7 @@ Fill = Callable[[Mapping[str, np.ndarray]], None]
 
 
 class Kind(NamedTuple):
-    """A kind of file: its arrays, version and texts for messages."""
+    """A kind of file, which defines its arrays, version and texts for messages."""
 
     name: str
     version: int
@@ -65,14 +65,14 @@ class Kind(NamedTuple):
         return (_START % self.name).encode()
 
     def is_kind_of(self, path: str | PathLike[str]) -> bool:
-        """Whether a file is of this kind, by its first bytes."""
+        """Return whether a file is of this kind, by its first bytes."""
         with open(path, "rb") as file:
             start = file.read(_SIZE.size + len(self._mark))
         return start[_SIZE.size :] == self._mark
 
 
 class Content(NamedTuple):
-    """The contents of a file."""
+    """The arrays and facts that a file holds."""
 
     facts: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]  # mapped
@@ -89,7 +89,7 @@ def write_container(
     """Write a file; it is created only if writing succeeds.
 
     Args:
-        shapes: of each array.
+        shapes: shape of each array by its name.
         fill: called with the mapped arrays of the file, all zeros, to write their contents. They may be
             larger than memory.
 
@@ -212,7 +212,7 @@ def encode_words(words: Sequence[str]) -> np.ndarray:
 
 
 def decode_words(text: np.ndarray) -> tuple[str, ...]:
-    """The inverse of `encode_words`."""
+    """Return the inverse of `encode_words`."""
     return tuple(text.tobytes().decode().split("\n")[:-1])
 
 
@@ -222,7 +222,7 @@ def decode_words(text: np.ndarray) -> tuple[str, ...]:
 def map_container(
     path: Path, kind: Kind, verify: bool, check: Callable[[Content], None] = lambda content: None
 ) -> Content:
-    """The facts and arrays of a file, the arrays mapped.
+    """Return the facts and arrays of a file, the arrays mapped.
 
     Args:
         verify: compare the checksum of the arrays, which reads the whole file once per process (about a
@@ -290,7 +290,7 @@ def _array(body: np.ndarray, entry: Mapping[str, Any], dtype: np.dtype) -> np.nd
 
 
 def _layout(kind: Kind, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], int]:
-    """The header's entries of all arrays and of the gaps between them; the size of the body."""
+    """Return the header's entries of all arrays and of the gaps between them; the size of the body."""
     layout: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""Optional dependencies: the modules of each extra of pyproject.toml, and a check that they are installed."""
+"""Name the modules of each extra of pyproject.toml, and check that they are installed."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def require(*names: str) -> None:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a top-level module can be found."""
+    """Return whether a top-level module can be found."""
     if module in sys.modules:
         return sys.modules[module] is not None
     return find_spec(module) is not None
 
 
 def extra_of(module: str) -> str:
-    """The smallest extra with a module."""
+    """Return the smallest extra with a module."""
     return min((extra for extra, modules in MODULES.items() if module in modules), key=lambda e: len(MODULES[e]))
 
 
 def install_command(*extras: str) -> str:
-    """The command that installs these extras."""
+    """Return the command that installs these extras."""
     return f"pip install 'nemo-gpu-decoding[{','.join(extras)}]'"

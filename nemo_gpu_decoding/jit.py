@@ -56,7 +56,7 @@ def inlined(function: F) -> F:
 
 
 def no_refcount(function: F) -> F:
-    """Like `compiled`, for functions that neither create nor return arrays.
+    """Compile like `compiled`, for functions that neither create nor return arrays.
 
     numba counts references to each array that a function uses, with atomic instructions. In a search that
     reads a few elements of many arrays, these took half of the time (measured). A function without new
@@ -66,7 +66,7 @@ def no_refcount(function: F) -> F:
 
 
 def linked(function: F) -> F:
-    """Like `no_refcount`, for functions that only compiled code calls; they are compiled with their callers.
+    """Compile like `no_refcount`, for functions that only compiled code calls, together with their callers.
 
     This halves the compile time, see `jit_linked.py`. Python cannot call such functions.
     """
@@ -87,7 +87,7 @@ def _jit(function: F, **options: Any) -> Any:
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> Any:
-    """Plain Python cannot read the fields of records by their names."""
+    """Raise an error: plain Python cannot read the fields of records by their names."""
     raise ValueError(f"NUMBA_DISABLE_JIT is set, expected unset: {name} exists as compiled code only")
 
 
@@ -107,7 +107,7 @@ def _njit(function: F, **options: Any) -> Any:
 
 
 class _FolderOnly(caching.CompileResultCacheImpl):
-    """Entries in the folder `numba.core.config.CACHE_DIR` only.
+    """A cache that uses only the folder `numba.core.config.CACHE_DIR`.
 
     numba's other folders may contain stale code, because their names have no fingerprint of all sources.
     """
@@ -119,7 +119,7 @@ class _FolderOnly(caching.CompileResultCacheImpl):
 
 
 class _Cache(caching.FunctionCache):
-    """numba's cache on disk. If the disk is full or a file is damaged, the code is compiled again."""
+    """A cache of numba on disk that compiles again if the disk is full or a file is damaged."""
 
     _impl_class = _FolderOnly
 
@@ -193,7 +193,7 @@ event.register("numba:compile", compilation)
 
 
 def working_seconds() -> float:
-    """A clock in seconds that excludes compile time, for measurements of speed."""
+    """Return a clock in seconds that excludes compile time, for measurements of speed."""
     return time.perf_counter() - compilation.seconds
 
 
@@ -203,14 +203,14 @@ def announce_compilation(purpose: str) -> None:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view, which has the same type in compiled code for mapped and other arrays."""
+    """Return a read-only view, which has the same type in compiled code for mapped and other arrays."""
     view = np.ascontiguousarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view
 
 
 class CopiedByFields:
-    """Base of frozen dataclasses that make their arrays read-only in `__post_init__`.
+    """A base of frozen dataclasses that make their arrays read-only in `__post_init__`.
 
     NumPy copies and unpickles a read-only array as a writable one, of another type for compiled code. Copies are
     therefore made of the fields, through `__post_init__`, so that nothing is compiled again.
@@ -222,14 +222,14 @@ class CopiedByFields:
 
 
 def cache_root() -> Path:
-    """The folder of all caches: below the environment variable NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
+    """Return the folder of all caches: below the environment variable NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
     base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "nemo_gpu_decoding"
 
 
 @functools.lru_cache(maxsize=1)
 def cache_folder() -> Path:
-    """The folder of this version's compiled code, below `cache_root`; created if it does not exist."""
+    """Return the folder of this version's compiled code, below `cache_root`; created if it does not exist."""
     name = f"jit-{_fingerprint()}"
     temporary = Path(tempfile.gettempdir()) / f"nemo-gpu-decoding-{_user()}-{name}"
     for folder in (cache_root() / name, temporary):
@@ -248,7 +248,7 @@ def _user() -> int:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """Whether only this user can write to the folder, because numba and CUDA run the code in it."""
+    """Return whether only this user can write to the folder, because numba and CUDA run the code in it."""
     status = folder.lstat()
     others = 0o022 if os.name == "posix" else 0  # other systems do not use these bits
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == _user() and not status.st_mode & others
@@ -266,7 +266,7 @@ def _fingerprint() -> str:
 
 @intrinsic
 def not_below(typing_context, row, begin, least):
-    """LANES bits, one for each value of a contiguous float32 array from row[begin] on: it is NaN, or at least `least`.
+    """Return LANES bits, one for each value of a float32 array from row[begin] on: it is NaN, or at least `least`.
 
     A loop over the values would add up its results, which takes longer than the comparisons.
     """

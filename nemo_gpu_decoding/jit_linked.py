@@ -1,4 +1,4 @@
-"""A numba pipeline for functions that only compiled code calls, without machine code per function.
+"""Compile functions that only compiled code calls, without machine code per function.
 
 By default, numba optimises each function together with its callees, and generates machine code and a Python
 wrapper; it repeats this for each caller. With five levels of calls, it compiles the innermost loop six times.
@@ -67,7 +67,7 @@ def _holds_arrays(kind: Any) -> bool:
 
 
 class LinkedCompiler(CompilerBase):
-    """numba's pipeline without generation of machine code."""
+    """A pipeline of numba that generates no machine code."""
 
     def define_pipelines(self) -> list[Any]:
         pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)

@@ -1,4 +1,4 @@
-"""Utterances of a command, from audio files or NeMo manifests."""
+"""List the utterances of a command, from audio files or NeMo manifests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no field of 
 
 @dataclass(frozen=True)
 class Utterance:
-    """An audio file or a part of one, with its reference text if a manifest has one."""
+    """An utterance: an audio file or a part of one, with its reference text if a manifest has one."""
 
     name: str  # as given by the user, for output
     audio: AudioSource
@@ -50,17 +50,17 @@ class Utterance:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Return the file."""
         return part_of(self.audio).path
 
     @property
     def label(self) -> str:
-        """The name and the place in the file, for messages."""
+        """Return the name and the place in the file, for messages."""
         return self.name + part_of(self.audio).place
 
 
 def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
-    """Utterances of `audio` (file, folder, glob or a list of them), or of a NeMo manifest.
+    """Return utterances of `audio` (file, folder, glob or a list of them), or of a NeMo manifest.
 
     If the audio of an utterance cannot be read, its `fault` is the reason.
 
@@ -79,7 +79,7 @@ def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
 
 
 def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, where: str = "") -> Utterance:
-    """The utterance of a file, with its row of the manifest if there is one; `fault` if the audio cannot be read.
+    """Return the utterance of a file, with its row of the manifest if there is one; `fault` if it is unreadable.
 
     Args:
         where: the place of the row, for messages.
@@ -105,7 +105,7 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
 
 
 def find_audio(audio: Any) -> list[Path]:
-    """The files of a file, folder, glob or a list of them; they are not opened."""
+    """Return the files of a file, folder, glob or a list of them; they are not opened."""
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
     if not patterns:
         raise ValueError("audio is an empty list, expected at least one file, folder or pattern")
@@ -113,7 +113,7 @@ def find_audio(audio: Any) -> list[Path]:
 
 
 def read_manifest(manifest: Path) -> list[Utterance]:
-    """Utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
+    """Return utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
 
     A row with `offset` is the part of the file from there, `duration` seconds long.
 
@@ -136,7 +136,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
 
 
 def numbered_rows(lines: Iterable[bytes], manifest: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The rows of a manifest: number of the line, from 1, its place for messages, and what `read_row` returns."""
+    """Yield the rows of a manifest: the number of the line, its place for messages, and what `read_row` returns."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"manifest={manifest}, line {number}"
@@ -144,13 +144,13 @@ def numbered_rows(lines: Iterable[bytes], manifest: str) -> Iterator[tuple[int, 
 
 
 def located(folder: Path, name: str) -> Path:
-    """The file that a row of a manifest in this folder names; an absolute path stays as it is."""
+    """Return the file that a row of a manifest in this folder names; an absolute path stays as it is."""
     path = folder / name
     return path if os.path.lexists(path) else folder / path_of(name)
 
 
 def read_row(line: bytes, where: str) -> dict[str, Any]:
-    """One line of a NeMo manifest; of an invalid line the fields that can be copied, with the reason as `FAULT`."""
+    """Read one line of a NeMo manifest; of an invalid line the fields that can be copied, and why as `FAULT`."""
     try:
         row = parse_row(line, where)
         check_characters(row, where)
@@ -169,7 +169,7 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
-    """One line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
+    """Return one line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for numbers with too many digits and text that is not UTF-8
@@ -189,7 +189,7 @@ def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
 
 
 def part_in(row: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Offset and duration of the part of a file that a row is; `duration` counts beside `offset` only, as in NeMo."""
+    """Return offset and duration of the part of a file in a row; `duration` counts with `offset` only, as in NeMo."""
     return (0.0, None) if row.get("offset") is None else (row["offset"], row.get("duration"))
 
 
@@ -203,12 +203,12 @@ def check_characters(row: Any, where: str) -> None:
 
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest's row that are copied to the output."""
+    """Return the fields of a manifest's row that are copied to the output."""
     return {key: value for key, value in row.items() if key not in (*RESULT_KEYS, FAULT) and value is not None}
 
 
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """The utterances that can be decoded and scored; a warning names each other one."""
+    """Return the utterances that can be decoded and scored; a warning names each other one."""
     faults = [
         utterance.fault or f"{utterance.label} has no text" * ("text" in utterance.fields) for utterance in utterances
     ]
@@ -220,7 +220,7 @@ def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Reference texts of usable utterances, for commands that need them all."""
+    """Return the reference texts of usable utterances, for commands that need them all."""
     for utterance in utterances:
         if utterance.text is None:
             raise ValueError(f"{utterance.label} has no `text` in the manifest; error rates need it")
@@ -246,7 +246,7 @@ def _expand(pattern: str) -> list[Path]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """The files in a folder, also through links; a folder that cannot be read is named."""
+    """Yield the files in a folder, also through links; a folder that cannot be read is named."""
     seen = {os.path.realpath(folder)}
     for name, folders, files in os.walk(folder, onerror=lambda error: logger.warning("%s", error), followlinks=True):
         yield from (Path(name) / file for file in files)

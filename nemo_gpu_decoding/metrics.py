@@ -1,4 +1,4 @@
-"""Word error rate, precision and recall of phrases, and the calibration of confidence."""
+"""Measure word error rate, precision and recall of phrases, and the calibration of confidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Counts of a minimum edit alignment of words, summed over utterances."""
+    """Counts that a minimum edit alignment of words gives, summed over utterances."""
 
     words: int  # in the references
     substitutions: int
@@ -25,7 +25,7 @@ class WordErrors:
 
     @property
     def wer(self) -> float:
-        """Errors per reference word; without reference words, infinite or (without errors) 0."""
+        """Return errors per reference word; without reference words, infinite or (without errors) 0."""
         if self.words:
             return self.total / self.words
         return float("inf") if self.total else 0.0
@@ -33,7 +33,7 @@ class WordErrors:
 
 @dataclass(frozen=True)
 class PhraseScore:
-    """Counts of listed phrases that were spoken and recognised."""
+    """Counts that tell how many listed phrases were spoken and recognised."""
 
     true_positives: int
     false_positives: int
@@ -41,19 +41,19 @@ class PhraseScore:
 
     @property
     def precision(self) -> float:
-        """Share of correct phrases among the recognised ones; 1 if none was recognised."""
+        """Return the share of correct phrases among the recognised ones; 1 if none was recognised."""
         count = self.true_positives + self.false_positives
         return self.true_positives / count if count else 1.0
 
     @property
     def recall(self) -> float:
-        """Share of recognised phrases among the spoken ones; 1 if none was spoken."""
+        """Return the share of recognised phrases among the spoken ones; 1 if none was spoken."""
         said = self.true_positives + self.false_negatives
         return self.true_positives / said if said else 1.0
 
     @property
     def fscore(self) -> float:
-        """Harmonic mean of precision and recall."""
+        """Return the harmonic mean of precision and recall."""
         both = self.precision + self.recall
         return 2 * self.precision * self.recall / both if both else 0.0
 
@@ -78,7 +78,7 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
 
 
 def oracle_text(reference: str, texts: Iterable[str], lattice: Any = None) -> str:
-    """The text of the lattice or, without one, of the texts, with the fewest word errors, the first of several."""
+    """Return the lattice's text with the fewest word errors; without a lattice, the first such one of the texts."""
     if lattice is not None:
         return lattice.oracle(reference)
     return min(texts, key=lambda text: word_errors([reference], [text]).total)
@@ -102,7 +102,7 @@ def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: 
 
 @dataclass(frozen=True)
 class PhraseWords:
-    """Finds phrases in texts, as sequences of whole words, ignoring case."""
+    """A finder that finds phrases in texts, as sequences of whole words, ignoring case."""
 
     phrases: frozenset[tuple[str, ...]]
     lengths: frozenset[int]  # of the phrases, in words
@@ -113,7 +113,7 @@ class PhraseWords:
         return cls(wanted, frozenset(map(len, wanted)))
 
     def found_in(self, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """The first word's index and the words of each phrase found; phrases may overlap."""
+        """Yield the first word's index and the words of each phrase found; phrases may overlap."""
         folded = [word.casefold() for word in words]
         for length in self.lengths:
             for start in range(len(folded) - length + 1):
@@ -122,7 +122,7 @@ class PhraseWords:
                     yield start, candidate
 
     def covered(self, words: Sequence[str]) -> list[bool]:
-        """Whether each word is part of a phrase."""
+        """Return whether each word is part of a phrase."""
         is_found = [False] * len(words)
         for start, phrase in self.found_in(words):
             is_found[start : start + len(phrase)] = [True] * len(phrase)
@@ -139,14 +139,14 @@ LEAST = 1e-7  # confidences are between this and 1 - this, so that logits are fi
 
 
 class ConfidenceMap(NamedTuple):
-    """The map of word confidence to the probability that the word is right."""
+    """A map that turns word confidence into the probability that the word is right."""
 
     slope: float  # >= 0
     intercept: float
 
 
 class Calibration(NamedTuple):
-    """How well confidences predict which words are right."""
+    """Numbers that tell how well confidences predict which words are right."""
 
     ece: float  # expected calibration error over 10 bins of equal width, 0 is best
     nce: float  # normalised cross entropy [NIST], 1 is best; 0: as good as the share of right words
@@ -154,7 +154,7 @@ class Calibration(NamedTuple):
 
 
 def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceMap:
-    """The map of confidences to the probability that a word is right.
+    """Return the map of confidences to the probability that a word is right.
 
     Raises:
         ValueError: there are too few words.
@@ -176,7 +176,7 @@ def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceM
 
 
 def calibrated(confidence: Sequence[float], fitted: ConfidenceMap) -> list[float]:
-    """Confidences mapped to probabilities."""
+    """Return confidences mapped to probabilities."""
     logits = fitted.slope * _logits(confidence) + fitted.intercept
     return list((1 / (1 + np.exp(-logits))).tolist())
 
@@ -187,7 +187,7 @@ def _logits(confidence: Sequence[float]) -> np.ndarray:
 
 
 def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration:
-    """The measures of confidences in [0, 1]; NaN where they are not defined, if all words are right or all wrong."""
+    """Measure confidences in [0, 1]; a measure is NaN where all words are right or all are wrong."""
     values, right = np.asarray(confidence, float), np.asarray(correct, bool)
     bins = np.minimum((values * 10).astype(int), 9)
     gaps = [abs(values[bins == b].sum() - right[bins == b].sum()) for b in range(10)]
@@ -202,7 +202,7 @@ def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration
 
 
 def right_words(reference: str, words: Iterable[str]) -> list[bool]:
-    """Which words of a transcript are right, by an alignment with the fewest word errors."""
+    """Return which words of a transcript are right, by an alignment with the fewest word errors."""
     from kaldialign import align
 
     return [word == said for said, word in align(reference.split(), list(words), "\0") if word != "\0"]

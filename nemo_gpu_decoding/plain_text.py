@@ -1,4 +1,4 @@
-"""Names of files; lines of text files, with errors that name file and line; tables for a terminal."""
+"""Resolve names of files, read lines of text with errors that name file and line, and format tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 
 def path_of(name: str | PathLike[str]) -> Path:
-    """The path of a name that a user gives: ~ and file:// are resolved if no file has that very name."""
+    """Return the path of a name that a user gives: ~ and file:// are resolved if no file has that very name."""
     text = os.fspath(name)
     if os.path.lexists(text):
         return Path(text)
@@ -20,12 +20,12 @@ def path_of(name: str | PathLike[str]) -> Path:
 
 
 def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
-    r"""The lines of a UTF-8 file, without line breaks ("\n" or "\r\n") and byte-order mark.
+    r"""Return the lines of a UTF-8 file, without line breaks ("\n" or "\r\n") and byte-order mark.
 
     Other line separators of Python, such as U+2028, are part of the text.
 
     Args:
-        name: of the file in messages, such as "manifest=train.json"; None for its path.
+        name: name of the file in messages, such as "manifest=train.json"; None for its path.
 
     Raises:
         ValueError: a line is not UTF-8.
@@ -75,7 +75,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell is a number or empty, and so fits into a column of numbers."""
+    """Return whether a cell is a number or empty, and so fits into a column of numbers."""
     try:
         float(cell or 0)
     except ValueError:

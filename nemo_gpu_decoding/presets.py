@@ -1,4 +1,4 @@
-"""Presets: NeMo `decoding` sections as YAML files.
+"""Read and write presets, which are NeMo `decoding` sections in YAML files.
 
 This package has one per strategy and one for open vocabulary, in `conf/ctc_decoding/` and, for RNN-T and TDT, in
 `conf/rnnt_decoding/`. Use a preset in a Hydra application, such as
@@ -43,22 +43,22 @@ PATH_KEYS = (
 
 
 def conf_folder() -> Path:
-    """The folder `conf/`: inside the package in a wheel, beside it in a clone or editable install."""
+    """Return the folder `conf/`: inside the package in a wheel, beside it in a clone or editable install."""
     package = Path(__file__).parent
     is_inside = (package / "conf" / GROUPS[0]).is_dir()
     return (package if is_inside else package.parent) / "conf"
 
 
 def preset_names(*groups: str) -> list[str]:
-    """Names of this package's presets in some of `GROUPS`, by default in all."""
+    """Return names of this package's presets in some of `GROUPS`, by default in all."""
     return sorted(file.stem for group in groups or GROUPS for file in (conf_folder() / group).glob("*.yaml"))
 
 
 def load_preset(name: str) -> DictConfig:
-    """A preset as a config for `change_decoding_strategy`.
+    """Return a preset as a config for `change_decoding_strategy`.
 
     Args:
-        name: of a file or of a preset in this package. Relative paths in a file become absolute.
+        name: name of a file or of a preset in this package. Relative paths in a file become absolute.
 
     Raises:
         ValueError: there is no such preset, or it is no mapping with a `strategy`.
@@ -116,7 +116,7 @@ def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
 
 
 def _path_keys(config: Any) -> list[str]:
-    """The keys of paths in a config."""
+    """Return the keys of paths in a config."""
     keys = list(PATH_KEYS)
     if isinstance(OmegaConf.select(config, "beam.grammar", throw_on_resolution_failure=False), str):
         keys.append("beam.grammar")  # a file, not a list of sentences
@@ -125,7 +125,7 @@ def _path_keys(config: Any) -> list[str]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Relative within the folder or its parent, else absolute: long `../..` chains break easily."""
+    """Return a path relative to the folder if it is within its parent, else absolute: long `../..` chains break."""
     for up, base in (("", folder), ("../", folder.parent)):
         if path.is_relative_to(base):
             return up + path.relative_to(base).as_posix()

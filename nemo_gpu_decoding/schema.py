@@ -1,4 +1,4 @@
-"""Options: a field of a dataclass declares its type, default, range and choices; the comment above it is its help."""
+"""Check options: a dataclass field declares type, default, range and choices; the comment above it is its help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES: Mapping[str, tuple[type, str]] = {  # annotation -> the type of values, 
 
 
 def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
-    """A field of a dataclass with `checked_options`, and its rule. Items of lists are checked.
+    """Return a field of a dataclass with `checked_options`, and its rule. Items of lists are checked.
 
     Args:
         low, high: least and greatest value; `high` may be the name of an attribute.
@@ -40,12 +40,12 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
 
 
 def key_of(field: dataclasses.Field[Any]) -> str | None:
-    """The key of an option in NeMo's section; None: it has none."""
+    """Return the key of an option in NeMo's section; None: it has none."""
     return field.metadata.get("rule", {}).get("nemo", field.name)
 
 
 def defaults_of(*classes: Any) -> dict[str, Any]:
-    """The keys of the options of these dataclasses in NeMo's section, with their defaults."""
+    """Return the keys of the options of these dataclasses in NeMo's section, with their defaults."""
     options = [field for cls in classes for field in dataclasses.fields(cls)]
     return {key: field.default for field in options if (key := key_of(field))}
 
@@ -78,7 +78,7 @@ def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any]
 
 
 def checked_options(cls: type[T]) -> type[T]:
-    """Decorator of a dataclass of options, whose errors name invalid values and unknown keywords.
+    """Decorate a dataclass of options, whose errors name invalid values and unknown keywords.
 
     Rules between options are the method `check_rules`, which is called when all values are checked.
 

@@ -1,4 +1,4 @@
-"""The transcript of an utterance or of a recording: as JSON, as a row of the output, and totals of rows."""
+"""Write the transcript of an utterance or of a recording as JSON or as a row, and add up totals of rows."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class Word(NamedTuple):
     pieces: tuple[Word, ...] = ()
 
     def shown(self) -> dict[str, Any]:
-        """The word without its pieces, for output."""
+        """Return the word without its pieces, for output."""
         confidence = None if self.confidence is None else round(self.confidence, 4)
         return {"word": self.word, "start": self.start, "end": self.end, "confidence": confidence}
 
     def later(self, seconds: float) -> Word:
-        """The word at a later time."""
+        """Return the word at a later time."""
         start, end = round(self.start + seconds, 3), round(self.end + seconds, 3)
         return self._replace(start=start, end=end, pieces=tuple(piece.later(seconds) for piece in self.pieces))
 
 
 class Alternative(NamedTuple):
-    """One of the best hypotheses."""
+    """A hypothesis that is among the best ones."""
 
     text: str
     score: float  # natural log, as `Path.score`
 
 
 class BoostedPhrase(NamedTuple):
-    """A boosted phrase of a transcript."""
+    """A boosted phrase that occurs in a transcript."""
 
     phrase: str  # as in the list of phrases
     probability: float  # smallest posterior of its tokens, 0 .. 1
@@ -66,7 +66,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Transcript:
-    """The result of a strategy for one utterance, or for what is decoded of one."""
+    """The result that a strategy gives for one utterance, or for what is decoded of one."""
 
     text: str
     score: float | None = None  # natural log, as the strategy defines it; None: of a stream, or without segments
@@ -83,7 +83,7 @@ class Transcript:
     is_joined: bool = False  # of a stream: the text continues the last word of the previous transcript
 
     def later(self, seconds: float) -> Transcript:
-        """The transcript with later times of words and alternatives."""
+        """Return the transcript with later times of words and alternatives."""
         times = [(round(place.start + seconds, 3), round(place.end + seconds, 3)) for place in self.alternatives]
         pairs = zip(self.alternatives, times, strict=True)
         places = tuple(place._replace(start=start, end=end) for place, (start, end) in pairs)
@@ -91,31 +91,31 @@ class Transcript:
 
 
 def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
-    """The phrases of a hypothesis for output."""
+    """Return the phrases of a hypothesis for output."""
     return tuple(BoostedPhrase(phrase.text, float(f"{phrase.probability:.4g}")) for phrase in phrases)
 
 
 def error_of(transcript: Transcript | str) -> str:
-    """The error of a transcript, or the error message that an utterance has in its place."""
+    """Return the error of a transcript, or the error message that an utterance has in its place."""
     return transcript if isinstance(transcript, str) else transcript.error
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error's message, for the field `error` of a row."""
+    """Return the first line of an error's message, for the field `error` of a row."""
     lines = str(error).strip().splitlines() or [""]
     text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
     return text[:_SHOWN]
 
 
 def as_json(value: Any) -> dict[str, Any]:
-    """A transcript without its lattice for `json.dumps(default=...)`."""
+    """Return a transcript without its lattice for `json.dumps(default=...)`."""
     if isinstance(value, Transcript):
         return {**vars(value), "lattice": None}
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def of_json(row: Mapping[str, Any]) -> Transcript:
-    """The transcript that `as_json` was given, for `json.loads(object_hook=...)`."""
+    """Return the transcript that `as_json` was given, for `json.loads(object_hook=...)`."""
     places = (
         Place(index, start, end, tuple(WordOption(*option) for option in options))
         for index, start, end, options in row["alternatives"]
@@ -136,7 +136,7 @@ def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:
 
 @dataclass
 class Totals:
-    """The content of a marker: totals of its partition. Times are in seconds."""
+    """The totals of a partition that its marker contains. Times are in seconds."""
 
     number: int = 0
     shard: int = 0
@@ -160,7 +160,7 @@ class Totals:
 
     @property
     def oracle_wer(self) -> float | None:
-        """The lowest WER of the alternatives; None if an utterance with a reference has none."""
+        """Return the lowest WER of the alternatives; None if an utterance with a reference has none."""
         has_oracle = self.scored and self.with_oracle == self.scored
         return self.oracle_errors / max(self.words, 1) if has_oracle else None
 
@@ -175,10 +175,10 @@ class Totals:
 
 
 def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -> dict[str, Any]:
-    """The output row of an utterance, with the other fields of its manifest row; also adds it to `totals`.
+    """Return the output row of an utterance, with the other fields of its manifest row; also adds it to `totals`.
 
     Args:
-        transcript: of the utterance, or the reason why it has none.
+        transcript: transcript of the utterance, or the reason why it has none.
     """
     row = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3), **utterance.fields}
     text = {} if utterance.text is None else {"text": utterance.text}
@@ -202,12 +202,12 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
 
 
 def _rate(errors: WordErrors) -> float | None:
-    """The word error rate for a row; None if it is infinite, because JSON has no such number."""
+    """Return the word error rate for a row; None if it is infinite, because JSON has no such number."""
     return round(errors.wer, 4) if math.isfinite(errors.wer) else None
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """The fields that a transcript has besides text and score, for rows and messages."""
+    """Return the fields that a transcript has besides text and score, for rows and messages."""
     share = transcript.outside_share
     details = {
         "outside_share": None if share is None else round(share, 4),
@@ -227,7 +227,7 @@ def _listed(n_best: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
 
 
 def oracle_of(reference: str, transcript: Transcript) -> str | None:
-    """The text of the lattice, or of the n-best list, with the fewest word errors; None without alternatives."""
+    """Return the text of the lattice, or of the n-best list, with the fewest word errors; None without any."""
     if transcript.lattice is None and not transcript.n_best:
         return None
     return oracle_text(reference, [text for text, _ in transcript.n_best], transcript.lattice)

@@ -1,4 +1,4 @@
-"""Vocabularies: conversion of token ids to text and words, and of text to token sequences."""
+"""Convert token ids to text and words, and text to token sequences."""
 
 from __future__ import annotations
 
@@ -105,18 +105,18 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """Differs between tokenizers with different pieces."""
+        """Return a hash that differs between tokenizers with different pieces."""
         return hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()[:16]
 
     @cached_property
     def space(self) -> int | None:
-        """The id of the piece that separates words, if there is such a piece."""
+        """Return the id of the piece that separates words, if there is such a piece."""
         found = [mark for mark in _SEPARATORS if self.kind == "char" and mark in self.pieces]
         return self.pieces.index(found[0]) if found else None
 
     @cached_property
     def spells_by_guess(self) -> bool:
-        """Whether spellings are a guess: for pieces of a unigram model without its tokenizer.
+        """Return whether spellings are a guess: for pieces of a unigram model without its tokenizer.
 
         The ids of a BPE model are in the order of its merges: each piece merges two pieces of lower ids. A
         unigram model chooses by probabilities, which are not in the pieces. Words are then spelled with the
@@ -128,7 +128,7 @@ class Vocabulary:
         return others > _OTHER_PIECES * len(self)
 
     def _is_merge(self, piece: str) -> bool:
-        """Whether a piece is a character or a merge of two earlier pieces."""
+        """Return whether a piece is a character or a merge of two earlier pieces."""
         ids, own = self._surfaces, self._surfaces[piece]
         return len(piece) == 1 or any(
             all(part in ids and (len(part) == 1 or ids[part] < own) for part in (piece[:i], piece[i:]))
@@ -138,7 +138,7 @@ class Vocabulary:
     # -- ids to text -----------------------------------------------------------------------------
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of tokens, in the form of the model's tokenizer."""
+        """Return the text of tokens, in the form of the model's tokenizer."""
         if self.kind == "char":
             return "".join(self._shown(i) for i in ids)
         if self.kind == "byte_bpe":
@@ -150,7 +150,7 @@ class Vocabulary:
         return joined.replace(WORD_START, " ")
 
     def words(self, ids: Sequence[int]) -> list[WordSpan]:
-        """The words of tokens. A bare word mark belongs to the word after it."""
+        """Return the words of tokens. A bare word mark belongs to the word after it."""
         spans: list[WordSpan] = []
         marks = 0  # number of tokens without text before the word
         for begin, end in self._word_ranges(ids):
@@ -161,7 +161,7 @@ class Vocabulary:
         return spans
 
     def _word_ranges(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The token ranges of words; some may be empty or a bare word mark."""
+        """Return the token ranges of words; some may be empty or a bare word mark."""
         if self.kind == "char":
             separators = [n for n, i in enumerate(ids) if i == self.space]
             return zip([0, *(n + 1 for n in separators)], [*separators, len(ids)], strict=True)
@@ -169,7 +169,7 @@ class Vocabulary:
         return zip([0, *starts], [*starts, len(ids)], strict=True)
 
     def _shown(self, piece: int | str) -> str:
-        """The text of a piece, with '▁' for the space before a word."""
+        """Return the text of a piece, with '▁' for the space before a word."""
         text = piece if isinstance(piece, str) else self.pieces[piece]
         if self.kind == "byte_bpe":
             return "" if _is_control(text) or not _BYTE_OF_CHARACTER.keys() >= set(text) else text
@@ -183,11 +183,11 @@ class Vocabulary:
         return text
 
     def surfaces(self) -> Iterator[tuple[int, str]]:
-        """Number and text of each piece that is text, with '▁' for the space before a word (' ' in "char")."""
+        """Return number and text of the pieces that are text, with '▁' for the space before a word (' ' in "char")."""
         return ((i, self._shown(i)) for i, piece in enumerate(self.pieces) if piece and not _is_control(piece))
 
     def starts_word(self, i: int) -> bool:
-        """Whether a word begins with token i."""
+        """Return whether a word begins with token i."""
         piece = self.pieces[i]
         if self.kind in ("bpe", "byte_bpe"):
             return piece.startswith(WORD_START if self.kind == "bpe" else SPACE_BYTE)
@@ -196,7 +196,7 @@ class Vocabulary:
     # -- text to ids -----------------------------------------------------------------------------
 
     def tokenize(self, text: str, language: str | None = None) -> Segmentation:
-        """The tokens of a text by the model's tokenizer; without it, see `encode` and `spells_by_guess`.
+        """Return the tokens of a text by the model's tokenizer; without it, see `encode` and `spells_by_guess`.
 
         `language` selects the tokenizer of an aggregate; other vocabularies ignore it.
 
@@ -206,7 +206,7 @@ class Vocabulary:
         return self._fitted(text, language)[1]
 
     def _fitted(self, text: str, language: str | None) -> tuple[str, Segmentation]:
-        """The first Unicode form of a text that the pieces spell, and its tokens."""
+        """Return the first Unicode form of a text that the pieces spell, and its tokens."""
         words = " ".join(text.split())
         if not words:
             raise ValueError("text is empty, expected at least one word")
@@ -229,7 +229,7 @@ class Vocabulary:
     def segmentations(
         self, text: str, limit: int = 1, ignore_case: bool = False, language: str | None = None
     ) -> list[Segmentation]:
-        """Token sequences of `text`: the tokenizer's, then others, fewest pieces first.
+        """Return the token sequences of `text`: the tokenizer's, then others, fewest pieces first.
 
         For equal numbers of pieces, longer early pieces come first. With `ignore_case`, the text is also
         spelled in lower case, in upper case and with capital initials, if pieces exist. There are up to
@@ -274,7 +274,7 @@ class Vocabulary:
         return self.encode_by_language[language]
 
     def _spelled(self, text: str) -> Segmentation:
-        """The tokens of a text by the rule of the kind; empty if no pieces spell it."""
+        """Return the tokens of a text by the rule of the kind; empty if no pieces spell it."""
         ids: Segmentation | None = None
         if self.kind == "byte_bpe":
             units = [self._surface(unit) for unit in _BYTE_LEVEL_UNITS.findall(f" {text}")]
@@ -288,7 +288,7 @@ class Vocabulary:
         return ids
 
     def _merged(self, surface: str) -> Segmentation:
-        """BPE: repeatedly merge the pair with the lowest id, the leftmost one first among equal ids.
+        """Merge pieces as BPE does: repeatedly the pair with the lowest id, the leftmost one among equal ids.
 
         Empty if a character is no piece."""
         find, parts = self._surfaces.get, list(surface)
@@ -303,7 +303,7 @@ class Vocabulary:
         return [] if None in ids else [i for i in ids if i is not None]
 
     def _longest_matches(self, surface: str) -> Segmentation:
-        """WordPiece: the longest match from the left, repeatedly; empty if no piece matches."""
+        """Match pieces as WordPiece does: repeatedly the longest one from the left; empty if no piece matches."""
         ids = []
         while surface:
             longest = range(min(len(surface), self._longest_piece), 0, -1)
@@ -315,13 +315,13 @@ class Vocabulary:
         return ids
 
     def _surface(self, text: str) -> str:
-        """A text in the form that pieces match."""
+        """Return a text in the form that pieces match."""
         if self.kind == "byte_bpe":
             return "".join(_CHARACTER_OF_BYTE[byte] for byte in text.encode())
         return text if self.kind == "char" else WORD_START + text.replace(" ", WORD_START)
 
     def _uncovered(self, text: str, ids: Segmentation) -> str | None:
-        """The first character of the text that the ids leave out, if any."""
+        """Return the first character of the text that the ids leave out, if any."""
         if not ids or any(self.pieces[i] in _UNKNOWN for i in ids):
             missing = text
         elif self.kind == "char":
@@ -340,7 +340,7 @@ class Vocabulary:
 
     @cached_property
     def _surfaces(self) -> dict[str, int]:
-        """The id of the piece for each text, with '▁' before words; the first of equal pieces."""
+        """Return the id of the piece for each text, with '▁' before words; the first of equal pieces."""
         surfaces: dict[str, int] = {}
         for i, shown in self.surfaces():
             surfaces.setdefault(shown, i)
@@ -351,7 +351,7 @@ class Vocabulary:
         return max(map(len, self._surfaces), default=0)
 
     def _fewest_pieces(self, text: str, limit: int) -> list[Segmentation]:
-        """The `limit` segmentations with the fewest pieces, by dynamic programming from the end.
+        """Return the `limit` segmentations with the fewest pieces, by dynamic programming from the end.
 
         best[i] has the segmentations of text[i:] as (length, (id, rest)), best first; `rest` is such a pair
         or (), so that segmentations share their tails.
@@ -371,7 +371,7 @@ class Vocabulary:
 
 
 def _basic(text: str) -> str:
-    """A text without case, accents and white space, which a tokenizer's normalisation may change."""
+    """Return a text without case, accents and white space, which a tokenizer's normalisation may change."""
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(c for c in decomposed if not c.isspace() and not unicodedata.combining(c))
 
@@ -383,18 +383,18 @@ def _unlink(chain: tuple) -> Iterator[int]:
 
 
 def unicode_forms(text: str) -> list[str]:
-    """The Unicode forms of a text, composed before decomposed, canonical before compatible ones."""
+    """Return the Unicode forms of a text, composed before decomposed, canonical before compatible ones."""
     return list(dict.fromkeys(unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")))
 
 
 def spellings_of(word: str, ignore_case: bool) -> list[str]:
-    """A word as written, and in its other Unicode forms; with `ignore_case` in other letter cases, too."""
+    """Return a word as written, and in its other Unicode forms; with `ignore_case` in other letter cases, too."""
     cases = letter_cases(word) if ignore_case else [word]
     return list(dict.fromkeys(form for case in cases for form in (case, *unicode_forms(case))))
 
 
 def letter_cases(text: str) -> list[str]:
-    """A text as written, in lower case, in upper case and with capital initials, without duplicates."""
+    """Return a text as written, in lower case, in upper case and with capital initials, without duplicates."""
     capitalized = " ".join(word[:1].upper() + word[1:].lower() for word in text.split())
     return list(dict.fromkeys([text, text.lower(), text.upper(), capitalized]))
 

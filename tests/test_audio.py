@@ -45,7 +45,7 @@ def read(path):
 
 
 @pytest.mark.parametrize("name", [*FORMS, *(pytest.param(name, marks=needs_ffmpeg) for name in OF_FFMPEG)])
-def test_whole_files_have_no_fault(name, contents, tmp_path):
+def test_undamaged_file_has_no_fault(name, contents, tmp_path):
     (tmp_path / "a").write_bytes(contents[name])
     seconds, there, fault = read(tmp_path / "a")
     assert (seconds, there, fault) == (pytest.approx(SECONDS, abs=0.12), pytest.approx(seconds, abs=0.05), "")
@@ -64,7 +64,7 @@ def test_whole_files_have_no_fault(name, contents, tmp_path):
 
 @pytest.mark.parametrize("name", ["wav", "ulaw", "aiff", "au", "caf", "flac", "ogg", "opus", "mp3"])
 @pytest.mark.parametrize("times", [2, 3])
-def test_all_of_joined_files_is_read(name, times, contents, tmp_path):
+def test_all_recordings_of_a_joined_file_are_read(name, times, contents, tmp_path):
     (tmp_path / "a").write_bytes(contents[name] * times)
     seconds, there, fault = read(tmp_path / "a")
     assert (seconds, fault) == (pytest.approx(times * SECONDS, abs=0.12 * times), "")

@@ -80,7 +80,7 @@ def test_compiled_code_of_others_is_not_run(place, hands, temporary, monkeypatch
     assert "not ours alone to write" in caplog.text
 
 
-def test_a_folder_is_ours_alone_whatever_new_files_are_allowed(monkeypatch, tmp_path):
+def test_cache_folder_is_private_under_any_umask(monkeypatch, tmp_path):
     """With the umask of systems where everybody has a group of their own."""
     monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
     before = os.umask(0o002)
@@ -112,7 +112,7 @@ def cache(monkeypatch, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("when", ["decorated", "saved"])
-def test_a_full_disk_costs_the_cache_and_one_warning(when, cache, monkeypatch, caplog):
+def test_full_disk_gives_one_warning_and_no_cache(when, cache, monkeypatch, caplog):
     if when == "decorated":
         monkeypatch.setattr(UserProvidedCacheLocator, "ensure_cache_path", disk_is_full)
     else:
@@ -123,7 +123,7 @@ def test_a_full_disk_costs_the_cache_and_one_warning(when, cache, monkeypatch, c
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
-def test_a_damaged_entry_is_made_anew_with_one_warning(ending, cache, caplog):
+def test_damaged_cache_entry_is_compiled_again_with_one_warning(ending, cache, caplog):
     assert jit.compiled(doubled)(2) == 4
     (file,) = cache.rglob(f"*.{ending}")
     whole = file.read_bytes()
@@ -138,7 +138,7 @@ def test_a_damaged_entry_is_made_anew_with_one_warning(ending, cache, caplog):
     assert not warnings_of(caplog)
 
 
-def test_linked_functions_serve_compiled_code_alone(cache):
+def test_linked_function_raises_if_python_calls_it(cache):
     part = jit.linked(doubled)
 
     def whole(value):
@@ -176,7 +176,7 @@ def test_compiling_is_announced_once_and_only_if_needed(cache, monkeypatch, capl
     assert not caplog.records
 
 
-def test_compiling_takes_no_working_time(cache, monkeypatch):
+def test_time_of_compilation_is_no_working_time(cache, monkeypatch):
     monkeypatch.setattr(jit, "_is_ours", lambda event: True)
     compiled, counted, began = (jit.compilation.seconds, jit.compilation.count, jit.working_seconds())
     all_began = time.perf_counter()
@@ -188,7 +188,7 @@ def test_compiling_takes_no_working_time(cache, monkeypatch):
     assert worked <= time.perf_counter() - all_began - spent + 1e-3
 
 
-def test_what_other_packages_compile_is_not_ours(cache):
+def test_compilations_of_other_packages_are_not_announced(cache):
     before = jit.compilation.count, jit.compilation.seconds
     jit.linked(doubled).compile("int64(int64)")
     assert (jit.compilation.count, jit.compilation.seconds) == before

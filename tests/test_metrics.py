@@ -16,7 +16,7 @@ def test_counts_of_hand_made_alignments():
 
 
 @pytest.mark.parametrize(("hypothesis", "wer"), [("", 0.0), ("noise", float("inf"))])
-def test_without_reference_words(hypothesis, wer):
+def test_wer_without_reference_words_is_0_or_infinite(hypothesis, wer):
     assert word_errors([""], [hypothesis]).wer == wer
 
 
@@ -43,7 +43,7 @@ def test_phrases_are_counted_per_utterance_and_as_often_as_they_occur():
     assert score.fscore == pytest.approx(4 / 7)
 
 
-def test_scores_without_anything_said_or_found():
+def test_phrase_scores_without_phrases_are_defined():
     assert phrase_score(["x"], ["x"], ["gdansk"]).fscore == 1.0
     missed = phrase_score(["gdansk"], ["x"], ["gdansk"])
     assert (missed.precision, missed.recall, missed.fscore) == (1.0, 0.0, 0.0)

@@ -49,7 +49,7 @@ def test_kind_is_told_from_the_pieces(pieces, kind):
     assert len(Vocabulary.from_pieces(pieces)) == len(pieces)
 
 
-def test_kind_that_cannot_be_told():
+def test_vocabulary_of_unknown_kind_is_an_error():
     with pytest.raises(ValueError, match="give kind, one of bpe, wpe, char"):
         Vocabulary.from_pieces(["ab", "cd"])
     assert Vocabulary.from_pieces(["ab", "cd"], kind="bpe").kind == "bpe"
@@ -59,7 +59,7 @@ def test_kind_that_cannot_be_told():
     ("pieces", "kind", "message"),
     [((), "bpe", "pieces is empty"), (("a",), "spe", "kind is 'spe', expected one of bpe, wpe, char")],
 )
-def test_bad_arguments(pieces, kind, message):
+def test_vocabulary_refuses_invalid_arguments(pieces, kind, message):
     with pytest.raises(ValueError, match=message):
         Vocabulary(pieces, kind)
 
@@ -121,7 +121,7 @@ def test_words_join_to_the_text(vocabulary):
 
 
 # -- text to ids -------------------------------------------------------------------------------------
-def test_tokenize_is_the_tokenizers(processor, vocabulary):
+def test_tokenize_equals_that_of_the_tokenizer(processor, vocabulary):
     assert vocabulary.tokenize("meet  the director ") == processor.encode("meet the director")
 
 
@@ -187,7 +187,7 @@ def test_word_pieces_are_the_longest_matches(tokenizers):
         assert vocabulary.tokenize(text) == reference.encode(text, add_special_tokens=False).ids
 
 
-def test_pieces_of_wav2vec2():
+def test_pieces_of_wav2vec2_are_read():
     # the tokens of facebook/wav2vec2-base-960h after its blank, <pad>, which is column 0
     vocabulary = Vocabulary.from_pieces(["<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ"])
     assert vocabulary.kind == "char"
@@ -297,7 +297,7 @@ def test_aggregate_tokenizers_want_a_language():
         vocabulary.segmentations("a", limit=2, language="en")
 
 
-def test_from_a_model_file(processor, vocabulary, tmp_path):
+def test_vocabulary_is_read_from_a_sentencepiece_file(processor, vocabulary, tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(processor.serialized_model_proto())
     for model in (path, str(path)):

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding aliases`: what a model hears for phrases, as aliases in a phrase file."""
+"""`nemo-gpu-decoding aliases` writes what a model hears for phrases into a phrase file, as aliases."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OPTIONS = AliasesOptions
 
 
 class Spoken(NamedTuple):
-    """A recording, and what is said in it."""
+    """A recording, and the text that is said in it."""
 
     audio: AudioSource
     text: str
@@ -118,7 +118,7 @@ def run(options: AliasesOptions) -> int:
 
 
 def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path) -> Iterator[Spoken]:
-    """The recordings of the manifest, or those that the commands make in `folder`."""
+    """Yield the recordings of the manifest, or those that the commands make in `folder`."""
     if options.manifest is not None:
         from nemo_gpu_decoding.manifest import read_manifest, references_of, usable
 
@@ -153,7 +153,7 @@ def speak(command: str, text: str, wav: Path) -> None:
 
 
 def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> Iterator[list[str]]:
-    """The texts of the hypotheses of each recording, best first, without boosting."""
+    """Yield the texts of the hypotheses of each recording, best first, without boosting."""
     model = decoding.load_model(options, build_decoding)
     with tqdm(total=len(recordings), unit="utt", desc="decoding", disable=None, file=sys.stderr) as shown:
         for outputs in model.encode(recordings, options.batch_size):
@@ -163,14 +163,14 @@ def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> I
 
 
 def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
-    """NeMo's decoding section, without phrases."""
+    """Return NeMo's decoding section, without phrases."""
     config = decoding.config_with_n_best(options, default_head, options.n_best, phrases=None)
     config[decoding.section_of(str(config.strategy))].pop("boosting_tree", None)
     return decoding.with_decoding(config, options)
 
 
 def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> dict[str, Counter[str]]:
-    """How often each phrase is heard as which words."""
+    """Return how often each phrase is heard as which words."""
     counts: dict[str, Counter[str]] = {}
     wanted: dict[tuple[str, ...], PhraseWords] = {}
     for utterance, n_best in zip(spoken, texts, strict=True):
@@ -184,7 +184,7 @@ def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> d
 
 
 def heard(reference: Sequence[str], text: str, begin: int, end: int) -> str:
-    """The words of a text that are aligned with reference words [begin, end).
+    """Return the words of a text that are aligned with reference words [begin, end).
 
     "" if there are none, or if a neighbour is not recognised, so that it is not clear where they begin and end.
     """
@@ -204,14 +204,14 @@ def heard(reference: Sequence[str], text: str, begin: int, end: int) -> str:
 
 
 def plain_words(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation around them."""
+    """Return the words of a text in lower case, without punctuation around them."""
     return [word for part in text.lower().split() if (word := part.strip(PUNCTUATION))]
 
 
 def choose(
     phrases: Sequence[Phrase], counts: Mapping[str, Counter[str]], ordinary: Iterable[str], most: int, min_count: int
 ) -> list[Phrase]:
-    """The phrases with new aliases: those that are heard for one phrase only, and do not occur in ordinary texts."""
+    """Return the phrases with new aliases, which are heard for one phrase only and do not occur in ordinary texts."""
     owners = Counter(alias for counter in counts.values() for alias in counter)
     taken = {" ".join(plain_words(text)) for phrase in phrases for text in (phrase.text, *phrase.aliases)}
     known = PhraseWords.of(owners)
@@ -229,6 +229,6 @@ def choose(
 
 
 def line_of(phrase: Phrase) -> str:
-    """A line of a phrase file."""
+    """Return a line of a phrase file."""
     weight = "" if phrase.weight is None else f"{phrase.weight:g}"
     return "\t".join([phrase.text, weight, *phrase.aliases]).rstrip("\t")

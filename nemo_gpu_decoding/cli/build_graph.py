@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding build-graph`: builds the word graph of cuda_wfst from a word LM and a model's tokens."""
+"""`nemo-gpu-decoding build-graph` builds the word graph of cuda_wfst from a word LM and a model's tokens."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def run(options: BuildGraphOptions) -> int:
 def vocabulary_of_model(
     name: str, language: str | None = None, *, head: str | None = "ctc", verbose: bool = False
 ) -> Vocabulary:
-    """The tokens of a model's head.
+    """Return the tokens of a model's head.
 
     Args:
         language: the language of the tokenizer, for models with one tokenizer per language.
@@ -144,7 +144,7 @@ def vocabulary_of_model(
 
 
 def vocabulary_of_file(name: str) -> Vocabulary:
-    """The tokens of a SentencePiece model (*.model) or of a text file with one piece per line."""
+    """Return the tokens of a SentencePiece model (*.model) or of a text file with one piece per line."""
     file = Path(existing_file("tokenizer", name))
     if file.suffix != ".model":
         return _listed_pieces(file)
@@ -172,7 +172,7 @@ def _listed_pieces(file: Path) -> Vocabulary:
 
 
 def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:
-    """The graph of the words of an LM and of added words, with a progress bar on stderr."""
+    """Return the graph of the words of an LM and of added words, with a progress bar on stderr."""
     from nemo_gpu_decoding.graph.build import build_graph
     from nemo_gpu_decoding.lm.arpa import ArpaReader
 
@@ -185,7 +185,7 @@ def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabula
 
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
-    """A progress bar over the steps of building. Yields a function that the caller calls when a step begins."""
+    """Show a progress bar of the build. The block gets a function that the caller calls when a step begins."""
     from nemo_gpu_decoding.graph.build import BUILD_STEPS
 
     with tqdm(total=BUILD_STEPS, unit="step", desc="graph", disable=None, file=sys.stderr) as bar:
@@ -202,7 +202,7 @@ def step_bar() -> Iterator[Callable[[str], None]]:
 
 
 def report(facts: Mapping[str, Any]) -> str:
-    """The report as a table; `json=true` prints all facts by name."""
+    """Return the report as a table; `json=true` prints all facts by name."""
     oov = facts["LM words without spelling"]
     orders = " + ".join(map(str, facts["n-grams by order"]))
     examples = ", ".join(facts["examples of them"][:5])

@@ -1,4 +1,4 @@
-"""From options of the command line to NeMo's `decoding` section."""
+"""Build NeMo's `decoding` section from the options of the command line."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class DecodingOptions(ModelOptions):
 
 
 def fields_of(cls: type[T], options: Any) -> T:
-    """A dataclass whose fields get the values of the options of the same names."""
+    """Return a dataclass whose fields get the values of the options of the same names."""
     return cls(**{field.name: getattr(options, field.name) for field in fields(cast(Any, cls))})
 
 
@@ -181,7 +181,7 @@ def check_weights(config: DictConfig, options: Any, *, has_own_phrases: bool) ->
 
 
 def with_decoding(config: DictConfig, options: Any) -> DictConfig:
-    """The `decoding` section with the values of the option `decoding`.
+    """Return the `decoding` section with the values of the option `decoding`.
 
     Raises:
         ValueError: the option has a single value where the section has keys, or head or n_best do not fit.
@@ -206,14 +206,14 @@ def with_decoding(config: DictConfig, options: Any) -> DictConfig:
 
 
 def section_of(strategy: str) -> str:
-    """The section of NeMo's `decoding` that holds the options of a strategy: "beam" or "wfst"."""
+    """Return the section of NeMo's `decoding` that holds the options of a strategy: "beam" or "wfst"."""
     if strategy in STRATEGIES:
         return STRATEGIES[strategy].section
     return "wfst" if strategy in NATIVE["ctc"]["wfst"] else "beam"
 
 
 def keys_of(config: DictConfig) -> dict[str, str]:
-    """Options that have an effect with a config's strategy, and their keys in NeMo's section."""
+    """Return options that have an effect with a config's strategy, and their keys in NeMo's section."""
     spec, strategy = find_strategy(config), str(config.strategy)
     keys = WORD_GRAPH_KEYS if section_of(strategy) == "wfst" else BEAM_KEYS
     if spec is None and keys is BEAM_KEYS:
@@ -223,7 +223,7 @@ def keys_of(config: DictConfig) -> dict[str, str]:
 
 
 def decoding_config(strategy: str | None, preset: str | None, options: Mapping[str, Any]) -> DictConfig:
-    """NeMo's `decoding` section: the preset, overridden by the options that are not None.
+    """Return NeMo's `decoding` section: the preset, overridden by the options that are not None.
 
     Without a preset, the strategy's shipped preset is the base, adapted to an LM and phrases if they are given.
     Without a strategy, that of the preset is used, or flexctc_beam.
@@ -292,7 +292,7 @@ def load_model(
     """The model of a command, which decodes with the section that `build` makes of the options and its default head.
 
     Args:
-        head: that decodes; None: that of the strategy, for strategies of NeMo the default one.
+        head: head that decodes; None: that of the strategy, or the default one for NeMo's strategies.
         channel: see `Model`.
     """
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -304,7 +304,7 @@ def load_model(
 
 
 def head_for(model: Model, strategy: str, name: str | None = None) -> Head:
-    """The head that a strategy decodes, or the head of this name; a ValueError if the model lacks it."""
+    """Return the head that a strategy decodes, or the head of this name; a ValueError if the model lacks it."""
     spec = STRATEGIES.get(strategy)
     if spec and name is None and spec.family not in model.heads:
         raise ValueError(wrong_family(spec, model.default_head, "this model"))
@@ -312,7 +312,7 @@ def head_for(model: Model, strategy: str, name: str | None = None) -> Head:
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
-    """The shipped preset of a strategy, if there is one, adapted to the options."""
+    """Return the shipped preset of a strategy, if there is one, adapted to the options."""
     if strategy not in preset_names():
         return OmegaConf.create({})
     config = load_preset(strategy)
@@ -337,7 +337,7 @@ def _set_word_lm(config: DictConfig, file: str) -> None:
 
 
 def existing_file(option: str, value: str) -> str:
-    """The absolute path of a file that an option names."""
+    """Return the absolute path of a file that an option names."""
     path = path_of(value)
     if not path.is_file():
         raise ValueError(f"{option}={value} is no file here")
@@ -353,7 +353,7 @@ def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None
     """Raise a ValueError if an output file is an input or another output, also through a link.
 
     Args:
-        options: of the command, which name inputs and outputs.
+        options: options of the command, which name inputs and outputs.
         inputs: further ones, such as recordings; values may be nested.
         outputs: further ones.
     """
@@ -368,7 +368,7 @@ def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in nested lists and mappings, where they may name files."""
+    """Yield the texts in nested lists and mappings, where they may name files."""
     if isinstance(value, str | os.PathLike):
         yield str(path_of(value))
     elif isinstance(value, Mapping | list | tuple):
@@ -377,14 +377,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _identity(file: str) -> Any:
-    """Equal for all names of a file."""
+    """Return a value that is equal for all names of a file."""
     if os.path.isfile(file):
         return os.stat(file).st_dev, os.stat(file).st_ino
     return os.path.realpath(file)
 
 
 def load_phrase_file(path: str | None) -> list[str]:
-    """The phrases with weights >= 0 of the file of the option `phrases`; [] without it."""
+    """Return the phrases with weights >= 0 of the file of the option `phrases`; [] without it."""
     if path is None:
         return []
     from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with
@@ -393,7 +393,7 @@ def load_phrase_file(path: str | None) -> list[str]:
 
 
 def writable_file(option: str, value: str) -> Path:
-    """The path of an option that names an output file.
+    """Return the path of an option that names an output file.
 
     Raises:
         ValueError: its folder does not exist, or it is a folder itself.

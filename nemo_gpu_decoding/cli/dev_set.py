@@ -1,4 +1,4 @@
-"""The dev set of `tune`: its encoder output is computed once and decoded many times.
+"""Compute the encoder output of the dev set of `tune` once, and decode it many times.
 
 `tune confidence=...` also fits a map of word confidence on it.
 """
@@ -68,7 +68,7 @@ class DevSet:
     def decode(
         self, decoder: Search, text_of: Callable[[Path], str], second: Rescoring | None = None, n_best: int = 1
     ) -> Decoded:
-        """The best text of every utterance, oracle texts if there are alternatives, and the seconds of the search.
+        """Return the texts of all utterances (best, or oracle with alternatives) and the seconds of the search.
 
         With `n_best` > 1 the oracle is the best of the first `n_best` different texts.
         """
@@ -100,7 +100,7 @@ class DevSet:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The output of a decoder for a `DevSet`."""
+    """The texts and the time of one decoding of a `DevSet`."""
 
     texts: tuple[str, ...]
     seconds: float  # of the decoder alone
@@ -109,7 +109,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Score:
-    """Quality of one decoding; `phrases` only if a list was given."""
+    """The quality of one decoding; it has `phrases` only if a list was given."""
 
     errors: WordErrors
     phrases: PhraseScore | None
@@ -156,7 +156,7 @@ Words = tuple[list[float], list[bool]]  # confidences of the words of an utteran
 def with_confidence_map(
     head: Head, config: DictConfig, utterances: Sequence[Utterance], aggregations: Sequence[str], batch_size: int
 ) -> tuple[DictConfig, str]:
-    """A decoding section with the map of its word confidence, and a table of the aggregations that were tried.
+    """Return a decoding section with the map of its word confidence, and a table of the aggregations that were tried.
 
     Args:
         aggregations: of token confidence to words; the one with the best normalised cross entropy is taken.
@@ -178,7 +178,7 @@ def with_confidence_map(
 
 
 def _with(config: DictConfig, aggregation: str, fitted: ConfidenceMap | None) -> DictConfig:
-    """The section with this confidence."""
+    """Return the section with this confidence."""
     given: dict[str, Any] = {"confidence_cfg": {"preserve_word_confidence": True, "aggregation": aggregation}}
     given[section_of(str(config.strategy))] = {"confidence_map": fitted and list(fitted)}
     return cast(DictConfig, OmegaConf.merge(config, given))
@@ -187,7 +187,7 @@ def _with(config: DictConfig, aggregation: str, fitted: ConfidenceMap | None) ->
 def words_of(
     head: Head, config: DictConfig, utterances: Sequence[Utterance], outputs: Sequence[Outputs]
 ) -> list[Words]:
-    """The words of each utterance."""
+    """Return the words of each utterance."""
     head.use(cast(DictConfig, OmegaConf.merge(config, {"compute_timestamps": True})))
     words_of_utterances = [transcript.words for batch in outputs for transcript in head.model.decode(batch)]
     words: list[Words] = []
@@ -199,7 +199,7 @@ def words_of(
 
 
 def _held_out(words: Sequence[Words]) -> list[Words]:
-    """The words with their confidence mapped, by maps that were fitted on other utterances."""
+    """Return the words with their confidence mapped, by maps that were fitted on other utterances."""
     mapped = []
     for fold in range(FOLDS):
         fitted = fit_map(*joined([utterance for n, utterance in enumerate(words) if n % FOLDS != fold]))
@@ -208,6 +208,6 @@ def _held_out(words: Sequence[Words]) -> list[Words]:
 
 
 def joined(words: Sequence[Words]) -> Words:
-    """All confidences, and whether their words are right."""
+    """Return all confidences, and whether their words are right."""
     pairs = [pair for confidences, rights in words for pair in zip(confidences, rights, strict=True)]
     return [confidence for confidence, _ in pairs], [is_right for _, is_right in pairs]

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding doctor`: what this machine has, and the backend of each strategy on it.
+"""`nemo-gpu-decoding doctor` prints what this machine has, and the backend of each strategy on it.
 
 The functions import what they examine, so that `--help` imports no torch.
 """
@@ -61,7 +61,7 @@ class StrategyPath:
 
 
 def run(options: DoctorOptions) -> int:
-    """Print the facts; changes nothing but the verdicts of checks, loads no model and does not import NeMo."""
+    """Print the facts. This loads no model, does not import NeMo and changes nothing but the verdicts of checks."""
     facts = examine()
     paths = strategy_paths(check=options.check)
     if options.json:
@@ -75,7 +75,7 @@ def run(options: DoctorOptions) -> int:
 
 
 def examine() -> list[Fact]:
-    """All facts, from Python and torch up to the plugin."""
+    """Return all facts, from Python and torch up to the plugin."""
     return [
         Fact("nemo-gpu-decoding", __version__),
         Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
@@ -93,7 +93,7 @@ def examine() -> list[Fact]:
 
 
 def torch_facts() -> list[Fact]:
-    """torch's build, its GPU and the default number of CPU threads of the decoders."""
+    """Return torch's build, its GPU and the default number of CPU threads of the decoders."""
     import torch
 
     from nemo_gpu_decoding.cuda.launch import runtime
@@ -113,7 +113,7 @@ def torch_facts() -> list[Fact]:
 
 
 def gpu_advice(cuda_build: bool) -> str:
-    """What is missing: a GPU, a driver or a CUDA build of torch."""
+    """Return what is missing: a GPU, a driver or a CUDA build of torch."""
     if shutil.which("nvidia-smi") is None:
         return "decoding runs on the CPU"
     if cuda_build:
@@ -122,7 +122,7 @@ def gpu_advice(cuda_build: bool) -> str:
 
 
 def driver_fact() -> Fact:
-    """NVIDIA's driver, as reported by nvidia-smi."""
+    """Return the version of NVIDIA's driver that nvidia-smi reports."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Fact("NVIDIA driver", "none")
@@ -145,7 +145,7 @@ def cuda_python_fact() -> Fact:
 
 
 def nvrtc_fact() -> Fact:
-    """NVRTC compiles kernels; torch's CUDA builds bring it."""
+    """Return the version of NVRTC, which compiles kernels; torch's CUDA builds bring it."""
     from nemo_gpu_decoding.cuda import nvrtc
 
     try:
@@ -156,13 +156,13 @@ def nvrtc_fact() -> Fact:
 
 
 def kernels_fact() -> Fact:
-    """Whether CUDA kernels run here, and if not, the reason."""
+    """Return whether CUDA kernels run here, and if not, the reason."""
     why_not = cuda_obstacle()
     return Fact("CUDA kernels", "not available" if why_not else "run on the GPU", why_not or "")
 
 
 def cuda_obstacle() -> str | None:
-    """The reason why CUDA kernels cannot run on the current GPU; None if they can."""
+    """Return the reason why CUDA kernels cannot run on the current GPU; None if they can."""
     import torch
 
     from nemo_gpu_decoding.cuda.launch import runtime
@@ -183,7 +183,7 @@ def nemo_fact() -> Fact:
 
 
 def registration_fact() -> Fact:
-    """Whether NeMo finds the strategies without a call of register()."""
+    """Return whether NeMo finds the strategies without a call of register()."""
     try:
         is_found = importlib.util.find_spec("hydra_plugins.nemo_gpu_decoding") is not None
     except ModuleNotFoundError:
@@ -194,13 +194,13 @@ def registration_fact() -> Fact:
 
 
 def extra_facts() -> list[Fact]:
-    """The extras that are not complete."""
+    """Return the extras that are not complete."""
     missing = {extra: [name for name in modules if not is_installed(name)] for extra, modules in MODULES.items()}
     return [Fact(f"[{e}]", f"no {', '.join(names)}", install_command(e)) for e, names in missing.items() if names]
 
 
 def numba_facts() -> list[Fact]:
-    """numba, and the cache of compiled code; without a cache every process compiles again."""
+    """Return numba's version and its cache of compiled code. Without a cache every process compiles again."""
     from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
 
     folder = cache_folder()
@@ -210,7 +210,7 @@ def numba_facts() -> list[Fact]:
 
 
 def strategy_paths(*, check: bool = False) -> list[StrategyPath]:
-    """Every registered strategy and the backend that `auto` means for it here; `check`: check its kernels now."""
+    """Return each registered strategy and the backend that `auto` means for it; `check`: check its kernels now."""
     from nemo_gpu_decoding.cuda.compile import kernel_files
 
     why_not = cuda_obstacle() if kernel_files() else "it has no CUDA kernels in this version"

@@ -1,4 +1,4 @@
-"""The points of a grid of options that `tune` tries, their decoders, and the stages in which it tries them.
+"""List the points of a grid of options that `tune` tries, in stages, and make their decoders.
 
 Options that are null get values around the best point so far. With phrases, token-level strategies first try all
 weights with the smallest beam and one segmentation per phrase. Then they try larger beams and more segmentations with
@@ -34,7 +34,7 @@ WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight"
 
 
 class Axis(NamedTuple):
-    """The values of an option in the first stage. An option may have several axes, of which at most one is used."""
+    """The values that the first stage tries for an option. An option may have several axes; at most one is used."""
 
     option: str
     facts: str  # the axis is used if all of them hold, see `facts_of`
@@ -80,33 +80,33 @@ _Values: Any = _made("_Values", _NAMES, defaults=[None] * len(_NAMES))
 
 
 class Point(_Values):
-    """One combination of options. None: the strategy has no such option, or there is no LM or no phrase."""
+    """One combination of options. None: the strategy lacks the option, or there is no LM or no phrase."""
 
     def __str__(self) -> str:
-        """The options in the form in which a user types them."""
+        """Return the options in the form in which a user types them."""
         values = self._asdict().items()
         return " ".join(f"{name}={value}" for name, value in values if value is not None)
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Sort key among equally good points: smaller searches, then smaller weights, then defaults."""
+        """Return the sort key among equally good points: smaller searches, then smaller weights, then defaults."""
         weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
         way = (self.refund == "nemo", bool(self.overlapping), self.ac_threshold or 0.0, self.score_norm is False)
         return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *way)
 
 
 def combinations(**values: Sequence[Any]) -> list[Point]:
-    """Every combination of the values of each option; an option without values stays None."""
+    """Return every combination of the values of each option; an option without values stays None."""
     return [Point(*row) for row in itertools.product(*(values.get(n) or [None] for n in Point._fields))]
 
 
 def varied(points: Sequence[Point]) -> list[str]:
-    """The options that the points have, in their order."""
+    """Return the options that the points have, in their order."""
     return [name for name in Point._fields if any(getattr(point, name) is not None for point in points)]
 
 
 def tried_values(points: Sequence[Point]) -> str:
-    """The values of each option that the points have.
+    """Return the values of each option that the points have.
 
     >>> tried_values([Point(beam_size=8, lm_weight=0.5), Point(beam_size=32, lm_weight=0.5)])
     'beam_size=8,32 lm_weight=0.5'
@@ -116,7 +116,7 @@ def tried_values(points: Sequence[Point]) -> str:
 
 
 class Searches:
-    """The decoders of a strategy, one for each boosting tree; LM or graph are shared.
+    """The decoders of a strategy, one for each boosting tree; they share the LM or graph.
 
     Args:
         files: LM, phrases, and weights other than 0, so that all models are loaded.
@@ -127,7 +127,7 @@ class Searches:
         self._ready: dict[tuple[Any, ...], Search] = {}
 
     def at(self, point: Point) -> Search:
-        """The decoder with the boosting tree of a point; None: as in the preset. The weights are not set."""
+        """Return the decoder with the boosting tree of a point; None: as in the preset. The weights are not set."""
         tree = {name: getattr(point, name) for name in TREE if name in Point._fields}
         key = tuple(tree.values())
         if key not in self._ready:
@@ -139,7 +139,7 @@ class Searches:
 
     @property
     def refunds(self) -> tuple[str, ...]:
-        """The refunds that work with the phrases and the preset: NeMo's have neither penalties nor whole words."""
+        """Return the refunds that suit the phrases and the preset: NeMo's allow no penalties and no whole words."""
         from nemo_gpu_decoding.fusion.boosting import REFUNDS, read_phrases, weight_of
 
         if self._files["phrases"] is None:
@@ -150,18 +150,18 @@ class Searches:
 
     @property
     def n_best(self) -> int:
-        """Hypotheses that the preset has."""
+        """Return hypotheses that the preset has."""
         return self.head.decoding.decoding.options.n_best
 
     @property
     def most_bonus(self) -> float:
-        """The most that a word earns with a boosting weight of 1, natural log."""
+        """Return the most that a word earns with a boosting weight of 1, natural log."""
         boosting = self.at(Point()).fusion.boosting
         return 0.0 if boosting is None else max(0.0, float(boosting.arrays.states["upper_bound"].max()))
 
 
 def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decoder[Any, Any]:
-    """The same decoder with other weights; it shares the LM or graph and the phrases.
+    """Return the same decoder with other weights; it shares the LM or graph and the phrases.
 
     A weight of None removes the phrases or the token-level LM; the LM of a word graph keeps its weight. With `n_best`
     above 1 a beam search returns its whole beam, because several hypotheses may have the same text. A word graph
@@ -196,7 +196,7 @@ Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try
 
 
 def facts_of(options: TuneOptions, strategy: str, has_lm: bool, has_phrases: bool) -> set[str]:
-    """What is known of a search: what it scores, the head of the model, and what is fused with it."""
+    """Return what is known of a search: what it scores, the head of the model, and what is fused with it."""
     facts = {strategy, STRATEGIES[strategy].family, "graph" if section_of(strategy) == "wfst" else "tokens"}
     named = {"large": strategy == LARGE_LM_STRATEGY, "source": options.source_lm is not None, "lm": has_lm}
     named |= {"rescore": options.rescore is not None, "phrases": has_phrases, "fused": has_lm or has_phrases}
@@ -206,7 +206,7 @@ def facts_of(options: TuneOptions, strategy: str, has_lm: bool, has_phrases: boo
 def points_of(
     options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: bool, most_bonus: float = 0.0
 ) -> list[Point]:
-    """The points of the first stage; weights of an absent LM or absent phrases are None.
+    """Return the points of the first stage; weights of an absent LM or absent phrases are None.
 
     Args:
         most_bonus: the most that a word of a graph earns with a boosting weight of 1, natural log.
@@ -231,7 +231,7 @@ def points_of(
 
 
 def ways_of(options: TuneOptions, refunds: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The values of `refund` and `overlapping` to try. NeMo's refunds count all phrases.
+    """Return the values of `refund` and `overlapping` to try. NeMo's refunds count all phrases.
 
     Args:
         refunds: the values that the phrases and the preset permit; None: all.
@@ -254,7 +254,7 @@ def later_stages(
     most_bonus: float = 0.0,
     refunds: Sequence[str] | None = None,
 ) -> list[Stage]:
-    """The stages after the first one. A stage may repeat points that were tried before.
+    """Return the stages after the first one. A stage may repeat points that were tried before.
 
     Args:
         most_bonus: as in `points_of`.
@@ -278,7 +278,7 @@ def later_stages(
 
 
 def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
-    """Ranking by score instead of score per token, with bonuses per token and the LM weights next to the best one.
+    """Return points near the best one that rank by score instead of score per token, with a bonus per token.
 
     A bonus offsets the preference of plain scores for short hypotheses.
     """
@@ -288,7 +288,7 @@ def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequence[float], best: Point) -> list[Point]:
-    """Other beam sizes and segmentations with the best weights and all boosting weights."""
+    """Return other beam sizes and segmentations, with the best weights and all boosting weights."""
     fixed: dict[str, Sequence[Any]] = {k: [value] for k, value in best._asdict().items() if value is not None}
     fixed |= {"beam_size": sizes, "segmentations": segmentations, "boosting_weight": weights}
     points = combinations(**fixed)
@@ -296,14 +296,14 @@ def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequenc
 
 
 def _paid(ways: Sequence[dict[str, Any]], weights: Sequence[float], best: Point) -> list[Point]:
-    """The ways of paying phrases with all boosting weights above 0."""
+    """Return the ways of paying phrases with all boosting weights above 0."""
     return [best._replace(**way, boosting_weight=weight) for way in ways for weight in weights if weight]
 
 
 def _heard(
     options: TuneOptions, thresholds: Sequence[float], section: str, most_bonus: float, best: Point
 ) -> list[Point]:
-    """Thresholds of a phrase's probability, with the best boosting weight and larger ones."""
+    """Return points with thresholds of a phrase's probability, with the best boosting weight and larger ones."""
     every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
     weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
     points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in thresholds for weight in weights]
@@ -313,7 +313,7 @@ def _heard(
 
 
 def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Point]:
-    """The boosting weights with the best LM weights."""
+    """Return the boosting weights with the best LM weights."""
     points = [best._replace(boosting_weight=weight) for weight in WORD_BOOSTING_WEIGHTS]
     if widths:
         return [point._replace(beam_width=width) for point in points for width in widths]
@@ -321,7 +321,7 @@ def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Po
 
 
 def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
-    """The LM weights next to the best ones, one by one."""
+    """Return the LM weights next to the best ones, one by one."""
     neighbours = []
     for name in ("lm_weight", "large_lm_weight"):
         values = sorted({getattr(point, name) for point in points} - {None})
@@ -332,6 +332,6 @@ def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def _beam_width(point: Point, most_bonus: float) -> float:
-    """The smallest beam width of which a word's bonus is at most half, or else the largest width."""
+    """Return the smallest beam width of which a word's bonus is at most half, or else the largest width."""
     bonus = (point.boosting_weight or 0.0) * most_bonus
     return next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1])

@@ -1,4 +1,4 @@
-"""The commands that make n-gram LMs: `build-lm`, `prune-lm`, `pack-lm`.
+"""Make n-gram LMs with three commands: `build-lm`, `prune-lm`, `pack-lm`.
 
 `build-lm` estimates an LM over words or over the tokens of a model, from text or from a transducer (its internal LM).
 `prune-lm` keeps a subset of the n-grams. `pack-lm` writes the file that paged_biglm maps into memory.
@@ -90,7 +90,7 @@ def build_lm(options: BuildLMOptions) -> int:
 
 
 def internal_lm_of(name: str) -> Arpa:
-    """The internal LM of a transducer."""
+    """Return the internal LM of a transducer."""
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.search.transducer.internal_lm import internal_lm
 
@@ -99,7 +99,7 @@ def internal_lm_of(name: str) -> Arpa:
 
 
 def lm_of_text(options: BuildLMOptions) -> Arpa:
-    """The LM of the texts, over words or tokens."""
+    """Return the LM of the texts, over words or tokens."""
     texts = [options.text] if isinstance(options.text, str) else list(options.text)
     files = [existing_file("text", file) for file in texts]
     counts = options.min_counts
@@ -122,7 +122,7 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
-    """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr.
+    """Yield the words of each non-empty line, or the tokens that spell them, with a progress bar on stderr.
 
     Lines that cannot be read or spelled are left out with one warning.
     """
@@ -159,7 +159,7 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
 
 
 def text_of_row(line: bytes) -> str:
-    """The text of a row of a manifest; "" of an empty line.
+    """Return the text of a row of a manifest; "" of an empty line.
 
     Raises:
         ValueError: the row is no JSON object with a `text`.
@@ -237,7 +237,7 @@ def pack_lm(options: PackLMOptions) -> int:
 
 
 def _pack_report(facts: Mapping[str, Any]) -> str:
-    """The report as a table; `json=true` prints all facts by name."""
+    """Return the report as a table; `json=true` prints all facts by name."""
     orders = " + ".join(map(str, facts["counts"]))
     per_ngram, speed = facts["num_bytes"] / facts["ngrams"], facts["ngrams"] / facts["seconds"]
     bridged = "n-grams without their suffix (all but the first word): it gets its backed-off score"

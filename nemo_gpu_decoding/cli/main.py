@@ -78,7 +78,7 @@ def guarded(program: str, run: Callable[[], int], module: str = "nemo_gpu_decodi
 
 
 def overview() -> str:
-    """The text of `nemo-gpu-decoding --help`."""
+    """Return the text of `nemo-gpu-decoding --help`."""
     width = max(map(len, COMMANDS))
     listed = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
     return (
@@ -88,8 +88,8 @@ def overview() -> str:
 
 
 def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
-    """Whether the user can correct this error: a ValueError, OSError or ImportError raised by this package or by the
-    program `module`.
+    """Return whether the user can correct this error: a ValueError, OSError or ImportError raised by this package or
+    by the program `module`.
 
     If another library raises these types, the cause is unknown, and the traceback is printed.
     """
@@ -141,7 +141,7 @@ def run_program(
 
 
 class _Lasting:
-    """stdout of a command that writes files, which it completes if its reader ends or its disk is full."""
+    """The stdout of a command that writes files: the command goes on if its reader ends or its disk is full."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -165,12 +165,12 @@ class _Lasting:
 
 
 def file_of(name: str) -> str:
-    """The name of the file with a command."""
+    """Return the name of the file with a command."""
     return "lm" if name.endswith("-lm") else name.replace("-", "_")
 
 
 def load_command(name: str) -> Any:
-    """The module of a command. A module with several commands has a table of them, with the same attributes."""
+    """Return the module of a command. A module with several commands has a table of them, with the same attributes."""
     module = importlib.import_module(f"nemo_gpu_decoding.cli.{file_of(name)}")
     return getattr(module, "COMMANDS", {}).get(name, module)
 
@@ -179,7 +179,7 @@ def load_command(name: str) -> Any:
 
 
 def needed(command: str, options: Any) -> list[str]:
-    """The names that `require` takes: extras, or single modules."""
+    """Return the names that `require` takes: extras, or single modules."""
     return [name for name, is_needed in NEEDS.get(command, {}).items() if is_needed(options)]
 
 
@@ -198,7 +198,7 @@ def starts_ray(options: Any) -> bool:
 
 
 def builds_word_graph(options: Any) -> bool:
-    """Whether a word graph is composed from an ARPA file. A ready-made graph needs no extra library."""
+    """Return whether a word graph is composed from an ARPA file. A ready-made graph needs no extra library."""
     if options.strategy is None and options.preset is None:
         return False  # the default strategies search no word graph
     from nemo_gpu_decoding.cli.decoding import decoding_config, with_decoding

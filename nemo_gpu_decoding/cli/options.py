@@ -1,4 +1,4 @@
-"""`key=value` arguments -> a dataclass of options, and the help text of these options.
+"""Read `key=value` arguments into a dataclass of options, and print the help text of these options.
 
 Comments above or behind the fields of the dataclass explain the options. `--help` and error messages show these
 comments. The attribute `topic` of a dataclass is the heading of its options in `--help all`.
@@ -28,12 +28,12 @@ FILES = ("audio", "manifest", "tarred_audio", "text")  # options for one file or
 
 
 class OptionError(ValueError):
-    """An argument is not `key=value`, or its key is no option."""
+    """An error that says that an argument is not `key=value`, or that its key is no option."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One field of an options dataclass, as the user sees it."""
+    """One field of an options dataclass, as `--help` shows it."""
 
     name: str
     default: Any  # MISSING if the option is required
@@ -45,7 +45,7 @@ class Option:
         return isinstance(self.default, str) and self.default == MISSING
 
     def describe(self, *, brief: bool = False) -> str:
-        """`key=default` and the comment, or its first sentence, wrapped for a terminal."""
+        """Return `key=default` and the comment, or its first sentence, wrapped for a terminal."""
         head = f"  {self.name}={'(required)' if self.required else show_value(self.default)}"
         sentence = re.match(r".*?[^.\s]\.(?=\s|$)", self.comment) if brief else None
         body = textwrap.wrap(sentence[0] if sentence else self.comment, HELP_WIDTH - 6)
@@ -53,7 +53,7 @@ class Option:
 
 
 def show_value(value: Any) -> str:
-    """A default in the form in which a user types it."""
+    """Return a default in the form in which a user types it."""
     if value is None or value == "":
         return "null"
     if isinstance(value, bool):
@@ -106,7 +106,7 @@ def help_text(
     positional: str | None = None,
     first: Sequence[str] = (),
 ) -> str:
-    """The text of `PROGRAM --help`: options with default and meaning, and examples.
+    """Return the text of `PROGRAM --help`: options with default and meaning, and examples.
 
     Args:
         first: names of the options that most people need. A sentence explains each of them, and the others are listed
@@ -132,7 +132,7 @@ def help_text(
 
 
 def options_of(options_class: type) -> tuple[Option, ...]:
-    """The options of a dataclass in the order of their definition, comments included."""
+    """Return the options of a dataclass in the order of their definition, comments included."""
     if not is_dataclass(options_class):
         raise TypeError(f"{options_class.__name__} is no dataclass")
     comments = field_comments(options_class)
@@ -147,18 +147,18 @@ def options_of(options_class: type) -> tuple[Option, ...]:
 
 
 def keys_for_commands(source: type, marks: Collection[Any] = (True, "tune")) -> dict[str, str]:
-    """The fields that a search declares with one of these marks as `cli`, and their keys in NeMo's section."""
+    """Return the fields that a search declares with one of these marks as `cli`, and their keys in NeMo's section."""
     marked = [field for field in fields(source) if field.metadata.get("rule", {}).get("cli") in marks]
     return {field.name: str(key_of(field)) for field in marked}
 
 
 def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callable[[type[T]], type[T]]:
-    """Decorator of options of a command that adds those which searches declare with `cli`. null is their default.
+    """Decorate a command's options: add those that searches declare with `cli`. null is their default.
 
     They have the names of NeMo's keys. Options that the command has already stay.
 
     Args:
-        listed: for `tune`, with lists of values.
+        listed: whether values are lists, as in `tune`.
     """
 
     def add(cls: type[T]) -> type[T]:
@@ -177,7 +177,7 @@ def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callabl
 
 
 def field_comments(options_class: type) -> dict[str, str]:
-    """Field name -> the comment lines right above it and behind it; inherited and added fields included."""
+    """Return the comment lines above and behind each field by its name, inherited and added fields included."""
     comments = dict(getattr(options_class, "added_comments", {}))
     for base in reversed(options_class.__mro__[:-1]):
         comments.update(_own_comments(base))
@@ -212,8 +212,8 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
 
 
 def _read_value(options_class: type, key: str, value: str) -> Any:
-    """The value of an option: unchanged for text fields (so that `audio=*.wav` needs no quotes), else read as YAML.
-    A list needs no brackets."""
+    """Return the value of an option: unchanged for text fields (so that `audio=*.wav` needs no quotes), else read as
+    YAML. A list needs no brackets."""
     hint = get_type_hints(options_class).get(key)
     if hint is str:
         return value
@@ -237,7 +237,7 @@ def _read_value(options_class: type, key: str, value: str) -> Any:
 
 
 def _names(value: str) -> Any:
-    """A name of a file or pattern as it is, or a list of them in brackets, in which names with commas need quotes."""
+    """Return the name of a file or pattern, or the list in brackets, in which names with commas need quotes."""
     if value == "null":
         return None
     if not (value.startswith("[") and value.endswith("]")) or os.path.lexists(value):
@@ -254,7 +254,7 @@ def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:
 
 
 def _literal(value: Any) -> Any:
-    """A value in which `${` is a part of a text, and begins no interpolation of OmegaConf."""
+    """Return a value in which `${` is a part of a text, and begins no interpolation of OmegaConf."""
     if isinstance(value, list):
         return [_literal(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding serve`: live streams through one model, over WebSockets."""
+"""`nemo-gpu-decoding serve` decodes live streams with one model, over WebSockets."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ OPTIONS = ServeOptions
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until interrupted; the address on stdout."""
+    """Serve until interrupted; print the address to stdout."""
     server = build_server(options)
     asyncio.run(_serve(server))
     return 0
 
 
 def build_server(options: ServeOptions) -> LiveServer:
-    """The server, with its model loaded and warmed up."""
+    """Return the server, with its model loaded and warmed up."""
     from nemo_gpu_decoding.live.batcher import Batcher
     from nemo_gpu_decoding.live.interface import warm_up
     from nemo_gpu_decoding.live.server import LiveServer
@@ -68,7 +68,7 @@ def build_server(options: ServeOptions) -> LiveServer:
 
 
 def build_recognizer(options: ServeOptions) -> Any:
-    """The model in NeMo's pipeline, with the strategy."""
+    """Return the model in NeMo's pipeline, with the strategy."""
     from nemo_gpu_decoding.nemo_plugin.restore import default_head
     from nemo_gpu_decoding.nemo_plugin.streaming.recognizer import PipelineRecognizer
 

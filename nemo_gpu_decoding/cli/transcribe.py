@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding transcribe`: audio files to text with any strategy."""
+"""`nemo-gpu-decoding transcribe` turns audio files into text with any strategy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
 
 @dataclass
 class RecordingOptions(decoding.DecodingOptions):
-    """What is transcribed, and what is written."""
+    """Options that say what is transcribed, and what is written."""
 
     topic = "input and output"
 
@@ -154,12 +154,12 @@ class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether `out` is a folder."""
+        """Return whether `out` is a folder."""
         return self.out is not None and (self.out.endswith("/") or path_of(self.out).is_dir())
 
 
 def fewest_and_most(workers: Any) -> tuple[int, int]:
-    """The numbers of processes that `workers` allows, N or [FEWEST,MOST]; a ValueError for anything else."""
+    """Return the numbers of processes that `workers` allows, N or [FEWEST,MOST]; a ValueError for anything else."""
     ends = workers if isinstance(workers, list) else [workers] * 2
     whole = all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
     if len(ends) != 2 or not whole or not 1 <= ends[0] <= ends[1]:
@@ -171,7 +171,7 @@ OPTIONS = TranscribeOptions
 
 
 def run(options: TranscribeOptions) -> int:
-    """Transcribe; texts to stdout, JSON lines to `out`, progress, errors and totals to stderr.
+    """Transcribe: write texts to stdout, JSON lines to `out`, progress, errors and totals to stderr.
 
     With a folder as `out`, the texts go to its files and a table of totals to stdout.
 
@@ -220,7 +220,7 @@ def run(options: TranscribeOptions) -> int:
 
 
 def load(options: TranscribeOptions) -> Model:
-    """The model with its decoding and second pass."""
+    """Return the model with its decoding and second pass."""
     from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
 
     model = decoding.load_model(options, build_decoding, options.head, options.channel_selector)
@@ -251,7 +251,7 @@ def run_partitions(options: TranscribeOptions) -> int:
 
 
 def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
-    """Options on which transcripts depend; files are represented by digests of their content."""
+    """Return options on which transcripts depend; files are represented by digests of their content."""
     resumable = {option.name for option in fields(PartitionOptions)} - {"batch_seconds"} | NOT_IN_TRANSCRIPTS
     given = {name: value for name, value in vars(options).items() if name not in resumable}
     for name in FILE_OPTIONS:
@@ -262,7 +262,7 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
 
 
 def content_of(path: str) -> str:
-    """Name, size and digest of a file, of a large one of its beginning and end; another value is returned unchanged.
+    """Return name, size and digest of a file (of a large one: of its beginning and end), other values unchanged.
 
     >>> content_of("no_such_file")
     'no_such_file'
@@ -279,12 +279,12 @@ def content_of(path: str) -> str:
 
 
 def kept_file(out: Path | None) -> Path | None:
-    """The hidden file beside `out` with what an interrupted run has decoded; None without `out`, and for a device."""
+    """Return the hidden file beside `out` that keeps what a run has decoded; None for a device or without `out`."""
     return None if out is None or (out.exists() and not out.is_file()) else out.with_name(f".{out.name}.run")
 
 
 def workers_of(options: TranscribeOptions) -> Workers:
-    """The number and place of the workers."""
+    """Return the number and place of the workers."""
     from nemo_gpu_decoding.cluster.run import Workers
 
     least, most = fewest_and_most(options.workers)
@@ -293,7 +293,7 @@ def workers_of(options: TranscribeOptions) -> Workers:
 
 
 def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> DictConfig:
-    """NeMo's decoding section for these options."""
+    """Return NeMo's decoding section for these options."""
     config = decoding.config_with_n_best(options, options.head or default_head, options.n_best)
     if options.timestamps or options.subtitles or options.min_confidence:
         config.compute_timestamps = True
@@ -348,7 +348,7 @@ def report(totals: Totals, seconds: float, device: str) -> None:
 def _transcripts(
     model: Model, utterances: Sequence[Utterance], options: TranscribeOptions, log: Log
 ) -> Iterator[Transcript | str]:
-    """The transcript of each utterance, or its error message."""
+    """Yield the transcript of each utterance, or its error message."""
     from nemo_gpu_decoding.nemo_plugin.transcribing import Transcriber
 
     seconds, size = sum(utterance.duration for utterance in utterances), options.batch_size
@@ -369,7 +369,7 @@ def _check_names(utterances: Sequence[Utterance]) -> None:
 def _subtitled(
     utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
-    """The transcripts; the subtitles of each file are written after its last part, with times in the file."""
+    """Yield the transcripts; the subtitles of each file are written after its last part, with times in the file."""
     last = {utterance.path: n for n, utterance in enumerate(utterances)}
     words_of_parts: dict[Path, list[tuple[float, list[Word]]]] = {}
     for n, (utterance, transcript) in enumerate(zip(utterances, transcripts, strict=True)):
@@ -386,6 +386,6 @@ def _subtitled(
 
 
 def subtitle_file(options: TranscribeOptions, recording: Path, file_format: str) -> Path:
-    """The file with the subtitles of a recording."""
+    """Return the file with the subtitles of a recording."""
     folder = path_of(options.out).parent if options.out else Path()
     return folder / f"{recording.stem}.{file_format}"

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding tune`: weights that suit a model, an LM and a phrase list, found on a dev set."""
+"""`nemo-gpu-decoding tune` finds weights on a dev set that suit a model, an LM and a phrase list."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Trial:
 
 
 def run(options: TuneOptions) -> int:
-    """Decode the dev set with every combination; table to stdout, best preset to `out`."""
+    """Decode the dev set with every combination; print the table to stdout and write the best preset to `out`."""
     out = options.out and path_of(options.out)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ def run(options: TuneOptions) -> int:
 
 
 def plot_file(options: TuneOptions) -> Path | None:
-    """The file of the plot, or None."""
+    """Return the file of the plot, or None."""
     if options.plot is not None:
         return decoding.writable_file("plot", options.plot)
     if options.out is None:
@@ -212,7 +212,7 @@ def plot_file(options: TuneOptions) -> Path | None:
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:
-    """The strategy to tune: the option, else that of the preset, else the default of the model's head."""
+    """Return the strategy to tune: the option, else that of the preset, else the default of the model's head."""
     if options.strategy:
         return options.strategy
     if options.preset is None:
@@ -227,7 +227,7 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
 def search_points(
     options: TuneOptions, strategy: str, searches: Searches, dev: DevSet, phrases: Sequence[str]
 ) -> list[Trial]:
-    """Decode the dev set at the points of all stages; best first."""
+    """Decode the dev set at the points of all stages, and return the trials, best first."""
     in_graph = decoding.section_of(strategy) == "wfst"
     given: dict[str, Any] = {"has_phrases": bool(phrases), "most_bonus": searches.most_bonus if in_graph else 0.0}
     points = points_of(options, strategy, has_lm=options.lm is not None, **given)
@@ -265,7 +265,7 @@ def ranked(
     false_phrase_cost: float = FALSE_PHRASE_COST,
     most_false: float = float("inf"),
 ) -> list[Trial]:
-    """Best first; ties go to the smaller beam, then to the smaller weights.
+    """Sort the trials, best first; ties go to the smaller beam, then to the smaller weights.
 
     Args:
         most_false: trials with more false phrases come last, those with the fewest first.
@@ -283,7 +283,7 @@ def ranked(
 
 
 def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: int) -> str:
-    """Greedy and the best trials, one line each; WER in percent of the reference words."""
+    """Return a line for greedy decoding and for each of the best trials; WER in percent of the reference words."""
     names = varied([trial.point for trial in trials])
     header = ["decoder", *names, "WER %", "sub", "del", "ins"]
     header += ["precision", "recall", "F-score", "false phrases"] if phrases else []

@@ -1,4 +1,4 @@
-"""The plot of `tune`: word error rates over the weights."""
+"""Plot the word error rates of `tune` over the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DARK = 0.6  # of the range of colours; text is white from here on
 
 
 def options_of_panels(trials: Sequence[Trial]) -> list[str]:
-    """The options with several tried values, in descending order of their effect on the WER."""
+    """Return the options with several tried values, in descending order of their effect on the WER."""
 
     def spread(name: str) -> float:
         wers = [trial.score.errors.wer for trial in best_by(trials, name).values()]
@@ -33,7 +33,7 @@ def options_of_panels(trials: Sequence[Trial]) -> list[str]:
 
 
 def best_by(trials: Sequence[Trial], *names: str) -> dict[Any, Trial]:
-    """Values of these options -> the best trial with them over all other options; `trials` are sorted, best first."""
+    """Map values of these options to the best trial with them over all others; `trials` are sorted, best first."""
     best: dict[Any, Trial] = {}
     for trial in trials:
         values = tuple(getattr(trial.point, name) for name in names)

@@ -1,4 +1,4 @@
-"""The input and the output of a run: manifests of any size, cut into partitions, and the folder of their transcripts.
+"""Cut manifests of any size into partitions, and keep the transcripts of a run in a folder.
 
 Manifests may be compressed, and at any URL that fsspec reads. The rows are copied once into the folder of the run,
 with the path or URL of their audio. A partition is a range of bytes in that file, so that a worker reads only its own
@@ -61,7 +61,7 @@ class Corpus(NamedTuple):
 
 
 def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> Corpus:
-    """The corpus of the options of `transcribe`.
+    """Return the corpus of the options of `transcribe`.
 
     Args:
         audio: files, folders or patterns.
@@ -79,7 +79,7 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
 
 
 def _expand(option: str, value: Any) -> list[str]:
-    """The files of a path, a URL, a pattern or a list; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
+    """Return the files of a path, URL, pattern or list; {0..9}, or NeMo's _OP_0..9_CL_, stands for all its numbers."""
     urls = []
     for pattern in map(str, value if isinstance(value, (list, tuple)) else [value]):
         file = path_of(pattern)
@@ -111,7 +111,7 @@ def _ranges(pattern: str) -> list[str]:
 
 
 def shards_of(corpus: Corpus) -> list[tuple[str, str]]:
-    """The names of the manifests with digests of their content; for `audio`, with a digest of the list of files."""
+    """Return the names of the manifests with digests of their content; for `audio`, a digest of the list of files."""
     if corpus.audio:
         return [("audio", _digest(BytesIO("\n".join(corpus.audio).encode(errors="surrogateescape"))))]
     shards = []
@@ -161,8 +161,8 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number of the manifest, and an entry for its row; `seconds` are those of the manifest or of the file's header, 0
-    if it is unreadable."""
+    """Yield the number of the manifest, and an entry for its row; `seconds` are those of the manifest or of the file's
+    header, 0 if it is unreadable."""
     for number, name in enumerate(corpus.audio, 1):
         yield 0, {"row": {"audio_filepath": name}, "audio": name, "line": number, "seconds": _seconds(name)}
     tars = [_absolute(tar) for tar in corpus.tars]
@@ -177,7 +177,7 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
-    """The location of a row's audio: its path or URL, which may be relative to the manifest, or that of its tar."""
+    """Return the path or URL of a row's audio or of its tar; it may be relative to the manifest."""
     name = str(row["audio_filepath"])
     if tars:
         index = row.get("shard_id", shard)
@@ -192,12 +192,12 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
 
 
 def _absolute(url: str) -> str:
-    """The absolute path, for workers in other folders; a URL is unchanged."""
+    """Return the absolute path, for workers in other folders; a URL is unchanged."""
     return url if "://" in url else str(Path(url).absolute())
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:
-    """Duration from the file's header; 0 if it cannot be read. The worker reads the file, and reports errors."""
+    """Return the duration in the file's header; 0 if it cannot be read, because the worker reports the error."""
     import soundfile
 
     with suppress(RuntimeError, ValueError, OSError), local_copy(audio) as path:
@@ -214,7 +214,7 @@ Audio = tuple[dict[str, Any], Path | str]
 
 @contextmanager
 def local_copy(url: str) -> Iterator[Path]:
-    """A local file with the content of a path or URL; a temporary copy is removed afterwards."""
+    """Open a local file with the content of a path or URL; a temporary copy is removed afterwards."""
     if "://" not in url:
         yield Path(url)
         return
@@ -227,7 +227,7 @@ def local_copy(url: str) -> Iterator[Path]:
 
 @contextmanager
 def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
-    """The utterances of a partition, in order; temporary copies of their audio are removed afterwards.
+    """Open the utterances of a partition, in order; temporary copies of their audio are removed afterwards.
 
     Args:
         rows: rows of `corpus.write_rows`, for single files or for one tar file.
@@ -251,7 +251,7 @@ def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
 
 
 def _members(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Utterances of a tarred NeMo data set; the manifest names the members of the tar."""
+    """Return utterances of a tarred NeMo data set; the manifest names the members of the tar."""
     url, names = rows[0]["audio"], [_SUB.sub(r"\1", row["member"]) for row in rows]
     wanted = {*names, *(row["member"] for row in rows)}
     copies: dict[str, Path] = {}  # by the name of the member
@@ -280,7 +280,7 @@ class Folder(NamedTuple):
 
     @property
     def fs(self) -> DirFileSystem:
-        """Its file system, with names relative to the folder."""
+        """Return the folder's file system, with names relative to the folder."""
         fs, path = url_to_fs(self.url)
         return DirFileSystem(path, fs)
 
@@ -291,13 +291,13 @@ class Folder(NamedTuple):
         return f"part-{partition.number:05d}.done"
 
     def names(self) -> set[str]:
-        """The names of its files; empty if the folder does not exist."""
+        """Return the names of its files; empty if the folder does not exist."""
         fs = self.fs
         fs.invalidate_cache()
         return {name.rstrip("/") for name in fs.ls("", detail=False)} if fs.exists("") else set()
 
     def read(self, name: str, begin: int = 0, num_bytes: int | None = None) -> bytes:
-        """A file, or a range of its bytes."""
+        """Return a file, or a range of its bytes."""
         return self.fs.cat_file(name, start=begin, end=None if num_bytes is None else begin + num_bytes)
 
     def read_json(self, name: str) -> Any:
@@ -305,7 +305,7 @@ class Folder(NamedTuple):
 
     @contextmanager
     def open_whole(self, name: str) -> Iterator[IO[bytes]]:
-        """A new file that becomes visible when it is closed.
+        """Open a new file that becomes visible when it is closed.
 
         On local disks it is renamed into place; object stores show an object when it is complete.
         """
@@ -327,7 +327,7 @@ class Folder(NamedTuple):
 
 
 class RunPlan(NamedTuple):
-    """A run: its partitions, and the names of its manifests."""
+    """A plan that lists the partitions of a run, and the names of its manifests."""
 
     partitions: list[Partition]
     shards: list[str]

@@ -1,4 +1,4 @@
-"""A run: workers decode its unfinished partitions in this process or on Ray, with a progress bar and totals.
+"""Run workers that decode the partitions of a corpus, here or on Ray, with a progress bar and totals.
 
 A worker needs no Ray: it loads a model once, and decodes partitions to one file of transcripts each.
 """
@@ -34,7 +34,7 @@ SLOWEST, SHOWN = 3, 5  # number of slowest files in a marker and in the summary
 
 
 class Workers(NamedTuple):
-    """Where partitions are decoded.
+    """The number and place of the workers that decode partitions.
 
     Args:
         address: address of Ray, "auto" (the cluster of this machine) or "local" (a cluster is started for the run);
@@ -72,7 +72,7 @@ class Job:
 
 
 class Worker(Transcriber):
-    """Decodes partitions and writes them into the folder of the run."""
+    """A worker that decodes partitions and writes them into the folder of the run."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.load(), job.cutting, job.batch_size)
@@ -112,7 +112,7 @@ class Worker(Transcriber):
         return totals
 
     def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
-        """As `Transcriber.batch`; the time is added to the totals."""
+        """Run `Transcriber.batch`, and add the time to the totals."""
         started = time.perf_counter()
         transcripts = super().batch(rows, read)
         longest = max(rows, key=lambda row: row.duration)
@@ -122,7 +122,7 @@ class Worker(Transcriber):
         return transcripts
 
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
-        """As `Transcriber.decode`. If the batch fails, each utterance is decoded alone."""
+        """Run `Transcriber.decode`. If the batch fails, each utterance is decoded alone."""
         try:
             return super().decode(utterances, outputs)
         except Exception as error:
@@ -136,7 +136,7 @@ class Worker(Transcriber):
 
 
 def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
-    """An utterance with the error of its audio, if there is one."""
+    """Return an utterance with the error of its audio, if there is one."""
     row = entry["row"]
     utterance = opened(row["audio_filepath"], AudioPart(Path(file), *part_in(row)), row, f"line {entry['line']}")
     fault = row.get(FAULT) or (file if isinstance(file, str) else utterance.fault)
@@ -146,7 +146,7 @@ def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
 
 
 def batches(utterances: Sequence[Utterance], batch_size: int, batch_seconds: float | None) -> Iterator[list[int]]:
-    """Positions of utterances in batches: first those with a fault, then the longest.
+    """Yield positions of utterances in batches: first those with a fault, then the longest.
 
     Batches in descending order of duration have little padding, and the first one needs most memory. With
     `batch_seconds`, a batch has at most so many seconds of audio, padding included, and at least one utterance.
@@ -192,7 +192,7 @@ def transcribe_corpus(
 
 
 def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
-    """The totals of partitions with a marker."""
+    """Return the totals of partitions with a marker."""
     names = folder.names()
     markers = [folder.marker_file(partition) for partition in partitions]
     return [Totals(**folder.read_json(marker)) for marker in markers if marker in names]
@@ -209,7 +209,7 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
 
 
 class ProgressBar:
-    """A progress bar: hours of audio, speed relative to real time, errors, remaining time.
+    """A progress bar that shows hours of audio, speed relative to real time, errors and remaining time.
 
     If the hours of a partition are unknown, the bar counts partitions.
     """
@@ -285,7 +285,7 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
 
 
 def _connected(workers: Workers) -> Any:
-    """Ray, connected to the cluster."""
+    """Yield Ray, connected to the cluster."""
     if not workers.verbose:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # hides messages about actors that Ray restarts
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray must not change CUDA_VISIBLE_DEVICES
@@ -312,7 +312,7 @@ def _connected(workers: Workers) -> Any:
 
 
 def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
-    """A table with a row per manifest and one for all, the slowest files, and the errors."""
+    """Return a table with a row per manifest and one for all, the slowest files, and the errors."""
     header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins", "oracle WER %"]
     named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
     rows = [_summary_row(name, partitions) for name, partitions in named]

@@ -1,1 +1,1 @@
-"""Interfaces of other decoders, implemented with the searches of this package, without NeMo."""
+"""Offer the interfaces of other decoders with the searches of this package, without NeMo."""

@@ -1,4 +1,4 @@
-"""Alphabets of CTC models as pyctcdecode describes them: characters, BPE pieces and wav2vec2's symbols."""
+"""Convert alphabets of CTC models as pyctcdecode does: characters, BPE pieces and wav2vec2's symbols."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Alphabet:
     The blank is "". Words of characters are separated by " ". BPE pieces that begin a word begin with "▁".
 
     Args:
-        labels: in this form; `build_alphabet` converts the labels of a model. Several may be blanks.
+        labels: labels in this form; `build_alphabet` converts the labels of a model. Several may be blanks.
         is_bpe: whether they are BPE pieces.
         names: the labels of the model, for messages; None: `labels`.
 
@@ -71,7 +71,7 @@ class Alphabet:
 
     @property
     def labels(self) -> list[str]:
-        """A copy of the labels."""
+        """Return a copy of the labels."""
         return self._labels[:]
 
     def dumps(self) -> str:
@@ -89,42 +89,42 @@ class Alphabet:
 
     @cached_property
     def blanks(self) -> tuple[int, ...]:
-        """The columns of the blanks."""
+        """Return the columns of the blanks."""
         return tuple(column for column, label in enumerate(self._labels) if label == BLANK)
 
     @property
     def note(self) -> str:
-        """What was taken for the blank."""
+        """Return what was taken for the blank."""
         named = [f"{self._names[i]!r} (column {i})" for i in self.blanks if i < len(self._names)]
         return f"taken for the blank: {' and '.join(named) or 'a column after the labels, which have none'}"
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The labels without the blank; a token is an index of these."""
+        """Return the labels without the blank; a token is an index of these."""
         return tuple(label for label in self._labels if label != BLANK)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The pieces as a vocabulary that spells words."""
+        """Return the pieces as a vocabulary that spells words."""
         return Vocabulary(self.pieces, "bpe" if self.is_bpe else "char")
 
     @property
     def separator(self) -> int | None:
-        """The token between words; BPE pieces mark their beginnings instead."""
+        """Return the token between words; BPE pieces mark their beginnings instead."""
         return self.pieces.index(SPACE) if not self.is_bpe and SPACE in self.pieces else None
 
     def breaks(self, token: int) -> bool:
-        """Whether a word ends before this token."""
+        """Return whether a word ends before this token."""
         return self.pieces[token].startswith(WORD_START) if self.is_bpe else self.pieces[token] == SPACE
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """The number of characters of each token."""
+        """Return the number of characters of each token."""
         return tuple(len(piece.strip(WORD_START)) for piece in self.pieces)
 
     @cached_property
     def unknown_word_tokens(self) -> tuple[int, ...]:
-        """The tokens that may begin a word which the LM does not list."""
+        """Return the tokens that may begin a word which the LM does not list."""
         return tuple(
             token
             for token, piece in enumerate(self.pieces)
@@ -134,7 +134,7 @@ class Alphabet:
 
     @cached_property
     def _spaced(self) -> tuple[str, ...]:
-        """The text of each token, with a space where a word begins or ends."""
+        """Return the text of each token, with a space where a word begins or ends."""
         if not self.is_bpe:
             return self.pieces
         return tuple(
@@ -143,11 +143,11 @@ class Alphabet:
         )
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The words of a token sequence, joined by spaces."""
+        """Return the words of a token sequence, joined by spaces."""
         return SPACE.join(filter(None, "".join(map(self._spaced.__getitem__, tokens)).split(SPACE)))
 
     def words(self, tokens: Sequence[int]) -> Iterator[Word]:
-        """The words of a token sequence, without empty ones."""
+        """Yield the words of a token sequence, without empty ones."""
         text, first, breaks = "", 0, False
         for i, token in enumerate(tokens):
             piece = self.pieces[token]
@@ -165,7 +165,7 @@ class Alphabet:
 
 @lru_cache(maxsize=1 << 16)
 def spellings(alphabet: Alphabet, word: str) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of a word, fewest tokens first; none if it has a character that is in no label."""
+    """Return the token sequences of a word, fewest tokens first; none if it has a character that is in no label."""
     try:
         return tuple(map(tuple, alphabet.vocabulary.segmentations(word, MOST_SPELLINGS if alphabet.is_bpe else 1)))
     except ValueError:
@@ -173,7 +173,7 @@ def spellings(alphabet: Alphabet, word: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _with_word_start(label: str) -> str:
-    """A WordPiece in the form of BPE: '##ing' is 'ing', and 'go' is '▁go'."""
+    """Return a WordPiece in the form of BPE: '##ing' is 'ing', and 'go' is '▁go'."""
     if label.startswith(CONTINUATION):
         return label[len(CONTINUATION) :]
     is_special = SPECIAL_TOKEN_PTN.fullmatch(label) or label in (BLANK, WORD_START, UNK_BPE_TOKEN)

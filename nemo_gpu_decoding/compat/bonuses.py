@@ -1,4 +1,4 @@
-"""The bonuses of words: in the costs of a word graph, or, with hotwords, as a boosting automaton over its labels.
+"""Pay the bonuses of words by the costs of a word graph or, with hotwords, by an automaton over its labels.
 
 The search of a graph that contains them needs no automaton, and its lower bounds are tighter. The automaton is
 
@@ -36,12 +36,12 @@ Hotwords = Mapping[tuple[int, ...], float]  # the tokens of a word -> its bonus
 def bonus_automaton(
     weights: np.ndarray, graph: WordGraph, penalty: float, alphabet: Alphabet, hotwords: Hotwords
 ) -> BackoffAutomaton:
-    """The automaton of words and hotwords.
+    """Return the automaton of words and hotwords.
 
     Args:
         weights: [number of labels] bonus of each word, natural log; 0 for other labels.
-        graph: with labels for the pieces of unknown words, or with a closed vocabulary.
-        penalty: of an unknown word, <= 0.
+        graph: a graph with labels for the pieces of unknown words, or with a closed vocabulary.
+        penalty: cost of an unknown word, <= 0.
         hotwords: unknown words.
     """
     arcs: list[list[Arc]] = [[(label, weight, OUTSIDE) for label, weight in enumerate(weights.tolist())]]
@@ -70,7 +70,7 @@ def bonus_automaton(
 
 
 def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha: float) -> WordGraph:
-    """A graph whose costs contain the bonuses; alpha is the factor of the LM's costs, other arguments as above."""
+    """Return a graph whose costs contain the bonuses; alpha is the factor of the LM's costs, the rest is as above."""
     states, arcs, epsilons, sequences = (array.copy() for array in graph.arrays)
     bonuses, entry = np.append(weights, np.zeros(len(sequences))), max(penalty, -MOST_ENTRY)
     begins, inside = np.zeros((2, len(states)), bool)
@@ -90,7 +90,7 @@ def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha:
 
 
 def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], float]:
-    """The part of a bonus that each beginning of a hotword earns, by its characters; parents before children."""
+    """Return the part of a bonus that each beginning of a hotword earns, by its characters; parents come first."""
     earned: dict[tuple[int, ...], float] = {}
     for spelled, bonus in hotwords.items():
         lengths = np.cumsum([alphabet.lengths[token] for token in spelled]).tolist()
@@ -102,7 +102,7 @@ def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], flo
 def _automaton(
     arcs: list[list[Arc]], backoff_to: list[int], backoffs: list[float], finals: list[float], num_labels: int
 ) -> BackoffAutomaton:
-    """The automaton of the arcs of each state."""
+    """Return the automaton of the arcs of each state."""
     arcs = [sorted(arcs_of_state) for arcs_of_state in arcs]
     ends = np.cumsum(list(map(len, arcs)))
     labels, weights, targets = zip(*itertools.chain.from_iterable(arcs), strict=True)
@@ -121,7 +121,7 @@ def _automaton(
 
 @lru_cache(maxsize=8)
 def hotword_automaton(alphabet: Alphabet, words: frozenset[tuple[str, float]]) -> BackoffAutomaton:
-    """The automaton of hotwords over tokens, for the search without an LM; `words`: with their bonuses.
+    """Return the automaton of hotwords over tokens, for the search without an LM; `words`: with their bonuses.
 
     state 0          between words
     state 1          in a word that does not begin like a hotword

@@ -1,4 +1,4 @@
-"""The features of NeMo's models: log-mel spectra with the defaults of its `AudioToMelSpectrogramPreprocessor`."""
+"""Compute log-mel spectra with the defaults of NeMo's `AudioToMelSpectrogramPreprocessor`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_DEVIATION = 1e-5
 
 
 def log_mel(samples: Any, features: int = 80, normalize: bool = True) -> Tensor:
-    """Log-mel spectra of an utterance, [features, n // 160] float32.
+    """Return the log-mel spectra of an utterance, [features, n // 160] float32.
 
     Args:
         samples: [n] in -1 .. 1, at 16 kHz; NumPy or torch.
@@ -41,7 +41,7 @@ def log_mel(samples: Any, features: int = 80, normalize: bool = True) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _mel_filters(features: int) -> np.ndarray:
-    """Slaney's triangular filters of equal area, [features, FFT_SIZE // 2 + 1] float32."""
+    """Return Slaney's triangular filters of equal area, [features, FFT_SIZE // 2 + 1] float32."""
     edges = _hertz(np.linspace(0, _mel(RATE / 2), features + 2))
     bins = np.linspace(0, RATE / 2, FFT_SIZE // 2 + 1)
     rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]

@@ -1,4 +1,4 @@
-"""`LanguageModel`: a word n-gram LM with pyctcdecode's weights, as a word graph and a table of bonuses.
+"""Use a word n-gram LM with pyctcdecode's weights: `LanguageModel` is a word graph and a table of bonuses.
 
 The score of a text is, as in pyctcdecode,
 
@@ -74,7 +74,7 @@ class LanguageModel:
         self._weighted: tuple[Any, WordGraph | None] = None, None  # the last weights, and the graph with them
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy builds its own graph."""
+        """Discard the graph of a copy, which builds its graph again."""
         weights = self.alpha, self.beta, self.unk_score_offset, self.score_boundary
         return type(self), (self.path, self.unigrams, *weights)
 
@@ -93,7 +93,7 @@ class LanguageModel:
 
     @cached_property
     def _unigram_section(self) -> tuple[tuple[str, ...], int]:
-        """The words of the LM without symbols of sentences, and its order."""
+        """Return the words of the LM without symbols of sentences, and its order."""
         with ArpaReader(self.path) as arpa:
             for block in arpa.blocks():
                 if block.order > 1:
@@ -106,13 +106,13 @@ class LanguageModel:
 
     @property
     def order(self) -> int:
-        """The length of the LM's longest n-grams."""
+        """Return the length of the LM's longest n-grams."""
         return self._unigram_section[1]
 
     # ------------------------------------------------------------------------------------- graph
 
     def graph(self, alphabet: Alphabet) -> WordGraph:
-        """The word graph of the LM, with an open vocabulary if the LM has <unk>."""
+        """Return the word graph of the LM, with an open vocabulary if the LM has <unk>."""
         key = (alphabet.pieces, alphabet.is_bpe, self.score_boundary)
         if key not in self._graphs:
             self._graphs[key] = self._build(alphabet)
@@ -139,7 +139,7 @@ class LanguageModel:
         return read_grammar(self.path)
 
     def score(self, words: Sequence[str], hotwords: Mapping[str, float]) -> float:
-        """The score of words at the beginning of an utterance, without the end: LM, `beta` and hotwords."""
+        """Return the score of words at the beginning of an utterance, without the end: LM, `beta` and hotwords."""
         grammar = self._grammar if self.score_boundary else self._grammar.without_boundaries()
         known, index = self.unigrams or self.words, {word: label for label, word in enumerate(grammar.words)}
         labels = [index.get(word, grammar.unknown) for word in words]
@@ -151,7 +151,7 @@ class LanguageModel:
     # ----------------------------------------------------------------------------------- bonuses
 
     def bonuses(self, alphabet: Alphabet, hotwords: Mapping[str, float]) -> BackoffAutomaton:
-        """The bonus of each word of the graph, as a boosting automaton.
+        """Return the bonus of each word of the graph, as a boosting automaton.
 
         Args:
             hotwords: words -> bonus, natural log; words that the LM lacks are spelled.
@@ -165,7 +165,7 @@ class LanguageModel:
         return self._bonuses[key]
 
     def weighted_graph(self, alphabet: Alphabet) -> WordGraph:
-        """The graph whose costs contain alpha and the bonuses of words, for utterances without hotwords."""
+        """Return the graph whose costs contain alpha and the bonuses of words, for utterances without hotwords."""
         key = (*self._checked_weights(), self.score_boundary, alphabet)
         last, found = self._weighted
         if found is None or key != last:
@@ -182,11 +182,11 @@ class LanguageModel:
 
     @property
     def _penalty(self) -> float:
-        """The bonus of an unknown word, natural log."""
+        """Return the bonus of an unknown word, natural log."""
         return self.alpha * LN10 * self.unk_score_offset
 
     def _word_bonuses(self, graph: WordGraph) -> np.ndarray:
-        """The bonus of each label of the graph, without that of hotwords."""
+        """Return the bonus of each label of the graph, without that of hotwords."""
         weights = np.zeros(len(graph.words))
         weights[1 : graph.num_spoken] = self.beta
         if self.unigrams is not None:
@@ -218,7 +218,7 @@ class LanguageModel:
 
     @staticmethod
     def parse_directory_contents(folder: str | PathLike[str]) -> dict[str, str]:
-        """The paths of a saved LM.
+        """Return the paths of a saved LM.
 
         Raises:
             ValueError: the folder does not have these three files, or has others.

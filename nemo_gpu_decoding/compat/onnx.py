@@ -1,4 +1,4 @@
-"""ONNX exports of NeMo's models, as sherpa-onnx, onnx-asr and NeMo's own `export` write them.
+"""Run ONNX exports of NeMo's models, which sherpa-onnx, onnx-asr and NeMo's own `export` write.
 
     networks = OnnxTransducer("parakeet-tdt-0.6b-v2")
     encoded = networks.encode([log_mel(samples)])  # samples: [n] at 16 kHz
@@ -44,7 +44,7 @@ class OnnxTransducer:
         folder: the parts of the model.
         durations: of a TDT model, in frames; None: 0, 1, 2, ... for the outputs of the joint beyond the labels.
         quantization: the end of the files' names, such as "int8"; None: files without one, or the only files.
-        providers: of onnxruntime; None: the CPU.
+        providers: onnxruntime's providers; None: the CPU.
 
     Raises:
         FileNotFoundError: a part is missing.
@@ -83,7 +83,7 @@ class OnnxTransducer:
         return type(self), self._arguments
 
     def encode(self, features: Sequence[Any]) -> list[Tensor]:
-        """The encoder's output [T, D] of each utterance.
+        """Return the encoder's output [T, D] of each utterance.
 
         Args:
             features: [features, frames] of each utterance, as `log_mel` computes them; NumPy or torch.
@@ -130,7 +130,7 @@ class OnnxCTC:
         self._model = _Session(str(files.path("model")), providers)
 
     def log_probs(self, features: Sequence[Any]) -> list[Tensor]:
-        """Log-probs [T, V + 1] of each utterance; `features` as for `OnnxTransducer.encode`."""
+        """Return log-probs [T, V + 1] of each utterance; `features` as for `OnnxTransducer.encode`."""
         return [torch.from_numpy(self._model(*_utterance(one))[0][0]) for one in features]
 
 
@@ -142,7 +142,7 @@ class _Files:
         self.names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def path(self, part: str, *, is_required: bool = True) -> Any:
-        """The file of a part; None if there is none and it is not required."""
+        """Return the file of a part; None if there is none and it is not required."""
         pattern = re.compile(rf"(?:.*[_-])?{part}(?:-model)?(?:[._-](int8|uint8|fp16|\w*quant\w*))?\.onnx")
         ends = {name: match[1] for name in self.names if (match := pattern.fullmatch(name))}
         found = [name for name, end in ends.items() if end == self.quantization]
@@ -158,7 +158,7 @@ class _Files:
         raise FileNotFoundError(f"{self.folder} has no file such as {part}{end}.onnx; its files: {self.names}")
 
     def vocabulary(self) -> Vocabulary:
-        """The pieces of the token file, whose last one is the blank."""
+        """Return the pieces of the token file, whose last one is the blank."""
         for name in TOKEN_FILES:
             matching = [found for found in self.names if found.endswith(name)]
             if matching:
@@ -205,7 +205,7 @@ class _Rows(_Session):
         self.is_alone, self.states = is_alone, states
 
     def __call__(self, *values: Tensor) -> Any:
-        """The outputs as [N, columns], and the states as [N, layers, columns]."""
+        """Return the outputs as [N, columns], and the states as [N, layers, columns]."""
         count = len(values[0])
         if self.is_alone and count > 1:
             each = [self(*(value[i : i + 1] for value in values)) for i in range(count)]
@@ -219,7 +219,7 @@ class _Rows(_Session):
 
 
 def _utterance(features: Any) -> tuple[Tensor, Tensor]:
-    """A batch of one utterance, and its length."""
+    """Return a batch of one utterance, and its length."""
     values = torch.as_tensor(features)
     if values.ndim != 2:
         raise ValueError(f"features has shape {tuple(values.shape)}, expected [features, frames] of each utterance")

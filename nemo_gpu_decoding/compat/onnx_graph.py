@@ -1,4 +1,4 @@
-"""The decoder and the joint of an exported transducer as one ONNX graph, and parts of it.
+"""Join the decoder and the joint of an exported transducer into one ONNX graph, and cut it into parts.
 
 An exported joint projects a frame again for every hypothesis, and some decoders are exported for one hypothesis. So
 the graph is divided where what depends on frames meets what depends on texts. The parts take any number of rows.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Graph:
-    """The graph of a decoder and a joint.
+    """The ONNX graph that joins a decoder and a joint.
 
     Args:
         model: an `onnx.ModelProto`.
@@ -44,17 +44,17 @@ class Graph:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the ranges of quantized values are computed from the inputs."""
+        """Return whether the ranges of quantized values are computed from the inputs."""
         return any(node.op_type.startswith("DynamicQuantize") for node in self._model.graph.node)
 
     def sizes(self, name: str) -> list[int]:
-        """The axes of an input; 0: of any size."""
+        """Return the axes of an input; 0: of any size."""
         (given,) = (given for given in self._model.graph.input if given.name == name)
         return [axis.dim_value for axis in given.type.tensor_type.shape.dim]
 
     @cached_property
     def meeting(self) -> list[str]:
-        """The value that depends on frames alone and the value that depends on texts alone which meet in one node.
+        """Return the values that meet in one node: one depends on frames alone, the other on texts alone.
 
         Raises:
             ValueError: there is more than one of either.
@@ -75,7 +75,7 @@ class Graph:
         return [name for names in meeting.values() for name in names]
 
     def part(self, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-        """The nodes between some values as a model whose inputs have any shape."""
+        """Return the nodes between some values as a model whose inputs have any shape."""
         import onnx
         from onnx import helper
 

@@ -1,4 +1,4 @@
-"""pyctcdecode's interface on the searches of this package.
+"""Offer pyctcdecode's interface with the searches of this package.
 
     from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder
 
@@ -48,7 +48,7 @@ WordFrames = tuple[str, Frames]
 
 
 class LMState(NamedTuple):
-    """What the LM has read: the last words before an utterance, as tokens."""
+    """The words that the LM has read before an utterance, as tokens."""
 
     tokens: tuple[int, ...]
 
@@ -73,7 +73,7 @@ class OutputBeamMPSafe(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """Options of one call of the decoder."""
+    """The options of one call of the decoder."""
 
     beam_width: int
     beam_prune_logp: float
@@ -142,7 +142,7 @@ class BeamSearchDecoderCTC:
 
     @classmethod
     def parse_directory_contents(cls, filepath: str | PathLike[str]) -> dict[str, str | None]:
-        """The paths of the alphabet and of the LM, if there is one."""
+        """Return the paths of the alphabet and of the LM, if there is one."""
         alphabet = FilePath(filepath) / cls._ALPHABET_SERIALIZED_FILENAME
         lm = FilePath(filepath) / cls._LANGUAGE_MODEL_SERIALIZED_DIRECTORY
         if not alphabet.exists():
@@ -179,7 +179,7 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
         lm_start_state: LMState | None = None,
     ) -> str:
-        """The text of one utterance; arguments as in `decode_beams`."""
+        """Return the text of one utterance; arguments as in `decode_beams`."""
         options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
         return self._texts({"logits": logits}, options, lm_start_state)[0]
 
@@ -193,7 +193,7 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[str]:
-        """The texts of several utterances; arguments as in `decode_beams_batch`."""
+        """Return the texts of several utterances; arguments as in `decode_beams_batch`."""
         options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
         return self._texts(_named(logits_list), options)
 
@@ -208,7 +208,7 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
         lm_start_state: LMState | None = None,
     ) -> list[OutputBeam]:
-        """The hypotheses of one utterance with different texts, best first.
+        """Return the hypotheses of one utterance with different texts, best first.
 
         Args:
             logits: [T, V] logits, log-probs or probabilities; NumPy or torch.
@@ -237,7 +237,7 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[list[OutputBeamMPSafe]]:
-        """The hypotheses of several utterances.
+        """Return the hypotheses of several utterances.
 
         Args:
             pool: not used: the utterances are decoded as one batch in this process.
@@ -254,7 +254,7 @@ class BeamSearchDecoderCTC:
     def _decode(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None = None
     ) -> list[list[OutputBeam]]:
-        """The hypotheses of each utterance; arguments as for `_results`."""
+        """Return the hypotheses of each utterance; arguments as for `_results`."""
         log_probs, results, before = self._results(named, options, state)
         lm, score = self._language_model, 0.0
         if lm is not None and before:
@@ -267,7 +267,7 @@ class BeamSearchDecoderCTC:
         ]
 
     def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
-        """The best text of each utterance; arguments as for `_results`."""
+        """Return the best text of each utterance; arguments as for `_results`."""
         _, results, before = self._results(named, options, state)
         paths = [nbest.best for nbest in results]
         return [self._alphabet.text(path.tokens[path.frames >= before].tolist()) for path in paths]
@@ -275,11 +275,11 @@ class BeamSearchDecoderCTC:
     def _results(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None
     ) -> tuple[list[np.ndarray], list[NBest[Any]], int]:
-        """The log-probs of each utterance, what the search finds, and the number of frames that come before.
+        """Return the log-probs of each utterance, what the search finds, and the number of frames that come before.
 
         Args:
             named: name of an utterance in messages -> logits.
-            state: before the utterances. Each of its tokens is a frame, and a blank follows.
+            state: the LM's state before the utterances. Each of its tokens is a frame, and a blank follows.
         """
         log_probs = [self._log_probs(name, logits) for name, logits in named.items()]
         tokens = [] if self._language_model is None or state is None else list(state.tokens)
@@ -300,7 +300,7 @@ class BeamSearchDecoderCTC:
     # ------------------------------------------------------------------------------------ search
 
     def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request | None]]]:
-        """The utterances without hotwords and those with hotwords: their numbers, search, and weights of each."""
+        """Return the utterances without and with hotwords: their numbers, their search and the weights of each."""
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
@@ -312,7 +312,7 @@ class BeamSearchDecoderCTC:
                 yield rows, search, [self._request(hotwords[n]) if has_hotwords else None for n in rows]
 
     def _spelled(self, hotwords: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-        """The hotwords without those that the labels cannot spell; these are warned of once."""
+        """Return the hotwords without those that the labels cannot spell; these are warned of once."""
         bad = {word for words in hotwords for word in words if not spellings(self._alphabet, word)}
         if new := sorted(bad - self._ignored):
             self._ignored |= bad
@@ -321,14 +321,14 @@ class BeamSearchDecoderCTC:
         return [{word: bonus for word, bonus in words.items() if word not in bad} for words in hotwords]
 
     def _graph(self, has_hotwords: bool) -> WordGraph | None:
-        """The graph of the LM; without hotwords, it contains the weights."""
+        """Return the graph of the LM; without hotwords, it contains the weights."""
         lm = self._language_model
         if lm is None:
             return None
         return lm.graph(self._alphabet) if has_hotwords else lm.weighted_graph(self._alphabet)
 
     def _request(self, hotwords: Mapping[str, float]) -> Request:
-        """The weights of an utterance."""
+        """Return the weights of an utterance."""
         lm, alphabet = self._language_model, self._alphabet
         if lm is None:
             return Request(hotword_automaton(alphabet, frozenset(hotwords.items())), 1.0)
@@ -341,7 +341,7 @@ class BeamSearchDecoderCTC:
     # ----------------------------------------------------------------------------------- results
 
     def _log_probs(self, name: str, logits: Any) -> np.ndarray:
-        """See `log_probs_of`.
+        """Return what `log_probs_of` returns.
 
         Raises:
             ValueError: another shape; the message has `name`.
@@ -354,7 +354,7 @@ class BeamSearchDecoderCTC:
         return log_probs_of(np.array(values, np.float32, order="C"), name, self._alphabet)
 
     def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
-        """The hypotheses with different texts, best first; `ranked`: as the search ranks them."""
+        """Return the hypotheses with different texts, best first; `ranked`: as the search ranks them."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
         for beam in ranked:
@@ -367,11 +367,11 @@ class BeamSearchDecoderCTC:
 
     @property
     def _history(self) -> int:
-        """Number of words that the LM looks back to, at least one."""
+        """Return the number of words that the LM looks back to, at least one."""
         return 1 if self._language_model is None else max(1, self._language_model.order - 1)
 
     def _beam(self, path: Path, values: np.ndarray, before: int, score_before: float) -> OutputBeam:
-        """A hypothesis without the frames and the score of what comes before; `values`: log-probs, the blank last."""
+        """Return a hypothesis without the frames and scores before it; `values`: log-probs, the blank last."""
         starts = path.frames - before
         stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens.tolist()))
         frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]
@@ -384,7 +384,7 @@ class BeamSearchDecoderCTC:
 
 
 def _named(logits_list: Iterable[Any]) -> dict[str, Any]:
-    """The logits of each utterance by their names in messages."""
+    """Return the logits of each utterance by their names in messages."""
     return {f"logits_list[{i}]": logits for i, logits in enumerate(logits_list)}
 
 
@@ -397,7 +397,7 @@ def _options(
     hotword_weight: float,
     n_best: int,
 ) -> _Options:
-    """Checked options."""
+    """Check the options and return them."""
     check_int("beam_width", beam_width, 1, 1 << 30)
     check_number("hotword_weight", hotword_weight, negative=True)
     if not -math.inf < beam_prune_logp < 0:
@@ -411,7 +411,7 @@ def _options(
 
 
 def _bonuses(hotwords: Iterable[str] | None, weight: float) -> dict[str, float]:
-    """The bonus of each word; a hotword of several words stands for these words."""
+    """Return the bonus of each word; a hotword of several words stands for these words."""
     if isinstance(hotwords, str) or not isinstance(hotwords, Iterable | None):
         raise FieldError("hotwords", hotwords, "a list of words")
     return {word: weight for phrase in hotwords or () for word in phrase.split()}
@@ -426,7 +426,7 @@ def build_ctcdecoder(
     unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
     lm_score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
 ) -> BeamSearchDecoderCTC:
-    """A decoder of a model's logits.
+    """Return a decoder of a model's logits.
 
     Args:
         labels: the label of each column, without or with the blank, see `Alphabet.build_alphabet`.

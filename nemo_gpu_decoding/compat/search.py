@@ -1,4 +1,4 @@
-"""The searches behind pyctcdecode's interface, and the log-probs that they read."""
+"""Run the searches behind pyctcdecode's interface, and compute the log-probs that they read."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 
 
 class TokenSearch(FlexCTCBeam):
-    """The search without an LM.
+    """The search that runs without an LM.
 
     Args:
         vocab_size: V, which is also the column of the blank.
         beam_width: hypotheses per frame.
-        beam_prune_logp: of pyctcdecode, < 0.
+        beam_prune_logp: pyctcdecode's option, < 0.
         n_best: number of results.
     """
 
@@ -48,7 +48,7 @@ class TokenSearch(FlexCTCBeam):
 
 
 class WordSearch(CudaWFST):
-    """The search with a word LM; other arguments as for `TokenSearch`."""
+    """The search that runs with a word LM; other arguments as for `TokenSearch`."""
 
     def __init__(
         self, graph: WordGraph, vocab_size: int, beam_width: int, beam_prune_logp: float, n_best: int
@@ -65,20 +65,20 @@ class WordSearch(CudaWFST):
         self._is_sampled = True
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
-        """Without a warning of large bonuses: the user does not choose the beam of the graph."""
+        """Return the largest bonus without a warning, because the user does not choose the beam of the graph."""
         return weight * max(0.0, float(boosting.arrays.states["upper_bound"].max())) * self.graph.most_words
 
     def _parts(self, *path: Any) -> tuple[float, float, float]:
-        """None: beams have whole scores, and the parts take time to add up."""
+        """Return zeros: beams have whole scores, and the parts take time to add up."""
         return 0.0, 0.0, 0.0
 
 
 def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarray:
-    """The log-probs [T, V + 1] of logits, log-probs or probabilities; the blank is the last column.
+    """Return the log-probs [T, V + 1] of logits, log-probs or probabilities; the blank is the last column.
 
     Args:
         logits: [T, columns] float32.
-        name: of the logits in messages.
+        name: name of the logits in messages.
 
     Raises:
         ValueError: a frame has NaN or +inf, or -inf alone.
@@ -98,13 +98,13 @@ def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarra
 
 
 def likely_of(log_probs: np.ndarray, token_min_logp: float) -> np.ndarray:
-    """Log-probs in which all tokens below token_min_logp are `SKIPPED`, but for the most likely one of each frame."""
+    """Return log-probs in which tokens below token_min_logp are `SKIPPED`, but for the likeliest one of each frame."""
     least = np.minimum(log_probs.max(axis=1, keepdims=True), max(token_min_logp, LEAST_LOGP))
     return np.where(log_probs >= least, log_probs, SKIPPED)
 
 
 def aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> float:
-    """The sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop."""
+    """Return the sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop."""
     labels = np.full(len(values), values.shape[1] - 1)
     for token, start, stop in zip(tokens.tolist(), starts.tolist(), stops.tolist(), strict=True):
         labels[max(start, 0) : max(stop, 0)] = token

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers with the searches of this package.
+"""Decode models of Hugging Face transformers with the searches of this package.
 
     model = ParakeetForTDT.from_pretrained(name)
     vocabulary = tokenizer_vocabulary(processor.tokenizer, model.config.vocab_size - 1)
@@ -30,7 +30,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 def parakeet_networks(model: Any) -> LSTMNetworks:
-    """The prediction network and the joint of a `ParakeetForRNNT` or `ParakeetForTDT`; weights are shared.
+    """Return the prediction network and the joint of a `ParakeetForRNNT` or `ParakeetForTDT`; weights are shared.
 
     Raises:
         ValueError: the model is no transducer, or the blank is not the last token.
@@ -47,7 +47,7 @@ def parakeet_networks(model: Any) -> LSTMNetworks:
 
 
 def parakeet_inputs(model: Any, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-    """The inputs of a decoder, and their lengths.
+    """Return the inputs of a decoder, and their lengths.
 
     Args:
         model: `ParakeetForCTC`, `ParakeetForRNNT` or `ParakeetForTDT`, in evaluation mode.
@@ -76,7 +76,7 @@ def parakeet_inputs(model: Any, **inputs: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def tokenizer_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
-    """The first `size` tokens of a tokenizer; it spells the phrases. `size`: V of a model whose blank is token V.
+    """Return the first `size` tokens of a tokenizer, which spell phrases. `size`: V of a model whose blank is token V.
 
     Raises:
         ValueError: the tokenizer has fewer tokens.

@@ -22,7 +22,7 @@ OLDEST_CUDA_PYTHON = (12, 9)
 
 
 def why_unavailable(device: torch.device) -> str | None:
-    """None if kernels run on `device`, which may have no index; else the reason in one line. Never raises."""
+    """Return None if kernels run on `device`, which may have no index; else the reason in one line. Never raises."""
     try:
         return _torch_problem(device) or _cuda_python_problem() or _compiler_problem(device) or _driver_problem()
     except Exception as error:  # the libraries raise errors of many types; none may stop a decoder
@@ -68,7 +68,7 @@ def _compiler_problem(device: torch.device) -> str | None:
 
 
 def _driver_problem() -> str | None:
-    """A driver runs code of any older compiler, and of newer ones of its own major version."""
+    """Return why the driver cannot run the compiled code; None if it can. It runs code of older compilers."""
     supported, compiler = driver_version(), nvrtc.version()
     if supported[0] < compiler[0]:
         return (
@@ -79,7 +79,7 @@ def _driver_problem() -> str | None:
 
 
 def driver_version() -> tuple[int, int]:
-    """The newest CUDA whose programs the driver runs.
+    """Return the newest CUDA whose programs the driver runs.
 
     Raises:
         RuntimeError: the driver does not answer.
@@ -92,7 +92,7 @@ def driver_version() -> tuple[int, int]:
 
 
 def install_advice() -> str:
-    """The command that installs the cuda-python for this torch."""
+    """Return the command that installs the cuda-python for this torch."""
     major = (torch.version.cuda or "13").split(".")[0]
     return install_command(f"cuda{major}")
 

@@ -25,7 +25,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Source:
-    """One translation unit."""
+    """One translation unit that NVRTC compiles."""
 
     name: str  # relative to the package, with slashes; compilers show it in messages
     text: str
@@ -47,7 +47,7 @@ def read_source(name: str, root: Path = PACKAGE) -> Source:
 
 
 def printed_header(name: str) -> str | None:
-    """The text of a header x.cuh that is printed from the records of x.py; None if there is no x.py."""
+    """Return the text of a header x.cuh that is printed from the records of x.py; None if there is no x.py."""
     module = PurePosixPath(name).with_suffix("")
     if not (PACKAGE / module).with_suffix(".py").is_file():
         return None
@@ -55,7 +55,7 @@ def printed_header(name: str) -> str | None:
 
 
 def kernel_files(root: Path = PACKAGE) -> list[str]:
-    """The names of all kernel files of the package, sorted."""
+    """Return the names of all kernel files of the package, sorted."""
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.cu"))
 
 
@@ -78,14 +78,14 @@ Defines = Mapping[str, "int | str"]
 
 
 class Architecture(NamedTuple):
-    """Target architecture of a compilation."""
+    """The architecture that a compilation targets."""
 
     number: int  # 90 for sm_90
     ptx: bool = False  # True: the driver compiles it to machine code for the present device
 
 
 def kernel_code(source: str, arch: Architecture, defines: Defines | None = None) -> bytes:
-    """A kernel file as CUBIN (or PTX), from the disk cache or compiled now.
+    """Return a kernel file as CUBIN (or PTX), from the disk cache or compiled now.
 
     Args:
         source: path relative to the package, "search/flexctc_beam/kernel.cu".
@@ -112,13 +112,13 @@ def kernel_code(source: str, arch: Architecture, defines: Defines | None = None)
 
 
 def compiler_options(arch: Architecture, defines: Defines | None = None) -> list[str]:
-    """The options of NVRTC, in a fixed order."""
+    """Return the options of NVRTC, in a fixed order."""
     macros = [f"--define-macro={name}={value}" for name, value in sorted((defines or {}).items())]
     return [f"--gpu-architecture={_target(arch)}", *OPTIONS, *macros]
 
 
 def architecture(capability: tuple[int, int]) -> Architecture | None:
-    """The architecture to compile for on a device of this compute capability, or None.
+    """Return the architecture to compile for on a device of this compute capability, or None.
 
     Machine code runs on later minor versions of its major version. If the GPU is newer than the compiler, it
     gets the code of the nearest older version of its major version or, if there is none, PTX.
@@ -135,12 +135,12 @@ def _target(arch: Architecture) -> str:
 
 
 def kernel_cache() -> Path:
-    """The folder of compiled kernels, beside numba's compiled loops."""
+    """Return the folder of compiled kernels, beside numba's compiled loops."""
     return cache_folder() / "cubin"
 
 
 def entry_name(source: Source, arch: Architecture, options: list[str]) -> str:
-    """The file name of an entry; it is a hash of all inputs of the compiler, so no entry becomes stale."""
+    """Return the file name of an entry; it is a hash of all inputs of the compiler, so no entry becomes stale."""
     parts = [nvrtc.version(), options, source.name, source.text, sorted(source.headers.items())]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     label = source.name.removesuffix(".cu").replace("/", "-")
@@ -148,7 +148,7 @@ def entry_name(source: Source, arch: Architecture, options: list[str]) -> str:
 
 
 def _read_entry(path: Path) -> bytes | None:
-    """The code of an entry; None if it is missing or damaged."""
+    """Return the code of an entry; None if it is missing or damaged."""
     try:
         entry = path.read_bytes()
     except OSError:

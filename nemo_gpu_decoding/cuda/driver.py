@@ -1,4 +1,4 @@
-"""The runtime for real GPUs: modules and launches through the CUDA driver's interface.
+"""Load and launch kernels on real GPUs through the CUDA driver's interface.
 
 Modules belong to torch's context, and kernels run on torch's current stream. So they run in order with
 torch's kernels, on any device, and a caller may capture them into a CUDA graph.
@@ -28,11 +28,11 @@ WARP = 32
 
 
 class DriverError(RuntimeError):
-    """A call of the CUDA driver failed."""
+    """An error that a call of the CUDA driver returned."""
 
 
 class CudaRuntime:
-    """`launch.Runtime` on NVIDIA GPUs; one per process, for all devices and threads."""
+    """A `launch.Runtime` that runs kernels on NVIDIA GPUs; one per process, for all devices and threads."""
 
     name = "cuda"
 
@@ -86,7 +86,7 @@ def _new_module(source: str, device: torch.device, defines: Defines | None) -> A
 
 
 class CudaModule:
-    """`launch.Module`: the kernels of one file on one GPU."""
+    """A `launch.Module` that holds the kernels of one file on one GPU."""
 
     def __init__(self, handle: Any, source: str, device: torch.device) -> None:
         self.device = device
@@ -175,12 +175,12 @@ def _check_parameters(function: Any, signature: Signature) -> None:
 # ---------------------------------------------- The driver, with exceptions in place of status codes
 @cache
 def bindings() -> Any:
-    """`cuda.bindings.driver`; `cuda.bindings.runtime` has a CUDA runtime that refuses older drivers."""
+    """Return `cuda.bindings.driver`; `cuda.bindings.runtime` has a CUDA runtime that refuses older drivers."""
     return importlib.import_module("cuda.bindings.driver")
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """The result of a driver function, without its status."""
+    """Return the result of a driver function, without its status."""
     status, *values = getattr(bindings(), name)(*arguments)
     if int(status) != 0:
         raise DriverError(f"{name} fails with {_explained(status)}")
@@ -196,7 +196,7 @@ def _explained(status: Any) -> str:
 
 
 def device_attribute(name: str, index: int) -> int:
-    """An attribute of a device, by its name in `CUdevice_attribute` without the prefix."""
+    """Return an attribute of a device, by its name in `CUdevice_attribute` without the prefix."""
     call("cuInit", 0)
     attribute = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     return call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", index))
@@ -204,7 +204,7 @@ def device_attribute(name: str, index: int) -> int:
 
 @cache
 def primary_context(index: int) -> Any:
-    """The context that torch uses on a device; kept until the process ends, as in torch."""
+    """Return the context that torch uses on a device; kept until the process ends, as in torch."""
     call("cuInit", 0)
     return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", index))
 

@@ -1,4 +1,4 @@
-"""The free host memory of a process, within the limits of its control groups.
+"""Find the free host memory of a process, within the limits of its control groups.
 
 In a container, the system reports the free memory of the whole machine, but kills a process that exceeds
 the container's limit. So this module also reads the limits of all control groups of the process.
@@ -25,7 +25,7 @@ _RECLAIMABLE = ("inactive_file", "active_file")
 
 
 def free_host_bytes(root: Path = ROOT) -> int | None:
-    """Bytes that can be allocated without swapping or being killed; None if unknown.
+    """Return bytes that can be allocated without swapping or being killed; None if unknown.
 
     Args:
         root: folder that contains `proc` and `sys`.
@@ -42,7 +42,7 @@ def _available(root: Path) -> int | None:
 
 
 def _memory_groups(root: Path) -> Iterator[Path]:
-    """The folders of the control groups that limit this process: its own and all parents.
+    """Yield the folders of the control groups that limit this process: its own and all parents.
 
     A container may see its own group as the root; missing folders are ignored.
     """
@@ -60,7 +60,7 @@ def _memory_groups(root: Path) -> Iterator[Path]:
 
 
 def _left_of(group: Path) -> int | None:
-    """The bytes left in a control group; None if it has no limit."""
+    """Return the bytes left in a control group; None if it has no limit."""
     for limit_file, usage_file in _FILES:
         limit, usage = _read(group / limit_file).strip(), _read(group / usage_file).strip()
         if limit.isdigit() and usage.isdigit():
@@ -84,11 +84,11 @@ _PORTABLE, _MAPPED = 1, 2
 
 
 class PinningError(RuntimeError):
-    """Host memory cannot be allocated, or CUDA cannot pin it."""
+    """An error: host memory cannot be allocated, or CUDA cannot pin it."""
 
 
 class HostTable:
-    """Bytes in host memory, pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
+    """Bytes in host memory that are pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
 
     Memory stays pinned until the table and all tensors made from it are deleted. Before the last one is
     deleted, the caller must wait for all kernels that read it.
@@ -109,7 +109,7 @@ class HostTable:
 
     @property
     def bytes(self) -> torch.Tensor:
-        """The content as uint8 tensor [nbytes] that shares this memory; view it as other types."""
+        """Return the content as uint8 tensor [nbytes] that shares this memory; view it as other types."""
         return torch.from_numpy(self._array)
 
     @property

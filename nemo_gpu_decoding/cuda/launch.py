@@ -1,4 +1,4 @@
-"""The interface of decoders to CUDA: load and launch kernels.
+"""Define how decoders load and launch CUDA kernels.
 
     module = runtime().load("search/flexctc_beam/kernel.cu", device)
     module.launch(SIGNATURE, grid=batch, block=256, log_probs=log_probs, lengths=lengths, beam=16)
@@ -22,7 +22,7 @@ __all__ = ["Module", "Runtime", "Scalar", "Signature", "Tensor", "as_records", "
 
 
 class Module(Protocol):
-    """The kernels of one source file, ready on one device."""
+    """The kernels of one source file that are ready on one device."""
 
     device: torch.device
 
@@ -54,22 +54,22 @@ class Runtime(Protocol):
     name: str  # "cuda", or "emulator" in tests
 
     def why_not(self, device: torch.device) -> str | None:
-        """None if kernels run on `device`, else the reason in one line; never raises."""
+        """Return None if kernels run on `device`, else the reason in one line; never raises."""
 
     def load(self, source: str, device: torch.device, defines: Mapping[str, int | str] | None = None) -> Module:
-        """The kernels of a source file, compiled at first use.
+        """Return the kernels of a source file, compiled at first use.
 
         Args:
             source: path relative to the package, "search/flexctc_beam/kernel.cu".
-            device: that runs the kernels.
+            device: device that runs the kernels.
             defines: preprocessor macros; each set gives a separate module.
         """
 
     def shared_bytes(self, device: torch.device) -> int:
-        """The largest dynamic shared memory of a block, in bytes."""
+        """Return the largest dynamic shared memory of a block, in bytes."""
 
     def device_for(self, device: torch.device) -> torch.device:
-        """The device of the kernels for tensors on `device`; `why_not` tells whether it is available."""
+        """Return the device of the kernels for tensors on `device`; `why_not` tells whether it is available."""
 
 
 _lock = threading.Lock()
@@ -77,7 +77,7 @@ _in_use: Runtime | None = None
 
 
 def runtime() -> Runtime:
-    """The runtime of this process: CUDA's, unless `use_runtime` has set another."""
+    """Return the runtime of this process: CUDA's, unless `use_runtime` has set another."""
     global _in_use
     with _lock:
         if _in_use is None:

@@ -1,4 +1,4 @@
-"""NVRTC through cuda-python: compile CUDA C++ to CUBIN or PTX, without a driver or GPU."""
+"""Compile CUDA C++ to CUBIN or PTX with NVRTC through cuda-python, without a driver or GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SUCCESS = 0
 
 
 class CompileError(RuntimeError):
-    """A kernel does not compile; the message is NVRTC's log with files and lines."""
+    """An error of a kernel that does not compile; the message is NVRTC's log with files and lines."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The result of a compilation."""
+    """The code that a compilation makes."""
 
     code: bytes  # CUBIN or PTX
     log: str  # warnings, and the output of other options
@@ -24,14 +24,14 @@ class Compiled:
 
 @lru_cache(maxsize=1)
 def version() -> tuple[int, int]:
-    """Major and minor version of the NVRTC library that cuda-python finds."""
+    """Return the major and minor version of the NVRTC library that cuda-python finds."""
     major, minor = _checked("nvrtcVersion", _bindings().nvrtcVersion())
     return int(major), int(minor)
 
 
 @lru_cache(maxsize=1)
 def architectures() -> tuple[int, ...]:
-    """The GPU architectures that this NVRTC compiles for: 90 means sm_90."""
+    """Return the GPU architectures that this NVRTC compiles for: 90 means sm_90."""
     (values,) = _checked("nvrtcGetSupportedArchs", _bindings().nvrtcGetSupportedArchs())
     return tuple(sorted(int(value) for value in values))
 
@@ -40,7 +40,7 @@ def compile_program(name: str, text: str, headers: Mapping[str, str], options: S
     """Compile one translation unit.
 
     Args:
-        name: of the unit, for messages.
+        name: name of the unit in messages.
         text: CUDA C++.
         headers: name in #include -> text.
         options: NVRTC's; one names the architecture: "--gpu-architecture=sm_90" for CUBIN, "compute_90" for PTX.

@@ -48,7 +48,7 @@ typedef {macro} {name};"""
 
 @lru_cache(maxsize=64)
 def header_of(module_name: str) -> str:
-    """The structs of a module's records and kernel arguments.
+    """Return the structs of a module's records and kernel arguments.
 
     Raises:
         ValueError: the offset of a record's field differs from that in C++.
@@ -69,12 +69,12 @@ def header_of(module_name: str) -> str:
 
 
 def struct_name(constant: str) -> str:
-    """`GraphState` for `GRAPH_STATE`."""
+    """Return `GraphState` for `GRAPH_STATE`."""
     return "".join(part.capitalize() for part in constant.strip("_").split("_"))
 
 
 def _includes(module: ModuleType, body: list[ast.stmt]) -> list[str]:
-    """The headers of the package's modules from which the module imports records."""
+    """Return the headers of the package's modules from which the module imports records."""
     package = __name__.split(".")[0] + "."
     found = []
     for node in body:
@@ -87,7 +87,7 @@ def _includes(module: ModuleType, body: list[ast.stmt]) -> list[str]:
 
 
 def _assigned_names(body: list[ast.stmt]) -> list[str]:
-    """The constants that the module declares, without those that it imports."""
+    """Return the constants that the module declares, without those that it imports."""
     names = []
     for node in body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -142,7 +142,7 @@ def _pointee(module: ModuleType, parameter: Tensor) -> str:
 
 
 def _element(module: ModuleType, dtype: np.dtype) -> str:
-    """The C++ name of a scalar type, or of a record that the module declares or imports."""
+    """Return the C++ name of a scalar type, or of a record that the module declares or imports."""
     if dtype.fields is None:
         return _SCALARS[dtype.str[1:]]
     for name, value in vars(module).items():
@@ -152,7 +152,7 @@ def _element(module: ModuleType, dtype: np.dtype) -> str:
 
 
 def dtype_of(fields: type[tuple]) -> np.dtype:
-    """The record type of a NamedTuple of numbers: int, bool and numpy scalar types; int is 32 bits."""
+    """Return the record type of a NamedTuple of numbers: int, bool and numpy scalar types; int is 32 bits."""
     kinds = {int: np.int32, bool: np.bool_, float: np.float32}
     hints = get_type_hints(fields)
     return np.dtype([(name, kinds.get(hint, hint)) for name, hint in hints.items()], align=True)

@@ -1,4 +1,4 @@
-"""Signatures of kernels: names, types and shapes of arguments, checked at every launch.
+"""Declare names, types and shapes of a kernel's arguments, and check them at every launch.
 
 A kernel gets pointers and numbers without types. With a wrong dtype or a transposed tensor, it would read
 outside of the tensor and may crash the process. So every launch calls `checked_arguments`.
@@ -29,7 +29,7 @@ RESERVED = frozenset({"signature", "grid", "block", "shared_bytes"})
 
 
 class Layout(NamedTuple):
-    """Dtype, record size and alignment of a tensor's elements."""
+    """The dtype, record size and alignment that the elements of a tensor have."""
 
     dtypes: tuple[torch.dtype, ...]  # any of these
     record_bytes: int  # 0 if the elements are not records
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(dtype: DType) -> Layout:
-        """The layout of torch types, a plain numpy type or a record type."""
+        """Return the layout of torch types, a plain numpy type or a record type."""
         if isinstance(dtype, torch.dtype):
             return Layout((dtype,), 0, dtype.itemsize)
         if isinstance(dtype, tuple):
@@ -74,7 +74,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number passed by value: int, float, bool or numpy scalar, converted to `dtype`.
+    """A number that is passed by value: int, float, bool or numpy scalar, converted to `dtype`.
 
     With a structured dtype: a record, given as a tuple of its fields.
     """
@@ -109,13 +109,13 @@ class Signature:
 
     @cached_property
     def places(self) -> tuple[tuple[int, str, Tensor], ...]:
-        """The pointer parameters and their positions."""
+        """Return the pointer parameters and their positions."""
         numbered = enumerate(self.parameters.items())
         return tuple((place, name, given) for place, (name, given) in numbered if isinstance(given, Tensor))
 
     @cached_property
     def scalars(self) -> tuple[tuple[int, str, Scalar, Callable[[Scalar, Any], Any]], ...]:
-        """The other parameters: their positions, and the functions that convert their arguments."""
+        """Return the other parameters: their positions, and the functions that convert their arguments."""
         return tuple(
             (i, name, scalar, _record if np.dtype(scalar.dtype).fields else _number)
             for i, (name, scalar) in enumerate(self.parameters.items())
@@ -124,7 +124,7 @@ class Signature:
 
     @cached_property
     def struct(self) -> np.dtype:
-        """The struct, as in C++."""
+        """Return the struct, as in C++."""
         dtypes = [np.uint64 if isinstance(given, Tensor) else given.dtype for given in self.parameters.values()]
         return np.dtype([(f"_{n}", dtype) for n, dtype in enumerate(dtypes)], align=True)
 
@@ -140,12 +140,12 @@ class Signature:
 
 
 def checked_arguments(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[Any]:
-    """The arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as tuples.
+    """Return the arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as tuples.
 
     Args:
-        signature: of the kernel.
-        device: that runs the kernel and holds the tensors.
-        arguments: by name; a tensor (or None) per `Tensor`, a number per `Scalar`.
+        signature: the kernel's signature.
+        device: device that runs the kernel and holds the tensors.
+        arguments: arguments by name: a tensor (or None) per `Tensor`, a number per `Scalar`.
 
     Raises:
         ValueError: names the kernel and the argument that is missing, unknown, of the wrong type,
@@ -171,7 +171,7 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
 
 
 def _addresses(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[int]:
-    """The addresses of the tensors, 0 for None. Checks them, unless they are those of the previous launch.
+    """Return the addresses of the tensors, 0 for None. Checks them, unless they are those of the previous launch.
 
     The same tensor at the same address still has memory of the same size, so it needs no check.
     """
@@ -206,7 +206,7 @@ def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[
 
 
 def as_records(array: np.ndarray) -> torch.Tensor:
-    """A structured array as a tensor for kernels, uint8 [*array.shape, itemsize].
+    """Return a structured array as a tensor for kernels, uint8 [*array.shape, itemsize].
 
     The tensor shares the array's memory if that is contiguous and writable.
     """
@@ -250,12 +250,12 @@ def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -
 
 
 def _is_pageable(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether a kernel on the device cannot read the tensor's host memory."""
+    """Return whether a kernel on the device cannot read the tensor's host memory."""
     return device.type == "cuda" and not tensor.is_pinned()
 
 
 def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...]:
-    """The tensor's shape, in records for record types."""
+    """Return the tensor's shape, in records for record types."""
     dtypes, itemsize, _ = expected.layout
     if tensor.dtype not in dtypes:
         raise ValueError(f"has dtype {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
@@ -269,7 +269,7 @@ def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...
 
 
 def alignment_of(dtype: np.dtype) -> int:
-    """The alignment of a type in C++; for a record, its own or the strictest of its fields."""
+    """Return the alignment of a type in C++; for a record, its own or the strictest of its fields."""
     base = dtype.base
     if base.fields is None:
         return base.itemsize
@@ -278,7 +278,7 @@ def alignment_of(dtype: np.dtype) -> int:
 
 
 def _sizes(expected: Tensor, axes: dict[str, tuple[int, str]]) -> str:
-    """The expected shape for a message: [B = 4 as in log_probs, T, 3]."""
+    """Return the expected shape for a message: [B = 4 as in log_probs, T, 3]."""
     parts = []
     for axis in expected.shape:
         size, source = axes.get(axis, (None, "")) if isinstance(axis, str) else (None, "")

@@ -25,7 +25,7 @@ _uploaded = weakref.WeakKeyDictionary()
 
 
 def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The constant arrays of `owner` in the memory of `device`.
+    """Return the constant arrays of `owner` in the memory of `device`.
 
     Records have the layout of `as_records`. The first call for a device uploads the arrays; they are freed
     together with the owner.
@@ -63,7 +63,7 @@ def synchronize_unless_capturing(device: torch.device) -> None:
 
 
 class Exchange:
-    """Named arrays in one buffer on the device, and the same arrays in pinned host memory.
+    """Named arrays that lie in one buffer on the device, and also in pinned host memory.
 
     Attributes:
         on_device: the arrays for kernels; records as in `as_records`.

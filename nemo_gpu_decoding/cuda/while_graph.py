@@ -1,4 +1,4 @@
-"""Loops on the device: a CUDA graph with a WHILE node, which repeats work until a kernel ends it.
+"""Run loops on the device: a CUDA graph with a WHILE node repeats work until a kernel ends it.
 
     graph = capture_while(device, body)
     graph.replay()
@@ -30,7 +30,7 @@ ASSIGN_DEFAULT = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT: every replay begins with the
 
 
 def why_no_while_graphs(device: torch.device) -> str | None:
-    """None if WHILE nodes work on `device`, else the reason in one line. Never raises."""
+    """Return None if WHILE nodes work on `device`, else the reason in one line. Never raises."""
     if device.type != "cuda":
         return f"CUDA graphs run on CUDA devices, not on '{device}'"
     try:
@@ -46,7 +46,7 @@ class CapturedGraph:
     """A captured graph, which replays on torch's current stream asynchronously."""
 
     def __init__(self, graph: Any, stream: torch.cuda.Stream, pool: Any) -> None:
-        """Args: an executable graph, the stream on which it was captured and the memory of its tensors."""
+        """Take an executable graph, the stream on which it was captured and the memory of its tensors."""
         self._graph, self._stream, self._pool = graph, stream, pool
 
     def replay(self) -> None:
@@ -62,7 +62,7 @@ class CapturedGraph:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether torch's current stream is being captured into a CUDA graph."""
+    """Return whether torch's current stream is being captured into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -99,7 +99,7 @@ _idle_streams: dict[int, list[torch.cuda.Stream]] = {}
 
 
 def _unused_stream(device: int) -> torch.cuda.Stream:
-    """A stream of the current device that no graph uses. Call with `capture_lock`."""
+    """Return a stream of the current device that no graph uses. Call with `capture_lock`."""
     if idle := _idle_streams.get(device):
         return idle.pop()
     return torch.cuda.ExternalStream(int(call("cuStreamCreate", NON_BLOCKING)), device=device)

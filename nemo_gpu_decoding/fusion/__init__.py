@@ -1,1 +1,1 @@
-"""Shallow fusion with back-off automata: token n-gram LMs, phrase boosting trees and look-ups."""
+"""Add the scores of token n-gram LMs and phrase boosting trees in a search (shallow fusion)."""

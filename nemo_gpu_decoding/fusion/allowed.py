@@ -1,4 +1,4 @@
-"""Costs of tokens in the boosting automaton: of tokens that are not allowed, and the bonus of every token.
+"""Add costs of tokens to the boosting automaton: of tokens that are not allowed, and the bonus of every token.
 
 A token that is not allowed in a multilingual model has a price, or is forbidden. Every look-up ends at exactly one arc
 with the token's label. So the price is subtracted from the weights of these arcs, and the automaton keeps its states:
@@ -38,7 +38,7 @@ _INCOMPLETE = "\ufffd"  # shown for a part of a character's bytes
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """The tokens that may be written, and the price of others.
+    """The tokens that may be written, and the price that other tokens have.
 
     Raises:
         FieldError: no token is allowed, or the price is negative.
@@ -54,7 +54,7 @@ class AllowedTokens:
             raise FieldError("is_allowed", "all False", "at least one token that may be written")
 
     def outside_share(self, tokens: np.ndarray, blank_id: int) -> float:
-        """The share of tokens that are not allowed, 0 .. 1; 0 without tokens.
+        """Return the share of tokens that are not allowed, 0 .. 1; 0 without tokens.
 
         A set is faster than NumPy for texts of usual length.
 
@@ -72,7 +72,7 @@ class AllowedTokens:
 
     @cached_property
     def costs(self) -> np.ndarray:
-        """The cost of each token, [V], natural log."""
+        """Return the cost of each token, [V], natural log."""
         return np.where(self._mask, 0.0, self.price)
 
     @cached_property
@@ -81,14 +81,14 @@ class AllowedTokens:
 
     @cached_property
     def _outside(self) -> dict[int, frozenset[int]]:
-        """Column of the blank -> columns that are not allowed."""
+        """Return the column of the blank -> columns that are not allowed."""
         return {}
 
 
 def with_costs(
     tree: BackoffAutomaton | None, weight: float, costs: np.ndarray
 ) -> tuple[BackoffAutomaton | None, float]:
-    """A boosting automaton with a cost of each token in it, [V] natural log, and its weight.
+    """Return a boosting automaton with a cost of each token in it, [V] natural log, and its weight.
 
     A tree of None or a weight of 0: without phrases. Without costs both are returned as they are.
     """
@@ -112,7 +112,7 @@ def allowed_tokens(
     texts: Iterable[str] = (),
     price: float = math.inf,
 ) -> AllowedTokens:
-    """The tokens of some scripts, of a list and of some texts.
+    """Return the tokens of some scripts, of a list and of some texts.
 
     Tokens without letters (digits, punctuation, word marks) are always allowed. A token that is a part of a character,
     such as a byte, is allowed only if it is listed.
@@ -123,7 +123,7 @@ def allowed_tokens(
             allowed if each of its letters belongs to one of them.
         tokens: pieces as in the vocabulary, such as "▁the".
         texts: sentences; the tokens with which the tokenizer spells them are allowed.
-        price: of each other token, natural log, >= 0; inf: it is forbidden.
+        price: cost of each other token, natural log, >= 0; inf: it is forbidden.
 
     Raises:
         FieldError: no letter of the vocabulary belongs to a script, or a token is not in the vocabulary.
@@ -156,7 +156,7 @@ def allowed_tokens(
 
 
 def _scripts_of(text: str) -> Iterator[frozenset[str]]:
-    """The scripts of each letter and mark of a text, without those that all scripts share."""
+    """Yield the scripts of each letter and mark of a text, without those that all scripts share."""
     for character in text:
         if character == _INCOMPLETE:
             yield frozenset()
@@ -168,7 +168,7 @@ def _scripts_of(text: str) -> Iterator[frozenset[str]]:
 
 
 def _checked_names(scripts: Sequence[str], found: frozenset[str]) -> frozenset[str]:
-    """The first words in the names of the letters of these scripts; `found`: those of the vocabulary."""
+    """Return the first words in the names of the letters of these scripts; `found`: those of the vocabulary."""
     names: frozenset[str] = frozenset()
     for script in scripts:
         own = frozenset(_OTHER_NAMES.get(str(script).upper(), (str(script).upper(),)))

@@ -1,4 +1,4 @@
-"""Back-off automata: the common layout of n-gram LMs and boosting trees.
+"""Define back-off automata, the common layout of n-gram LMs and boosting trees.
 
 A `BackoffAutomaton` reads labels one by one. In state `s` it looks for an arc with the label. If there
 is none, it adds the back-off weight of `s`, moves to the back-off state and looks again. The root backs
@@ -49,7 +49,7 @@ ANY_WEIGHT = np.float32(-np.inf)
 
 @no_refcount
 def lookup(automaton, vocab_size, state, label, least):
-    """Weight (float32, natural log) of `label` in `state`, and the state after it.
+    """Return the weight (float32, natural log) of `label` in `state`, and the state after it.
 
     Returns weight -inf as soon as the upper bounds show that the weight is below `least`. An unlikely
     label then costs one step instead of a whole back-off chain. With `ANY_WEIGHT` the look-up always
@@ -72,7 +72,7 @@ def lookup(automaton, vocab_size, state, label, least):
 
 @linked
 def first_not_below(arcs, low, end, label):
-    """The first of the arcs low .. end-1 with a label >= `label`, else end; unsigned numbers.
+    """Return the first of the arcs low .. end-1 with a label >= `label`, else end; unsigned numbers.
 
     The search is branch-free, because a branch would be mispredicted every other time.
     """
@@ -101,14 +101,14 @@ ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int32
 
 
 class AutomatonArrays(NamedTuple):
-    """The arrays of one or several automata, as compiled code takes them."""
+    """The arrays of one or several automata that compiled code reads."""
 
     states: np.ndarray  # [S] STATE
     arcs: np.ndarray  # [A] ARC, grouped by state; within a state sorted by label
 
 
 class Columns(NamedTuple):
-    """The columns of an automaton of S states and A arcs, not checked yet; weights are natural log."""
+    """The columns of an automaton of S states and A arcs that are not checked yet; weights are natural log."""
 
     arc_begin: np.ndarray  # [S] first arc of each state
     arc_end: np.ndarray  # [S] one past its last arc
@@ -156,7 +156,7 @@ class BackoffAutomaton:
     def from_records(
         cls, states: np.ndarray, arcs: np.ndarray, vocab_size: int, start_state: int, name: str
     ) -> BackoffAutomaton:
-        """Like `from_columns`, from [S] STATE without bounds and [A] ARC; writes to the states."""
+        """Do as `from_columns`, from [S] STATE without bounds and [A] ARC; writes to the states."""
         _check_structure(name, vocab_size, start_state, states, arcs)
         arcs = _with_dense_roots(states, arcs, vocab_size)
         _add_bounds(states, arcs)
@@ -164,7 +164,7 @@ class BackoffAutomaton:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the contents; equal for automata with the same states and arcs."""
+        """Return a hash of the contents; equal for automata with the same states and arcs."""
         digest = hashlib.sha256(f"{self.vocab_size} {self.start_state}".encode())
         digest.update(self.arrays.states.tobytes())
         digest.update(self.arrays.arcs.tobytes())
@@ -179,7 +179,7 @@ class BackoffAutomaton:
         return len(self.arrays.arcs)
 
     def advance(self, state: int, label: int) -> tuple[float, int]:
-        """Weight of `label` in `state` and the state after it (readable counterpart of `lookup`)."""
+        """Return the weight of `label` in `state` and the state after it (readable counterpart of `lookup`)."""
         states, arcs = self.arrays
         weight = np.float32(0.0)
         while True:
@@ -191,7 +191,7 @@ class BackoffAutomaton:
             state = int(states["backoff_to"][state])
 
     def score(self, labels: Sequence[int], *, final: bool = True) -> float:
-        """Sum of the weights of a whole label sequence, natural log."""
+        """Return the sum of the weights of a whole label sequence, natural log."""
         total, state = 0.0, self.start_state
         for label in labels:
             weight, state = self.advance(state, int(label))
@@ -199,7 +199,7 @@ class BackoffAutomaton:
         return total + (float(self.arrays.states["final_weight"][state]) if final else 0.0)
 
     def with_costs(self, costs: np.ndarray) -> BackoffAutomaton:
-        """The automaton in which each label costs more in every state; costs [V] may be inf.
+        """Return the automaton in which each label costs more in every state; costs [V] may be inf.
 
         A look-up ends at exactly one arc with the label, so only arcs change.
         """
@@ -210,7 +210,7 @@ class BackoffAutomaton:
 
 
 def empty_automaton(vocab_size: int) -> BackoffAutomaton:
-    """An automaton with one state and weight 0 for every label; it replaces an absent LM or boosting tree."""
+    """Return an automaton with one state and weight 0 for every label; it replaces an absent LM or boosting tree."""
     zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
     columns = Columns(zero, zero, zero, zero, zero, none, none, none)
     return BackoffAutomaton.from_columns(columns, vocab_size, 0, "none")
@@ -243,7 +243,7 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
 
 
 def joined(automata: Sequence[BackoffAutomaton]) -> tuple[BackoffAutomaton, list[int]]:
-    """Several automata over the same labels as one, and the start state of each in it.
+    """Join several automata over the same labels into one, and return the start state of each in it.
 
     Raises:
         ValueError: they have too many states or arcs for int32 numbers.
@@ -257,7 +257,7 @@ def joined(automata: Sequence[BackoffAutomaton]) -> tuple[BackoffAutomaton, list
 
 
 def arcs_by_state(states: np.ndarray, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The source state of each arc, [A], and the arcs, sorted by source state and label."""
+    """Return the source state of each arc, [A], and the arcs, sorted by source state and label."""
     counts = (states["arc_end"] - states["arc_begin"]).astype(np.int64)
     sources = np.repeat(np.arange(len(states)), counts)
     position = np.arange(len(sources)) - (np.cumsum(counts) - counts)[sources]
@@ -291,7 +291,7 @@ def _check_structure(name: str, vocab_size: int, start_state: int, states: np.nd
 
 
 def _check_backoff_ends(name: str, backoff_to: np.ndarray) -> None:
-    """Every back-off chain must reach a root: follow all of them, doubling the stride each time."""
+    """Check that every back-off chain reaches a root: follow all chains, doubling the stride each time."""
     reached = backoff_to
     for _ in range(max(1, len(backoff_to).bit_length())):
         reached = reached[reached]
@@ -301,7 +301,7 @@ def _check_backoff_ends(name: str, backoff_to: np.ndarray) -> None:
 
 
 def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
-    """Labels must grow strictly within every state."""
+    """Check that labels grow strictly within every state."""
     if len(labels) < 2:
         return
     grows = np.ones(len(labels), bool)
@@ -314,7 +314,7 @@ def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
 
 
 def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The arcs, with one arc per label in each root; updates `arc_begin` and `arc_end` of `states`."""
+    """Return the arcs, with one arc per label in each root; updates `arc_begin` and `arc_end` of `states`."""
     for root in np.flatnonzero(states["backoff_to"] == np.arange(len(states))):
         begin, end = int(states["arc_begin"][root]), int(states["arc_end"][root])
         if end - begin == vocab_size:
@@ -348,7 +348,7 @@ def _add_bounds(states: np.ndarray, arcs: np.ndarray) -> None:
 
 
 def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
-    """All states except roots, in levels: each state comes after its back-off state."""
+    """Return all states except roots, in levels: each state comes after its back-off state."""
     levels = []
     pending = np.flatnonzero(backoff_to != np.arange(len(backoff_to)))
     is_pending = np.zeros(len(backoff_to), bool)
@@ -362,7 +362,7 @@ def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
 
 
 class _ByWeight:
-    """The arcs of every state, heaviest first, and whether a state has an arc for a label."""
+    """The arcs of every state, heaviest first; and whether a state has an arc for a label."""
 
     def __init__(self, states: np.ndarray, arcs: np.ndarray) -> None:
         owner, listed = arcs_by_state(states, arcs)
@@ -376,14 +376,14 @@ class _ByWeight:
         self.weights = weights[heaviest_first]
 
     def best(self) -> np.ndarray:
-        """The largest weight of each state's own arcs, -inf where there are none."""
+        """Return the largest weight of each state's own arcs, -inf where there are none."""
         best = np.full(len(self.counts), -np.inf)
         has_arcs = self.counts > 0
         best[has_arcs] = self.weights[self.begins[has_arcs]]
         return best
 
     def best_without_own_arc(self, states: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        """The largest weight of the arcs of parents[i] whose labels have no arc in states[i]."""
+        """Return the largest weight of the arcs of parents[i] whose labels have no arc in states[i]."""
         best = np.full(len(states), -np.inf)
         undecided = np.arange(len(states))
         rank = 0

@@ -1,4 +1,4 @@
-"""Fusion of a batch: the LM, boosting tree and weights of each utterance."""
+"""Combine the LMs, boosting trees and weights of the utterances of a batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNCHANGED = Request()
 
 
 class Rules(NamedTuple):
-    """What an utterance may be, for results; the search reads it from the boosting automata."""
+    """The rules that say what an utterance may be, for results; the search reads them from the automata."""
 
     allowed: AllowedTokens | None = None
     grammar: Grammar | None = None
@@ -44,7 +44,7 @@ _Row = tuple[Any, Any, BackoffAutomaton, Any, Rules]
 
 
 class FusionLabels(NamedTuple):
-    """The labels of the automata in a decoder's fusion."""
+    """The labels that the automata of a decoder's fusion read."""
 
     size: int  # number of labels
     opened: int = 0  # number of labels for requests with words that the graph lacks; 0: it takes none
@@ -59,7 +59,7 @@ class FusionLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchFusion:
-    """The fusion of n utterances, from their first frame to their last."""
+    """The LMs, boosting trees and weights that n utterances use from their first frame to their last."""
 
     lm: BackoffAutomaton  # all LMs of the decoder
     lm_starts: np.ndarray  # [n] int32, start state of each utterance's LM
@@ -76,7 +76,7 @@ class BatchFusion:
     def resolve(
         fusion: Fusion, n: int, requests: Sequence[Request | None] | None, labels: FusionLabels
     ) -> BatchFusion:
-        """The fusion of n utterances: the decoder's, with the values of their requests in its place.
+        """Return the fusion of n utterances: the decoder's, with the values of their requests in its place.
 
         Raises:
             ValueError: a request does not fit the decoder; the message names it.
@@ -107,7 +107,7 @@ class BatchFusion:
         return _batch_of(lm, [of_request[id(request)] for request in checked])
 
     def replaced(self, rows: Sequence[int], new: BatchFusion) -> BatchFusion:
-        """A copy in which utterance rows[i] has the fusion of utterance i of `new`."""
+        """Return a copy in which utterance rows[i] has the fusion of utterance i of `new`."""
         of_rows = self._rows()
         for row, of_row in zip(rows, new._rows(), strict=True):
             of_rows[row] = of_row
@@ -118,11 +118,11 @@ class BatchFusion:
         return list(zip(self.lm_starts, self.lm_weights, trees, self.boosting_weights, self.rules, strict=True))
 
     def aliases_of(self, utterance: int) -> Aliases | None:
-        """The aliases of an utterance's phrases."""
+        """Return the aliases of an utterance's phrases."""
         return self.trees[self.tree_of[utterance]].aliases if self.boosting_weights[utterance] else None
 
     def moved_states(self, after: BatchFusion) -> np.ndarray:
-        """Offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.
+        """Return the offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.
 
         In the `arrays` of `after`, other trees may come before an utterance's tree.
         """
@@ -130,7 +130,7 @@ class BatchFusion:
 
     @cached_property
     def arrays(self) -> FusionArrays:
-        """The arrays for compiled code."""
+        """Return the arrays for compiled code."""
         boosting, starts = concatenate(self.trees)
         utterances = np.zeros(len(self), UTTERANCE)
         utterances["lm_start"], utterances["boosting_start"] = self.lm_starts, starts[self.tree_of]
@@ -225,7 +225,7 @@ def _checked_requests(
 
 
 def _batch_of(lm: BackoffAutomaton, rows: Sequence[_Row]) -> BatchFusion:
-    """The fusion of utterances from all LMs, and the LM, tree and weights of each; unused trees are dropped."""
+    """Return the fusion of utterances from all LMs, and the LM, tree and weights of each; unused trees are dropped."""
     lm_starts, lm_weights, trees, weights, rules = zip(*rows, strict=True) if rows else [()] * 5
     boosting_weights = np.array(weights, np.float32)
     used = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight]
@@ -240,7 +240,7 @@ _nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploa
 
 
 def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
-    """The weight of an utterance's LM; 0: it has none."""
+    """Return the weight of an utterance's LM; 0: it has none."""
     has_lm = request.lm != NO_LM and (request.lm or fusion.lm or labels.lm_in_graph)
     if not has_lm:
         return 0.0
@@ -248,7 +248,7 @@ def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
 
 
 class FusionArrays(NamedTuple):
-    """The fusion of n utterances as compiled code takes it."""
+    """The fusion of n utterances in the form that compiled code reads."""
 
     lm: AutomatonArrays
     boosting: AutomatonArrays  # all boosting trees
@@ -256,7 +256,7 @@ class FusionArrays(NamedTuple):
 
 
 class UtteranceFusion(NamedTuple):
-    """The fusion of one utterance as compiled code takes it."""
+    """The fusion of one utterance in the form that compiled code reads."""
 
     lm: AutomatonArrays
     boosting: AutomatonArrays
@@ -266,7 +266,7 @@ class UtteranceFusion(NamedTuple):
 
 @inlined
 def of_utterance(fusion, b):
-    """The `UtteranceFusion` of utterance b of `FusionArrays`."""
+    """Return the `UtteranceFusion` of utterance b of `FusionArrays`."""
     utterance = fusion.utterances[b]
     return UtteranceFusion(fusion.lm, fusion.boosting, utterance.lm_weight, utterance.boosting_weight)
 
@@ -275,19 +275,19 @@ def of_utterance(fusion, b):
 
 
 class DeviceAutomaton(NamedTuple):
-    """The arrays of one or several automata in a device's memory."""
+    """The arrays of one or several automata that lie in a device's memory."""
 
     states: torch.Tensor  # [S, bytes of automaton.STATE] uint8
     arcs: torch.Tensor  # [A, bytes of automaton.ARC] uint8
 
 
 def on_device(automaton: BackoffAutomaton, device: torch.device) -> DeviceAutomaton:
-    """The automaton in the memory of `device`; uploaded at the first call, then cached."""
+    """Return the automaton in the memory of `device`; uploaded at the first call, then cached."""
     return DeviceAutomaton(*arrays_on_device(automaton, automaton.arrays, device))
 
 
 def trees_on_device(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
-    """All boosting trees of a batch; a single tree is cached, several trees are joined per batch."""
+    """Return all boosting trees of a batch; a single tree is cached, several trees are joined per batch."""
     if len(fusion.trees) == 1:
         return on_device(fusion.trees[0], device)
     joined = fusion.arrays.boosting

@@ -142,7 +142,7 @@ class BoostingConfig:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the config has no source of phrases."""
+        """Return whether the config has no source of phrases."""
         return not self._sources()
 
     def _sources(self) -> list[str]:
@@ -151,12 +151,12 @@ class BoostingConfig:
 
     @property
     def checks_word_boundary(self) -> bool:
-        """Whether bonuses are taken back if the next token continues the word."""
+        """Return whether bonuses are taken back if the next token continues the word."""
         return self.refund == "full" and self.whole_words is not False
 
     @property
     def drops_pieces(self) -> bool:
-        """Whether `num_of_transcriptions` segmentations are boosted."""
+        """Return whether `num_of_transcriptions` segmentations are boosted."""
         return self.use_bpe_dropout or self.bpe_mode == "bpe_dropout"
 
     @property
@@ -171,7 +171,7 @@ class BoostingConfig:
 
 
 def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> BackoffAutomaton:
-    """The boosting tree that a config describes: its model file, phrase file or phrase lists.
+    """Return the boosting tree that a config describes: its model file, phrase file or phrase lists.
 
     Raises:
         ValueError: no or several sources of phrases; a phrase cannot be spelled; a damaged file.
@@ -266,7 +266,7 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
 
 
 def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> bool:
-    """Whether the vocabulary has all characters of a phrase."""
+    """Return whether the vocabulary has all characters of a phrase."""
     try:
         vocabulary.segmentations(phrase.text, 1, config.is_case_ignored, phrase.lang or config.source_lang)
     except ValueError:
@@ -277,7 +277,7 @@ def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) ->
 def _sequences(
     phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig, space: int | None
 ) -> list[ScoredSequence]:
-    """The token sequences of one phrase with their scores, the tokenizer's own first.
+    """Return the token sequences of one phrase with their scores, the tokenizer's own first.
 
     If the vocabulary has a `space` token, it comes first in a phrase that begins with a word.
     """
@@ -307,7 +307,7 @@ def _sequences(
 
 
 def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
-    """Which pieces continue the word before them. [V] bool
+    """Return which pieces continue the word before them. [V] bool
 
         "▁new" "er"     True: the word is "newer"
         "▁new" "▁york"  False: '▁' begins the next word
@@ -334,7 +334,7 @@ _NUMBER = ...  # no unit; a copy of a tree has the same object
 
 
 class Occurrence(NamedTuple):
-    """A phrase in a hypothesis, which is a sequence of units: labels or words."""
+    """A phrase that occurs in a hypothesis, which is a sequence of units: labels or words."""
 
     number: int  # of the sequence in the tree
     begin: int  # first unit
@@ -342,7 +342,7 @@ class Occurrence(NamedTuple):
 
 
 class PhraseTable(NamedTuple):
-    """The sequences of a boosting tree, and how hypotheses show them."""
+    """The sequences that a boosting tree pays for, and how hypotheses show them."""
 
     sequences: Sequence[ScoredSequence]
     keys: Sequence[Key]  # units that a hypothesis has for each sequence: labels, for word graphs words
@@ -354,7 +354,7 @@ class PhraseTable(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BoostingTree(BackoffAutomaton):
-    """The automaton of phrases, with the phrases themselves."""
+    """An automaton that pays for phrases, with the phrases themselves."""
 
     table: PhraseTable | None = None
     ac_threshold: float = 0.0  # least probability of a phrase in a result, 0 .. 1
@@ -367,7 +367,7 @@ class BoostingTree(BackoffAutomaton):
         return cls(*fields, table=table, ac_threshold=ac_threshold)
 
     def only(self, keys: Collection[Key]) -> BoostingTree | None:
-        """The tree without phrases other than these; penalties stay. None: nothing is left."""
+        """Return the tree without phrases other than these; penalties stay. None: nothing is left."""
         assert self.table is not None
         sequences, all_keys, texts = self.table[:3]
         numbers, penalties = self._numbers
@@ -380,7 +380,7 @@ class BoostingTree(BackoffAutomaton):
         return replace(self, arrays=tree.arrays, start_state=tree.start_state, table=table)
 
     def occurrences(self, units: Sequence[Hashable]) -> Iterator[Occurrence]:
-        """The phrases of a hypothesis, from its begin; those inside of longer ones are omitted."""
+        """Yield the phrases of a hypothesis, from its begin; those inside of longer ones are omitted."""
         assert self.table is not None
         before, sequences, trie, continues = self.table.label_before, self.table.sequences, self._trie, self._continues
         shift = 0 if before is None else 1
@@ -410,17 +410,17 @@ class BoostingTree(BackoffAutomaton):
 
     @property
     def num_phrases(self) -> int:
-        """Number of phrases with different units, without penalties."""
+        """Return the number of phrases with different units, without penalties."""
         return len(self._numbers[0])
 
     @property
     def longest(self) -> int:
-        """Units of the longest phrase."""
+        """Return units of the longest phrase."""
         return max(map(len, self._numbers[0]), default=0)
 
     @cached_property
     def _numbers(self) -> tuple[dict[Key, list[int]], list[int]]:
-        """The sequences of each key, without penalties; the penalties."""
+        """Return the sequences of each key, without penalties; the penalties."""
         assert self.table is not None
         numbers: dict[Key, list[int]] = {}
         penalties = []
@@ -434,13 +434,13 @@ class BoostingTree(BackoffAutomaton):
 
     @cached_property
     def _continues(self) -> Any:
-        """`is_continuation` as a list: single items of arrays are slow. []: None."""
+        """Return `is_continuation` as a list, because single items of arrays are slow. []: None."""
         assert self.table is not None
         return [] if self.table.is_continuation is None else self.table.is_continuation.tolist()
 
     @cached_property
     def _trie(self) -> dict[Hashable, Any]:
-        """Units -> the same for the units after it; under `_NUMBER` the first sequence of the key that ends here.
+        """Return a tree of units; under `_NUMBER` stands the first sequence of the key that ends there.
 
         A long list has phrases of many lengths. The trie replaces a look-up of each length at each unit. Where one key
         is left, a pair of it and its sequence takes the place of dictionaries: long lists exceed the CPU's caches.

@@ -1,4 +1,4 @@
-"""Context graph of boosted phrases: a trie of token sequences with failure links and weights.
+"""Build the context graph of boosted phrases, a trie of token sequences with failure links and weights.
 
 What a text earns (refund "full")
     A phrase occurs wherever its tokens do. With `is_continuation`, an occurrence counts only if it ends a
@@ -115,7 +115,7 @@ class Trie:
         return len(self.parents)
 
     def find(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The child of each node under each label, -1 where there is none."""
+        """Return the child of each node under each label, -1 where there is none."""
         if not len(self._keys):
             return np.full(len(nodes), -1)
         keys = nodes * self.radix + labels
@@ -124,7 +124,7 @@ class Trie:
         return np.where(self._keys[at] == keys, self._nodes[at], -1)
 
     def find_or_add(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Like `find`, but adds missing children."""
+        """Find children like `find`, but add missing ones."""
         children = self.find(nodes, labels)
         missing = np.flatnonzero(children < 0)
         if len(missing):
@@ -145,7 +145,7 @@ class Trie:
         self._nodes = np.append(self._nodes, np.arange(first, len(self)))[order]
 
     def ancestors(self, nodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """The ancestor of each node, `steps` levels above it."""
+        """Return the ancestor of each node, `steps` levels above it."""
         nodes = nodes.copy()
         for step in range(steps.max(initial=0)):
             climbing = steps > step
@@ -153,20 +153,20 @@ class Trie:
         return nodes
 
     def levels(self) -> list[np.ndarray]:
-        """The nodes of depth 1, of depth 2, and so on."""
+        """Return the nodes of depth 1, of depth 2, and so on."""
         order = np.argsort(self.depths, kind="stable")
         ends = np.searchsorted(self.depths[order], np.arange(self.depths.max() + 1), side="right")
         return np.split(order, ends)[1:-1]
 
     def suffix_links(self) -> np.ndarray:
-        """The node of the longest proper suffix of each node; the root's is the root."""
+        """Return the node of the longest proper suffix of each node; the root's is the root."""
         links = np.zeros(len(self), np.int64)
         for level in self.levels()[1:]:
             links[level] = self._longest_suffix(links[self.parents[level]], self.labels[level], links)
         return links
 
     def _longest_suffix(self, nodes: np.ndarray, labels: np.ndarray, links: np.ndarray) -> np.ndarray:
-        """The node of the longest suffix of "node, label": a child of the node or of one it links to."""
+        """Return the node of the longest suffix of "node, label": a child of the node or of one it links to."""
         nodes, targets = nodes.copy(), np.full(len(nodes), ROOT)
         pending = np.arange(len(nodes))
         while len(pending):
@@ -192,7 +192,7 @@ class ScoredSequence:
 
 @dataclass(frozen=True)
 class _NodeWeights:
-    """Weights of each node; entry 0 is the root, which no arc leads to."""
+    """The weights that the nodes have; entry 0 is the root, which no arc leads to."""
 
     arcs: np.ndarray  # weight of the arc that leads to the node
     backoff_to: np.ndarray  # failure links
@@ -202,7 +202,7 @@ class _NodeWeights:
 
 
 def token_scores(length: int, context_score: float, depth_scaling: float, uniform: bool) -> np.ndarray:
-    """NeMo's bonus of each token of a phrase, larger for later tokens, [length]."""
+    """Return NeMo's bonus of each token of a phrase, larger for later tokens, [length]."""
     scores = np.full(length, context_score, np.float64)
     if not uniform:
         scores[1:] = context_score * depth_scaling + np.log(np.arange(2, length + 1))
@@ -221,14 +221,14 @@ def build_context_graph(
     label_before: int | None = None,
     name: str = "phrases",
 ) -> BackoffAutomaton:
-    """The boosting tree of the sequences.
+    """Return the boosting tree of the sequences.
 
     Args:
         unk_score: weight of a token that neither continues nor begins a phrase.
         refund: "full" or "nemo", see the module docstring.
         overlapping: for "full" only, count all occurrences of phrases, even if they overlap.
         uniform_weights: for NeMo's only, Icefall's: a complete phrase has its bonus twice until the match ends.
-        is_continuation: for "full" only, [V] bool, whether a label continues the word before it; None: phrases count
+        is_continuation: for "full" only; [V] bool, whether a label continues the word before it; None: phrases count
             wherever they occur.
         label_before: before an utterance: a space, if sequences begin with a space to match beginnings of words.
     """
@@ -250,7 +250,7 @@ def build_context_graph(
 
 
 def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
-    """The nodes as states, the edges as arcs."""
+    """Return the nodes as states, the edges as arcs."""
     nodes = np.arange(1, len(trie))
     nodes = nodes[np.argsort(trie.parents[1:] * trie.radix + trie.labels[1:])]
     sources, states = trie.parents[nodes], np.arange(len(trie))
@@ -288,7 +288,7 @@ def _full_refund(
     continuations: np.ndarray,
     overlapping: bool,
 ) -> _NodeWeights:
-    """The weights of refund "full", with the names of the module docstring."""
+    """Return the weights of refund "full", with the names of the module docstring."""
     ends = np.array([path[-1] for path in paths])
     in_word = continuations.any() & np.array([sequence.ends_in_word for sequence in sequences])
     bonuses = np.array([sequence.scores.sum() for sequence in sequences])
@@ -316,7 +316,7 @@ def _full_refund(
 
 
 class _LastNodes:
-    """The largest bonus > 0 of the phrases that end in each node, and of those that end outside of words."""
+    """The largest bonus > 0 of the phrases that end in a node, and of those that end outside of words."""
 
     def __init__(self, nodes: int, ends: np.ndarray, bonuses: np.ndarray, in_word: np.ndarray) -> None:
         self.bonus, self.sure = np.zeros(nodes), np.zeros(nodes)
@@ -327,7 +327,7 @@ class _LastNodes:
 def _apart(
     trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """committed, kept and failure link of each node without `overlapping`."""
+    """Return committed, kept and failure link of each node without `overlapping`."""
     committed, kept = np.zeros(len(trie)), np.zeros(len(trie))
     committed_end, kept_end = np.zeros(len(trie), np.int64), np.zeros(len(trie), np.int64)  # in tokens
     ending = np.zeros(len(trie), np.int64)  # the longest suffix, or the node itself, with a bonus
@@ -358,7 +358,7 @@ def _apart(
 def _overlapping(
     trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """committed, kept, earned and revocable of each node with `overlapping`."""
+    """Return committed, kept, earned and revocable of each node with `overlapping`."""
     committed, kept, earned, revocable = (np.zeros(len(trie)) for _ in range(4))
     for level in trie.levels():
         parents = trie.parents[level]
@@ -371,7 +371,7 @@ def _overlapping(
 
 
 def _few_values(bonuses: np.ndarray) -> np.ndarray:
-    """The bonuses in float32; more than `MAX_BONUSES` distinct values are rounded.
+    """Return the bonuses in float32; more than `MAX_BONUSES` distinct values are rounded.
 
     They are rounded to multiples of one power of two, so that their sums have few distinct values, too.
     """
@@ -386,7 +386,7 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
 def _nemo_refund(
     trie: Trie, links: np.ndarray, sequences: Sequence[ScoredSequence], paths: list[np.ndarray], uniform: bool
 ) -> _NodeWeights:
-    """NeMo's weights, including its errors; they depend on the order of the sequences."""
+    """Return NeMo's weights, including its errors; they depend on the order of the sequences."""
     token_score: list[float | None] = [None] * len(trie)
     node_score, is_end = np.zeros(len(trie)), np.zeros(len(trie), bool)
     for sequence, path in zip(sequences, paths, strict=True):
@@ -447,7 +447,7 @@ def with_refunds(columns: Columns, root: int, refunds: np.ndarray, is_refunding:
 def _copies(
     backoff_to: np.ndarray, root: int, refunds: np.ndarray, refunding_states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the copies of states.
+    """Return the number the copies of states.
 
     Returns:
         the original state of each copy and its refund; the copy that each of `refunding_states` backs
@@ -470,7 +470,7 @@ def _copies(
 def _copied_arcs(
     columns: Columns, root: int, listed: np.ndarray, copied: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """How many arcs each copy has; their labels, weights and targets before any refund."""
+    """Return how many arcs each copy has; their labels, weights and targets before any refund."""
     weights = np.full(len(listed), columns.backoff_weights[root], np.float64)
     targets = np.full(len(listed), root)
     own = slice(columns.arc_begin[root], columns.arc_end[root])

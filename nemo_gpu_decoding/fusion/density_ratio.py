@@ -1,4 +1,4 @@
-"""Density ratio: an LM minus a source LM, as one automaton [arXiv 2002.11268; LODR, arXiv 2203.16776].
+"""Subtract a source LM from an LM, as one automaton (density ratio) [arXiv 2002.11268; LODR, arXiv 2203.16776].
 
 A network has learnt a language model of its training text. An LM that is added to its scores counts this text twice.
 The density ratio subtracts a source LM, an n-gram LM of the training text:
@@ -32,13 +32,13 @@ LEAST_WEIGHT = -100.0  # of a source LM, natural log; below are probabilities of
 
 
 def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) -> BackoffAutomaton:
-    """The automaton with the weights of `lm` minus `ratio` times those of `source`.
+    """Return the automaton with the weights of `lm` minus `ratio` times those of `source`.
 
     At the end of an utterance it subtracts the source's weight of </s>, unless the source has none there.
 
     Args:
         lm, source: n-gram LMs over the same tokens.
-        ratio: of the source's weight to the LM's, >= 0.
+        ratio: the source's weight divided by the LM's, >= 0.
 
     Raises:
         ValueError: the source has another vocabulary, or a token with probability 0.
@@ -75,7 +75,7 @@ def _check_positive(source: BackoffAutomaton) -> None:
 
 
 class _Part(NamedTuple):
-    """N pairs and their A arcs. Pairs are numbered by `_Pairs.numbers`."""
+    """N pairs and their A arcs. `_Pairs.numbers` numbers the pairs."""
 
     pairs: np.ndarray  # [N]
     counts: np.ndarray  # [N] number of arcs of each pair
@@ -88,24 +88,24 @@ class _Part(NamedTuple):
 
 
 class _Pairs:
-    """Pairs of states of an LM and a source LM."""
+    """The pairs that an LM and a source LM form with their states."""
 
     def __init__(self, lm: _Reader, source: _Reader, ratio: float) -> None:
         self.lm, self.source, self.ratio = lm, source, ratio
 
     def numbers(self, t, s):
-        """The number of each pair (t, s)."""
+        """Return the number of each pair (t, s)."""
         return t * len(self.source.states) + s
 
     def leaving(self, numbers: np.ndarray) -> _Part:
-        """Arcs and back-offs of pairs."""
+        """Return arcs and back-offs of pairs."""
         t, s = np.divmod(numbers, len(self.source.states))
         by_lm = ~self.lm.is_root[t] | self.source.is_root[s]
         parts = [self._leaving_lm(t[by_lm], s[by_lm]), self._leaving_source(t[~by_lm], s[~by_lm])]
         return _Part(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _leaving_lm(self, t: np.ndarray, s: np.ndarray) -> _Part:
-        """Pairs that back off in the LM, and the pair of roots."""
+        """Return pairs that back off in the LM, and the pair of roots."""
         counts, rows, arcs = self.lm.arcs_of(t)
         weights, after = self.source.read(s[rows], arcs["label"])
         backoff_to = self.numbers(self.lm.backoff_to[t], s)
@@ -115,7 +115,7 @@ class _Pairs:
         )  # fmt: skip
 
     def _leaving_source(self, t: np.ndarray, s: np.ndarray) -> _Part:
-        """Pairs that back off in the source: the LM is in a root."""
+        """Return pairs that back off in the source: the LM is in a root."""
         counts, rows, arcs = self.source.arcs_of(s)
         weights, after = self.lm.read(t[rows], arcs["label"])
         backoff_to, backoff_weights = self.numbers(t, self.source.backoff_to[s]), self.source.backoff_weights[s]
@@ -144,14 +144,14 @@ class _Reader:
         self.is_root = self.backoff_to == np.arange(len(self.states))
 
     def arcs_of(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The own arcs of states [N]: how many each has, [N]; the row of each arc in `states`, [A]; the arcs, [A]."""
+        """Return how many arcs the states [N] have, [N]; the row of each arc in `states`, [A]; the arcs, [A]."""
         counts = self.counts[states]
         rows = np.repeat(np.arange(len(states)), counts)
         offsets = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
         return counts, rows, self.arcs[self.begins[states][rows] + offsets]
 
     def read(self, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The weights of labels [A] in states [A], back-offs included, float64; and the states after them."""
+        """Return the weights of labels [A] in states [A], back-offs included, float64; and the states after them."""
         weights, after = np.zeros(len(labels)), states.copy()
         pending = np.arange(len(labels))
         while len(pending):
@@ -169,7 +169,7 @@ class _Reader:
 
 
 def _columns(part: _Part) -> Columns:
-    """The automaton of all pairs; their states have the order of `part`."""
+    """Return the automaton of all pairs; their states have the order of `part`."""
     order = np.argsort(part.pairs)
     ordered = part.pairs[order]
     ends = np.cumsum(part.counts)

@@ -1,4 +1,4 @@
-"""Shallow fusion: the LM and boosting scores that a search adds to acoustic scores."""
+"""Define the LM and boosting scores that a search adds to acoustic scores (shallow fusion)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_LM = "none"  # the name by which a request switches the LM off
 @checked_options
 @dataclass(frozen=True)
 class Fusion:
-    """An n-gram LM and a boosting tree with their weights (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
+    """An n-gram LM and a boosting tree that a search adds with weights (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
 
     The score of a token is log P_acoustic + lm_weight * log P_LM + boosting_weight * boost + beta. With a source LM
     it is lower by source_lm_weight * log P_source (density ratio, see density_ratio.py).
@@ -63,7 +63,7 @@ class Fusion:
 
     @cached_property
     def token_lm(self) -> BackoffAutomaton | None:
-        """What `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
+        """Return what `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
         lm, source, ratio = self.lm, self.source_lm, self._ratio(self.lm_weight)
         if lm is None or source is None or not ratio:
             return lm
@@ -72,7 +72,7 @@ class Fusion:
 
     @cached_property
     def token_lms(self) -> tuple[BackoffAutomaton | None, dict[str | None, int]]:
-        """One automaton of all LMs, and the start state of each by its name in a request; None is that of `lm`."""
+        """Return one automaton of all LMs, and the start state of each by its name in a request; None: `lm`."""
         if not self.lm_pool:
             return self.token_lm, {}
         lms: dict[str | None, BackoffAutomaton] = {} if self.lm is None else {None: self.lm}
@@ -85,7 +85,7 @@ class Fusion:
         return automaton, dict(zip(lms, starts, strict=True))
 
     def lm_weight_of(self, name: str | None) -> float:
-        """The weight of an LM of the pool; None: of `lm`."""
+        """Return the weight of an LM of the pool; None: of `lm`."""
         return self.lm_weight if name is None else self.lm_pool_weights.get(name, self.lm_weight)
 
     def check_lm_name(self, name: str | None) -> None:
@@ -97,14 +97,14 @@ class Fusion:
         raise FieldError("lm", name, f"{pool}{did_you_mean(name, self.lm_pool)}")
 
     def _ratio(self, lm_weight: float) -> float:
-        """The weight of the source LM relative to an LM's."""
+        """Return the weight of the source LM relative to an LM's."""
         return (self.source_lm_weight or 0.0) / lm_weight if lm_weight else 0.0
 
 
 @checked_options
 @dataclass(frozen=True)
 class Request:
-    """Fusion of one utterance where it differs from the decoder's; None keeps the decoder's.
+    """The values with which one utterance replaces those of the decoder's fusion; None keeps the decoder's.
 
     `boosting` replaces the decoder's tree for this utterance (build it with `build_boosting_tree`). `lm` is the name
     of an LM in the decoder's `Fusion.lm_pool`, or "none" for no LM. `lm_weight` scales the weight of the decoder's
@@ -138,6 +138,6 @@ def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> N
 def _joined(
     lms: list[BackoffAutomaton], source: BackoffAutomaton | None, ratios: list[float]
 ) -> tuple[BackoffAutomaton, list[int]]:
-    """One automaton of all LMs, each minus `ratio` times the source LM, and the start state of each."""
+    """Return one automaton of all LMs, each minus `ratio` times the source LM, and the start state of each."""
     pairs = zip(lms, ratios, strict=True)
     return joined([density_ratio(lm, source, ratio) if source and ratio else lm for lm, ratio in pairs])

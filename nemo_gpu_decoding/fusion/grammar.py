@@ -1,4 +1,4 @@
-"""Closed grammars: the sentences that an utterance may be, as an automaton over tokens.
+"""Build closed grammars: automata over tokens that accept the sentences that an utterance may be.
 
 A token path belongs to a sentence if its pieces spell the sentence, in any segmentation. Letter case and
 punctuation do not matter, so that models that write them need no other grammar. The automaton has a state for each
@@ -43,13 +43,13 @@ OTHER_PRICE = 4.0  # with such an entry, in place of inf
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A closed grammar over the tokens of a model; `build_grammar` builds it."""
+    """A closed grammar that accepts sentences as tokens of a model; `build_grammar` builds it."""
 
     automaton: BackoffAutomaton  # with PRICE_WEIGHT
     is_sentence: np.ndarray  # [S] bool, whether a sentence ends in a state
 
     def accepts(self, tokens: Sequence[int], blank_id: int) -> bool:
-        """Whether tokens, columns of the log-probs, spell a sentence; `blank_id` is the column of the blank."""
+        """Return whether tokens, columns of the log-probs, spell a sentence; `blank_id` is the column of the blank."""
         state = self.automaton.start_state
         for column in tokens:
             _, state = self.automaton.advance(state, int(column) - (column > blank_id))
@@ -59,13 +59,13 @@ class Grammar:
 def build_grammar(
     sentences: Sequence[str], vocabulary: Vocabulary, price: float = math.inf, most_letters: int = MOST_LETTERS
 ) -> Grammar:
-    """The grammar of a list of sentences. Results are cached.
+    """Return the grammar of a list of sentences. Results are cached.
 
     Args:
         sentences: all sentences that an utterance may be.
         vocabulary: the model's tokens.
-        price: of each token outside of the grammar, natural log, > 0; inf: such tokens are forbidden.
-        most_letters: of all sentences together; bounds time and memory.
+        price: cost of each token outside of the grammar, natural log, > 0; inf: such tokens are forbidden.
+        most_letters: limit for all sentences together, which bounds time and memory.
 
     Raises:
         ValueError: there is no sentence that tokens spell; a sentence is blank, has rules of JSGF, or has a character
@@ -110,7 +110,7 @@ def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_le
 
 
 class _Tokens:
-    """The letters of all tokens, as a tree: letter -> tree, and "" -> the tokens that end there."""
+    """A tree that holds the letters of all tokens: letter -> tree, and "" -> the tokens that end there."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if vocabulary.kind == "byte_bpe":
@@ -131,13 +131,13 @@ class _Tokens:
             node.setdefault("", []).append(label)
 
     def letters_of(self, text: str) -> str:
-        """A text without letter case and punctuation."""
+        """Return a text without letter case and punctuation."""
         plain = unicodedata.normalize("NFKD", text.lower()).lower()
         return "".join(c for c in plain if unicodedata.category(c)[0] != "P")
 
 
 class _Sentences:
-    """The letters of all sentences as a tree. A state is a node; `begin` is the root."""
+    """A tree that holds the letters of all sentences. A state is a node; `begin` is the root."""
 
     begin = 0
 
@@ -176,7 +176,7 @@ class _Sentences:
 
 
 def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
-    """The letters of each word of a sentence."""
+    """Return the letters of each word of a sentence."""
     if not isinstance(sentence, str) or not sentence.strip():
         raise FieldError("grammar", sentence, "sentences: texts that are not blank")
     if sentence.lstrip().startswith(JSGF):
@@ -193,7 +193,7 @@ def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
 
 
 def _live_arcs(sentences: _Sentences, tokens: _Tokens) -> dict[int, list[tuple[int, int]]]:
-    """State -> its arcs (label, state after it); only states from which a sentence can be finished."""
+    """Return the state -> its arcs (label, state after it); only states from which a sentence can be finished."""
     arcs: dict[int, list[tuple[int, int]]] = {}
     before: dict[int, list[int]] = {}
     pending = [sentences.begin]

@@ -64,7 +64,7 @@ class _Arcs(NamedTuple):
 def build_ngram_automaton(
     orders: Sequence[NGramBlock], vocab_size: int, *, normalize_unk: bool, name: str
 ) -> BackoffAutomaton:
-    """The automaton of an n-gram LM.
+    """Return the automaton of an n-gram LM.
 
     Args:
         orders: the n-grams of order 1, 2, ...; their symbols are labels 0 .. vocab_size-1 or one of the
@@ -142,7 +142,7 @@ def _reachable(block: NGramBlock, vocab_size: int) -> NGramBlock:
 
 
 def _trie_of(orders: Sequence[NGramBlock], num_labels: int, name: str) -> NGramTrie:
-    """The trie of the n-grams and of their contexts, including contexts that the file does not list."""
+    """Return the trie of the n-grams and of their contexts, including contexts that the file does not list."""
     trie = NGramTrie([num_labels, *(len(block.symbols) for block in orders[1:])])
     for block in orders:
         if len(block.symbols) and trie.add(block) >= 0:
@@ -153,7 +153,7 @@ def _trie_of(orders: Sequence[NGramBlock], num_labels: int, name: str) -> NGramT
 
 
 def _with_contexts(orders: Sequence[NGramBlock]) -> list[NGramBlock]:
-    """The n-grams with all their contexts; added contexts have probability NaN."""
+    """Return the n-grams with all their contexts; added contexts have probability NaN."""
     completed = list(orders)
     for n in range(len(orders) - 1, 1, -1):
         block = completed[n - 1]
@@ -171,7 +171,7 @@ def _with_contexts(orders: Sequence[NGramBlock]) -> list[NGramBlock]:
 
 
 def _without_special(arcs: _Arcs, vocab_size: int, unlisted: np.ndarray, unk_share: float) -> _Arcs:
-    """Arcs with vocabulary labels only; an arc with <unk> becomes one arc per unlisted label.
+    """Return arcs with vocabulary labels only; an arc with <unk> becomes one arc per unlisted label.
 
     Args:
         unk_share: natural log of the number of labels that share the probability of <unk>.
@@ -198,7 +198,7 @@ def _without_special(arcs: _Arcs, vocab_size: int, unlisted: np.ndarray, unk_sha
 def _final_weights(
     arcs: _Arcs, eos: int, backoff_to: np.ndarray, backoff_weights: np.ndarray, name: str
 ) -> np.ndarray:
-    """The final weight of each state, [S]: the weight of </s>, including back-offs."""
+    """Return the final weight of each state, [S]: the weight of </s>, including back-offs."""
     final = np.full(len(backoff_to), NOT_FINAL, np.float32)
     ends = arcs.labels == eos
     final[arcs.sources[ends]] = arcs.weights[ends]
@@ -221,7 +221,7 @@ _SHOWN = 5  # unknown symbols listed in messages
 
 
 def nemo_symbol(token: int) -> str:
-    """How NeMo's LM scripts write a token."""
+    """Return how NeMo's LM scripts write a token."""
     return chr(token + _NEMO_OFFSET)
 
 
@@ -292,7 +292,7 @@ def _load(
 def _labels(
     path: Path, symbols: Sequence[str], vocab_size: int, pieces: tuple[str, ...] | None, encoding: str
 ) -> np.ndarray:
-    """The label of each symbol: a token id or one of the special symbols. [len(symbols)] int64"""
+    """Return the label of each symbol: a token id or one of the special symbols. [len(symbols)] int64"""
     readers = _symbol_readers(pieces)
     if encoding != "auto":
         readers = {encoding: readers[encoding]}
@@ -308,7 +308,7 @@ def _labels(
 
 
 def _symbol_readers(pieces: tuple[str, ...] | None) -> dict[str, Callable[[str], int]]:
-    """Per encoding, a function from a symbol to its token id or _NO_TOKEN."""
+    """Return a function per encoding, which maps a symbol to its token id or _NO_TOKEN."""
     readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
     if pieces is not None:
         ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
@@ -325,7 +325,7 @@ def _read_decimal(symbol: str) -> int:
 
 
 def _misfit(path: Path, symbols: Sequence[str], readings: dict[str, np.ndarray], vocab_size: int) -> str:
-    """Why no encoding fits: tokens of another model, or words."""
+    """Return why no encoding fits: tokens of another model, or words."""
     for name, ids in readings.items():
         if name != "pieces" and (ids != _NO_TOKEN).all():
             return (
@@ -351,7 +351,7 @@ _TENSORS = (
 
 
 def load_nemo_automaton(path: str | PathLike[str], vocab_size: int, *, with_final_weights: bool) -> BackoffAutomaton:
-    """The automaton of an NGPU-LM (with final weights) or of a boosting tree (without).
+    """Return the automaton of an NGPU-LM (with final weights) or of a boosting tree (without).
 
     NeMo's searches do not add the final weights of boosting trees: they are bonuses for the
     end-of-sentence token of attention decoders.

@@ -1,4 +1,4 @@
-"""Phrases to boost, their files and aliases, and requests as manifests and clients write them.
+"""Read phrases to boost, their files and aliases, and the requests that manifests and clients write.
 
 Aliases are spellings that are heard for a phrase, and written as the phrase:
 
@@ -39,7 +39,7 @@ _OTHER_FORMAT = re.compile(
 
 @dataclass(frozen=True)
 class Phrase:
-    """A phrase to boost or, with a negative weight, to penalise.
+    """A phrase that is boosted or, with a negative weight, penalised.
 
     A partial match of a phrase gets part of its bonus. Only a complete match gets a penalty.
 
@@ -68,7 +68,7 @@ class Phrase:
 
 
 def as_phrase(item: Any) -> Phrase:
-    """A Phrase from a Phrase, a text, NeMo's PhraseItem, or a mapping with the same keys."""
+    """Return a Phrase from a Phrase, a text, NeMo's PhraseItem, or a mapping with the same keys."""
     if isinstance(item, Phrase):
         return item
     if isinstance(item, str):
@@ -98,7 +98,7 @@ def warn_if_large(name: str, weight: float) -> None:
 
 
 def weight_of(phrase: Phrase) -> float:
-    """The factor of the phrase's bonus; default 1."""
+    """Return the factor of the phrase's bonus; default 1."""
     return 1.0 if phrase.weight is None else phrase.weight
 
 
@@ -163,7 +163,7 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
 
 
 def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], bool]) -> list[Phrase]:
-    """All texts that a search can find: the phrases and, with the same weight, their aliases.
+    """Return all texts that a search can find: the phrases and, with the same weight, their aliases.
 
     A phrase that cannot be spelled is left out if it has aliases: it is a written form only. Of equal texts, that with
     the largest weight is kept.
@@ -180,7 +180,7 @@ def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], boo
 
 
 def aliases_of(phrases: Iterable[Phrase], name: str, ignore_case: bool) -> Aliases | None:
-    """What results show for the aliases of phrases; None without aliases.
+    """Return what results show for the aliases of phrases; None without aliases.
 
     Raises:
         ValueError: an alias belongs to two phrases, or is a phrase of its own.
@@ -209,7 +209,7 @@ _SCRIPTS_WITHOUT_SPACES = (
 
 
 class WrittenWord(NamedTuple):
-    """A text for the words [first, end) of a hypothesis."""
+    """A text that is written for the words [first, end) of a hypothesis."""
 
     first: int
     end: int
@@ -218,7 +218,7 @@ class WrittenWord(NamedTuple):
 
 @dataclass(frozen=True)
 class Aliases:
-    """The aliases of a list of phrases.
+    """The aliases that a list of phrases has.
 
     Args:
         phrases: alias -> the phrase that is written for it.
@@ -229,18 +229,18 @@ class Aliases:
     ignore_case: bool = False
 
     def written(self, text: str) -> str:
-        """The text with each alias replaced by its phrase."""
+        """Return the text with each alias replaced by its phrase."""
         return self._replaced(text, is_open=False)
 
     def committed(self, text: str) -> str:
-        """The written form of a text that may go on, without an end that may become an alias.
+        """Return the written form of a text that may go on, without an end that may become an alias.
 
         For every text that begins with `text`, its written form begins with the result.
         """
         return self._replaced(text, is_open=True).rstrip()
 
     def words(self, texts: Sequence[str]) -> list[WrittenWord]:
-        """The words of a hypothesis with each alias replaced.
+        """Return the words of a hypothesis with each alias replaced.
 
         The words of an alias become those of the phrase, one by one if there are equally many, else one `WrittenWord`.
         """
@@ -269,7 +269,7 @@ class Aliases:
         return "".join([*parts, text[at:]])
 
     def _matches(self, text: str, *, is_open: bool) -> Iterator[tuple[int, int, str]]:
-        """Begin and end of each alias in a text, and its phrase.
+        """Yield begin and end of each alias in a text, and its phrase.
 
         With `is_open`, the last match may be an end of the text that begins an alias; its phrase is "".
         """
@@ -295,7 +295,7 @@ class Aliases:
         return place < len(ordered) and ordered[place].startswith(key)
 
     def _key(self, text: str) -> str:
-        """The form in which texts are compared."""
+        """Return the form in which texts are compared."""
         spaced = " " if text.isspace() else unicodedata.normalize("NFC", text)
         return spaced.lower() if self.ignore_case else spaced
 
@@ -305,12 +305,12 @@ class Aliases:
 
     @cached_property
     def _sorted(self) -> tuple[list[str], int]:
-        """The aliases in order, and the length of the longest one."""
+        """Return the aliases in order, and the length of the longest one."""
         return sorted(self._table), max(map(len, self._table), default=0)
 
     @cached_property
     def _units(self) -> tuple[frozenset[str], int]:
-        """The first units of aliases, and the largest number of units."""
+        """Return the first units of aliases, and the largest number of units."""
         bounds = {alias: _bounds(alias) for alias in self.phrases}
         firsts = frozenset(self._key(alias[: ends[1]]) for alias, ends in bounds.items())
         return firsts, max((len(ends) - 1 for ends in bounds.values()), default=0)
@@ -328,7 +328,7 @@ def _one_by_one(written: WrittenWord) -> list[WrittenWord]:
 
 
 def _bounds(text: str) -> list[int]:
-    """The ends of the units of a text, from 0 to its length.
+    """Return the ends of the units of a text, from 0 to its length.
 
     A unit is a run of word characters, a run of white space, or any other character.
     """
@@ -345,13 +345,13 @@ def _kind(character: str) -> str:
 
 
 def is_word_character(character: str) -> bool:
-    """Whether this is a letter, digit or accent of a script with spaces between words; False for ""."""
+    """Return whether this is a letter, digit or accent of a script with spaces between words; False for ""."""
     return bool(character) and unicodedata.category(character)[0] in "LNM" and not is_unspaced(character)
 
 
 @lru_cache(maxsize=4096)
 def is_unspaced(character: str) -> bool:
-    """Whether this character is of a script without spaces between words."""
+    """Return whether this character is of a script without spaces between words."""
     return unicodedata.name(unicodedata.normalize("NFKC", character)[0], "").startswith(_SCRIPTS_WITHOUT_SPACES)
 
 
@@ -408,12 +408,12 @@ class WrittenRequest:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that are not the decoding config's."""
+        """Return the values that are not the decoding config's."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The same for messages, which have the numbers of items in place of long lists and texts."""
+        """Return the same for messages, which have the numbers of items in place of long lists and texts."""
         return {key: _shown(value) for key, value in self.given.items()}
 
 
@@ -421,7 +421,7 @@ REQUEST_KEYS = tuple(field.name for field in fields(WrittenRequest))
 
 
 def written_request(row: Mapping[str, Any]) -> WrittenRequest | None:
-    """The request in a row of a manifest; None if the row has none.
+    """Return the request in a row of a manifest; None if the row has none.
 
     Raises:
         FieldError: names the wrong key.

@@ -73,7 +73,7 @@ def build_graph(
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
         cache: True for the cache folder, a folder, or False. A cache that cannot be read or written gives a
             warning.
-        progress: called with the name of each step when it begins.
+        progress: function that is called with the name of each step when it begins.
 
     Raises:
         ValueError: the LM or the lexicon is malformed, or they have no word in common; the LM has tokens
@@ -94,7 +94,7 @@ def build_graph(
 
 
 def with_warning(graph: WordGraph, name: str) -> WordGraph:
-    """The graph, with a warning if it lacks words of its LM that cannot be spelled."""
+    """Return the graph, with a warning if it lacks words of its LM that cannot be spelled."""
     lacking, examples = graph.report.get(UNSPELLED, 0), graph.report.get("examples of them", ())
     if lacking:
         logger.warning(
@@ -137,7 +137,7 @@ def spell_words(
 
 
 def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> list[str]:
-    """The words of an LM, without symbols in <...>; only its 1-grams are read.
+    """Return the words of an LM, without symbols in <...>; only its 1-grams are read.
 
     Args:
         added_words: words to add to the LM.
@@ -174,13 +174,13 @@ def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Seque
 
 
 def graph_cache_folder() -> Path:
-    """The cache folder of graphs: below $NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
+    """Return the cache folder of graphs: below $NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
     return cache_root() / "graphs"
 
 
 @dataclass
 class Recipe:
-    """The inputs of a graph and the steps that build it."""
+    """The inputs of a graph and the steps that build it from them."""
 
     arpa: Path
     lexicon: Lexicon
@@ -199,7 +199,7 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """Depends on the contents of the LM's file, not on its name."""
+        """Return a hash that depends on the contents of the LM's file, not on its name."""
         digest = hashlib.sha256(f"{_RECIPE_VERSION} {DETERMINIZE_DELTA} {MINIMIZE_DELTA}".encode())
         with open(self.arpa, "rb") as file:
             while block := file.read(1 << 20):
@@ -229,7 +229,7 @@ class Recipe:
 
     @cached_property
     def words(self) -> list[str]:
-        """By label: epsilon, all words of the LM that can be spelled, <unk> in an open vocabulary."""
+        """Return the words by label: epsilon, all words of the LM that can be spelled, <unk> in an open vocabulary."""
         spoken = [word for word in self.grammar.words if word in self.lexicon.spellings]
         if not spoken:
             known = f"its words are {', '.join(map(repr, list(self.lexicon.spellings)[:3]))}"
@@ -243,7 +243,7 @@ class Recipe:
 
     @property
     def unknown(self) -> int:
-        """Label of <unk>, 0 if the vocabulary is closed."""
+        """Return the label of <unk>, 0 if the vocabulary is closed."""
         return 0 if self.open_vocabulary is None else len(self.words) - 1
 
     def build(self) -> WordGraph:
@@ -281,7 +281,7 @@ class Recipe:
 
     @property
     def takes_new_words(self) -> bool:
-        """Whether the file of the graph says where words of a request begin, see `unknown_words.py`."""
+        """Return whether the file of the graph says where words of a request begin, see `unknown_words.py`."""
         is_plain = self.lexicon.separator is None and not self.exact_backoff
         return is_plain and self.open_vocabulary is None and bool(self.lexicon.beginning_tokens)
 
@@ -302,7 +302,7 @@ class Recipe:
         )
 
     def _lm_report(self) -> dict[str, Any]:
-        """Counts of the LM's n-grams and words, and of words that cannot be spelled."""
+        """Return counts of the LM's n-grams and words, and of words that cannot be spelled."""
         unspoken = {
             label: word
             for label, word in enumerate(self.grammar.words)
@@ -328,7 +328,7 @@ class Recipe:
 
 
 def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger.info) -> Fst:
-    """minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights."""
+    """Compute minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights."""
     require("kaldifst")
     import kaldifst
 
@@ -350,7 +350,7 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
 
 
 def _determinize(lg: Any, progress: Progress) -> None:
-    """determinize* in place, with a limit on the number of states, because it may not terminate."""
+    """Run determinize* in place, with a limit on the number of states, because it may not terminate."""
     import kaldifst
 
     most = MOST_GROWTH * lg.num_states + 10_000
@@ -367,7 +367,7 @@ def _determinize(lg: Any, progress: Progress) -> None:
 
 
 def are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:
-    """Whether an LM lists tokens of the model, by their pieces or in NeMo's encoding, chr(id + 100)."""
+    """Return whether an LM lists tokens of the model, by their pieces or in NeMo's encoding, chr(id + 100)."""
     if not words:
         return False
     pieces = frozenset(vocabulary.pieces)
@@ -380,7 +380,7 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 def _read_symbols(path: Path) -> dict[int, str]:
-    """words.txt: a symbol and its number in each line."""
+    """Read words.txt, which has a symbol and its number in each line."""
     symbols = {}
     for number, line in enumerate(read_lines(path), 1):
         if not (fields := line.split()):
@@ -392,7 +392,7 @@ def _read_symbols(path: Path) -> dict[int, str]:
 
 
 def _dense(table: dict[int, str] | Sequence[str], most: int) -> list[str]:
-    """The word of each label up to `most`, the largest label of any arc, or up to the last word."""
+    """Return the word of each label up to `most`, the largest label of any arc, or up to the last word."""
     if not isinstance(table, dict):
         return list(table)
     last = max((label for label in table if label <= most), default=-1)

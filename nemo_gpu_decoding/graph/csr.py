@@ -1,4 +1,4 @@
-"""The word graph in compressed sparse rows (CSR), the layout for the CPU and the GPU.
+"""Store the word graph in compressed sparse rows (CSR), the layout for the CPU and the GPU.
 
     states   [S]  ranges of arcs and epsilon-closure arcs, final cost, lower bound on arc costs
     arcs     [A]  ilabel, olabel, cost, target; sorted by ilabel within a state
@@ -57,7 +57,7 @@ DEFAULT_TOPOLOGY = "compact"
 
 
 def topology_number(name: str) -> int:
-    """The number of a topology; NeMo's names are allowed."""
+    """Return the number of a topology; NeMo's names are allowed."""
     ours = NEMO_NAMES.get(name, name)
     if ours not in TOPOLOGIES:
         raise FieldError("topology", name, f"one of {', '.join(TOPOLOGIES)}")
@@ -98,7 +98,7 @@ EPSILON = np.dtype(
 
 
 class GraphArrays(NamedTuple):
-    """The arrays of a graph, as compiled code takes them."""
+    """The arrays of a graph that compiled code reads."""
 
     states: np.ndarray  # [S] GRAPH_STATE
     arcs: np.ndarray  # [A] GRAPH_ARC
@@ -107,7 +107,7 @@ class GraphArrays(NamedTuple):
 
 
 class ArcIndex(NamedTuple):
-    """Finds the arcs of a state with a label, for CPUs."""
+    """An index that finds the arcs of a state with a label, for CPUs."""
 
     label_sets: np.ndarray  # [S] uint64, the labels of a state's arcs, see `label_bit`
     rows: np.ndarray  # [S] int32, row in `tables` of a state with many arcs
@@ -116,7 +116,7 @@ class ArcIndex(NamedTuple):
 
 @linked
 def first_arc(index, arcs, s, state, ilabel):
-    """The first arc of state s with a label; another arc or the end of its arcs if it has none."""
+    """Return the first arc of state s with a label; another arc or the end of its arcs if it has none."""
     columns = index.tables.shape[1]
     if ilabel >= columns or index.label_sets[np.uintp(s)] & label_bit(ilabel) == 0:
         return np.int64(state.arc_end)
@@ -132,7 +132,7 @@ def first_arc(index, arcs, s, state, ilabel):
 
 @linked
 def label_bit(ilabel):
-    """The bit of a label in a set of labels modulo 64."""
+    """Return the bit of a label in a set of labels modulo 64."""
     return np.uint64(1) << np.uint64(ilabel & 63)
 
 
@@ -153,7 +153,7 @@ def _fill_index(states, arcs, index):
 
 @linked
 def count_words(olabel, graph, num_words):
-    """Number of words of an output label."""
+    """Return the number of words of an output label."""
     count = 1
     while olabel >= num_words:
         olabel = graph.word_sequences[olabel - num_words, 0]
@@ -163,7 +163,7 @@ def count_words(olabel, graph, num_words):
 
 @linked
 def word_from_end(olabel, n, graph, num_words):
-    """The word of an output label before its last n words."""
+    """Return the word of an output label before its last n words."""
     for _ in range(n):
         olabel = graph.word_sequences[olabel - num_words, 0]
     return olabel if olabel < num_words else graph.word_sequences[olabel - num_words, 1]
@@ -179,7 +179,7 @@ class Spellings(NamedTuple):
 
 
 class PieceLabels(NamedTuple):
-    """Olabels of the pieces of unknown words (`unknown_words.py`)."""
+    """The olabels that stand for the pieces of unknown words (`unknown_words.py`)."""
 
     first: int  # of the token 0
     end: int  # of the end of an unknown word
@@ -287,22 +287,22 @@ class WordGraph(CopiedByFields):
 
     @property
     def num_spoken(self) -> int:
-        """Number of word labels, including 0; later labels are pieces or sequences."""
+        """Return the number of word labels, including 0; later labels are pieces or sequences."""
         return len(self.words) if self.pieces is None else self.pieces.first
 
     @property
     def largest_label(self) -> int:
-        """The largest column of the log-probs that an arc reads, -1 without arcs."""
+        """Return the largest column of the log-probs that an arc reads, -1 without arcs."""
         return int(self.arrays.arcs["ilabel"].max(initial=-1))
 
     @cached_property
     def word_ids(self) -> dict[str, int]:
-        """The label of each word."""
+        """Return the label of each word."""
         return {word: label for label, word in enumerate(self.words[: self.num_spoken])}
 
     @cached_property
     def least_cost(self) -> float:
-        """The smallest cost of any arc or epsilon chain, at most 0; a lower bound on the cost of one step."""
+        """Return the smallest cost of any arc or epsilon chain, at most 0; a lower bound on the cost of one step."""
         arcs, epsilons = self.arrays.arcs["cost"], self.arrays.epsilons["cost"]
         return float(min(0.0, arcs.min(initial=0.0))) + float(min(0.0, epsilons.min(initial=0.0)))
 
@@ -317,14 +317,14 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the contents; equal for graphs with the same states and arcs."""
+        """Return a hash of the contents; equal for graphs with the same states and arcs."""
         digest = hashlib.sha256(f"{self.start} {self.words}".encode())
         for array in self.arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
     def expanded(self, label: int) -> list[int]:
-        """The words of an output label."""
+        """Return the words of an output label."""
         if label < len(self.words):
             return [label] if 0 < label < self.num_spoken else []
         first, second = self.arrays.word_sequences[label - len(self.words)]
@@ -332,7 +332,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def most_words(self) -> int:
-        """The largest number of words, or pieces of unknown words, of one output label."""
+        """Return the largest number of words, or pieces of unknown words, of one output label."""
         counts = [1] * len(self.words)
         for first, second in self.arrays.word_sequences.tolist():  # of labels before their own
             counts.append(counts[first] + counts[second])
@@ -340,20 +340,20 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def output_words(self) -> np.ndarray:
-        """The words on arcs and epsilons, including those in word sequences; ascending, int64."""
+        """Return the words on arcs and epsilons, including those in word sequences; ascending, int64."""
         arrays = self.arrays
         labels = np.unique(np.concatenate([arrays.arcs["olabel"], arrays.epsilons["olabel"]])).tolist()
         return np.array(sorted({word for label in labels for word in self.expanded(label)}), np.int64)
 
     @cached_property
     def spelling_index(self) -> np.ndarray:
-        """[words + 1] int64: the spellings of word w are those from index[w] to index[w + 1]."""
+        """Return an index, [words + 1] int64: word w has the spellings index[w] .. index[w + 1] - 1."""
         words = self.spellings.words if self.spellings is not None else np.zeros(0, np.int32)
         return np.searchsorted(words, np.arange(len(self.words) + 1))
 
 
 def arc_sources(states: np.ndarray, kind: str) -> np.ndarray:
-    """The state that each arc leaves, [A], or with kind "epsilon" each closure arc, [E]."""
+    """Return the state that each arc leaves, [A], or with kind "epsilon" each closure arc, [E]."""
     return np.repeat(np.arange(len(states)), states[f"{kind}_end"] - states[f"{kind}_begin"])
 
 
@@ -400,7 +400,7 @@ Chains: TypeAlias = "tuple[np.ndarray, ...]"  # source states (of chains), words
 
 @dataclass(frozen=True, eq=False)
 class EpsilonClosure:
-    """R epsilon-closure arcs of S states, grouped by state, then sorted by target and word."""
+    """R epsilon-closure arcs that leave S states, grouped by state, then sorted by target and word."""
 
     begin: np.ndarray  # [S + 1] int64
     words: np.ndarray  # [R] int64, 0 for none
@@ -412,7 +412,7 @@ class EpsilonClosure:
 def epsilon_closure(
     num_states: int, sources: np.ndarray, arcs: np.ndarray, num_words: int, name: str
 ) -> EpsilonClosure:
-    """The closure of epsilon arcs, [A] FST_ARC with their source states.
+    """Return the closure of epsilon arcs, [A] FST_ARC with their source states.
 
     Raises:
         ValueError: the arcs form a cycle, or a chain of more than `MAX_CHAIN` arcs.

@@ -1,4 +1,4 @@
-"""The grammar transducer G of a word graph, from a word LM in ARPA format.
+"""Build the grammar transducer G of a word graph from a word LM in ARPA format.
 
     state     a context of the LM with n-grams
     arc       word:word, cost -log p(word | context), to the longest suffix that is a context
@@ -35,7 +35,7 @@ SPECIAL_WORDS = {
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A word LM as back-off automaton; the label i is the word `words[i]`."""
+    """A word LM that is a back-off automaton; the label i is the word `words[i]`."""
 
     words: tuple[str, ...]  # all words except <s> and </s>, including <unk> if the LM has it
     automaton: BackoffAutomaton
@@ -49,12 +49,12 @@ class Grammar:
 
     @property
     def unknown(self) -> int | None:
-        """The label of <unk>, if the LM has one."""
+        """Return the label of <unk>, if the LM has one."""
         return next((self.words.index(w) for w in UNKNOWN_WORDS if w in self.words), None)
 
     @property
     def cost_of_added_word(self) -> float:
-        """Cost of the 1-gram that a word which the file does not list gets (`lm/arpa.py`), natural log."""
+        """Return the cost of the 1-gram that a word which the file does not list gets (`lm/arpa.py`), natural log."""
         states, arcs = self.automaton.arrays
         root = states[np.flatnonzero(states["backoff_to"] == np.arange(len(states)))[0]]
         one_grams = arcs[root["arc_begin"] : root["arc_end"]]
@@ -65,7 +65,7 @@ class Grammar:
         return -float(np.min(unknown, initial=0.0))
 
     def without_boundaries(self) -> Grammar:
-        """The LM that begins in no context, and ends anywhere at no cost."""
+        """Return the LM that begins in no context, and ends anywhere at no cost."""
         states, arcs = self.automaton.arrays
         anywhere = states.copy()
         anywhere["final_weight"] = 0.0
@@ -75,7 +75,7 @@ class Grammar:
 
 
 def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Grammar:
-    """The grammar of an ARPA file.
+    """Return the grammar of an ARPA file.
 
     Args:
         added: words to add to the LM, see `lm/arpa.py`.
@@ -93,7 +93,7 @@ def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Gramma
 
 
 def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fst:
-    """G, restricted to words with an output label.
+    """Build G, restricted to words with an output label.
 
     Args:
         outputs: [number of words] label of each word in the FST; 0 leaves the word out.
@@ -124,7 +124,7 @@ def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fs
 
 
 def _without_redundant(states: np.ndarray, sources: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """The replacement of each state, and the back-off weight of going there.
+    """Return the replacement of each state, and the back-off weight of going there.
 
     A state is redundant if it has no arcs and its final weight is that of backing off. The start state stays,
     because no arc could take its back-off weight.
@@ -155,7 +155,7 @@ MOST_COPIED = 2_000_000  # arcs
 
 
 def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
-    """The LM with copies of contexts, such that backing off gives no listed word a higher probability.
+    """Return the LM with copies of contexts, such that backing off gives no listed word a higher probability.
 
     If the copies would have too many arcs, the LM is returned unchanged, with a warning.
     """
@@ -178,7 +178,7 @@ def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
 
 
 def _worse_than_backoff(automaton: BackoffAutomaton, sources: np.ndarray, arcs: np.ndarray) -> dict[int, set[int]]:
-    """Per state, the words that are less likely than by back-off, and END."""
+    """Return for each state the words that are less likely than by back-off, and END."""
     states = automaton.arrays.states
     suffix, backoff = states["backoff_to"], states["backoff_weight"].astype(np.float64)
     keys = sources * automaton.vocab_size + arcs["label"]
@@ -202,7 +202,7 @@ def _worse_than_backoff(automaton: BackoffAutomaton, sources: np.ndarray, arcs: 
 
 
 class _Copies:
-    """The columns of an LM, to which copies of states are added."""
+    """The columns of an LM that grows by copies of its states."""
 
     def __init__(
         self, automaton: BackoffAutomaton, sources: np.ndarray, arcs: np.ndarray, worse: dict[int, set[int]]

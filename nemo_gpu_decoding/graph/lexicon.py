@@ -1,4 +1,4 @@
-"""Spellings of words as token sequences, and the lexicon transducer L of a word graph.
+"""Spell words as token sequences, and build the lexicon transducer L of a word graph.
 
 Disambiguation symbols work as in Kaldi [Mohri, Pereira & Riley 2008]. A sequence that is a prefix of
 another one, or that spells several words, ends in a symbol #1, #2, .... So L o G can be determinized;
@@ -29,7 +29,7 @@ Spelling = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Token sequences of each word. Tokens are columns of the log-probs.
+    """The token sequences that spell the words. Tokens are columns of the log-probs.
 
     Raises:
         ValueError: a word has no spelling, an empty or repeated one, or a token out of range.
@@ -122,7 +122,7 @@ class Lexicon:
 @checked_options
 @dataclass(frozen=True)
 class OpenVocabulary:
-    """Costs and tokens of words that the LM does not list: a beginning piece, then any pieces.
+    """The costs and tokens of words that the LM does not list: a beginning piece, then any pieces.
 
     An unknown word costs the LM's <unk> plus the costs below.
     """
@@ -148,7 +148,7 @@ class OpenVocabulary:
 
 
 def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """The tokens that may begin a word; the space in a character model."""
+    """Return the tokens that may begin a word; the space in a character model."""
     if vocabulary.space is not None:
         return (vocabulary.space,)
     return tuple(token for token in range(len(vocabulary)) if vocabulary.starts_word(token))
@@ -156,14 +156,14 @@ def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class LexiconFst:
-    """L and the first disambiguation symbol among its input labels."""
+    """The transducer L, and the first disambiguation symbol that its input labels use."""
 
     fst: Fst
     first_disambiguation: int
 
 
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
-    """The disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
+    """Return the disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
     times = Counter(spellings)
     prefixes = {spelling[:end] for spelling in times for end in range(1, len(spelling))}
     used: Counter[Spelling] = Counter()
@@ -178,7 +178,7 @@ def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
 def lexicon_fst(
     lexicon: Lexicon, outputs: Mapping[str, int], backoff_label: int, unknown: tuple[int, OpenVocabulary] | None = None
 ) -> LexiconFst:
-    """L over the words in `outputs`. Input labels: token + 1, then #0, #1, ...
+    """Build L over the words in `outputs`. Input labels: token + 1, then #0, #1, ...
 
     Args:
         outputs: label of each word in G.
@@ -215,7 +215,7 @@ def lexicon_fst(
 def _spelling_loop(
     symbol: int, state: int, word: int, unknown: OpenVocabulary, lexicon: Lexicon, behind: int
 ) -> list[tuple[int, int, int, float, int]]:
-    """The arcs of <unk>, between two disambiguation symbols that separate it from known words."""
+    """Return the arcs of <unk>, between two disambiguation symbols that separate it from known words."""
     inside, beginning = state + 1, unknown.beginning_tokens or ()
     # with a separator, no token marks the beginning of a word
     others = beginning if behind else sorted(set(range(lexicon.vocab_size)) - set(beginning))

@@ -1,4 +1,4 @@
-"""The word graph of a decoding config: built from an LM with the model's tokenizer, or ready-made."""
+"""Get the word graph of a decoding config: build it from an LM with the model's tokenizer, or read a ready one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOKED_AT = 2000  # number of spellings of a graph to compare with the model's 
 @checked_options
 @dataclass(frozen=True)
 class GraphOptions:
-    """The source of a graph and its options, before it is loaded."""
+    """The source of a graph and its options, which are known before it is loaded."""
 
     ready_made: Path | None = option(nemo=None)  # a graph file of this package, a folder with one, or an OpenFst file
     arpa: Path | None = option(nemo=None)  # the LM to build a graph from, if there is no ready-made one
@@ -57,7 +57,7 @@ def load_word_graph(
     """Load or build the graph of a config, with a cache.
 
     Args:
-        vocabulary: of the model.
+        vocabulary: the model's tokens.
         blank_id: the blank's column in the model's log-probs.
         boosted_words: words of phrases, which are added to the LM if it lacks them; no effect on a
             ready-made graph.
@@ -114,7 +114,7 @@ def _build(
 
 
 def _to_add(word: str, vocabulary: Vocabulary, ignore_case: bool) -> str:
-    """The word as written or, with `ignore_case`, in the first letter case that the model can spell."""
+    """Return the word as written or, with `ignore_case`, in the first letter case that the model can spell."""
     for case in letter_cases(word) if ignore_case else []:
         with suppress(ValueError):
             vocabulary.tokenize(case)
@@ -156,7 +156,7 @@ def _load_fst(path: Path, words: Path | None) -> WordGraph:
 
 
 def _graph_file(path: Path) -> Path:
-    """The file itself, or the graph in a folder."""
+    """Return the file itself, or the graph in a folder."""
     if not path.is_dir():
         return path
     files = sorted(path.glob("*.graph"))
@@ -166,7 +166,7 @@ def _graph_file(path: Path) -> Path:
 
 
 def _topology(graph: WordGraph, path: Path, wanted: str | None, blank_id: int) -> str:
-    """The topology for a file: "graph" for T o L o G, whose arcs read blanks; another one for L o G."""
+    """Return the topology for a file: "graph" for T o L o G, whose arcs read blanks; another one for L o G."""
     reads_blanks = bool((graph.arrays.arcs["ilabel"] == blank_id).any())
     topology = wanted or (TOPOLOGIES[GRAPH] if reads_blanks else DEFAULT_TOPOLOGY)
     if (topology == TOPOLOGIES[GRAPH]) != reads_blanks:
@@ -220,7 +220,7 @@ def _check_input_symbols(path: Path, vocabulary: Vocabulary, blank_id: int) -> N
 
 
 def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
-    """The vocabulary with the tokenizer of the LM's language."""
+    """Return the vocabulary with the tokenizer of the LM's language."""
     tokenizers = vocabulary.encode_by_language
     if not tokenizers:
         if language is not None:
@@ -233,7 +233,7 @@ def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
 
 
 def _words_of(added: tuple[str, ...] | Path) -> list[str]:
-    """The words of a list or of a text file; text after a tab is the weight of a phrase."""
+    """Return the words of a list or of a text file; text after a tab is the weight of a phrase."""
     if not isinstance(added, Path):
         return [word for entry in added for word in entry.split()]
     return [word for line in read_lines(added) for word in line.partition("\t")[0].split()]

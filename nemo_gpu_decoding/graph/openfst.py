@@ -87,7 +87,7 @@ class Fst:
         return len(self.arcs)
 
     def sources(self) -> np.ndarray:
-        """The source state of each arc, [A]."""
+        """Return the source state of each arc, [A]."""
         return np.repeat(np.arange(self.num_states), np.diff(self.arc_begin))
 
 
@@ -103,7 +103,7 @@ def read_fst(path: str | PathLike[str]) -> Fst:
 
 
 def read_input_symbols(path: str | PathLike[str]) -> dict[int, str]:
-    """The input symbols of a binary OpenFst file by label; {} if it has none."""
+    """Return the input symbols of a binary OpenFst file by label; {} if it has none."""
     return _Reader(Path(path)).read_header().inputs or {}
 
 
@@ -140,7 +140,7 @@ class _Header(NamedTuple):
 
 
 class _Reader:
-    """Reads the bytes of one file in order."""
+    """A reader that takes the bytes of one file in order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

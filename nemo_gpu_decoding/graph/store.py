@@ -1,4 +1,4 @@
-"""Word graphs on disk: files of `container.py` with the words, the graph and its lexicon."""
+"""Store word graphs on disk in files of `container.py`, with the words, the graph and its lexicon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def save_graph(graph: WordGraph, path: str | PathLike[str]) -> None:
 
 
 def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
-    """The graph of a file, mapped into memory.
+    """Return the graph of a file, mapped into memory.
 
     Args:
         verify: compare the checksum of the arrays, which reads the whole file once per process.
@@ -81,7 +81,7 @@ def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
 
 
 def is_word_graph(path: str | PathLike[str]) -> bool:
-    """Whether a file is a graph of this package or of OpenFst, by its first bytes."""
+    """Return whether a file is a graph of this package or of OpenFst, by its first bytes."""
     with open(path, "rb") as file:
         is_fst = file.read(len(FILE_MARK)) == FILE_MARK
     return is_fst or WORD_GRAPH.is_kind_of(path)

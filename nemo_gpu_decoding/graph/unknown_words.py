@@ -1,4 +1,4 @@
-"""Words of a request that the graph lacks, without building a new graph.
+"""Find words of a request that the graph lacks, without building a new graph.
 
 In an open-vocabulary graph <unk> is a loop: an epsilon arc with cost `word_cost` and olabel <unk>, a
 beginning piece, further pieces with cost `piece_cost` each, and an epsilon arc back. `with_piece_labels`
@@ -41,7 +41,7 @@ NEW_WORDS = "new words"  # there, the `Entrance`
 
 
 class Entrance(NamedTuple):
-    """Where the words of a request enter a graph with a closed vocabulary."""
+    """The states in which the words of a request enter a graph with a closed vocabulary."""
 
     state: int  # the graph state of no LM context
     cost: float  # of an added word there, natural log
@@ -57,11 +57,11 @@ class Entrance(NamedTuple):
 
 
 def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) -> csr.WordGraph:
-    """A graph with the loop of <unk> beside its words, for the requests of some utterances.
+    """Return a graph with the loop of <unk> beside its words, for the requests of some utterances.
 
     Args:
-        graph: with a closed vocabulary, from `build_graph` or one of its files.
-        costs: of the loop; the requests refund them.
+        graph: a graph with a closed vocabulary, from `build_graph` or one of its files.
+        costs: costs of the loop; the requests refund them.
 
     Raises:
         ValueError: the graph does not say where new words begin.
@@ -85,7 +85,7 @@ def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) ->
 
 
 def _new_loop(graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels) -> tuple[np.ndarray, np.ndarray]:
-    """The two states of the loop, without closure arcs, and their arcs: of first pieces, and of other pieces."""
+    """Return the two states of the loop, without closure arcs, and their arcs: of first pieces, and of others."""
     assert graph.spellings is not None
     first, begins = len(graph.arrays.arcs), len(graph.arrays.states)
     beginning = np.unique(graph.spellings.beginning)
@@ -102,7 +102,7 @@ def _new_loop(graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels)
 def _with_entrances(
     graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels, states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The closure arcs of the graph, then those of all states from which the loop is entered or left.
+    """Return the closure arcs of the graph, then those of all states from which the loop is entered or left.
 
     Args:
         states: [S + 2], with the loop; output: the new ranges of closure arcs.
@@ -138,7 +138,7 @@ def _with_entrances(
 
 
 def num_opened_labels(graph: csr.WordGraph) -> int:
-    """The number of labels, without word sequences, of `with_new_words(graph)`; 0: the graph takes no new words."""
+    """Return the number of labels, without word sequences, of `with_new_words(graph)`; 0: it takes no new words."""
     known = graph.spellings is not None and len(graph.spellings.beginning) > 0
     if graph.unknown or not known or NEW_WORDS not in graph.report or len(graph.arrays.word_sequences):
         return 0
@@ -146,10 +146,10 @@ def num_opened_labels(graph: csr.WordGraph) -> int:
 
 
 def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None) -> csr.WordGraph:
-    """A graph with olabels on the pieces of <unk>; its arcs are copies, the other arrays are shared.
+    """Return a graph with olabels on the pieces of <unk>; its arcs are copies, the other arrays are shared.
 
     Args:
-        graph: with an open vocabulary.
+        graph: a graph with an open vocabulary.
         costs: of the open vocabulary; needed if the file of the graph does not have them.
 
     Raises:
@@ -188,7 +188,7 @@ def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None)
 @checked_options
 @dataclass(frozen=True)
 class Speller:
-    """Spells words that a graph `with_piece_labels` lacks, and computes their refunds."""
+    """A speller that spells words that a graph `with_piece_labels` lacks, and computes their refunds."""
 
     vocabulary: Vocabulary
     # lm_weight / boosting_weight of the utterance: the first scales the graph's costs, the second the
@@ -196,7 +196,7 @@ class Speller:
     weight_ratio: float = option(1.0, low=0)
 
     def spelled(self, word: str, graph: csr.WordGraph) -> tuple[list[int], np.ndarray]:
-        """The n olabels of a word in the loop of <unk>, and their costs, [n] natural log.
+        """Return the n olabels of a word in the loop of <unk>, and their costs, [n] natural log.
 
         Raises:
             ValueError: no piece covers some character, or the pieces are those of several words.
@@ -216,7 +216,7 @@ class Speller:
 
 
 def spelling_states(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
-    """Masks [S] of the states that read the first piece of an unknown word, and of those for other pieces."""
+    """Return masks [S] of the states that read the first piece of an unknown word, and of those for other pieces."""
     states, arcs, epsilons, _ = graph.arrays
     into = [label for label in np.unique(epsilons["olabel"]).tolist() if graph.expanded(label)[-1:] == [graph.unknown]]
     begins, inside = np.zeros(len(states), bool), np.zeros(len(states), bool)
@@ -230,7 +230,7 @@ def spelling_states(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _behind(first: int, olabel: int, num_words: int, sequences: dict[tuple[int, int], int]) -> int:
-    """The label of the sequence of a word and an output label; adds new sequences."""
+    """Return the label of the sequence of a word and an output label; adds new sequences."""
     if olabel == 0:
         return first
     if olabel >= num_words:  # sequences grow from the left

@@ -1,4 +1,4 @@
-"""Boosting words and phrases of words in a word graph, per utterance [CUDA-WFST].
+"""Boost words and phrases of words in a word graph, per utterance [CUDA-WFST].
 
 A phrase list becomes a `BackoffAutomaton` over the graph's word labels; its state is part of the key of a
 search token. Single words need one state only, so they add no search tokens. The bonus of a word applies
@@ -41,7 +41,7 @@ _MOST_CASES = 64  # limit on letter-case variants of one phrase
 
 
 def configured_phrases(config: BoostingConfig) -> list[Phrase]:
-    """The phrases of a `boosting_tree` section; [] without any."""
+    """Return the phrases of a `boosting_tree` section; [] without any."""
     lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
     if config.key_phrases_file is None:
         return as_phrases(lists)
@@ -56,7 +56,7 @@ def as_phrases(items: Sequence[Any]) -> list[Phrase]:
 
 
 def words_of(phrases: Sequence[Phrase]) -> list[str]:
-    """All words of phrases, as written, without phrases of negative weight."""
+    """Return all words of phrases, as written, without phrases of negative weight."""
     boosted = [phrase for phrase in phrases if weight_of(phrase) >= 0]
     return list(dict.fromkeys(word for phrase in boosted for word in phrase.text.split()))
 
@@ -70,7 +70,7 @@ def word_boosting(
     name: str,
     speller: Speller | None = None,
 ) -> BackoffAutomaton:
-    """The automaton of phrases, with NeMo's formula of bonuses applied to words.
+    """Return the automaton of phrases, with NeMo's formula of bonuses applied to words.
 
     The bonus of word n is context_score for n = 1 or with uniform_weights, else context_score *
     depth_scaling + log(n). With score_per_phrase, that is the bonus of the whole phrase. The total is
@@ -78,7 +78,7 @@ def word_boosting(
 
     Args:
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
-        speller: of words that the graph lacks, see `build_word_boosting`.
+        speller: spells words that the graph lacks, see `build_word_boosting`.
     """
     aliases = aliases_of(phrases, name, config.is_case_ignored)
     bonuses: dict[str, float] = {}
@@ -101,13 +101,13 @@ def word_boosting(
 
 
 def lacks_words(phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph) -> bool:
-    """Whether the graph lacks a word of a phrase as it is spelled: of its aliases, if it has some."""
+    """Return whether the graph lacks a word of a phrase as it is spelled: of its aliases, if it has some."""
     spelled = spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, None))
     return any(not _is_known(phrase, config, graph, None) for phrase in spelled)
 
 
 def _is_known(phrase: Phrase, config: BoostingConfig, graph: WordGraph, speller: Speller | None) -> bool:
-    """Whether the graph has all words of a phrase, or the speller can spell them."""
+    """Return whether the graph has all words of a phrase, or the speller can spell them."""
     if any(set(text.split()) <= graph.word_ids.keys() for text in _spellings(phrase.text, config, graph)):
         return True
     try:
@@ -117,7 +117,7 @@ def _is_known(phrase: Phrase, config: BoostingConfig, graph: WordGraph, speller:
 
 
 def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
-    """Why a phrase cannot be found; "": it can."""
+    """Return why a phrase cannot be found; "": it can."""
     lacking = [word for word in text.split() if word not in graph.word_ids]
     if lacking and speller is None:
         return (
@@ -134,7 +134,7 @@ def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
 
 
 def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
-    """The bonus of the whole phrase, natural log."""
+    """Return the bonus of the whole phrase, natural log."""
     weight = weight_of(phrase)
     if config.score_per_phrase:
         return weight * config.score_per_phrase
@@ -144,7 +144,7 @@ def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
 
 
 def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
-    """The phrase as written or, with `ignore_case`, in all letter cases that the graph has of its words."""
+    """Return the phrase as written or, with `ignore_case`, in all letter cases that the graph has of its words."""
     forms = [
         [form for form in spellings_of(word, config.is_case_ignored) if form in graph.word_ids] or [word]
         for word in text.split()
@@ -160,14 +160,14 @@ def build_word_boosting(
     name: str = "phrases",
     speller: Speller | None = None,
 ) -> BoostingTree:
-    """The boosting automaton of words and phrases.
+    """Return the boosting automaton of words and phrases.
 
     Args:
         phrases: text -> bonus, natural log. Each occurrence of a phrase earns its bonus. Each word earns an
             equal share, which is taken back if the phrase breaks off. A bonus < 0 is a penalty for the
             complete phrase only.
         graph: its words are the labels.
-        missing: for phrases with words that the graph lacks: "error", or "skip" to skip them with a
+        missing: what to do with words that the graph lacks: "error", or "skip" to skip them with a
             warning.
         speller: spells such words in a graph `with_piece_labels` (`unknown_words.py`).
 
@@ -213,7 +213,7 @@ def _build(sequences: Sequence[ScoredSequence], vocab_size: int, name: str) -> B
 
 
 def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:
-    """The label sequences of a phrase, and of each of its words that the graph lacks.
+    """Return the label sequences of a phrase, and of each of its words that the graph lacks.
 
     A separate sequence per missing word refunds the cost of <unk> wherever the word occurs. If several
     sequences begin at one label, only the best counts, so a phrase that begins with the word includes its

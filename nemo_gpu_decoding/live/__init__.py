@@ -1,1 +1,1 @@
-"""Live streams: slots for utterances, endpointing, and the WebSocket server."""
+"""Decode live streams: slots for utterances, endpointing, and the WebSocket server."""

@@ -1,4 +1,4 @@
-"""`Batcher`: decodes all live streams with one recognizer; a step reads a chunk of each stream that has one.
+"""`Batcher` decodes all live streams with one recognizer; a step reads a chunk of each stream that has one.
 
 The recognizer runs in its own thread, so that the event loop continues to read and send. Chunks that arrive during a
 step form the next batch.
@@ -29,11 +29,11 @@ STUCK_SECONDS = 60.0  # a longer step counts as hung
 
 
 class ServerFullError(Exception):
-    """The server has no free stream."""
+    """An error: the server has no free stream."""
 
 
 class Batcher:
-    """Decodes streams together, each from its opening to its end.
+    """A batcher that decodes streams together, from their opening to their end.
 
     Args:
         recognizer: the model.
@@ -59,7 +59,7 @@ class Batcher:
 
     @property
     def is_well(self) -> bool:
-        """Whether streams are decoded: `run` has not ended, and no step takes longer than `STUCK_SECONDS`."""
+        """Return whether streams are decoded: `run` has not ended, and no step takes longer than `STUCK_SECONDS`."""
         began = self._step_began
         return not self._is_dead and (began is None or time.monotonic() - began < STUCK_SECONDS)
 
@@ -68,7 +68,7 @@ class Batcher:
         return len(self.sessions) + self._reserved >= self.limits.max_streams
 
     async def open(self, start: StreamOptions) -> Session:
-        """A stream for a client.
+        """Return a stream for a client.
 
         Raises:
             ServerFullError: `limits.max_streams` streams are open.
@@ -189,7 +189,7 @@ class Batcher:
             self.metrics.partial_seconds.observe(seconds)
 
     def _try(self, chunks: list[Chunk]) -> list[StepOutput] | BaseException:
-        """A step, in the recognizer's thread. Exceptions are returned, also SystemExit, which would end the thread."""
+        """Run a step in the recognizer's thread. Return exceptions, also SystemExit, which would end the thread."""
         try:
             self._drop(later={chunk.stream for chunk in chunks})
             return self.recognizer.step(chunks)
@@ -220,7 +220,7 @@ NAMESPACE = "nemo_gpu_decoding"
 
 
 class Metrics:
-    """Counters of a server since its start, in their own registry.
+    """Counters that a server keeps since its start, in their own registry.
 
     Args:
         open_streams: returns the number of open streams.
@@ -244,12 +244,12 @@ class Metrics:
         self.registry.register(_Process())
 
     def value(self, name: str, **labels: str) -> float:
-        """The present value of a metric, 0 if nothing was counted; `name` without the namespace."""
+        """Return the present value of a metric, 0 if nothing was counted; `name` without the namespace."""
         return self.registry.get_sample_value(f"{NAMESPACE}_{name}", labels) or 0.0
 
 
 class _Process(Collector):
-    """CPU time and memory of this process, on all operating systems."""
+    """The CPU time and memory that this process uses, on all operating systems."""
 
     def collect(self) -> Iterator[Metric]:
         cpu, resident = f"{NAMESPACE}_cpu_seconds", f"{NAMESPACE}_resident_bytes"
@@ -258,7 +258,7 @@ class _Process(Collector):
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process in bytes; 0 if the system does not provide it."""
+    """Return the resident memory of this process in bytes; 0 if the system does not provide it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

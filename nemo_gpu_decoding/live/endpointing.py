@@ -1,4 +1,4 @@
-"""Endpointing of live utterances by Kaldi's five rules [Kaldi, online2/online-endpoint.h].
+"""End live utterances by Kaldi's five rules [Kaldi, online2/online-endpoint.h].
 
 An utterance ends as soon as one rule of `EndpointConfig` holds; a rule holds if all of its conditions do. The rules
 apply to the partial results of any strategy, after each chunk:
@@ -56,7 +56,7 @@ class StreamProgress:
 @checked_options
 @dataclass(frozen=True)
 class EndpointRule:
-    """A rule; it holds if all of its conditions do.
+    """A rule, which holds if all of its conditions do.
 
     Raises:
         ValueError: a number is negative or NaN.
@@ -82,7 +82,7 @@ class EndpointRule:
 
 @dataclass(frozen=True)
 class EndpointConfig:
-    """Kaldi's rules with its defaults; a rule that is None is off."""
+    """Kaldi's rules, which have Kaldi's defaults; a rule that is None is off."""
 
     rule1: EndpointRule | None = EndpointRule(False, min_trailing_silence=5.0)  # no speech
     rule2: EndpointRule | None = EndpointRule(True, min_trailing_silence=0.5, max_relative_cost=2.0)  # likely ended
@@ -91,7 +91,7 @@ class EndpointConfig:
     rule5: EndpointRule | None = EndpointRule(False, min_utterance_length=20.0)  # a long utterance without a pause
 
     def rules(self) -> Iterator[tuple[str, EndpointRule]]:
-        """Names and rules that are on."""
+        """Yield names and rules that are on."""
         for field in fields(self):
             rule = getattr(self, field.name)
             if rule is not None:
@@ -102,7 +102,7 @@ KALDI_RULES = EndpointConfig()
 
 
 def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
-    """Rules from the options of a config file.
+    """Build rules from the options of a config file.
 
     Args:
         options: "kaldi", or values by rule and condition, {"rule2": {"min_trailing_silence": 0.8}, "rule1": None};
@@ -138,12 +138,12 @@ def _check_keys(name: str, options: Mapping[str, Any], known: Any) -> None:
 
 
 def find_endpoint(progress: StreamProgress, config: EndpointConfig = KALDI_RULES) -> str | None:
-    """The name of the first rule that holds, or None."""
+    """Return the name of the first rule that holds, or None."""
     return next((name for name, rule in config.rules() if rule.holds(progress)), None)
 
 
 def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | None = None) -> StreamProgress:
-    """The `StreamProgress` of a partial result.
+    """Return the `StreamProgress` of a partial result.
 
     Args:
         partial: result of one stream, from a decoder's `partial`.
@@ -164,8 +164,8 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
 
 
 def trailing_blank_frames(partial: NBest) -> int:
-    """Number of frames after the last token of the best hypothesis; all frames if it has no tokens. 0 if a TDT token
-    lasts beyond the frames that were read."""
+    """Return the number of frames after the last token of the best hypothesis; all frames if it has no tokens. 0 if a
+    TDT token lasts beyond the frames that were read."""
     best = partial.best
     if not len(best):
         return partial.num_frames

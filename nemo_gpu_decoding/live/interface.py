@@ -26,7 +26,7 @@ MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of
 @checked_options
 @dataclass(frozen=True)
 class StreamOptions:
-    """The first message of a client: options of its stream; None: the server's values."""
+    """The first message that a client sends: options of its stream; None: the server's values."""
 
     request: WrittenRequest | None = None  # LM, phrases, language lock and grammar
     sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """The results of a chunk."""
+    """The results that a chunk gives."""
 
     partial: Transcript | None = None  # of the utterance that continues; None after the last chunk
     final: Transcript | None = None  # of the utterance that ended in this chunk, if any
@@ -70,10 +70,10 @@ class Recognizer(Protocol):
     def languages(self) -> list[str]: ...
 
     def prepare(self, wanted: StreamOptions) -> Any:
-        """`Chunk.options` for the options of a client. Raises a FieldError for options that are not supported."""
+        """Return `Chunk.options` for a client's options. Raises a FieldError for options that are not supported."""
 
     def left_out(self, options: Any) -> list[str]:
-        """The phrases of a client that cannot be boosted; `options` are those of `prepare`."""
+        """Return the phrases of a client that cannot be boosted; `options` are those of `prepare`."""
 
     def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
         """Read chunks of different streams, any number of them.
@@ -99,7 +99,7 @@ def warm_up(recognizer: Recognizer) -> None:
 @checked_options
 @dataclass
 class Address:
-    """The address of the server, and its access control.
+    """The address on which the server listens, and its access control.
 
     Raises:
         FieldError: a field is out of range, or a public address has no token.
@@ -136,7 +136,7 @@ class Address:
 @checked_options
 @dataclass
 class Limits:
-    """Limits of the options and the timing of clients.
+    """The limits that options of clients have, and the timing of clients.
 
     Raises:
         ValueError: a limit is out of range.
@@ -169,7 +169,7 @@ class Limits:
 @checked_options
 @dataclass
 class PipelineOptions:
-    """Options of a pipeline. The encoder of a cache-aware model defines its chunks."""
+    """The options that a pipeline has. The encoder of a cache-aware model defines its chunks."""
 
     topic = "pipeline"
 

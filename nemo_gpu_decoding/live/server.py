@@ -1,4 +1,4 @@
-"""The server of live streams and recordings; `batcher.py` decodes them.
+"""Serve live streams and recordings, which `batcher.py` decodes.
 
     GET /          a page that transcribes the microphone or a file
     WS  /stream    one stream; see `session.py` for the messages
@@ -59,7 +59,7 @@ PAGE_RULES = (
 
 
 class LiveServer(uvicorn.Server):
-    """Serves a recognizer until a signal or `shutdown`; then it finishes open utterances.
+    """A server that runs a recognizer until a signal or `shutdown`; then it finishes open utterances.
 
     Args:
         batcher: the streams.
@@ -93,7 +93,7 @@ class LiveServer(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """The URL of the page; valid while the server runs."""
+        """Return the URL of the page; valid while the server runs."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
@@ -356,7 +356,7 @@ async def _return_free_memory() -> None:
 
 
 async def _receive(socket: WebSocket) -> str | bytes:
-    """The next message of a client.
+    """Return the next message of a client.
 
     Raises:
         WebSocketDisconnect: the client has disconnected.
@@ -369,18 +369,18 @@ async def _receive(socket: WebSocket) -> str | bytes:
 
 
 def _is_gone(socket: WebSocket) -> bool:
-    """Whether nothing can be sent any more: the client has disconnected, or the close was sent."""
+    """Return whether nothing can be sent any more: the client has disconnected, or the close was sent."""
     return WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state)
 
 
 def _outcome(field: str) -> str:
-    """The outcome of a stream in the metrics: phrases, for the field phrases[3]; never a name chosen by a client."""
+    """Return a stream's outcome for the metrics: phrases, for the field phrases[3]; never a client's own name."""
     field = field.partition("[")[0]
     return field if field in OUTCOMES else "message"
 
 
 def _is_same_origin(socket: HTTPConnection) -> bool:
-    """Whether the client is a program or the server's own page. Browsers let any page open WebSockets and send
+    """Return whether the client is a program or the server's own page. Browsers let any page open WebSockets and send
     forms, and send its origin."""
     origin = socket.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == socket.headers.get("host")

@@ -1,4 +1,4 @@
-"""One client's stream: checks of its messages, conversion of its audio, and its transcripts.
+"""Check the messages of one client's stream, convert its audio, and make its transcripts.
 
     client                                             server
     {"sample_rate": 48000, "phrases": ["Castellano"]}  {"type": "ready", ...}
@@ -44,7 +44,7 @@ START_KEYS = (*(field.name for field in fields(StreamOptions)[1:]), *_OWN_KEYS)
 
 
 def read_start(text: str, limits: Limits) -> StreamOptions:
-    """The first message of a client, with all values checked.
+    """Return the first message of a client, with all values checked.
 
     Raises:
         FieldError: names the wrong key.
@@ -59,7 +59,7 @@ def read_start(text: str, limits: Limits) -> StreamOptions:
 
 
 def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
-    """The options of a client, with all values checked.
+    """Return the options of a client, with all values checked.
 
     Raises:
         FieldError: names the wrong key.
@@ -88,7 +88,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text; None if the text is no JSON, or nested too deeply."""
+    """Return the value of a JSON text; None if the text is no JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -96,7 +96,7 @@ def read_json(text: str) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """A value for messages: long texts are cut, containers are described by their length."""
+    """Return a value for messages: long texts are cut, containers are described by their length."""
     if isinstance(value, str):
         return value[:SHOWN]
     if isinstance(value, list | dict):
@@ -135,7 +135,7 @@ def _check_phrases(phrases: Any, limits: Limits) -> None:
 
 
 def _texts_of(number: int, phrase: Any) -> list[Any]:
-    """A phrase and its aliases, not checked yet."""
+    """Return a phrase and its aliases, not checked yet."""
     if not isinstance(phrase, dict):
         return [phrase]
     aliases = phrase.get("aliases")
@@ -147,7 +147,7 @@ def _texts_of(number: int, phrase: Any) -> list[Any]:
 
 
 class Resampler:
-    """Resamples float32 samples of any rate. The result does not depend on the sizes of messages."""
+    """A resampler for float32 samples of any rate. The result does not depend on the sizes of messages."""
 
     def __init__(self, rate: int, target: int) -> None:
         self._stream = None
@@ -161,7 +161,7 @@ class Resampler:
 
 
 class Session:
-    """The state of one client's stream. Only the event loop's thread uses it, except for its chunks.
+    """The state that one client's stream has. Only the event loop's thread uses it, except for its chunks.
 
     Args:
         start: first message of the client.
@@ -244,11 +244,11 @@ class Session:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the stream has a chunk to decode, or has ended."""
+        """Return whether the stream has a chunk to decode, or has ended."""
         return not self.is_over and (self.is_ending or self._pending >= self.chunk_samples)
 
     def take(self) -> Chunk | None:
-        """The next chunk; None if the stream ends without one."""
+        """Return the next chunk; None if the stream ends without one."""
         is_end = self.is_ending and self._pending <= self.chunk_samples
         if is_end and not self._pending and self._stream is None:
             self.is_over = True
@@ -309,7 +309,7 @@ class Session:
         return stream
 
     def messages(self) -> list[dict[str, Any]]:
-        """The messages to send; outdated partial transcripts are omitted."""
+        """Return the messages to send; outdated partial transcripts are omitted."""
         self.changed.clear()
         out = list(self._finals)
         self._finals.clear()
@@ -319,7 +319,7 @@ class Session:
         return out
 
     def _message(self, kind: str, transcript: Transcript) -> dict[str, Any]:
-        """The message with a transcript, with times since the beginning of the client's audio."""
+        """Return the message with a transcript, with times since the beginning of the client's audio."""
         message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
             message["committed"] = transcript.committed
@@ -329,7 +329,7 @@ class Session:
         return message | details_of(transcript.later(self._offset))
 
     def _arrival(self) -> float:
-        """The time of arrival of the last decoded sample."""
+        """Return the time of arrival of the last decoded sample."""
         while len(self._arrivals) > 1 and self._arrivals[0][0] < self._taken:
             self._arrivals.popleft()
         return self._arrivals[0][1] if self._arrivals else asyncio.get_running_loop().time()

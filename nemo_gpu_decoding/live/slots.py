@@ -1,4 +1,4 @@
-"""`Slots`: decodes live utterances of one decoder together; each may begin and end at any time.
+"""`Slots` decodes live utterances of one decoder together; each may begin and end at any time.
 
     slots = Slots(decoder)
     here, there = slots.begin(), slots.begin(request)     # at the beginning of utterances
@@ -32,14 +32,14 @@ FIRST = 8  # initial number of slots
 
 @dataclass(frozen=True, eq=False)
 class LiveSlot:
-    """The row of one utterance, from `begin` to `end`."""
+    """The row that one utterance holds, from `begin` to `end`."""
 
     streams: Streams
     row: int
 
 
 class _StepEvents(NamedTuple):
-    """The events of a `Slots.step`."""
+    """The events that happened in a `Slots.step`."""
 
     begun: dict[LiveSlot, None]
     pushed: dict[LiveSlot, ValueError | None]  # the error of each chunk; None: it was read
@@ -47,7 +47,7 @@ class _StepEvents(NamedTuple):
 
 
 class Slots:
-    """Live utterances of a decoder. Only one thread may use it at a time.
+    """The live utterances that a decoder decodes together. Only one thread may use it at a time.
 
     The result of an utterance does not depend on the others, nor on earlier utterances in its slot.
 
@@ -86,12 +86,12 @@ class Slots:
             self._read.pop(slot, None)
 
     def __len__(self) -> int:
-        """Number of running utterances."""
+        """Return the number of running utterances."""
         return sum(int(streams.is_open.sum()) for streams in self._groups)
 
     @property
     def capacity(self) -> int:
-        """Number of slots."""
+        """Return the number of slots."""
         return sum(map(len, self._groups))
 
     def begin(self, request: Request | None = None) -> LiveSlot:
@@ -147,11 +147,11 @@ class Slots:
         return errors
 
     def partial(self, slots: Sequence[LiveSlot], n_best: int = 1) -> list[Any]:
-        """The best hypotheses so far, an `NBest` for each of these utterances; see `Decoder.partial`."""
+        """Return the best hypotheses so far, an `NBest` for each of these utterances; see `Decoder.partial`."""
         return self._asked(slots, lambda streams, rows: self.decoder.partial(streams, n_best, rows=rows))
 
     def final(self, slots: Sequence[LiveSlot]) -> list[Any]:
-        """The result that `end` would return; the utterances continue."""
+        """Return the result that `end` would return; the utterances continue."""
         return self._asked(
             slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows)
         )  # a copy is closed

@@ -1,4 +1,4 @@
-"""Subtitles of a transcript: lines of words with their times, in the formats SubRip, WebVTT, TSV and text."""
+"""Write a transcript as subtitles, lines of words with their times, in SubRip, WebVTT, TSV or text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOINT = "\N{WORD JOINER}"  # before a piece of a word that is not its first
 
 
 def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: float) -> str:
-    """The content of a file of subtitles.
+    """Return the content of a file of subtitles.
 
     Args:
         parts: the words of each part of the transcript, in order; a line ends with its part.
@@ -44,7 +44,7 @@ def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: floa
 
 
 def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
-    """The words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses."""
+    """Yield the words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses."""
     words = [piece for word in words for piece in word.pieces or _characters(word)]
     begin = 0
     for n in range(1, len(words) + 1):
@@ -54,7 +54,7 @@ def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
 
 
 def _characters(word: Word) -> Iterator[Word]:
-    """The characters of a word without pieces that is too long for a line, with equal times; others stay whole."""
+    """Yield the characters of a word without pieces that is too long for a line; other words stay whole."""
     text, seconds = word.word, word.end - word.start
     is_whole = is_line(text, seconds) or not any(map(is_unspaced, text))
     begins = [0] if is_whole else [n for n in range(len(text)) if not n or not belongs_to_last(text[n])]
@@ -64,12 +64,12 @@ def _characters(word: Word) -> Iterator[Word]:
 
 
 def belongs_to_last(character: str) -> bool:
-    """Whether this is a mark or a closing sign, which stays with the character before."""
+    """Return whether this is a mark or a closing sign, which stays with the character before."""
     return unicodedata.category(character) in ("Mn", "Mc", "Me", "Pe", "Pf", "Po")
 
 
 def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
-    """Words in lines that are short enough."""
+    """Yield words in lines that are short enough."""
     if is_line(_text(words), words[-1].end - words[0].start) or len(words) == 1:
         yield words
         return
@@ -81,7 +81,7 @@ def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
 
 
 def is_line(text: str, seconds: float) -> bool:
-    """Whether a text of so many seconds is short enough for a line."""
+    """Return whether a text of so many seconds is short enough for a line."""
     most = MAX_UNSPACED if any(map(is_unspaced, text)) else MAX_CHARACTERS
     return len(text) <= most and seconds <= MAX_SECONDS
 
@@ -91,7 +91,7 @@ def _text(words: Sequence[Word]) -> str:
 
 
 def _time(seconds: float, mark: str) -> str:
-    """HH:MM:SS,mmm, with `mark` before the milliseconds."""
+    """Format seconds as HH:MM:SS,mmm, with `mark` before the milliseconds."""
     milliseconds = round(seconds * 1000)
     rest, milliseconds = divmod(milliseconds, 1000)
     return f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}{mark}{milliseconds:03}"

@@ -1,4 +1,4 @@
-"""Recordings through OpenAI's endpoint, POST /v1/audio/transcriptions; each is a stream of the batcher.
+"""Serve recordings by OpenAI's endpoint, POST /v1/audio/transcriptions; each is a stream of the batcher.
 
 A form has the fields of OpenAI's API, and those of a stream's first message (`StreamOptions`):
 
@@ -50,7 +50,7 @@ LINE_PAUSE = 0.6  # seconds; a pause of so many ends a line of subtitles
 
 
 class Upload(NamedTuple):
-    """The form of a client."""
+    """The form that a client sends."""
 
     file: UploadFile
     options: dict[str, Any]  # of `StreamOptions`
@@ -60,7 +60,7 @@ class Upload(NamedTuple):
 
 
 class Stopped(Exception):  # noqa: N818
-    """The server stopped before the recording was decoded."""
+    """An error: the server stopped before the recording was decoded."""
 
 
 async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
@@ -93,7 +93,7 @@ async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
 
 
 def failure(status: int, message: str, field: str | None = None) -> Response:
-    """An error in the form of OpenAI's API."""
+    """Return an error in the form of OpenAI's API."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind, "param": field, "code": None}}, status)
 
@@ -104,7 +104,7 @@ async def refusal(request: Request, error: Any) -> Response:
 
 
 def _timely(request: Request, limits: Limits) -> Request:
-    """The request, with a limit of its size and of the time between two messages.
+    """Return the request, with a limit of its size and of the time between two messages.
 
     Raises:
         FieldError: the size is not known, or too large.
@@ -123,7 +123,7 @@ def _timely(request: Request, limits: Limits) -> Request:
 
 
 def _read(form: FormData, limits: Limits) -> Upload:
-    """The fields of a form.
+    """Return the fields of a form.
 
     Raises:
         FieldError: names the wrong field.
@@ -159,7 +159,7 @@ def _read(form: FormData, limits: Limits) -> Upload:
 
 
 def _value(key: str, text: str) -> Any:
-    """A field as its JSON value; texts need no quotes."""
+    """Return a field as its JSON value; texts need no quotes."""
     value = None if key == "language" else read_json(text)
     return text if value is None else value
 
@@ -168,7 +168,7 @@ def _value(key: str, text: str) -> Any:
 
 
 async def _transcribed(request: Request, batcher: Batcher, upload: Upload) -> Response:
-    """The response for a recording, which is decoded as a stream."""
+    """Return the response for a recording, which is decoded as a stream."""
     with TemporaryDirectory() as folder:
         sound = await asyncio.to_thread(_opened, upload.file, Path(folder), batcher.limits)
         with sound:
@@ -176,7 +176,7 @@ async def _transcribed(request: Request, batcher: Batcher, upload: Upload) -> Re
 
 
 async def _decoded(request: Request, batcher: Batcher, upload: Upload, sound: MonoReader) -> Response:
-    """The response for a recording that is open."""
+    """Return the response for a recording that is open."""
     start = checked_start(upload.options | {"sample_rate": sound.rate, "partials": False}, batcher.limits)
     session = await batcher.open(start)
     feeding = asyncio.create_task(_feed(sound, session, batcher))
@@ -208,7 +208,7 @@ async def _decoded(request: Request, batcher: Batcher, upload: Upload, sound: Mo
 
 
 def _opened(file: UploadFile, folder: Path, limits: Limits) -> MonoReader:
-    """The recording, as a file in this folder.
+    """Return the recording, as a file in this folder.
 
     Raises:
         FieldError: it cannot be read, or is too long.
@@ -267,7 +267,7 @@ async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batche
 def _response(
     finals: list[dict[str, Any]], seconds: float, upload: Upload, fault: str, notes: dict[str, Any]
 ) -> Response:
-    """The transcript in the format of a request, with `notes`; times are seconds since the recording began."""
+    """Return the transcript in the format of a request, with `notes`; times are seconds since the recording began."""
     if fault:
         notes["error"] = f"{upload.file.filename} cannot be read to its end: {fault}"
         logger.warning("%s", notes["error"])
@@ -311,7 +311,7 @@ def _response(
 
 
 def _segment(number: int, final: dict[str, Any], before: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """An utterance; without times of words it lasts from the end of the one before to the end of its audio."""
+    """Return an utterance; without times of words it lasts from the end of the one before to the end of its audio."""
     words = final["words"]
     start = words[0]["start"] if words else before[-1]["end"] if before else 0.0
     end = words[-1]["end"] if words else min(final["audio_seconds"], seconds)

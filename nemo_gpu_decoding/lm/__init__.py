@@ -1,1 +1,1 @@
-"""N-gram LMs: ARPA files, estimation from text, pruning, and packed large LMs for CPUs and GPUs."""
+"""Read, estimate, prune and pack n-gram LMs for CPUs and GPUs."""

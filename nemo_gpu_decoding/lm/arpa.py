@@ -1,4 +1,4 @@
-"""Reader of n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it; and of KenLM's binary files.
+"""Read n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it; and KenLM's binary files.
 
     with ArpaReader("lm.arpa.gz") as arpa:
         arpa.counts                     # {1: 1025, 2: 166736}
@@ -67,7 +67,7 @@ _NEVER = -90.0  # log10; a 1-gram below it means "impossible": SRILM writes -99 
 
 @dataclass(frozen=True)
 class NGramBlock:
-    """M n-grams of one order, in the order of the file. Weights are log10, as in the file."""
+    """M n-grams that have one order, in the order of the file. Weights are log10, as in the file."""
 
     order: int
     symbols: np.ndarray  # [M, order] int32, indices into the symbols of the LM
@@ -77,7 +77,7 @@ class NGramBlock:
 
 @dataclass(frozen=True)
 class Arpa:
-    """An ARPA file."""
+    """The n-grams that an ARPA file lists."""
 
     symbols: tuple[str, ...]  # of the 1-grams, in the order of the file
     orders: tuple[NGramBlock, ...]  # orders[n - 1] holds all n-grams
@@ -118,7 +118,7 @@ def join_blocks(order: int, blocks: Iterable[NGramBlock]) -> NGramBlock:
 
 
 def without_repetitions(block: NGramBlock, name: str) -> NGramBlock:
-    """The first entry of each n-gram, as in KenLM, with a warning if there are others; `name` is that of the LM."""
+    """Return the first entry of each n-gram, as in KenLM, and warn if there are others; `name` is the LM's name."""
     rows = np.sort(np.unique(block.symbols, axis=0, return_index=True)[1])
     if len(rows) < len(block.symbols):
         others = len(block.symbols) - len(rows)
@@ -182,11 +182,11 @@ class ArpaReader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the (compressed) file read so far, out of `num_bytes`; for progress."""
+        """Return bytes of the (compressed) file read so far, out of `num_bytes`; for progress."""
         return self._raw.tell()
 
     def blocks(self) -> Iterator[NGramBlock]:
-        """All n-grams, orders ascending, in blocks of a few MB of text."""
+        """Yield all n-grams, orders ascending, in blocks of a few MB of text."""
         for order in self.counts:
             if order == 1 and self._one_grams is not None:
                 yield self._one_grams
@@ -201,7 +201,7 @@ class ArpaReader:
             raise self._error(f"found {_quote(marker)}, expected {_quote(_END)}")
 
     def fault(self, row: int, message: str) -> ValueError:
-        """An error about n-gram `row` of the last block yielded, with its line number."""
+        """Return an error about n-gram `row` of the last block yielded, with its line number."""
         begin, line_number = self._block
         for line in self._text[begin:].split(b"\n"):
             line_number += 1
@@ -213,7 +213,7 @@ class ArpaReader:
     # -- lines -----------------------------------------------------------------------------------
 
     def _open(self) -> tuple[BinaryIO, BinaryIO]:
-        """The raw file and its text stream; the same object unless the file is compressed."""
+        """Return the raw file and its text stream; the same object unless the file is compressed."""
         raw = open(self.path, "rb")  # noqa: SIM115  (closed in _close)
         magic = raw.read(8)
         raw.seek(0)
@@ -248,7 +248,7 @@ class ArpaReader:
         return bool(self._text)
 
     def _next_line(self) -> bytes | None:
-        """The next line that is not blank, stripped; None at the end of the file."""
+        """Return the next line that is not blank, stripped; None at the end of the file."""
         while self._read_ahead():
             end = self._text.index(b"\n", self._position) + 1
             line = self._text[self._position : end].strip(b" \t\r\n")
@@ -284,7 +284,7 @@ class ArpaReader:
         return dict(sorted(counts.items()))
 
     def _peek_line(self) -> bytes | None:
-        """The next line that is not blank, without consuming it; blank lines before it are consumed."""
+        """Return the next line that is not blank, without consuming it; blank lines before it are consumed."""
         line = self._next_line()
         if line is not None:
             self._position = self._text.rfind(b"\n", 0, self._position - 1) + 1
@@ -327,7 +327,7 @@ class ArpaReader:
         )
 
     def _section(self, order: int) -> Iterator[NGramBlock]:
-        """The n-grams of one order; their number must be that of the header."""
+        """Yield the n-grams of one order; their number must be that of the header."""
         if self._binary:
             yield from self._binary_section(self._binary, order)
             return
@@ -352,7 +352,7 @@ class ArpaReader:
             yield NGramBlock(order, symbols + np.int32(shift), log10_probs, log10_backoffs)
 
     def _section_blocks(self, order: int) -> Iterator[NGramBlock]:
-        """The n-grams before the next line with a backslash, without consuming that line."""
+        """Yield the n-grams before the next line with a backslash, without consuming that line."""
         while self._read_ahead():
             self._block = (self._position, self._line_number)
             text = np.frombuffer(self._text, np.uint8)
@@ -393,7 +393,7 @@ class ArpaReader:
                 raise self.fault(row, "the symbol is not UTF-8") from None
 
     def _without_repetitions(self, listed: NGramBlock) -> NGramBlock:
-        """The 1-grams with the likeliest entry of each symbol, and a warning if there are several."""
+        """Return the 1-grams with the likeliest entry of each symbol, and a warning if there are several."""
         if self._table.add([symbol.encode() for symbol in self.symbols]) >= 0:
             best: dict[str, int] = {}
             for row, symbol in enumerate(self.symbols):
@@ -411,7 +411,7 @@ class ArpaReader:
         return listed
 
     def _explain(self, order: int) -> ValueError:
-        """The error about the line at which the scan stopped."""
+        """Return the error about the line at which the scan stopped."""
         line = self._next_line() or b""
         row = _SPACES.split(line)
         if order == 1 and row[:1] == [b"<s>"]:
@@ -424,7 +424,7 @@ class ArpaReader:
 
 
 def _fault(order: int, row: list[bytes]) -> str | None:
-    """The fault in the number or form of the fields of one line, or None."""
+    """Return the fault in the number or form of the fields of one line, or None."""
     if len(row) not in (order + 1, order + 2):
         return f"{len(row)} fields, expected {order + 1} or {order + 2}"
     faults = (_number_fault(field) for field in (row[0], *row[order + 1 :]))
@@ -440,6 +440,6 @@ def _number_fault(field: bytes) -> str | None:
 
 
 def _quote(line: bytes) -> str:
-    """A shortened line for messages; repr() would double the backslashes."""
+    """Return a shortened line for messages; repr() would double the backslashes."""
     text = line.decode("utf-8", "backslashreplace")
     return "'" + (text if len(text) <= 60 else text[:57] + "...") + "'"

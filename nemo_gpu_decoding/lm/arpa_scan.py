@@ -1,4 +1,4 @@
-"""Compiled inner loop of the ARPA reader: lines of bytes to numbers and symbol indices.
+"""Scan lines of an ARPA file into numbers and symbol indices, in compiled code.
 
 This module computes numbers with few digits, with the same result as `float()`. Other fields are
 returned to the caller as ranges of the text.
@@ -38,7 +38,7 @@ _HALF = np.uint64(32)
 
 
 class SymbolArrays(NamedTuple):
-    """A symbol table, as compiled code takes it."""
+    """A symbol table in the form that compiled code reads."""
 
     slots: np.ndarray  # [power of two] uint64
     names: np.ndarray  # uint8, the bytes of all symbols
@@ -46,7 +46,7 @@ class SymbolArrays(NamedTuple):
 
 
 class SymbolTable:
-    """Symbols in the order in which they were added."""
+    """The symbols that were added, in this order."""
 
     def __init__(self) -> None:
         self.arrays = SymbolArrays(np.zeros(_FIRST_SLOTS, np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64))
@@ -76,7 +76,7 @@ class SymbolTable:
 
 @compiled
 def hashed(text, begin, end):
-    """The hash (uint64) of text[begin:end], FNV-1a."""
+    """Return the hash (uint64) of text[begin:end], FNV-1a."""
     value = _FNV_OFFSET
     for position in range(begin, end):
         value = (value ^ np.uint64(text[position])) * _FNV_PRIME
@@ -85,7 +85,7 @@ def hashed(text, begin, end):
 
 @compiled
 def find_symbol(symbols, text, begin, end, value):
-    """The index of the symbol text[begin:end], whose hash is `value`, or -1."""
+    """Return the index of the symbol text[begin:end], whose hash is `value`, or -1."""
     last = np.int64(len(symbols.slots) - 1)
     position = np.int64(value >> _HALF) & last
     while True:
@@ -130,7 +130,7 @@ def _insert(symbols, first):
 
 
 class Scan(NamedTuple):
-    """Output arrays of `scan_ngrams`: M n-grams, and K numbers that the caller must convert."""
+    """The arrays that `scan_ngrams` fills: M n-grams, and K numbers that the caller must convert."""
 
     symbols: np.ndarray  # [M, order] int32; unused for 1-grams
     names: np.ndarray  # [M, 2] int64: begin and end of the symbol in the text; only for 1-grams
@@ -140,7 +140,7 @@ class Scan(NamedTuple):
 
 
 def new_scan(text: np.ndarray, order: int) -> Scan:
-    """Arrays for all n-grams that the lines of a text, [bytes] uint8, may hold."""
+    """Return arrays for all n-grams that the lines of a text, [bytes] uint8, may hold."""
     rows = np.count_nonzero(text == _NEWLINE)
     return Scan(
         np.empty((rows if order > 1 else 0, order), np.int32),
@@ -222,7 +222,7 @@ def _scan_line(text, begin, end, symbols, scan, row, unread):
 
 @linked
 def _next_field(text, position):
-    """Begin and end of the next field in the line; both at the newline if there is none."""
+    """Return begin and end of the next field in the line; both are at the newline if there is none."""
     while text[position] != _NEWLINE and _is_space(text[position]):
         position += 1
     begin = position
@@ -233,7 +233,7 @@ def _next_field(text, position):
 
 @linked
 def _is_space(character):
-    """Whether this is a space, a tab or a line end; a vertical tab or form feed may be in a symbol, as in KenLM."""
+    """Return whether this is a space, tab or line end; other white space may be in a symbol, as in KenLM."""
     return character == 32 or character == 9 or character == 10 or character == 13
 
 
@@ -244,7 +244,7 @@ def _is_start_symbol(text, begin, end):
 
 @compiled
 def _number(text, begin, end):
-    """The number at text[begin:end] as float64, and True; (0, False) if the caller must convert it."""
+    """Return the number at text[begin:end] as float64, and True; (0, False) if the caller must convert it."""
     position = begin
     negative = text[position] == _MINUS
     if negative or text[position] == _PLUS:
@@ -286,7 +286,7 @@ def _mantissa(text, position, end):
 
 @linked
 def _exponent(text, position, end):
-    """The exponent in text such as "e-05", and whether it is valid (at most three digits)."""
+    """Return the exponent in text such as "e-05", and whether it is valid (at most three digits)."""
     if text[position] != _LOWER_E and text[position] != _UPPER_E:
         return 0, False
     position += 1

@@ -43,7 +43,7 @@ _FALLBACK = (0.5, 1.0, 1.5)
 
 
 class _NGrams(NamedTuple):
-    """The M different n-grams of one order in the text; columns of length M."""
+    """The M different n-grams of one order that occur in the text; columns of length M."""
 
     context: np.ndarray  # int64, the n-gram without its last symbol, in the order below
     symbol: np.ndarray  # int64, the last symbol
@@ -59,11 +59,11 @@ def estimate_ngram_lm(
     symbols: Iterable[str] | None = None,
     min_counts: Sequence[int] = (),
 ) -> Arpa:
-    """The back-off n-gram LM of a text.
+    """Return the back-off n-gram LM of a text.
 
     Args:
         sentences: the symbols (words or tokens) of each sentence, without <s> and </s>.
-        order: of the LM, 1 .. 10.
+        order: order of the LM, 1 .. 10.
         symbols: the symbols of the LM; others in the text count as <unk>. None: all of the text.
         min_counts: by order, the least number of occurrences of an n-gram in the LM; the last number holds
             for all higher orders. (1, 1, 2) is lmplz's `--prune 0 0 1`. It must not decrease.
@@ -97,7 +97,7 @@ def estimate_ngram_lm(
 
 
 class _Weights(NamedTuple):
-    """The M n-grams of one order with their probabilities."""
+    """The M n-grams of one order, which have probabilities here."""
 
     symbols: np.ndarray  # [M, order] int32
     probs: np.ndarray  # [M] float64, p(last symbol | the others)
@@ -107,7 +107,7 @@ class _Weights(NamedTuple):
 def _weights(
     grams: _NGrams, counts: np.ndarray, keep: np.ndarray, order: int, below: _Weights
 ) -> tuple[_Weights, np.ndarray]:
-    """The n-grams of one order with their probabilities, and gamma of the n-grams of the order below."""
+    """Return the n-grams of one order with their probabilities, and gamma of the n-grams of the order below."""
     size = len(below.probs)
     discounted = counts - _discounts(counts, order)[np.minimum(counts, 3)]
     total = np.bincount(grams.context, counts, minlength=size)
@@ -134,7 +134,7 @@ def write_ngrams(
     blocks: Iterable[NGramBlock],
     tokenizer: str = "",
 ) -> None:
-    """Like `write_arpa`, for an LM that may be larger than memory.
+    """Write an LM like `write_arpa`, also one that is larger than memory.
 
     Args:
         counts: number of n-grams of each order.
@@ -155,7 +155,7 @@ def write_ngrams(
 
 
 def _arpa_lines(block: NGramBlock, symbols: Sequence[str], *, is_last: bool) -> Iterator[str]:
-    """The lines of n-grams, formatted by column to save half the time; the last order has no back-offs."""
+    """Yield the lines of n-grams, formatted by column to save half the time; the last order has no back-offs."""
     for begin in range(0, len(block.symbols), _LINES):
         rows = slice(begin, begin + _LINES)
         columns = [[symbols[i] for i in ids] for ids in block.symbols[rows].T.tolist()]
@@ -165,7 +165,7 @@ def _arpa_lines(block: NGramBlock, symbols: Sequence[str], *, is_last: bool) -> 
 
 
 def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:
-    """The least number of occurrences for each order."""
+    """Return the least number of occurrences for each order."""
     given = list(min_counts) or [1]
     least = [*given, *[given[-1]] * order][:order]
     if len(given) > order or any(not isinstance(c, int) or c < 1 for c in given) or least != sorted(least):
@@ -178,7 +178,7 @@ def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:
 def _numbered(
     sentences: Iterable[Sequence[str]], symbols: Iterable[str] | None
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The symbols, the text as numbers with <s> and </s>, and the distance of each position from its <s>."""
+    """Return the symbols, the text as numbers with <s> and </s>, and the distance of each position from its <s>."""
     number = {UNK: _UNK, BOS: _BOS, EOS: _EOS}
     if symbols is not None:
         for symbol in symbols:
@@ -213,7 +213,7 @@ def _checked(symbol: str, where: str) -> str:
 
 
 def _count(text: np.ndarray, offsets: np.ndarray, order: int, num_symbols: int) -> list[_NGrams]:
-    """The different n-grams of each order in the text.
+    """Return the different n-grams of each order in the text.
 
     numbers[i] is the number of the n-gram that ends at position i, in its order.
     """
@@ -234,7 +234,7 @@ def _count(text: np.ndarray, offsets: np.ndarray, order: int, num_symbols: int) 
 
 
 def _adjusted(grams: _NGrams, above: _NGrams | None) -> np.ndarray:
-    """c(g) of each n-gram; `above` are the n-grams that are one symbol longer."""
+    """Return c(g) of each n-gram; `above` are the n-grams that are one symbol longer."""
     if above is None:
         return grams.occurrences.copy()
     before = np.bincount(above.suffix, minlength=len(grams.symbol))
@@ -242,7 +242,7 @@ def _adjusted(grams: _NGrams, above: _NGrams | None) -> np.ndarray:
 
 
 def _discounts(counts: np.ndarray, order: int) -> np.ndarray:
-    """D(0 .. 3+) of one order."""
+    """Return D(0 .. 3+) of one order."""
     one, two, three, four = (int(np.count_nonzero(counts == k)) for k in range(1, 5))
     if one and two and three:
         share = one / (one + 2 * two)

@@ -1,4 +1,4 @@
-"""Reader of KenLM's binary files: probing and trie, the latter also quantised and with compressed pointers.
+"""Read KenLM's binary files: probing and trie, the latter also quantised and with compressed pointers.
 
     header      magic, order, kind, number of n-grams of each order
     vocabulary  hashes of the words; not read
@@ -49,7 +49,7 @@ class _Parameters(NamedTuple):
 
 
 class KenlmBinary:
-    """A KenLM binary file.
+    """A KenLM binary file that is read as n-grams.
 
     Raises:
         ValueError: another version or machine, a kind that cannot be read, no words, or a truncated file.
@@ -74,7 +74,7 @@ class KenlmBinary:
         self._orders = self._trie_orders() if self._params.kind >= _TRIE else self._probing_orders()
 
     def next_order(self) -> Iterator[Columns]:
-        """The n-grams of the next order, beginning with 1, in blocks."""
+        """Yield the n-grams of the next order, beginning with 1, in blocks."""
         symbols, probs, backoffs = next(self._orders)
         for begin in range(0, len(symbols), _CHUNK):
             rows = slice(begin, begin + _CHUNK)
@@ -142,7 +142,7 @@ class KenlmBinary:
         return max(count + 1, int(self._params.multiplier * np.float32(count)))
 
     def _tables(self) -> list[_Table]:
-        """The hash tables of orders 2 and above."""
+        """Return the hash tables of orders 2 and above."""
         begin, tables = self._search + 8 * (self._params.counts[0] + 1), []
         for n, count in enumerate(self._params.counts[1:], 2):
             has_backoffs = n < self._params.order
@@ -175,7 +175,7 @@ class KenlmBinary:
             yield symbols, read["prob"], read["backoff"]
 
     def _bigrams(self, keys: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The entries of the bigrams, and their last and first words."""
+        """Return the entries of the bigrams, and their last and first words."""
         self._check_trials(2, len(keys) * words)
         return _find_bigrams(keys, words, _FIRST, _INVERSE)
 
@@ -188,7 +188,7 @@ class KenlmBinary:
         suffixes: np.ndarray,
         prefixes: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The entries of the n-grams, and the rows of their last and first n - 1 words.
+        """Return the entries of the n-grams, and the rows of their last and first n - 1 words.
 
         Args:
             sought: [N] keys of the n-grams, ascending.
@@ -209,7 +209,7 @@ class KenlmBinary:
 
 
 class _Table(NamedTuple):
-    """A hash table of n-grams."""
+    """A hash table that holds the n-grams of one order."""
 
     begin: int
     buckets: int
@@ -220,7 +220,7 @@ class _Table(NamedTuple):
         return self.begin + self.buckets * self.size
 
     def read(self, data: np.ndarray) -> np.ndarray:
-        """The entries that are used; without back-offs these are 0."""
+        """Return the entries that are used; without back-offs these are 0."""
         fields = [("key", "<u8"), ("prob", "<f4"), ("backoff", "<f4")]
         stored = np.frombuffer(data[self.begin : self.end].tobytes(), np.dtype(fields[: self.size // 4 - 1]))
         stored = stored[stored["key"] != 0]
@@ -231,7 +231,7 @@ class _Table(NamedTuple):
 
 
 class _Trie:
-    """The bit-packed trie of a file. Orders are 1 .. order."""
+    """The bit-packed trie that a file holds. Orders are 1 .. order."""
 
     def __init__(self, data: np.ndarray, begin: int, params: _Parameters) -> None:
         # a number may begin in any byte
@@ -269,12 +269,12 @@ class _Trie:
         self.end = begin + ((1 + counts[-1]) * longest + 7) // 8 + 8
 
     def unigram_children(self) -> np.ndarray:
-        """The first bigram that ends in each word, and the number of bigrams. [V + 1] int64"""
+        """Return the first bigram that ends in each word, and the number of bigrams. [V + 1] int64"""
         at = self.unigrams + 8 + 16 * np.arange(self._params.counts[0] + 1)
         return self._words[at].astype(np.int64)
 
     def entries(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """First word, log10 probability and back-off of each n-gram, and [N + 1] their first children."""
+        """Return first word, log10 probability and back-off of each n-gram, and [N + 1] their first children."""
         count, is_longest = self._params.counts[n - 1], n == self._params.order
         inline, high = (0, np.zeros(1, np.uint64)) if is_longest else self._pointers[n - 2]
         prob_bits, backoff_bits = self._quant_bits[0], 0 if is_longest else self._quant_bits[1]
@@ -296,7 +296,7 @@ class _Trie:
         return words, probs, backoffs, low + (np.asarray(top) << inline)
 
     def _bits(self, at: np.ndarray, width: int) -> np.ndarray:
-        """The numbers of `width` <= 57 bits that begin at these bits."""
+        """Return the numbers of `width` <= 57 bits that begin at these bits."""
         return (self._words[at >> 3] >> (at & 7).astype(np.uint64)) & np.uint64((1 << width) - 1)
 
     def _read_bins(self, begin: int) -> int:
@@ -312,7 +312,7 @@ class _Trie:
         return begin
 
     def _chop(self, entries: int, most: int) -> int:
-        """Number of high bits of pointers up to `most` that are stored apart, as KenLM chooses it."""
+        """Return the number of high bits of pointers up to `most` that are stored apart, as KenLM chooses it."""
         if not self._is_chopped:
             return 0
         required = most.bit_length()
@@ -328,7 +328,7 @@ def _aligned(size: int) -> int:
 
 @compiled
 def _find_bigrams(keys, words, first, inverse):
-    """The row of each key, and its last and first word: key = last * first_factor ^ (1 + word) * second_factor."""
+    """Find the keys of bigrams, last * first_factor ^ (1 + word) * second_factor: their rows, last and first words."""
     rows, lasts, befores = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
     n, most = 0, np.uint64(words)
     for last in range(words):
@@ -343,7 +343,7 @@ def _find_bigrams(keys, words, first, inverse):
 
 @compiled
 def _find_longer(sought, keys, firsts, prefixes, before, begin, first, second):
-    """The rows of `sought`, ascending, whose n-grams are a word before one of `keys`; rows of both shorter ones."""
+    """Find the n-grams that are a word before one of `keys`: rows in `sought`, ascending, and of both shorter ones."""
     rows, lasts, befores = (
         np.empty(len(sought), np.int64), np.empty(len(sought), np.int64), np.empty(len(sought), np.int64)
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Packed LMs for GPUs: all arrays in device memory, or the arcs in host memory; one copy for all decoders.
+"""Place packed LMs on GPUs: all arrays in device memory, or the arcs in host memory; one copy for all decoders.
 
     device    states, labels and arcs in the GPU's memory
     paged     arcs in pinned host memory, two thirds of the LM; the rest and a cache of arcs on the GPU
@@ -64,7 +64,7 @@ PINNABLE_SHARE = 0.9
 
 
 class Memory(NamedTuple):
-    """Free memory in bytes."""
+    """The memory of a device and its host, in bytes: what is free, and what the device has in total."""
 
     device_free: int
     device_total: int
@@ -72,7 +72,7 @@ class Memory(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Size of an LM in bytes."""
+    """The bytes that an LM takes."""
 
     tables: int  # states and labels
     arcs: int
@@ -80,17 +80,17 @@ class Footprint(NamedTuple):
 
     @property
     def on_device(self) -> int:
-        """On the GPU with placement device."""
+        """Return the size on the GPU with placement device."""
         return self.tables + self.arcs
 
     @property
     def paged(self) -> int:
-        """On the GPU with placement paged."""
+        """Return the size on the GPU with placement paged."""
         return self.tables + self.cache
 
 
 def free_memory(device: torch.device) -> Memory:
-    """The free memory that the driver and the system report; an emulated device has the host's memory."""
+    """Return the free memory that the driver and the system report; an emulated device has the host's memory."""
     host = free_host_bytes()
     if device.type != "cuda":
         free = 1 << 62 if host is None else host
@@ -102,25 +102,25 @@ def free_memory(device: torch.device) -> Memory:
 
 
 def footprint(arrays: PackedArrays, cache_bytes: int) -> Footprint:
-    """The sizes of an LM with a cache of at most `cache_bytes`, and at most one slot per arc."""
+    """Return the sizes of an LM with a cache of at most `cache_bytes`, and at most one slot per arc."""
     cache = cache_slots(arrays, cache_bytes) * SLOT_BYTES
     return Footprint(arrays.states.nbytes + arrays.labels.nbytes, arrays.arcs.nbytes, cache)
 
 
 def cache_slots(arrays: PackedArrays, cache_bytes: int) -> int:
-    """How many arcs a cache of `cache_bytes` holds, at least one."""
+    """Return how many arcs a cache of `cache_bytes` holds, at least one."""
     return max(1, min(cache_bytes // SLOT_BYTES, int(arrays.states["arc_begin"][-1])))
 
 
 def resolve_placement(
     placement: str, need: Footprint, free: Memory, name: str, device: torch.device
 ) -> ResolvedPlacement:
-    """The placement of an LM, "auto" resolved.
+    """Return the placement of an LM, "auto" resolved.
 
     Args:
         placement: one of `PLACEMENTS`.
         need, free: the size of the LM, and the free memory.
-        name, device: for messages.
+        name, device: names of LM and device in messages.
     """
     if placement == "device":
         if need.on_device > free.device_free:
@@ -137,7 +137,7 @@ def resolve_placement(
 def shortage(
     placement: str, need: Footprint, free: Memory, name: str, device: torch.device, reason: str | None = None
 ) -> str:
-    """The message for too little memory: sizes that are needed and free, and a setting that fits.
+    """Return the message for too little memory: sizes that are needed and free, and a setting that fits.
 
     Args:
         reason: why an allocation failed although the memory seemed to be free.
@@ -182,7 +182,7 @@ _WORD = torch.int64  # holds the bits of uint64
 
 
 def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
-    """The kernel parameters of an LM, in order; all names begin with `name`."""
+    """Return the kernel parameters of an LM, in order; all names begin with `name`."""
     parameters: dict[str, Tensor | Scalar] = {
         "states": Tensor(LM_STATE, (f"{name} states",)),
         "labels": Tensor(_WORD, (f"{name} label words",)),
@@ -210,11 +210,11 @@ class DeviceLM:
 
     @property
     def host_arcs(self) -> torch.Tensor | None:
-        """[packed] int64"""
+        """Return the labels, [packed] int64."""
         return None if self.host_table is None else self.host_table.bytes.view(_WORD)
 
     def arguments(self, name: str) -> dict[str, Any]:
-        """Arguments for `lm_parameters(name)`."""
+        """Return the arguments for `lm_parameters(name)`."""
         values = {
             **{part: getattr(self, part) for part in ("states", "labels", "arcs", "host_arcs", "cache")},
             "cache_slots": 0 if self.cache is None else len(self.cache),
@@ -230,10 +230,10 @@ class PlacedLM:
     with the last `PlacedLM` that uses it.
 
     Args:
-        arrays: of a `PackedLM`, in memory or mapped.
+        arrays: arrays of a `PackedLM`, in memory or mapped.
         placement: auto, device or paged, see above.
         cache_bytes: largest size of the arc cache of a paged LM on each device, at least 16.
-        name: of the LM, for messages.
+        name: name of the LM in messages.
         measure: returns the free memory of a device.
 
     Raises:
@@ -256,7 +256,7 @@ class PlacedLM:
         self._copies: dict[torch.device, DeviceLM] = {}
 
     def on(self, device: torch.device) -> DeviceLM:
-        """The copy for kernels on `device`; the first call in the process creates it.
+        """Return the copy for kernels on `device`; the first call in the process creates it.
 
         Raises:
             ValueError: there is not enough memory; the message has the sizes and a setting that fits.
@@ -267,7 +267,7 @@ class PlacedLM:
         return self._copies[device]
 
     def _existing(self, device: torch.device) -> DeviceLM | None:
-        """The copy of another decoder; "auto" accepts any placement, as sharing needs no memory."""
+        """Return the copy of another decoder; "auto" accepts any placement, as sharing needs no memory."""
         accepted = ("device", "paged") if self._placement == "auto" else (self._placement,)
         copies = (_copies.get(self._key(device, placement)) for placement in accepted)
         return next((copy for copy in copies if copy is not None), None)
@@ -326,7 +326,7 @@ def _upload(
 
 
 def _pinned(array: np.ndarray, device: torch.device, bar: tqdm) -> HostTable:
-    """The bytes of an array in pinned host memory, mapped for `device`; one copy for all devices."""
+    """Return the bytes of an array in pinned host memory, mapped for `device`; one copy for all devices."""
     table = _host_tables.get(id(array))
     if table is None:
         table = HostTable(array.nbytes)
@@ -338,7 +338,7 @@ def _pinned(array: np.ndarray, device: torch.device, bar: tqdm) -> HostTable:
 
 
 def copying_bar(total: int, what: str) -> tqdm:
-    """A progress bar over the bytes of an LM, on stderr if that is a terminal and the LM is large."""
+    """Return a progress bar over the bytes of an LM, on stderr if that is a terminal and the LM is large."""
     hidden = None if total >= SHOWN_FROM else True  # None: shown only if stderr is a terminal
     return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr)
 
@@ -365,7 +365,7 @@ def copy_bytes(source: np.ndarray, target: torch.Tensor, bar: tqdm) -> torch.Ten
 
 
 def _mapped_file(array: np.ndarray) -> mmap.mmap | None:
-    """The read-only file mapping that contains an array, or None."""
+    """Return the read-only file mapping that contains an array, or None."""
     base: Any = array
     reads_file = False
     while isinstance(base, np.ndarray):

@@ -39,7 +39,7 @@ _START, _END = "<s>", "</s>"
 
 @dataclass(frozen=True)
 class PackReport:
-    """Sizes of a packed LM, and the time and memory that packing took."""
+    """The sizes that a packed LM has, and the time and memory that packing took."""
 
     counts: tuple[int, ...]  # n-grams of each order
     repaired: int  # n-grams whose suffix (all but the first word) is not listed, see `automaton.link`
@@ -109,7 +109,7 @@ def pack_arpa_in_memory(source: str | PathLike[str], *, added_words: Sequence[st
 
 
 def _mapped_zeros(folder: str | PathLike[str], count: int, dtype: DTypeLike) -> np.ndarray:
-    """An array [count] in a file of `folder` without a name, which the system removes with the array."""
+    """Return an array [count] in a file of `folder` without a name, which the system removes with the array."""
     if not count:
         return np.zeros(0, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -126,7 +126,7 @@ def _peak_rss() -> int:
 
 
 class _Packing:
-    """An LM before it is written: its automaton and the header of the file."""
+    """An LM that is not written yet: its automaton and the header of the file."""
 
     def __init__(self, reader: ArpaReader, zeros: Zeros, progress: bool) -> None:
         self.progress = progress
@@ -144,7 +144,7 @@ class _Packing:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The length of each array."""
+        """Return the length of each array."""
         arcs = len(self.automaton.labels)
         return {
             "words": len(self.words),
@@ -180,7 +180,7 @@ class _Packing:
             return BackoffArcs(trie, start, bar.update)
 
     def _facts(self, words: Sequence[str]) -> dict[str, Any]:
-        """The contents of the header: all fields of a `PackedLM` except its arrays."""
+        """Return the contents of the header: all fields of a `PackedLM` except its arrays."""
         labels = {word: words.index(word) for word in (_END, *UNKNOWN_WORDS) if word in words}
         return {
             "start_state": self.automaton.start_state,

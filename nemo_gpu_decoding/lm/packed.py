@@ -1,4 +1,4 @@
-"""Packed LMs: large n-gram LMs over words as back-off automata in flat arrays, their look-ups and their files.
+"""Store large n-gram LMs over words as back-off automata in flat arrays, and look words up in them.
 
 A state is a context: an n-gram that other n-grams extend, or that has a back-off weight. State 0 is the
 root, the empty context. The root has an arc for every word: arc i has label i. `lookup` searches a state
@@ -58,7 +58,7 @@ ROOT = 0
 
 
 class PackedArrays(NamedTuple):
-    """The arrays of an LM with S states and A arcs, as compiled code takes them; may be memory-mapped."""
+    """The arrays of an LM with S states and A arcs that compiled code reads; may be memory-mapped."""
 
     states: np.ndarray  # [S + 1] LM_STATE; arc_begin of the last row is A
     labels: np.ndarray  # A labels, packed in uint64 words; ascending within a state
@@ -71,18 +71,18 @@ TABLES = PackedArrays._fields[:3]  # the arrays themselves
 
 
 def bits_for(largest: int) -> int:
-    """The number of bits (at least 1) that hold 0 .. largest."""
+    """Return the number of bits (at least 1) that hold 0 .. largest."""
     return max(1, int(largest).bit_length())
 
 
 def num_words(length: int, bits: int) -> int:
-    """The number of 64-bit words for `length` integers, plus one, because reads touch two words at a time."""
+    """Return the number of 64-bit words for `length` integers, plus one, because reads touch two words at a time."""
     return -(-length * bits // 64) + 1
 
 
 @no_refcount
 def read_bits(words, bits, index):
-    """Integer `index` of a packed array (uint64)."""
+    """Return integer `index` of a packed array (uint64)."""
     position = np.int64(index) * np.int64(bits)
     word = position >> 6
     shift = np.uint64(position & 63)
@@ -104,7 +104,7 @@ def write_bits(words, bits, first, values):
 
 @compiled
 def largest_of(words, bits, mask, length):
-    """The largest value, masked by `mask` (uint64), of `length` packed integers; int64, -1 if length is 0."""
+    """Return the largest value, masked by `mask` (uint64), of `length` packed integers; int64, -1 if length is 0."""
     largest = np.int64(-1)
     for i in range(length):
         largest = max(largest, np.int64(read_bits(words, bits, i) & mask))
@@ -113,7 +113,7 @@ def largest_of(words, bits, mask, length):
 
 @compiled
 def first_bad_state(states, num_labels):
-    """The first invalid state, or -1: arc_begin must ascend and backoff_to must be an earlier state.
+    """Return the first invalid state, or -1: arc_begin must ascend and backoff_to must be an earlier state.
 
     The root must have `num_labels` arcs and back off to itself.
     """
@@ -129,13 +129,13 @@ def first_bad_state(states, num_labels):
 
 @linked
 def arc_label(lm, arc):
-    """The label of an arc."""
+    """Return the label of an arc."""
     return np.int64(read_bits(lm.labels, lm.label_bits, arc))
 
 
 @linked
 def arc_cost_and_target(lm, arc):
-    """The cost (float32) and the target (int64) of an arc."""
+    """Return the cost (float32) and the target (int64) of an arc."""
     bits = read_bits(lm.arcs, lm.target_bits + COST_BITS, arc)
     target = np.int64(bits & ((np.uint64(1) << np.uint64(lm.target_bits)) - np.uint64(1)))
     return np.uint32(bits >> np.uint64(lm.target_bits)).view(np.float32), target
@@ -143,7 +143,7 @@ def arc_cost_and_target(lm, arc):
 
 @linked
 def find_arc(lm, state, label):
-    """The state's own arc with `label` (int64), or -1."""
+    """Return the state's own arc with `label` (int64), or -1."""
     if state == ROOT:
         return np.int64(label)
     low = np.int64(lm.states[state].arc_begin)
@@ -162,7 +162,7 @@ def find_arc(lm, state, label):
 
 @no_refcount
 def lookup(lm, state, label):
-    """Cost (float32) of `label`, 0 .. V-1, after `state`, including back-offs, and the state after it."""
+    """Return the cost (float32) of `label`, 0 .. V-1, after `state`, including back-offs, and the state after it."""
     cost = np.float32(0.0)
     here = np.int64(state)
     while True:
@@ -176,7 +176,7 @@ def lookup(lm, state, label):
 
 @dataclass(frozen=True, eq=False)
 class PackedLM(CopiedByFields):
-    """A packed n-gram LM, from `load_packed_lm` or `pack.pack_arpa_in_memory`."""
+    """A packed n-gram LM that `load_packed_lm` or `pack.pack_arpa_in_memory` made."""
 
     arrays: PackedArrays
     words: Sequence[str]  # [V] the text of each label
@@ -205,20 +205,20 @@ class PackedLM(CopiedByFields):
 
     @property
     def nbytes(self) -> Mapping[str, int]:
-        """Bytes of each array."""
+        """Return bytes of each array."""
         return {name: getattr(self.arrays, name).nbytes for name in TABLES}
 
     @cached_property
     def word_ids(self) -> Mapping[str, int]:
-        """The label of each word."""
+        """Return the label of each word."""
         return {word: label for label, word in enumerate(self.words)}
 
     def label(self, word: str) -> int:
-        """The label of a word; that of <unk> for an unlisted one (NO_LABEL if the LM has no <unk>)."""
+        """Return the label of a word; that of <unk> for an unlisted one (NO_LABEL if the LM has no <unk>)."""
         return self.word_ids.get(word, self.unknown)
 
     def advance(self, state: int, label: int) -> tuple[float, int]:
-        """Cost of `label` after `state`, natural log, and the state after it.
+        """Return the cost of `label` after `state`, natural log, and the state after it.
 
         Raises:
             ValueError: the state or the label is out of range.
@@ -230,7 +230,7 @@ class PackedLM(CopiedByFields):
         return float(cost), int(target)
 
     def score(self, words: Sequence[str], *, final: bool = True) -> float:
-        """Cost of a whole sentence, natural log, with </s> if `final`."""
+        """Return the cost of a whole sentence, natural log, with </s> if `final`."""
         total, state = 0.0, self.start_state
         labels = [self.label(word) for word in words] + ([self.sentence_end] if final else [])
         for label in labels:
@@ -253,12 +253,12 @@ _FACTS = ("start_state", "sentence_end", "unknown", "counts")
 
 
 def is_packed_lm(path: str | PathLike[str]) -> bool:
-    """Whether a file is a packed LM, by its first bytes."""
+    """Return whether a file is a packed LM, by its first bytes."""
     return PACKED_LM.is_kind_of(path)
 
 
 def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedLM:
-    """The LM of a file, mapped into memory.
+    """Return the LM of a file, mapped into memory.
 
     Args:
         verify: compare the checksum of the arrays, and check targets and back-offs. This reads the whole
@@ -316,7 +316,7 @@ def _check_arcs(lm: PackedLM) -> None:
 
 
 def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: str) -> PackedLM:
-    """An LM from its arrays and the other fields, which the header of a file has.
+    """Return an LM from its arrays and the other fields, which the header of a file has.
 
     Raises:
         ValueError: the file is of an earlier release and has rounded costs; names the file.

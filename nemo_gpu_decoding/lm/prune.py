@@ -33,14 +33,14 @@ _ROWS = 1 << 20
 
 
 class _Order(NamedTuple):
-    """The M n-grams of one order, and the numbers of their contexts and suffixes in the order below."""
+    """The M n-grams that have one order, and the numbers of their contexts and suffixes in the order below."""
 
     block: NGramBlock
     context: np.ndarray  # [M] int32: without the last symbol
     suffix: np.ndarray  # [M] int32: without the first symbol; -1 if the LM does not list it
 
     def log_probs(self, rows: slice | np.ndarray) -> np.ndarray:
-        """[rows] natural log."""
+        """Return the natural logs of the back-off weights, [rows]."""
         return self.block.log10_probs[rows] * math.log(10)
 
 
@@ -56,7 +56,7 @@ def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | No
     """Remove the n-grams that change the LM least; all 1-grams stay.
 
     Args:
-        arpa: from `read_arpa` or `estimate_ngram_lm`.
+        arpa: an LM from `read_arpa` or `estimate_ngram_lm`.
         size: largest number of n-grams to keep, of all orders together.
         threshold: remove an n-gram if the LM's perplexity grows by less than this share without it, as
             SRILM's `ngram -prune` does; a usual value is 1e-8.
@@ -82,7 +82,7 @@ def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | No
 
 
 class _Model:
-    """The n-grams of an LM by number, order by order."""
+    """The n-grams of an LM, which are numbered order by order."""
 
     def __init__(self, arpa: Arpa) -> None:
         self._size = len(arpa.symbols)
@@ -116,7 +116,7 @@ class _Model:
         return order
 
     def number_of(self, grams: np.ndarray) -> np.ndarray:
-        """The numbers of n-grams [M, order] in their order, [M]; -1 for unlisted n-grams."""
+        """Return the numbers of n-grams [M, order] in their order, [M]; -1 for unlisted n-grams."""
         ids = self._words[grams[:, 0]]
         for n in range(1, grams.shape[1]):
             sorted_keys, numbers = self._keys[n - 1]
@@ -128,10 +128,10 @@ class _Model:
         return ids
 
     def backed_off(self, n: int, rows: slice | np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
-        """log p(w|h') of n-grams of order n + 1 with the kept n-grams only, [rows] natural log.
+        """Return log p(w|h') of n-grams of order n + 1 with the kept n-grams only, [rows] natural log.
 
         Args:
-            backoffs: by order, of all n-grams, log10.
+            backoffs: back-off weights of all n-grams by order, log10.
         """
         suffixes = self.orders[n].suffix[rows]
         scores = np.where(suffixes >= 0, self.orders[n - 1].log_probs(suffixes), np.nan)
@@ -142,7 +142,7 @@ class _Model:
         return scores
 
     def _log_probs(self, grams: np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
-        """log p(last symbol | the others) of n-grams [M, order], [M] natural log."""
+        """Return log p(last symbol | the others) of n-grams [M, order], [M] natural log."""
         n = grams.shape[1] - 1
         ids = self.number_of(grams)
         is_kept = (ids >= 0) & (kept is None or kept[n][ids])
@@ -156,7 +156,7 @@ class _Model:
 
 
 class _Masses(NamedTuple):
-    """The sums of p(.|h) and p(.|h') over symbols that are not listed after h, for each context h."""
+    """The sums of p(.|h) and p(.|h') over symbols that are not listed after a context h."""
 
     left: np.ndarray  # [contexts]
     left_below: np.ndarray  # [contexts]
@@ -177,7 +177,7 @@ class _Masses(NamedTuple):
 
 
 def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
-    """exp D(h, w) - 1 of each n-gram, by order; infinite for 1-grams."""
+    """Return exp D(h, w) - 1 of each n-gram, by order; infinite for 1-grams."""
     orders, backoffs = model.orders, [block.log10_backoffs for block in arpa.orders]
     context_log_probs = orders[0].log_probs(slice(None))
     row = {symbol: i for i, (symbol,) in enumerate(orders[0].block.symbols)}
@@ -208,7 +208,7 @@ def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
 
 
 def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> list[np.ndarray]:
-    """Which n-grams stay: changes above the threshold, and contexts and suffixes of longer n-grams that stay."""
+    """Return which n-grams stay: changes above the threshold, and contexts and suffixes of longer ones that stay."""
     kept = [change >= threshold for change in changes]
     for n in range(len(orders) - 1, 0, -1):
         kept[n - 1][orders[n].context[kept[n]]] = True
@@ -218,7 +218,7 @@ def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> 
 
 
 def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -> float:
-    """The smallest threshold with which at most `size` n-grams stay.
+    """Return the smallest threshold with which at most `size` n-grams stay.
 
     Floats >= 0 have the order of their bits as integers, so this bisects the bits in 63 steps.
     """
@@ -234,7 +234,7 @@ def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -
 
 
 def _rest(arpa: Arpa, model: _Model, kept: list[np.ndarray]) -> Arpa:
-    """The LM of the kept n-grams, with new back-off weights."""
+    """Return the LM of the kept n-grams, with new back-off weights."""
     blocks: list[NGramBlock] = []
     backoffs: list[np.ndarray] = []  # log10, of all n-grams
     for n, block in enumerate(arpa.orders):

@@ -1,4 +1,4 @@
-"""Records of packed LMs; `records.cuh` is printed from here."""
+"""Declare the records of packed LMs; `records.cuh` is printed from here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The n-grams of an LM as a trie in flat arrays, filled order by order, and its back-off automaton.
+"""Store the n-grams of an LM as a trie in flat arrays, filled order by order, and build its automaton.
 
 Node i is an n-gram. The nodes of order 1 come first, then those of order 2, and so on. Within an order they
 are sorted by their words, so that the nodes that extend a node lie together, sorted by label. With the words
@@ -74,7 +74,7 @@ class NGramTrie:
 
     @property
     def num_inner(self) -> int:
-        """Number of nodes below the highest order, which may have children."""
+        """Return the number of nodes below the highest order, which may have children."""
         return self.first[-2]
 
     def add(self, block: NGramBlock) -> int:
@@ -118,16 +118,16 @@ class NGramTrie:
         return int(sort_children(self.children, begin, end, *columns))
 
     def _contexts(self, order: int) -> tuple[int, int]:
-        """The range of the nodes of the order below."""
+        """Return the range of the nodes of the order below."""
         return self.first[order - 2], self.first[order - 1]
 
 
 def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) -> NGramTrie:
-    """All n-grams of an ARPA file.
+    """Return all n-grams of an ARPA file.
 
     Args:
         zeros: allocates the arrays.
-        progress: called after each block.
+        progress: function that is called after each block.
     """
     total = sum(reader.counts.values())
     if total > MAX_NGRAMS:
@@ -149,7 +149,7 @@ def _is_filled(
     progress: Callable[[], None],
     fault: Callable[[int, str], ValueError],
 ) -> bool:
-    """Add all n-grams, until one was added twice; whether none was. `fault` makes an error about a row of a block."""
+    """Add all n-grams until one is added twice; return whether none was. `fault` makes an error about a row."""
     for order, blocks in groupby(ngrams, attrgetter("order")):
         for block in blocks:
             orphan = trie.add(block)
@@ -163,7 +163,7 @@ def _is_filled(
 
 
 def _cost(log10_weights: np.ndarray) -> np.ndarray:
-    """-ln p of log10 p, float32; a division, as in NeMo, because a product rounds differently."""
+    """Return -ln p of log10 p, float32; a division, as in NeMo, because a product rounds differently."""
     return (log10_weights / -np.log10(np.e)).astype(np.float32)
 
 
@@ -183,7 +183,7 @@ def _check_size(reader: ArpaReader) -> None:
 
 @linked
 def find_label(labels, low, end, label):
-    """The first index in low .. end-1 with labels[index] >= label, else end; labels ascend there."""
+    """Return the first index in low .. end-1 with labels[index] >= label, else end; labels ascend there."""
     while low < end:
         middle = (low + end) >> 1
         if labels[middle] < label:
@@ -245,7 +245,7 @@ def move_to_contexts(staged, counts, children, first, labels, costs, backoff_cos
 
 @compiled
 def sort_children(children, begin, end, labels, costs, backoff_costs):
-    """Sort the children of nodes begin .. end-1 by label; the first n-gram listed twice, or -1."""
+    """Sort the children of nodes begin .. end-1 by label; return the first n-gram listed twice, or -1."""
     for parent in range(begin, end):
         low, high = np.int64(children[parent]), np.int64(children[parent + 1])
         _sort(low, high, labels, costs, backoff_costs)
@@ -257,7 +257,7 @@ def sort_children(children, begin, end, labels, costs, backoff_costs):
 
 @compiled
 def _sort(low, high, labels, costs, backoff_costs):
-    """Shell sort of all columns of nodes low .. high-1 by label; fast for nearly sorted nodes."""
+    """Sort all columns of nodes low .. high-1 by label with Shell sort, which is fast for nearly sorted nodes."""
     gap = high - low
     while gap > 1:
         gap = max(1, (5 * gap - 1) // 11)
@@ -329,7 +329,7 @@ class BackoffArcs:
 
 
 def _first_states(trie: NGramTrie, state_of: np.ndarray) -> list[int]:
-    """The first state of each order of contexts, 0 .. order - 1, and the number of states."""
+    """Return the first state of each order of contexts, 0 .. order - 1, and the number of states."""
     first = [0, 1]
     for begin, end in zip(trie.first[:-2], trie.first[1:-1], strict=True):
         first.append(first[-1] + int(np.count_nonzero(state_of[begin:end])))
@@ -338,7 +338,7 @@ def _first_states(trie: NGramTrie, state_of: np.ndarray) -> list[int]:
 
 @compiled
 def number_states(children, backoff_costs, start, state_of):
-    """Number the n-grams that are states: extended ones, ones with a back-off weight, and `start`.
+    """Return the number the n-grams that are states: extended ones, ones with a back-off weight, and `start`.
 
     Returns:
         the number of states, the root included.
@@ -407,7 +407,7 @@ def link(parents, state_of, children, arcs, states, suffix_states):
 
 @linked
 def _find_backing_off(states, labels, state, label, cost):
-    """The arc with `label` in the first state of the back-off chain that has such an arc; `cost` plus back-offs."""
+    """Find `label` along the back-off chain: return the first arc with it, and `cost` plus the back-offs before it."""
     while state != 0:
         stop = np.int64(states[state + 1].arc_begin)
         place = find_label(labels, np.int64(states[state].arc_begin), stop, label)

@@ -1,4 +1,4 @@
-"""Subclasses of NeMo's decoding classes, and the wrappers of NeMo's constructors that apply them.
+"""Adapt NeMo's decoding classes by subclasses, and wrap NeMo's constructors so that they use them.
 
 NeMo's constructor runs first, with strategy `greedy_batch` in a copy of the config. It prepares text, timestamps and
 confidence. Then the wrapper replaces the inner decoder, and sets the object's class to the subclass. A function
@@ -63,14 +63,14 @@ def write_aliases(hypothesis: BeamHypothesis) -> None:
 
 
 def written_text(hypothesis: Any, text: str) -> str:
-    """A text of a hypothesis with the aliases of phrases replaced."""
+    """Return a text of a hypothesis with the aliases of phrases replaced."""
     aliases = getattr(hypothesis, "aliases", None)
     return text if aliases is None else aliases.written(text)
 
 
 def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any], list[Any]]) -> list[Any]:
-    """The confidence of words by NeMo's method. Several words that are written as one have one confidence: that of the
-    words, by `confidence_cfg.aggregation`."""
+    """Return the confidence of words by NeMo's method. Several words that are written as one have one confidence: that
+    of the words, by `confidence_cfg.aggregation`."""
     aliases, written = getattr(hypothesis, "aliases", None), hypothesis.text
     if aliases is None:
         return of_nemo(hypothesis)
@@ -88,7 +88,7 @@ def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any],
 
 
 def mapped(decoding: Any, confidences: list[Any]) -> list[Any]:
-    """The confidence of words, mapped to the probability that they are right if there is a `confidence_map`."""
+    """Return the confidence of words, mapped to the probability that they are right if there is a `confidence_map`."""
     fitted = getattr(getattr(decoding.decoding, "options", None), "confidence_map", None)
     return calibrated(confidences, fitted) if fitted else confidences
 
@@ -110,7 +110,7 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
 
 @cache
 def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
-    """The subclass of a class of NeMo or of a user, with its name; cached."""
+    """Return the subclass of a class of NeMo or of a user, with its name; cached."""
     subclass = adapt(cls)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass
@@ -180,7 +180,7 @@ def adapted_ctc(base: Any) -> type:
             return self.word_seperator.join(word.text for word in self._written(hypothesis))
 
         def _stamps(self, hypothesis: WordHypothesis, level: str) -> dict[str, list]:
-            """NeMo's `timestamp`, with the frames of tokens and words from the search."""
+            """Return NeMo's `timestamp`, with the frames of tokens and words from the search."""
             words = [
                 {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
                 for word in self._written(hypothesis)
@@ -257,7 +257,7 @@ def adapted_rnnt(base: Any) -> type:
 
 
 def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> list[GraphWord]:
-    """Words in NeMo's form, without a space before punctuation; a punctuation mark does not extend the
+    """Return words in NeMo's form, without a space before punctuation; a punctuation mark does not extend the
     duration of the word before it."""
     written: list[GraphWord] = []
     for word in words:
@@ -321,7 +321,7 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
 
 
 class _Unusable:
-    """The decoder of a restored model whose config names a file that is missing: any use raises the error."""
+    """The decoder of a restored model whose config names a missing file; any use raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -389,7 +389,7 @@ def _only_user_of(model: Any) -> Iterator[None]:
 
 
 def _are_graphs_off(decoding: Any) -> bool:
-    """Whether the CUDA graphs of a decoding object are off and could be on."""
+    """Return whether the CUDA graphs of a decoding object are off and could be on."""
     inner = getattr(decoding, "decoding", None)
     if not isinstance(inner, WithOptionalCudaGraphs):
         return False
@@ -408,13 +408,13 @@ def _as_config(cfg: Any) -> DictConfig:
 
 
 def _unstructured(cfg: DictConfig) -> DictConfig:
-    """A copy that accepts any key, with interpolations resolved where they still can be."""
+    """Return a copy that accepts any key, with interpolations resolved where they still can be."""
     values: Any = OmegaConf.to_container(cfg, resolve=True)
     return OmegaConf.create(values)
 
 
 def _host_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
-    """The config for NeMo's constructor: greedy, with nothing to load, flags taken from our section."""
+    """Return the config for NeMo's constructor: greedy, with nothing to load, flags taken from our section."""
     host = _unstructured(cfg)
     host.strategy = "greedy_batch"
     greedy = host.get("greedy") or {}

@@ -61,7 +61,7 @@ TRANSDUCERS = {"alsd_pp": _transducer("alsd_pp", ALSDConfig), "aes_pp": _transdu
 
 
 def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
-    """Options of flexctc_beam.
+    """Return options of flexctc_beam.
 
     Raises:
         ValueError: a key of `beam` is unknown, has no effect on flexctc_beam or has an invalid value; the
@@ -86,7 +86,7 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
 
 
 def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
-    """Options of alsd_pp; raises as `read_flexctc`, and a ValueError for a multi-blank model."""
+    """Return options of alsd_pp; raises as `read_flexctc`, and a ValueError for a multi-blank model."""
     beam = _read_transducer(cfg, "alsd_pp")
     # NeMo's dataclass has `max_symbols_per_step`, its decoders read `max_symbols`: accept both
     default, declared = ALSDConfig.max_symbols, beam["max_symbols_per_step"]
@@ -100,7 +100,7 @@ def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
 
 
 def read_aes(cfg: DictConfig) -> Options[AESConfig]:
-    """Options of aes_pp; raises as `read_alsd`."""
+    """Return options of aes_pp; raises as `read_alsd`."""
     beam = _read_transducer(cfg, "aes_pp")
     if beam["maes_expansion_gamma"] == 0:
         script = "eval_beamsearch_ngram_transducer.py writes 0 unless decoding_strategy=maes"

@@ -1,4 +1,4 @@
-"""The decoders of CTC log-probs for NeMo: their base class, and flexctc_beam."""
+"""Decode CTC log-probs for NeMo: the base class of these decoders, and flexctc_beam."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.result import NBest, Path
 
 
 class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
-    """A search of CTC log-probs with the interface of NeMo's `BeamBatchedCTCInfer`.
+    """A search of CTC log-probs that has the interface of NeMo's `BeamBatchedCTCInfer`.
 
     NeMo's decoding object may set `preserve_alignments` and `preserve_frame_confidence` at any time. NeMo's
     blank is the last column, so its index is the number of tokens.
@@ -42,16 +42,16 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
 
     def chosen(self, nbest: NBest) -> Sequence[Path]:
-        """The paths to return, best first, with different texts."""
+        """Return the paths to return, best first, with different texts."""
         return nbest.distinct(self.text_of, self.options.n_best).paths
 
     @abstractmethod
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
-        """A path in NeMo's form."""
+        """Return a path in NeMo's form."""
 
     @abstractmethod
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
-        """The label of each frame, including blanks, [num_frames] integers."""
+        """Return the label of each frame, including blanks, [num_frames] integers."""
 
     def forward(
         self, decoder_output: torch.Tensor, decoder_lengths: torch.Tensor | None = None
@@ -100,7 +100,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     def _decode(
         self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None
     ) -> tuple[list[NBest], torch.Tensor, dict[int, str]]:
-        """Results, the numbers of decoded frames (0 after an error), and errors by utterance."""
+        """Return results, the numbers of decoded frames (0 after an error), and errors by utterance."""
         errors: dict[int, str] = {}
         while True:
             try:
@@ -160,7 +160,7 @@ def continued_streams(states: list[StreamState | None]) -> Iterator[None]:
 
 
 class FlexCTCInfer(CTCInfer):
-    """flexctc_beam with NeMo's interface."""
+    """The strategy flexctc_beam, which has NeMo's interface here."""
 
     read = staticmethod(read_flexctc)
 

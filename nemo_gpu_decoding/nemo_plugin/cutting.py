@@ -1,4 +1,4 @@
-"""The segments of a long recording: cut at pauses between words, near a target length, without silence around them.
+"""Cut a long recording at pauses between words, near a target length, without silence around the segments.
 
 Silence around speech costs accuracy with models that were trained without it. Words of the greedy pass show where cuts
 are allowed. Loudness shows where sound begins and ends: a greedy word may span a pause, and may be heard in noise.
@@ -28,7 +28,7 @@ _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound:
 @checked_options
 @dataclass
 class Cutting:
-    """How long the segments of long recordings are, and which ones are left out."""
+    """Options that say how long the segments of long recordings are, and which ones are left out."""
 
     topic = "long recordings"
 
@@ -42,16 +42,16 @@ class Cutting:
 
     @property
     def window_seconds(self) -> float:
-        """Length of a window of the greedy pass."""
+        """Return the length of a window of the greedy pass."""
         return self.segment_seconds or USUAL
 
     @property
     def whole_seconds(self) -> float:
-        """Files of this length, or shorter, are not cut."""
+        """Return files of this length, or shorter, are not cut."""
         return 2 * self.window_seconds
 
     def limits(self, trained_seconds: float | None) -> Limits:
-        """The limits of segments.
+        """Return the limits of segments.
 
         Args:
             trained_seconds: longest utterance that the model was trained on; None: unknown.
@@ -71,7 +71,7 @@ class Limits(NamedTuple):
 
 
 class _Levels(NamedTuple):
-    """Root mean squares that separate speech and silence."""
+    """The root mean squares that separate speech and silence."""
 
     speech: float  # median of words
     noise: float  # of silence, if the recording has silence
@@ -83,7 +83,7 @@ class _Levels(NamedTuple):
 def choose_segments(
     words: np.ndarray, loudness: np.ndarray, limits: Limits, step_seconds: float
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """First and end step of each segment; and the cuts that are at no pause of `MIN_PAUSE`.
+    """Return first and end step of each segment; and the cuts that are at no pause of `MIN_PAUSE`.
 
     A pause of some length or longer always ends a segment: the longest one of `limits` with which nearly all sound is
     in segments that are not too long. Longer ones are cut. Only silence is between segments. A recording has at least
@@ -117,7 +117,7 @@ def choose_segments(
 def _parts(
     words: np.ndarray, loudness: np.ndarray, levels: _Levels, pause: float, step_seconds: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Whether each step is sound, [T]; and the first and the end step of each part between two long pauses, [P].
+    """Return whether each step is sound, [T]; and first and end step of each part between two long pauses, [P].
 
     A pause is long if nothing but background noise lasts `pause` seconds, or silence twice as long: silence may be up
     to 20 dB below the words, as in closures of stops.
@@ -132,12 +132,12 @@ def _parts(
 
 
 def onset(samples: np.ndarray, rate: int, silence: float) -> int:
-    """The number of samples of silence at the beginning of the first step of a segment, to 1 ms.
+    """Return the number of samples of silence at the beginning of the first step of a segment, to 1 ms.
 
     Silence of 5 ms, or sound that begins 5 ms late, costs words: an outlier for encoders that normalise features.
 
     Args:
-        samples: of the first step, [N].
+        samples: samples of the first step, [N].
         silence: root mean square below which samples are silent; lower in a quiet step.
     """
     size = max(1, rate // 1000)
@@ -153,7 +153,7 @@ def _steps(seconds: float, step_seconds: float) -> int:
 
 
 def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
-    """Levels of a recording. Loud sound is at least between -34 and -20 dB of words, and 10 dB above silence."""
+    """Measure the levels of a recording. Loud sound is between -34 and -20 dB of words, and 10 dB above silence."""
     in_word = np.zeros(len(loudness), bool)
     for begin, end in words:
         in_word[begin:end] = True
@@ -166,7 +166,7 @@ def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
 
 
 def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: np.ndarray, longest: int) -> np.ndarray:
-    """Whether a step is louder than silence, or in a word, [T] bool.
+    """Return whether a step is louder than silence, or in a word, [T] bool.
 
     Words that the greedy pass misses are louder than silence. A quiet word is compared with its own loudest step. A
     word that is no louder than silence was heard in noise. A silence in a word is a pause if it has more steps than
@@ -184,7 +184,7 @@ def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: n
 
 
 def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: float) -> np.ndarray:
-    """Whether a step is in a run of background noise of at least `seconds`, [T] bool."""
+    """Return whether a step is in a run of background noise of at least `seconds`, [T] bool."""
     is_quiet = loudness <= levels.quiet
     for begin, end in np.flatnonzero(np.diff(np.pad(is_quiet, 1))).reshape(-1, 2):
         is_quiet[begin:end] = (end - begin) * step_seconds >= seconds - 1e-9
@@ -194,7 +194,7 @@ def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: 
 def _with_faint(
     is_sound: np.ndarray, loudness: np.ndarray, segment: tuple[int, int], levels: _Levels, step_seconds: float
 ) -> tuple[int, int]:
-    """First and end step of the sound in a segment, with the faint sound beside it; an empty range if it is silent."""
+    """Return first and end step of the sound in a segment, with the faint sound beside it; empty if it is silent."""
     begin, end = segment
     active = begin + np.flatnonzero(is_sound[begin:end])
     if not len(active):
@@ -210,7 +210,7 @@ def _with_faint(
 
 
 def _lengthened(sound: tuple[int, int], segment: tuple[int, int], step_seconds: float) -> tuple[int, int]:
-    """The sound of a segment, and of the silence beside it what a segment of at least SHORTEST seconds needs."""
+    """Lengthen the sound of a segment by the silence beside it until it has SHORTEST seconds, if there is enough."""
     (begin, end), (first, last) = segment, sound
     if first == last:
         return sound
@@ -228,7 +228,7 @@ def _cuts(
     step_seconds: float,
     levels: _Levels,
 ) -> tuple[list[int], list[int]]:
-    """The ends of a span and the cuts within it; and those of the cuts that are at no pause of `MIN_PAUSE`."""
+    """Return the ends of a span and the cuts within it; and those of the cuts that are at no pause of `MIN_PAUSE`."""
     target, most, shortest = (_steps(seconds, step_seconds) for seconds in (longest / 2, longest, SHORTEST))
     cuts, doubtful, total = [span[0]], [], span[1]
     while total - cuts[-1] > most:
@@ -258,7 +258,7 @@ def _cuts(
 
 
 def _distances(words: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps between each place and the word before it, and the word after it; negative inside a word."""
+    """Return the steps from the word before each place, and to the word after it; negative inside a word."""
     starts = np.append(words[:, 0], np.inf)
     ends = np.insert(np.maximum.accumulate(words[:, 1]).astype(float), 0, -np.inf)
     number = np.searchsorted(words[:, 0], places, side="left")  # of words that begin before the place

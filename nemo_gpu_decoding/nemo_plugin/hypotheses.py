@@ -1,4 +1,4 @@
-"""Results of searches in NeMo's form."""
+"""Convert results of searches to NeMo's form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BeamHypothesis(Hypothesis):
-    """NeMo's `Hypothesis` with further results of a beam search; n tokens.
+    """NeMo's `Hypothesis` of n tokens, which has further results of a beam search.
 
     `y_sequence` is [n] int64 on the CPU, `timestamp` the start frame of each token, `score` a float
     (natural log), `length` the number of frames decoded.
@@ -41,12 +41,12 @@ class BeamHypothesis(Hypothesis):
 
     @property
     def word_alternatives(self) -> tuple[Place, ...]:
-        """The confusion network of the utterance, times in frames; empty without alternatives."""
+        """Return the confusion network of the utterance, times in frames; empty without alternatives."""
         return () if self.find_alternatives is None else self.find_alternatives()
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:
-        """Confidence of frames with a token, in order; NeMo aggregates it per token."""
+        """Return the confidence of frames with a token, in order; NeMo aggregates it per token."""
         if self.frame_confidence is None:
             return []
         return [
@@ -58,7 +58,7 @@ class BeamHypothesis(Hypothesis):
 
 @dataclass
 class WordHypothesis(BeamHypothesis):
-    """A hypothesis with words from a word graph.
+    """A hypothesis whose words come from a word graph.
 
     The `confidence` of a word is its posterior in the lattice; None without a lattice (see `decoding_mode`).
     NeMo's `confidence_cfg` still defines `word_confidence`.
@@ -71,13 +71,13 @@ class WordHypothesis(BeamHypothesis):
 
 @dataclass
 class TransducerHypothesis(BeamHypothesis):
-    """A hypothesis of a transducer search; `token_duration` is the TDT duration of each token in frames."""
+    """A hypothesis of a transducer search, where `token_duration` is the TDT duration of each token in frames."""
 
     step_confidence: list[Any] = field(default_factory=list)  # [n] at each token, by NeMo's method
 
     @property
     def non_blank_frame_confidence(self) -> list[Any]:
-        """Confidence of steps with a token, in order; NeMo uses it as the confidence of tokens."""
+        """Return the confidence of steps with a token, in order; NeMo uses it as the confidence of tokens."""
         return self.step_confidence
 
 
@@ -120,7 +120,7 @@ def from_labels(labels: np.ndarray, blank_id: int) -> BeamHypothesis:
 
 
 class NBestList(list):
-    """The hypotheses of one utterance, best first.
+    """The hypotheses that one utterance has, best first.
 
     NeMo's n-best lists are plain lists, but some of its code uses fields of a hypothesis. The WER metric logs `.text`.
     `transcribe(return_hypotheses=True)` sets `.y_sequence` to the log-probs and reads `.alignments`.
@@ -139,7 +139,7 @@ class NBestList(list):
 
 
 class TimedNBestList(NBestList, Hypothesis):
-    """An n-best list with timestamps.
+    """An n-best list whose hypotheses have timestamps.
 
     `transcribe(timestamps=True)` converts frames to seconds in place, for instances of `Hypothesis` only. So
     this list is such an instance, and its `timestamp` has the entries of all hypotheses. Read the times from

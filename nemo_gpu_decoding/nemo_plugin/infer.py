@@ -1,4 +1,4 @@
-"""The base class of decoders with NeMo's interface, which loads vocabulary, LM and phrases."""
+"""Load vocabulary, LM and phrases of decoders with NeMo's interface (base class)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 class FusedInfer(WithOptionalCudaGraphs, ABC):
-    """A decoder with the LM and phrases of a decoding config; `decoder()` is the search itself.
+    """A decoder that has the LM and phrases of a decoding config; `decoder()` is the search itself.
 
     The constructor is fast, because NeMo creates many of these objects: the first batch loads LM, graph and
     phrases. NeMo requires `WithOptionalCudaGraphs` when a model switches between training and validation.
@@ -69,18 +69,18 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     @staticmethod
     @abstractmethod
     def read(cfg: DictConfig) -> Options[Any]:
-        """The options of this strategy from the config."""
+        """Return the options of this strategy from the config."""
 
     @abstractmethod
     def _load(self) -> Any:
         """Create the search."""
 
     def _variant(self) -> Hashable:
-        """Key of attributes that NeMo may change later and that need another search."""
+        """Return the key of attributes that NeMo may change later and that need another search."""
         return None
 
     def decoder(self) -> Any:
-        """The search, with LM, graph and phrases loaded."""
+        """Return the search, with LM, graph and phrases loaded."""
         variant = self._variant()
         if variant not in self._decoders:
             self._decoders[variant] = self._load()
@@ -88,37 +88,37 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
     @property
     def needs_frames(self) -> bool:
-        """Whether results need the input frames, for alignments or confidence."""
+        """Return whether results need the input frames, for alignments or confidence."""
         return self.preserve_alignments or self.preserve_frame_confidence
 
     @property
     def why_one_best(self) -> str:
-        """Why a stream's transcript is not the best path of an n-best list; empty: it is."""
+        """Return why a stream's transcript is not the best path of an n-best list; empty: it is."""
         return ""
 
     def vocabulary(self) -> Vocabulary:
         return nemo_vocabulary(self)
 
     def candidates(self, n_best: int) -> int:
-        """The number of hypotheses of the search for n_best different texts: the whole beam, because different
+        """Return the number of hypotheses of the search for n_best different texts: the whole beam, because different
         tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
     def alternatives(self, nbest: NBest) -> Callable[[], tuple[Place, ...]] | None:
-        """Computes the word alternatives of an utterance; None if the search has one hypothesis."""
+        """Return a function that lists the alternatives of an utterance's words; None if there is one hypothesis."""
         return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
 
     def text_of(self, path: SearchPath) -> str:
-        """The text of a hypothesis in NeMo's form."""
+        """Return the text of a hypothesis in NeMo's form."""
         if self._owner is None:
             return self.vocabulary().text(path.tokens.tolist())
         return self._owner.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
 
     def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
-        """A boosting tree of other phrases, with the options of the config's `boosting_tree`.
+        """Return a boosting tree of other phrases, with the options of the config's `boosting_tree`.
 
         Args:
-            weight: of the tree in the search, > 0.
+            weight: weight of the tree in the search, > 0.
         """
         sources = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")
         cleared: dict[str, Any] = dict.fromkeys(sources)
@@ -126,7 +126,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return build_boosting_tree(phrases, self.vocabulary(), config)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
-        """The boosting tree of a request's own `boosting_tree` options."""
+        """Return the boosting tree of a request's own `boosting_tree` options."""
         return load_boosting_tree(config, self.vocabulary())
 
     def disable_cuda_graphs(self) -> bool:
@@ -147,19 +147,19 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
 
 class FrameConfidence(ConfidenceMethodMixin):
-    """NeMo's confidence of frames, by the method of `confidence_cfg.method_cfg`."""
+    """NeMo's confidence that frames have, by the method of `confidence_cfg.method_cfg`."""
 
     def __init__(self, blank_id: int, method: dict[str, Any]) -> None:
         self.blank_id = blank_id
         self._init_confidence_method(method)
 
     def of(self, log_probs: torch.Tensor) -> list[float]:
-        """Confidences in [0, 1] of log-probs [T, V + 1]."""
+        """Return confidences in [0, 1] of log-probs [T, V + 1]."""
         return self._get_confidence(log_probs)
 
 
 def nemo_vocabulary(decoding: Any) -> Vocabulary:
-    """The vocabulary of a NeMo decoding object: from its `tokenizer` (monolingual or aggregate) or, for a
+    """Return the vocabulary of a NeMo decoding object: from its `tokenizer` (monolingual or aggregate) or, for a
     character model, from `labels_map`, number -> character."""
     tokenizer = getattr(decoding, "tokenizer", None)
     if tokenizer is None:
@@ -216,10 +216,10 @@ def load_grammar(
     section: str = "beam.",
     most_letters: int = MOST_LETTERS,
 ) -> Grammar:
-    """The grammar of a config or a request: sentences, or a file with one sentence per line.
+    """Return the grammar of a config or a request: sentences, or a file with one sentence per line.
 
     Args:
-        section: before the names of keys in messages.
+        section: name that precedes keys in messages.
 
     Raises:
         FieldError: names the wrong key.
@@ -236,7 +236,7 @@ def load_grammar(
 
 
 def load_allowed(options: AllowedOptions, vocabulary: Vocabulary, section: str = "beam.") -> AllowedTokens | None:
-    """The allowed tokens of a config or a request, with a cache; None: all. `section` as in `load_grammar`."""
+    """Return the allowed tokens of a config or a request, with a cache; None: all. `section` as in `load_grammar`."""
     if not (options.scripts or options.tokens or options.text):
         return None
 

@@ -1,4 +1,4 @@
-"""Recordings of any length: cuts at pauses between words, files of the segments, and their joined transcript.
+"""Decode recordings of any length: cut at pauses, write the segments to files, and join their transcripts.
 
 The first pass runs the encoder and NeMo's greedy decoding on windows with context at both ends. It gives the frames of
 every word. Cuts are between words, so that segments need no overlap. The second pass decodes the segments with the
@@ -35,7 +35,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 
 class Plan(NamedTuple):
-    """The segments of a recording."""
+    """A plan that lists the segments of a recording."""
 
     segments: list[tuple[float, int]]  # first and end step of each; silence is between them
     step_seconds: float
@@ -43,13 +43,13 @@ class Plan(NamedTuple):
     fault: str = ""  # why the recording cannot be read to its end
 
     def spans(self) -> list[tuple[float, float]]:
-        """Start and end of each segment in seconds."""
+        """Return start and end of each segment in seconds."""
         times = [[round(min(step * self.step_seconds, self.seconds), 3) for step in span] for span in self.segments]
         return [(start, end) for start, end in times]
 
 
 def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int) -> Plan:
-    """The cuts of a recording at pauses between words of a greedy pass.
+    """Return the cuts of a recording at pauses between words of a greedy pass.
 
     Where no pause of `MIN_PAUSE` is within the maximum length, the cut is at the longest pause, with a warning.
     """
@@ -98,7 +98,7 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
 def _begun(
     model: Model, file: AudioSource, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
 ) -> Iterator[tuple[float, int]]:
-    """The segments without silence at the beginning of the first step of each."""
+    """Yield the segments without silence at the beginning of the first step of each."""
     silence, at = 2 * float(np.percentile(loudness, 10)), 0
     with MonoReader(file, model.channel_selector) as reader:
         for begin, end in segments:
@@ -110,7 +110,7 @@ def _begun(
 
 
 class _Window(NamedTuple):
-    """A window of the first pass with its context."""
+    """A window that the first pass decodes, with its context."""
 
     begin: int  # first step without context
     end: int
@@ -118,7 +118,7 @@ class _Window(NamedTuple):
     samples: np.ndarray  # context included
 
     def loudness(self, position: Position) -> np.ndarray:
-        """Root mean square of each step without context, float16; a last step may be partial."""
+        """Return the root mean square of each step without context, float16; a last step may be partial."""
         first = position(self.begin - self.before)
         edges = [position(step) - first for step in range(self.begin, self.end + 1)]
         end = min(edges[-1], len(self.samples))
@@ -128,7 +128,7 @@ class _Window(NamedTuple):
 
 
 class _Windows:
-    """Windows of a recording in order, [core] steps each, with up to [context] steps on both sides."""
+    """The windows of a recording that follow in order, [core] steps each, with up to [context] steps on both sides."""
 
     def __init__(self, reader: MonoReader, position: Position, core: int, context: int) -> None:
         self.reader, self.position, self.core, self.context = reader, position, core, context
@@ -155,7 +155,7 @@ class _Windows:
 def segment_files(
     model: Model, file: AudioSource, plan: Plan, batch_size: int, first: int = 0
 ) -> Iterator[list[Path]]:
-    """Files with the segments of a recording from the `first` on, in batches; they exist until the next batch."""
+    """Write the segments of a recording from the `first` on to files, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
         for batch in grouped(plan.segments[first:], batch_size):
@@ -186,7 +186,7 @@ def joined(
     fault: str = "",
     min_confidence: float = 0.0,
 ) -> Transcript:
-    """The transcript of a recording from those of its segments; an error of a segment is named with its time.
+    """Return the transcript of a recording from those of its segments; an error of a segment is named with its time.
 
     Args:
         spans: start and end of each segment, seconds.
@@ -229,12 +229,12 @@ def joined(
 
 
 def positions(step_seconds: float, rate: int) -> Position:
-    """The first sample of a step, or of a part of one."""
+    """Return the first sample of a step, or of a part of one."""
     return lambda step: round(step * step_seconds * rate)
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03.450."""
+    """Return hours, minutes and seconds: 1:02:03.450."""
     milliseconds = round(seconds * 1000)
     return f"{milliseconds // 3600000}:{milliseconds // 60000 % 60:02}:{milliseconds / 1000 % 60:06.3f}"
 
@@ -247,7 +247,7 @@ def _write(path: Path, samples: np.ndarray, rate: int) -> Path:
 
 
 def grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of up to `size` items."""
+    """Yield lists of up to `size` items."""
     rest = iter(items)
     while group := list(islice(rest, size)):
         yield group

@@ -1,4 +1,4 @@
-"""A NeMo model for the command line: loads it, runs its encoder, and decodes with any strategy."""
+"""Use a NeMo model on the command line: load it, run its encoder, and decode with any strategy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 @dataclass(frozen=True)
 class Encoded:
-    """The input of a search for one utterance of T frames."""
+    """The frames of one utterance that a search reads; T is their number."""
 
     # [T, V + 1] float32 log-probs, natural log; for transducers [T, D] float32 encoder output
     inputs: np.ndarray
@@ -54,10 +54,10 @@ class Encoded:
 
 
 class Model:
-    """One loaded model and its heads, by their names in NeMo: "ctc", "rnnt" (RNN-T and TDT), or both.
+    """A loaded model and its heads, by their names in NeMo: "ctc", "rnnt" (RNN-T and TDT), or both.
 
     Args:
-        model: of NeMo.
+        model: a model of NeMo.
         channel_selector: channel of multi-channel files, from 0, or "average"; None averages with a warning.
 
     Raises:
@@ -92,11 +92,11 @@ class Model:
 
     @property
     def default_head(self) -> str:
-        """The default head: ctc if there is one."""
+        """Return the default head: ctc if there is one."""
         return next(iter(self.heads))
 
     def head(self, name: str) -> Head:
-        """A head by its name; a ValueError if the model lacks it."""
+        """Return a head by its name; a ValueError if the model lacks it."""
         if name not in self.heads:
             raise ValueError(
                 f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
@@ -105,12 +105,12 @@ class Model:
 
     @property
     def current_head(self) -> Head:
-        """The head that decodes."""
+        """Return the head that decodes."""
         return self.head(self.model.cur_decoder if self.is_hybrid else self.default_head)
 
     @contextmanager
     def using(self, section: Mapping[Any, Any]) -> Iterator[Head]:
-        """The current head with another `decoding` section; its section is restored at the end."""
+        """Switch the current head to another `decoding` section until the block ends."""
         head = self.current_head
         before = head.config
         head.use(OmegaConf.create(dict(section)))
@@ -121,13 +121,13 @@ class Model:
 
     @property
     def frame_seconds(self) -> float:
-        """Seconds per encoder frame."""
+        """Return seconds per encoder frame."""
         stride = float(self.model.cfg.preprocessor.window_stride)
         return stride * int(getattr(self.model.encoder, "subsampling_factor", 1))
 
     @property
     def trained_seconds(self) -> float | None:
-        """The longest utterance that the model was trained on; None: its config does not say."""
+        """Return the longest utterance that the model was trained on; None: its config does not say."""
         return OmegaConf.select(self.model.cfg, "train_ds.max_duration")
 
     @property
@@ -168,7 +168,7 @@ class Model:
             return nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
 
     def _one_channel(self, file: AudioSource, target: Path) -> str | Path:
-        """The file or, if it has several channels or this is a part of it, `target` with the selected channel."""
+        """Return the file, or `target` with one channel if the file has several or this is a part of it."""
         selector, part, channels = self.channel_selector, part_of(file), 0
         if part.is_mono:
             return part.path
@@ -186,7 +186,7 @@ class Model:
         return target
 
     def decode(self, outputs: Outputs, *, requests: Sequence[WrittenRequest | None] = ()) -> Iterator[Transcript]:
-        """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
+        """Return transcripts of a batch of `encode` with the current strategy; a model with equal weights may encode.
 
         Args:
             requests: per utterance; None: the decoding config.
@@ -206,7 +206,7 @@ class Model:
         request_of(infer_of(self.model), written)
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
-        """A `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
+        """Return a `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
         device = next(self.model.parameters()).device
         with torch.inference_mode():
             moved = {name: tensor.to(device) for name, tensor in outputs.items()}
@@ -261,8 +261,8 @@ class Model:
         return Word(text, start, end, None if confidence is None else float(confidence))
 
     def _pieces(self, span: Mapping[str, Any], chars: deque[Any]) -> tuple[Word, ...]:
-        """The pieces of a word that is too long for a line of subtitles, from the front of `chars`; none if they
-        do not spell it. Marks stay with the character before."""
+        """Return the pieces of a word that is too long for a line of subtitles, from the front of `chars`; none if
+        they do not spell it. Marks stay with the character before."""
         word, text = self._word(span, "word"), ""
         pieces: list[Word] = []
         while chars and (chars[0]["start_offset"] < span["start_offset"] or not "".join(chars[0]["char"]).strip()):
@@ -288,7 +288,7 @@ class Head(ABC):
     @property
     @abstractmethod
     def decoding(self) -> Any:
-        """NeMo's decoding object."""
+        """Return NeMo's decoding object."""
 
     @abstractmethod
     def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
@@ -296,14 +296,14 @@ class Head(ABC):
 
     @property
     def config(self) -> DictConfig:
-        """A copy of NeMo's `decoding` section of this head."""
+        """Return a copy of NeMo's `decoding` section of this head."""
         config = self.model.model.cfg
         of_head = config.aux_ctc if self.model.is_hybrid and self.name == "ctc" else config
         return copy.deepcopy(of_head.decoding)
 
     @abstractmethod
     def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
-        """First frame, end frame and id of each token of a hypothesis of `greedy_batch`."""
+        """Return first frame, end frame and id of each token of a hypothesis of `greedy_batch`."""
 
     def use(self, config: DictConfig) -> None:
         """Switch to the strategy of `config`, NeMo's `decoding` section."""
@@ -311,7 +311,7 @@ class Head(ABC):
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 
     def search(self, config: DictConfig) -> Decoder[Any, Any]:
-        """The decoder of a `decoding` section, with LM, graph and phrases; the strategy is one of this package."""
+        """Return the decoder of a `decoding` section with a strategy of this package, with LM, graph and phrases."""
         self.use(config)
         load = getattr(self.decoding.decoding, "decoder", None)
         decoder = load() if callable(load) else None
@@ -321,13 +321,13 @@ class Head(ABC):
         return decoder
 
     def vocabulary(self) -> Vocabulary:
-        """The tokens."""
+        """Return the tokens."""
         from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 
         return nemo_vocabulary(self.decoding)
 
     def text_of(self, path: SearchPath) -> str:
-        """The text of a path, from its words or, in NeMo's form, from its tokens."""
+        """Return the text of a path, from its words or, in NeMo's form, from its tokens."""
         if isinstance(path, WordPath):
             return path.text
         return self.decoding.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
@@ -338,7 +338,7 @@ class Head(ABC):
 
 
 class CTCHead(Head):
-    """The CTC head; a search reads its log-probs."""
+    """The CTC head, whose log-probs a search reads."""
 
     name = "ctc"
 
@@ -384,7 +384,7 @@ class TransducerHead(Head):
         return [(int(frame), int(frame) + 1, int(token)) for frame, token in pairs]
 
     def networks(self) -> TransducerNetworks:
-        """Prediction network and joint in the form of the search."""
+        """Return prediction network and joint in the form of the search."""
         from nemo_gpu_decoding.nemo_plugin.transducer import networks_of
 
         nemo: Any = self.model.model

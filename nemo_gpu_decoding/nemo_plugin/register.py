@@ -1,4 +1,4 @@
-"""Register the strategies with NeMo: the table of strategies, and `register()`.
+"""Register the strategies with NeMo: this file has the table of strategies, and `register()`.
 
 `HOOKS` lists the wrapped methods of NeMo. `adapters.py` wraps `AbstractCTCDecoding.__init__`,
 `AbstractRNNTDecoding.__init__`, `change_decoding_strategy` and `transcribe`. `streaming/hooks.py` wraps methods that
@@ -33,7 +33,7 @@ from nemo_gpu_decoding.checks import did_you_mean
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """A decoding strategy in NeMo's configs."""
+    """A decoding strategy that NeMo's configs can name."""
 
     name: str  # value of `strategy`
     family: str  # "ctc", or "rnnt" for RNN-T and TDT
@@ -76,7 +76,7 @@ FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
 
 
 class Hook(NamedTuple):
-    """A wrapped method or function of NeMo."""
+    """A method or function of NeMo that this package wraps."""
 
     module: str
     owner: str  # the class; "" for a function
@@ -157,7 +157,7 @@ HOOKS = tuple(
 
 
 def find_strategy(cfg: DictConfig) -> StrategySpec | None:
-    """The strategy of this package in a decoding config, from `strategy` or `search_type`; else None."""
+    """Return the strategy of this package in a decoding config, from `strategy` or `search_type`; else None."""
     strategy = str(cfg.get("strategy"))
     if strategy in STRATEGIES:
         return STRATEGIES[strategy]
@@ -171,13 +171,13 @@ def find_strategy(cfg: DictConfig) -> StrategySpec | None:
 
 
 def possible_strategies(family: str) -> list[str]:
-    """Valid values of `strategy` for a family: NeMo's, then this package's."""
+    """Return the valid values of `strategy` for a family: NeMo's, then this package's."""
     native = [name for names in NATIVE[family].values() for name in names]
     return native + [spec.name for spec in STRATEGIES.values() if spec.family == family]
 
 
 def other_strategies(strategy: str, family: str) -> str:
-    """Text after NeMo's message about an unknown strategy: this package's strategies, and a similar name; else ""."""
+    """Return text for NeMo's message about an unknown strategy: this package's, and a similar name; else ""."""
     if strategy in possible_strategies(family):
         return ""
     ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)
@@ -186,7 +186,7 @@ def other_strategies(strategy: str, family: str) -> str:
 
 
 def wrong_family(spec: StrategySpec, family: str, what: str) -> str:
-    """The message for a strategy that does not decode `what`, which is of this family."""
+    """Return the message for a strategy that does not decode `what`, which is of this family."""
     return (
         f"strategy is '{spec.name}', which decodes {FAMILY_NAMES[spec.family]} models, but {what} "
         f"is for {FAMILY_NAMES[family]}; possible here: {', '.join(possible_strategies(family))}"

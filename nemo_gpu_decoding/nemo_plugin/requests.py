@@ -1,4 +1,4 @@
-"""LM, phrases, language lock, grammar and weights per utterance with NeMo's `transcribe`."""
+"""Set LM, phrases, language lock, grammar and weights per utterance with NeMo's `transcribe`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PHRASES = ("phrases", "biasing_request")  # keys of a request with phrases; it h
 def utterance_requests(
     model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
-    """Within this block, the model decodes its first utterance with the first request, and so on.
+    """Decode the first utterance within this block with the first request, the next with the next, and so on.
 
         with utterance_requests(model, [["Gdansk", "Castellano"], None, Request(lm_weight=0.3)]):
             texts = model.transcribe(files)
@@ -60,7 +60,7 @@ def utterance_requests(
 
 
 def infer_of(model: ASRModel) -> FusedInfer:
-    """The decoder of a model's current strategy; a ValueError if it is one of NeMo's."""
+    """Return the decoder of a model's current strategy; a ValueError if it is one of NeMo's."""
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
     infer = getattr(_decoding(model), "decoding", None)
@@ -74,7 +74,7 @@ def infer_of(model: ASRModel) -> FusedInfer:
 
 
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
-    """The requests of the next `batch` utterances of `infer`; None without requests."""
+    """Return the requests of the next `batch` utterances of `infer`; None without requests."""
     pending = _pending.get()
     if pending is None or _decoding(pending.model).decoding is not infer:
         return None
@@ -87,11 +87,11 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
 def request_of(
     infer: FusedInfer, written: WrittenRequest, boosting_weight: float | None = None, most_letters: int = MOST_LETTERS
 ) -> Request:
-    """The request of an utterance, compiled and checked.
+    """Return the request of an utterance, compiled and checked.
 
     Args:
-        boosting_weight: of its phrases; None: the config's `boosting_tree_alpha`.
-        most_letters: of its grammar.
+        boosting_weight: weight of its phrases; None: the config's `boosting_tree_alpha`.
+        most_letters: limit for its grammar.
 
     Raises:
         FieldError: the strategy has no such LM, cannot boost the phrases, or takes no lock or grammar.
@@ -133,7 +133,7 @@ def request_of(
 
 
 def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
-    """The language lock of a request; a price alone is for the tokens of the decoding config."""
+    """Return the language lock of a request; a price alone is for the tokens of the decoding config."""
     if written.allowed_scripts or written.allowed_tokens:
         lock = replace(lock, scripts=written.allowed_scripts or (), tokens=written.allowed_tokens or (), text=None)
     elif not (lock.scripts or lock.tokens or lock.text):
@@ -142,7 +142,7 @@ def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
 
 
 def _of_nemo(written: WrittenRequest) -> Any:
-    """The `biasing_request` of a manifest's row as NeMo's pipelines read it."""
+    """Return the `biasing_request` of a manifest's row as NeMo's pipelines read it."""
     item: Any = written.biasing_request
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
     from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import BoostingTreeModelConfig
@@ -156,7 +156,7 @@ def _of_nemo(written: WrittenRequest) -> Any:
 
 
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
-    """The request of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
+    """Return the request of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
 
     Its options replace those of the decoding config's `boosting_tree`. Keys that NeMo lacks, such as
     `whole_words`, keep the values of the decoding config.
@@ -195,7 +195,7 @@ _pending: ContextVar[_Pending | None] = ContextVar("pending_requests", default=N
 
 
 def _decoding(model: Any) -> Any:
-    """NeMo's decoding object of the head in use."""
+    """Return NeMo's decoding object of the head in use."""
     return model.ctc_decoding if getattr(model, "cur_decoder", None) == "ctc" else model.decoding
 
 

@@ -24,7 +24,7 @@ def check_model_file(name: str) -> None:
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of an option; auto: a GPU if there is one."""
+    """Return the device of an option; auto: a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -58,10 +58,10 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def restore(name: str, **options: Any) -> Any:
-    """A model, or its config, from a .nemo file or by the name of a pretrained model.
+    """Return a model, or its config, from a .nemo file or by the name of a pretrained model.
 
     Args:
-        options: of NeMo's `restore_from` and `from_pretrained`.
+        options: options of NeMo's `restore_from` and `from_pretrained`.
 
     Raises:
         ValueError: the model cannot be fetched or restored.
@@ -81,19 +81,19 @@ def restore(name: str, **options: Any) -> Any:
 
 
 def model_config(name: str) -> DictConfig:
-    """The config of a .nemo file or of a pretrained model."""
+    """Return the config of a .nemo file or of a pretrained model."""
     return restore(name, return_config=True)
 
 
 def heads_of(config: DictConfig) -> list[str]:
-    """The heads of a model, "ctc", "rnnt" (RNN-T and TDT) or both."""
+    """Return the heads of a model, "ctc", "rnnt" (RNN-T and TDT) or both."""
     if "aux_ctc" in config:
         return ["ctc", "rnnt"]
     return ["rnnt"] if "joint" in config else ["ctc"]
 
 
 def default_head(name: str, *, verbose: bool = False) -> str:
-    """The head of a model that decodes if no strategy is given: ctc if there is one."""
+    """Return the head of a model that decodes if no strategy is given: ctc if there is one."""
     check_model_file(name)
     import_nemo(verbose)
     return heads_of(model_config(name))[0]

@@ -1,4 +1,4 @@
-"""Strict reader of sections of NeMo's decoding config (`beam`, `wfst`): an ignored key is an error.
+"""Read sections of NeMo's decoding config (`beam`, `wfst`) strictly: an ignored key is an error.
 
 A `Section` describes the section of a strategy as data: the dataclass of its search, whose fields are keys; keys that
 NeMo lacks; and NeMo keys without effect here, with the values that are accepted silently. NeMo's structured configs
@@ -52,7 +52,7 @@ STOCK: dict[str, tuple[Any, ...]] = {
 @checked_options
 @dataclass(frozen=True)
 class AllowedOptions:
-    """The tokens that may be written, see `allowed_tokens`; all of them without scripts, tokens and text."""
+    """The tokens that may be written, see `allowed_tokens`; without scripts, tokens and text, all may."""
 
     scripts: tuple[str, ...] = option((), nemo="allowed_scripts")
     tokens: tuple[str, ...] = option((), nemo="allowed_tokens")
@@ -64,7 +64,7 @@ class AllowedOptions:
 @checked_options
 @dataclass(frozen=True)
 class FusionOptions:
-    """Paths and weights of token-level LMs and phrases, before loading."""
+    """The paths and weights of token-level LMs and phrases, which are not loaded yet."""
 
     lm_path: Path | None = option(None, nemo="ngram_lm_model")
     lm_weight: float = option(0.0, nemo="ngram_lm_alpha")
@@ -86,7 +86,7 @@ class FusionOptions:
 
 @dataclass(frozen=True)
 class Options(Generic[S]):
-    """The values of a section."""
+    """The values that a section sets."""
 
     search: S  # options of the decoder; NeMo's decoding object sets `alignments`
     n_best: int  # hypotheses returned
@@ -96,7 +96,7 @@ class Options(Generic[S]):
 
 
 class NoEffect(NamedTuple):
-    """A key without effect on a strategy, with the texts of its error."""
+    """A key that has no effect on a strategy, with the texts of its error."""
 
     neutral: tuple[Any, ...]  # values that are accepted silently; the first one is the default
     reason: str  # text after "beam.key is 3, which "
@@ -105,19 +105,19 @@ class NoEffect(NamedTuple):
 
 @functools.cache
 def nemo_config(family: str) -> dict[str, Any]:
-    """NeMo's decoding config of a family, "ctc" or "rnnt", with its defaults."""
+    """Return NeMo's decoding config of a family, "ctc" or "rnnt", with its defaults."""
     schema = {"ctc": CTCDecodingConfig, "rnnt": RNNTDecodingConfig}[family]
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(schema), resolve=True))
 
 
 def nemo_defaults(family: str, section: str) -> dict[str, Any]:
-    """The defaults of a section in `change_decoding_strategy`."""
+    """Return the defaults of a section in `change_decoding_strategy`."""
     return ({"k2_decoding_cfg": K2_DEFAULTS} if section == "wfst" else {}) | nemo_config(family)[section]
 
 
 @dataclass(frozen=True)
 class Section:
-    """The keys of a section of NeMo's decoding config for a strategy."""
+    """The keys that a section of NeMo's decoding config may have for a strategy."""
 
     strategy: str
     family: str  # "ctc", or "rnnt" for RNN-T and TDT
@@ -135,22 +135,22 @@ class Section:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """NeMo's keys and defaults."""
+        """Return NeMo's keys and defaults."""
         return nemo_defaults(self.family, self.name)
 
     @property
     def added(self) -> dict[str, Any]:
-        """Keys that NeMo lacks, with their defaults."""
+        """Return keys that NeMo lacks, with their defaults."""
         ours = defaults_of(self.search) | dict(self.more)
         return {key: value for key, value in ours.items() if key not in (*self.defaults, *self.undeclared)}
 
     @property
     def valid(self) -> tuple[str, ...]:
-        """The keys with effect: NeMo's, then others."""
+        """Return the keys with effect: NeMo's, then others."""
         return tuple(key for key in (*self.defaults, *self.undeclared, *self.added) if key not in self.unused)
 
     def read(self, cfg: DictConfig) -> Values:
-        """The values of all keys.
+        """Return the values of all keys.
 
         Raises:
             ValueError: a key is unknown or without effect; the message has the key and the valid ones.
@@ -230,11 +230,11 @@ class Values:
         return self.entries[key]
 
     def error(self, key: str, expected: str, note: str = "") -> FieldError:
-        """The error for a key: "beam.key is 3, expected ..."."""
+        """Return the error for a key: "beam.key is 3, expected ..."."""
         return FieldError(f"{self.section}.{key}", self.entries[key], expected, note)
 
     def checked(self, key: str, kind: str, **rule: Any) -> Any:
-        """The value of a key that has the type and the rule of an option."""
+        """Return the value of a key that has the type and the rule of an option."""
         check_option(f"{self.section}.{key}", self.entries[key], kind, rule)
         return self.entries[key]
 
@@ -245,7 +245,7 @@ class Values:
         return float(self.checked(key, "float", low=0))
 
     def choice(self, key: str, choices: Collection[str], note: str = "") -> str:
-        """One of `choices`, from a string in any letter case or an enum member."""
+        """Return one of `choices`, from a string in any letter case or an enum member."""
         spelled = _spelled(self.entries[key])
         if spelled not in choices:
             raise self.error(key, f"one of {', '.join(choices)}", note)
@@ -258,7 +258,7 @@ class Values:
         return value
 
     def file(self, key: str) -> Path | None:
-        """The file of a key; None if it is not set."""
+        """Return the file of a key; None if it is not set."""
         value = self.entries.get(key)
         if value is None:
             return None
@@ -270,14 +270,14 @@ class Values:
         return path
 
     def mapping(self, key: str) -> Values:
-        """The entries of a key that holds a mapping; none if it is not set."""
+        """Return the entries of a key that holds a mapping; none if it is not set."""
         value = self.entries[key]
         if not isinstance(value, Mapping | None):
             raise self.error(key, "a mapping from names to values")
         return Values(f"{self.section}.{key}", value or {})
 
     def config(self, kind: Callable[..., T], **settled: Any) -> T:
-        """A dataclass of options from the keys of its fields; the dataclass checks the values.
+        """Return a dataclass of options from the keys of its fields; the dataclass checks the values.
 
         Args:
             settled: values of fields that are not read from keys.
@@ -295,7 +295,7 @@ class Values:
             raise ValueError(f"{self.section}: {error}") from None
 
     def n_best(self) -> Any:
-        """The number of hypotheses to return: 1, `n_best` or `beam_size`."""
+        """Return the number of hypotheses to return: 1, `n_best` or `beam_size`."""
         n_best, return_best = self.entries["n_best"], self.flag("return_best_hypothesis")
         if n_best is None:
             return 1 if return_best else self.entries["beam_size"]
@@ -307,7 +307,7 @@ class Values:
         return n_best
 
     def confidence_map(self) -> ConfidenceMap | None:
-        """The map of word confidence, if it is set."""
+        """Return the map of word confidence, if it is set."""
         value = self.entries["confidence_map"]
         if value is None:
             return None
@@ -320,7 +320,7 @@ class Values:
         return fitted
 
     def fusion(self) -> FusionOptions:
-        """LMs over tokens and phrases of a `beam` section."""
+        """Return the LMs over tokens and the phrases of a `beam` section."""
         lm, (pool, pool_weights) = self.file("ngram_lm_model"), self.lm_pool()
         model = "lm_pool" if lm is None and pool else "ngram_lm_model"
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
@@ -336,7 +336,7 @@ class Values:
         return self.config(FusionOptions, allowed=self.config(AllowedOptions), **settled)
 
     def lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
-        """The files of the LMs that requests name, and the weights of those that have their own."""
+        """Return the files of the LMs that requests name, and the weights of those that have their own."""
         files, weights = self.mapping("lm_pool"), self.mapping("lm_pool_alpha")
         pool = {name: file for name in files.entries if (file := files.file(name)) is not None}
         pool_weights = {name: weights.weight(name) for name in weights.entries}
@@ -348,7 +348,7 @@ class Values:
         return pool, pool_weights
 
     def _texts(self, key: str) -> tuple[str, ...]:
-        """A text or a list of texts; () if it is not set."""
+        """Return a text or a list of texts; () if it is not set."""
         values = self.entries[key] or ()
         texts = (values,) if isinstance(values, str) else values
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
@@ -356,7 +356,7 @@ class Values:
         return tuple(texts)
 
     def _source_weight(self, has_lm: bool, lm_weight: float) -> float:
-        """The weight of the source LM, which needs an LM from which it is subtracted."""
+        """Return the weight of the source LM, which needs an LM from which it is subtracted."""
         has_source = self.entries["source_lm_model"] is not None
         weight = self._weight_of("source_lm_model", "source_lm_alpha", has_source)
         if has_source and not has_lm:
@@ -368,7 +368,7 @@ class Values:
         return weight
 
     def boosting(self) -> tuple[BoostingConfig, float]:
-        """Phrases and their weight."""
+        """Return phrases and their weight."""
         name, given = f"{self.section}.boosting_tree", dict(self.entries["boosting_tree"] or {})
         check_keys(name, given, [f.name for f in fields(BoostingConfig)])
         switches = {f.name for f in fields(BoostingConfig) if isinstance(f.default, bool)}
@@ -381,7 +381,7 @@ class Values:
         return boosting, self._weight_of("boosting_tree", "boosting_tree_alpha", not boosting.is_empty)
 
     def _weight_of(self, model: str, key: str, is_used: bool) -> float:
-        """The weight of a fusion model; it is checked even without a model."""
+        """Return the weight of a fusion model; it is checked even without a model."""
         name = f"{self.section}.{key}"
         if self.entries[key] is None:
             if is_used:
@@ -429,7 +429,7 @@ def check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> N
 
 
 def _spelled(value: Any) -> Any:
-    """A choice in lower case; enum members are replaced by their values.
+    """Return a choice in lower case; enum members are replaced by their values.
 
     Configs from a saved `.nemo` have the names of enum members ("MAX") instead of their values ("max").
     """

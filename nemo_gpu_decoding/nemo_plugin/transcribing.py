@@ -1,4 +1,4 @@
-"""From utterances to transcripts: batches through encoder and search, long recordings as rows of their segments.
+"""Turn utterances into transcripts: run batches through encoder and search, and cut long recordings.
 
 A recording that is longer than the maximum is planned first: a greedy pass finds its cuts. Its segments are then
 utterances as others, in batches of their own, and one pass at the end joins their transcripts. A log keeps each batch,
@@ -36,10 +36,10 @@ _KEY = 16  # characters of a key
 
 
 class Log:
-    """What a run has decoded. An interrupted run that begins again reads it, and continues.
+    """A file that keeps what a run has decoded. An interrupted run that begins again reads it, and continues.
 
     Args:
-        file: of lines with a key and a value of JSON each, created with the first one; None: nothing is kept.
+        file: file with a key and a value of JSON in a line, created with the first one; None: nothing is kept.
         run: all that the values depend on, besides the utterances; values of JSON.
         tell: gets a message for each recording that the interrupted run has begun.
     """
@@ -61,7 +61,7 @@ class Log:
         os.truncate(file, end)
 
     def _key(self, utterances: Sequence[Utterance], what: str) -> str:
-        """Another one if the run, or the file, part or request of an utterance differs.
+        """Return a key that differs if the run, or the file, part or request of an utterance differs.
 
         Sums of floats depend on the batch. So all of it is in the key.
         """
@@ -70,11 +70,11 @@ class Log:
         return hashlib.sha256(repr((self._run, what, content)).encode()).hexdigest()[:_KEY]
 
     def has(self, utterances: Sequence[Utterance]) -> bool:
-        """Whether the interrupted run has decoded this batch."""
+        """Return whether the interrupted run has decoded this batch."""
         return bool(self._places) and self._key(utterances, "") in self._places
 
     def kept(self, utterances: Sequence[Utterance], make: Callable[[], Any], what: str = "") -> Any:
-        """The value for a batch that the interrupted run has kept, or that of `make`, which is kept now.
+        """Return the value for a batch that the interrupted run has kept, or that of `make`, which is kept now.
 
         Args:
             make: returns a list of JSON values and transcripts. Transcripts with a lattice are not kept.
@@ -102,7 +102,7 @@ class Log:
 
 @dataclass
 class Transcriber:
-    """Decodes batches of utterances."""
+    """A transcriber, which decodes batches of utterances."""
 
     model: Model
     cutting: Cutting  # of long recordings
@@ -111,7 +111,7 @@ class Transcriber:
     progress: Callable[[float], object] = lambda seconds: None  # gets the seconds of audio of each batch
 
     def checked(self, utterance: Utterance) -> Utterance:
-        """The utterance, with a `fault` if the model cannot decode with its request."""
+        """Return the utterance, with a `fault` if the model cannot decode with its request."""
         try:
             if utterance.request is not None and not utterance.fault:
                 self.model.check_request(utterance.request)
@@ -120,7 +120,7 @@ class Transcriber:
         return utterance
 
     def transcripts(self, utterances: Sequence[Utterance]) -> list[Transcript | str]:
-        """Transcripts or error messages of utterances, in their order; short ones are one batch for the encoder."""
+        """Return transcripts or error messages of utterances, in order; short ones are one batch for the encoder."""
         longest = self.cutting.whole_seconds
         short = [utterance for utterance in utterances if not utterance.fault and utterance.duration <= longest]
         self.log.utterances += len(short) if self.log.has(short) else 0
@@ -133,7 +133,7 @@ class Transcriber:
         return results
 
     def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
-        """Transcripts or error messages of a batch, from the log or decoded; `read` returns it with its audio."""
+        """Return transcripts or error messages of a batch, from the log or decoded; `read` reads the batch's audio."""
         transcripts = self.log.kept(
             rows, lambda: [text for encoded in self._encoded(read()) for text in self.decode(*encoded)]
         )
@@ -141,7 +141,7 @@ class Transcriber:
         return transcripts
 
     def _encoded(self, utterances: Sequence[Utterance]) -> list[tuple[Sequence[Utterance], Outputs | str]]:
-        """The encoder's output for a batch; if that fails, for each utterance alone, or its error message."""
+        """Return the encoder's output for a batch; if that fails, for each utterance alone, or its error message."""
         files = [utterance.audio for utterance in utterances]
         try:
             (outputs,) = self.model.encode(files, batch_size=len(files))
@@ -154,7 +154,7 @@ class Transcriber:
         return [encoded for utterance in utterances for encoded in self._encoded([utterance])]
 
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
-        """Transcripts or error messages of an encoded batch. Errors of the decoding options are raised."""
+        """Return transcripts or error messages of an encoded batch. Errors of the decoding options are raised."""
         if isinstance(outputs, str):
             return [outputs] * len(utterances)
         transcripts = self.model.decode(outputs, requests=[utterance.request for utterance in utterances])
@@ -162,14 +162,14 @@ class Transcriber:
         return [named(utterance, found.error) if found.error else found for utterance, found in pairs]
 
     def plan(self, utterance: Utterance) -> Plan:
-        """The segments of a recording; an error if it cannot be read."""
+        """Return the segments of a recording; an error if it cannot be read."""
         cuts = self.log.kept(
             [utterance], lambda: find_cuts(self.model, utterance.audio, self.cutting, self.batch_size), "plan"
         )
         return Plan(*cuts)
 
     def decode_segments(self, utterance: Utterance, plan: Plan) -> Transcript:
-        """The transcript of a recording, joined from those of its segments."""
+        """Return the transcript of a recording, joined from those of its segments."""
         spans = plan.spans()
         rows = [_segment(utterance, start, end) for start, end in spans]
         done = sum(map(len, takewhile(self.log.has, grouped(rows, self.batch_size))))
@@ -182,7 +182,7 @@ class Transcriber:
         return joined(spans, transcripts, plan.fault, self.cutting.min_confidence)
 
     def _of_long(self, utterance: Utterance) -> Transcript | str:
-        """The transcript of a recording that is cut, or an error message."""
+        """Return the transcript of a recording that is cut, or an error message."""
         try:
             plan = self.plan(utterance)
         except Exception as error:
@@ -207,7 +207,7 @@ def transcribe_long(
     """Transcribe a recording of any length with the model's current strategy.
 
     Args:
-        model: of NeMo.
+        model: a model of NeMo.
         timestamps: fill `words` of the result, with times in the whole recording.
         batch_size: segments per batch.
         cutting: where the recording is cut; None: `Cutting()`, the defaults of `transcribe`.
@@ -242,7 +242,7 @@ def transcribe_long(
 
 
 def _identity(model: Model, section: DictConfig) -> list[Any]:
-    """A model's weights and its decoding section, with files by size and time, as values of JSON."""
+    """Return a model's weights and its decoding section, with files by size and time, as values of JSON."""
 
     def content(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -256,24 +256,24 @@ def _identity(model: Model, section: DictConfig) -> list[Any]:
 
 
 def _segment(recording: Utterance, start: float, end: float) -> Utterance:
-    """The row of a segment: a part of the file, with the name of the recording in messages."""
+    """Return the row of a segment: a part of the file, with the name of the recording in messages."""
     part, seconds = part_of(recording.audio), end - start
     audio = part._replace(offset=part.offset + start, duration=seconds)
     return replace(recording, name=recording.label, audio=audio, duration=seconds)
 
 
 def _with_audio(rows: Sequence[Utterance], files: Iterator[list[Path]]) -> list[Utterance]:
-    """The segments with their audio, the next files."""
+    """Return the segments with their audio, the next files."""
     return [
         replace(row, audio=AudioPart(file, 0.0, is_mono=True)) for row, file in zip(rows, next(files), strict=True)
     ]
 
 
 def named(utterance: Utterance, fault: str) -> str:
-    """An error message with the name of the file."""
+    """Return an error message with the name of the file."""
     return fault if utterance.label in fault else f"{utterance.label}: {fault}"
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether all later utterances would fail too."""
+    """Return whether all later utterances would fail too."""
     return isinstance(error, MemoryError) or "CUDA error" in str(error)

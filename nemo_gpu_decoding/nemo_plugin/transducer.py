@@ -1,4 +1,4 @@
-"""The decoders of encoder output for NeMo, alsd_pp and aes_pp, and NeMo's networks as their inputs."""
+"""Decode encoder output for NeMo with alsd_pp and aes_pp, and adapt NeMo's networks to these searches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nemo_gpu_decoding.search.transducer.trace_back import step_log_probs
 
 
 class TransducerInfer(FusedInfer):
-    """Transducer beam search with the interface of NeMo's `BeamBatchedRNNTInfer`.
+    """A transducer beam search that has the interface of NeMo's `BeamBatchedRNNTInfer`.
 
     Args:
         owner, cfg: see `FusedInfer`.
@@ -169,7 +169,7 @@ class TransducerInfer(FusedInfer):
                 hypothesis.step_confidence = [value for value, emit in zip(confidence, emits, strict=True) if emit]
 
     def _confidence(self, log_probs: Tensor) -> list[Any]:
-        """NeMo's confidence of each step, [m]; pairs of token and duration confidence if the latter is on."""
+        """Return NeMo's confidence of each step, [m]; pairs of token and duration confidence if the latter is on."""
         num_labels = log_probs.shape[1] - len(self.durations)
         measure = FrameConfidence(num_labels - 1, self.confidence_method)
         labels = measure.of(log_probs[:, :num_labels])
@@ -180,14 +180,14 @@ class TransducerInfer(FusedInfer):
 
 
 class ALSDInfer(TransducerInfer):
-    """alsd_pp with NeMo's interface."""
+    """The strategy alsd_pp, which has NeMo's interface here."""
 
     read = staticmethod(read_alsd)
     search = ALSDPlusPlus
 
 
 class AESInfer(TransducerInfer):
-    """aes_pp with NeMo's interface."""
+    """The strategy aes_pp, which has NeMo's interface here."""
 
     read = staticmethod(read_aes)
     search = AESPlusPlus
@@ -201,7 +201,7 @@ def _by_frame(values: Sequence[Any], path: Path) -> list[list[Any]]:
 
 
 def _states(partial_hypotheses: Sequence[Any] | None, batch: int) -> list[StreamState | None]:
-    """The state of each utterance of the batch; None begins an utterance."""
+    """Return the state of each utterance of the batch; None begins an utterance."""
     if partial_hypotheses is None:
         return [None] * batch
     if len(partial_hypotheses) != batch:
@@ -229,7 +229,7 @@ def _state(b: int, partial: Any) -> StreamState | None:
 def networks_of(
     decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
 ) -> networks.TransducerNetworks:
-    """The networks of a NeMo transducer.
+    """Return the networks of a NeMo transducer.
 
     The layers of plain LSTM and stateless prediction networks with a plain joint are called directly, which is
     faster. Other networks (adapters, normalised LSTMs, HAT joints) are called through NeMo's methods. Create
@@ -238,7 +238,7 @@ def networks_of(
     Args:
         decoder: the prediction network, trained with blank_as_pad.
         joint: RNN-T or HAT joint.
-        durations: of a TDT model, in frames; empty for RNN-T.
+        durations: durations of a TDT model, in frames; empty for RNN-T.
 
     Raises:
         ValueError: the joint's output is not one score per label and duration.
@@ -259,7 +259,7 @@ def networks_of(
 
 
 class NemoNetworks:
-    """Any NeMo prediction network and joint, called through NeMo's methods."""
+    """A NeMo prediction network and joint of any kind, which are called through NeMo's methods."""
 
     def __init__(
         self, decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()

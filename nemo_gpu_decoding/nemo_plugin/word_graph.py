@@ -1,4 +1,4 @@
-"""The decoders of CTC log-probs for NeMo: cuda_wfst and paged_biglm."""
+"""Decode CTC log-probs in word graphs for NeMo, with cuda_wfst and paged_biglm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath, mini
 
 
 class WordGraphInfer(CTCInfer):
-    """cuda_wfst with NeMo's interface."""
+    """The strategy cuda_wfst, which has NeMo's interface here."""
 
     section = "wfst"
     read = staticmethod(word_graph_sections.read_cuda_wfst)
@@ -40,7 +40,7 @@ class WordGraphInfer(CTCInfer):
         return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
 
     def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
-        """The boosting automaton of other phrases. Words that the graph lacks are spelled."""
+        """Return the boosting automaton of other phrases. Words that the graph lacks are spelled."""
         decoder, fused, known = self.decoder(), self.options.fusion, as_phrases(phrases)
         graph, speller = decoder.graph, None
         if graph.pieces is not None or lacks_words(known, fused.boosting, graph):
@@ -72,7 +72,7 @@ class WordGraphInfer(CTCInfer):
         )
 
     def _boosted_words(self, phrases: Sequence[Phrase]) -> list[str]:
-        """The words of phrases and aliases, for a graph that is built."""
+        """Return the words of phrases and aliases, for a graph that is built."""
         options, config = self.options.graph, self.options.fusion.boosting
         if options.ready_made is not None or not phrases:
             return []
@@ -112,7 +112,7 @@ class WordGraphInfer(CTCInfer):
         return labels
 
     def _without_space(self, word: GraphWord, path: Path) -> GraphWord:
-        """In a character model the space before a word is a token; the word begins after it."""
+        """Move the begin of a word behind its space, which is a token in a character model."""
         pieces, first = self.decoder().pieces, word.first_token
         if not pieces or first >= word.end_token or pieces[path.tokens[first]] != " ":
             return word
@@ -120,7 +120,7 @@ class WordGraphInfer(CTCInfer):
 
 
 class PagedInfer(WordGraphInfer):
-    """paged_biglm with NeMo's interface: a search in the small LM's graph, with the large LM's costs."""
+    """The strategy paged_biglm for NeMo, which searches the small LM's graph with the large LM's costs."""
 
     read = staticmethod(word_graph_sections.read_paged_biglm)
     options: word_graph_sections.PagedOptions
@@ -138,6 +138,6 @@ def _boosting(
     name: str,
     speller: Speller | None = None,
 ) -> BackoffAutomaton:
-    """`word_boosting` with a cache, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
+    """Cache `word_boosting`, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
     key = ("word boosting", tuple(phrases), config, graph.fingerprint, missing, speller)
     return cached(key, partial(word_boosting, phrases, config, graph, missing=missing, name=name, speller=speller))

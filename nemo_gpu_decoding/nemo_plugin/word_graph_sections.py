@@ -88,7 +88,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
 
 @dataclass(frozen=True)
 class WordGraphOptions(Options[WFSTConfig]):
-    """The values of a `wfst` section; `search.topology` is set when the graph is loaded."""
+    """The values that a `wfst` section sets; `search.topology` is set when the graph is loaded."""
 
     decoding_mode: str
     graph: GraphOptions
@@ -96,14 +96,14 @@ class WordGraphOptions(Options[WFSTConfig]):
 
 @dataclass(frozen=True)
 class PagedOptions(WordGraphOptions):
-    """The values of a `wfst` section for paged_biglm."""
+    """The values that a `wfst` section sets for paged_biglm."""
 
     large: Path  # the large LM, packed or ARPA
     small: Path  # the LM of the graph, packed or ARPA
 
 
 def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
-    """Options of cuda_wfst.
+    """Return options of cuda_wfst.
 
     Raises:
         ValueError: a key of `wfst` is unknown, has no effect on the strategy or has an invalid value, or no
@@ -114,7 +114,7 @@ def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
 
 
 def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
-    """Options of paged_biglm; raises as `read_cuda_wfst`."""
+    """Return options of paged_biglm; raises as `read_cuda_wfst`."""
     wfst = _values(PAGED_BIGLM, cfg)
     options = _read(wfst, PagedBigLMConfig)
     large = wfst.file("large_lm_path")
@@ -149,7 +149,7 @@ def _check_lm_is_named(cfg: DictConfig, strategy: str) -> None:
 
 
 def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
-    """The fields of `WordGraphOptions`."""
+    """Return the fields of `WordGraphOptions`."""
     mode = wfst.choice("decoding_mode", DECODING_MODES)
     n_best = _n_best(wfst, mode)
     boosting, weight = wfst.boosting()
@@ -167,7 +167,7 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
 
 
 def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: str) -> WFSTConfig:
-    """Options of the search; it keeps alternatives, which cost time and memory, only if the result needs them."""
+    """Return the options of the search; it keeps costly alternatives only if the result needs them."""
     paths = wfst.checked("posterior_paths", "int", low=1)
     settled = {"topology": WFSTConfig.topology, "lattice": mode == "lattice", "backend": _backend(wfst)}
     if wfst["lattice_beam"] is None:
@@ -177,7 +177,7 @@ def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: st
 
 
 def _backend(wfst: Values) -> Any:
-    """The backend: "cpu" if NeMo's key `device` is "cpu"; its default "cuda" has no effect."""
+    """Return the backend: "cpu" if NeMo's key `device` is "cpu"; its default "cuda" has no effect."""
     backend, device = wfst["backend"], wfst["device"]
     if device not in ("cuda", "cpu"):
         raise wfst.error(
@@ -220,7 +220,7 @@ def _graph_options(wfst: Values) -> GraphOptions:
 
 
 def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | None]:
-    """The graph of `wfst_lm_path` or, as in NeMo, the file to save a new graph to."""
+    """Return the graph of `wfst_lm_path` or, as in NeMo, the file to save a new graph to."""
     text = wfst.text("wfst_lm_path")
     if text is None:
         return None, None
@@ -272,7 +272,7 @@ def _added_words(wfst: Values) -> tuple[str, ...] | Path | None:
 
 
 def _small_lm(wfst: Values) -> Path:
-    """The file of the small LM, whose scores the search subtracts at each word."""
+    """Return the file of the small LM, whose scores the search subtracts at each word."""
     if wfst["small_lm_path"] is not None and wfst["arpa_lm_path"] is not None:
         raise ValueError(
             "wfst.small_lm_path and wfst.arpa_lm_path are both set, expected one of them: the LM of the "

@@ -1,1 +1,1 @@
-"""Beam searches and their common parts: interfaces of decoders and engines, results, candidate lists."""
+"""Beam searches, and what they share: interfaces of decoders and engines, results, candidate lists."""

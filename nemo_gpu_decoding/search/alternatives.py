@@ -1,4 +1,4 @@
-"""Word alternatives: the confusion network of an utterance, from an n-best list or a lattice.
+"""Find word alternatives: align an n-best list or a lattice to the confusion network of an utterance.
 
 The network has a place for each word of the best path, and a place between two words where other hypotheses insert
 one. The posteriors of a place sum to 1.
@@ -33,12 +33,12 @@ _FAR = 1e9  # errors of an alignment outside of the windows
 def word_alternatives(
     paths: Sequence[Any], vocabulary: Vocabulary, lattice: WordLattice | None = None
 ) -> tuple[Place, ...]:
-    """The confusion network of an utterance.
+    """Return the confusion network of an utterance.
 
     Args:
         paths: the n-best list, of `Path` or `WordPath`; the first path is the transcript.
         vocabulary: spells the words of token paths.
-        lattice: of all hypotheses, in place of the n-best list.
+        lattice: lattice of all hypotheses, in place of the n-best list.
     """
     texts = [timed_words(path, vocabulary) for path in (paths if lattice is None else paths[:1])]
     size = width = len(texts[0]) + 1
@@ -67,8 +67,8 @@ def word_alternatives(
 def _chains(
     texts: Sequence[Sequence[TimedWord]], scores: Sequence[float], ids: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], and the number of words
-    before each state [S]."""
+    """Return texts as a lattice: arcs [A] WORD_ARC by source, costs [A], first and end frames [2, A], and the number
+    of words before each state [S]."""
     rows: list[tuple[float, ...]] = []
     read = [0, *(n for text in texts for n in range(1, len(text))), len(texts[0])]
     state, last = 1, len(read) - 1
@@ -85,7 +85,7 @@ def _chains(
 
 
 def _places(cells: Sequence[Any], words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Place]:
-    """The places of the cells that `align_lattice` finds."""
+    """Return the places of the cells that `align_lattice` finds."""
     masses: dict[int, dict[int, np.ndarray]] = {2 * n + 1: {word: np.zeros(3)} for n, word in enumerate(ids)}
     for row, word, mass, start, end in cells:
         masses.setdefault(row, {}).setdefault(word, np.zeros(3))[:] += mass, mass * start, mass * end
@@ -118,7 +118,7 @@ def align_lattice(arcs, costs, begins, width, text, times):
         arcs: [A] WORD_ARC, sorted by source.
         costs: [A] float64, cost of each arc, natural log.
         begins: [S] int64, first q of each state; its alignments are with the first q .. q + width - 1 words.
-        width: of these windows; with len(text) + 1 they have all alignments.
+        width: width of these windows; with len(text) + 1 they have all alignments.
         text: [Q] int64, the words of the text.
         times: [2, A] float64, first and end frame of each arc.
 
@@ -181,12 +181,12 @@ def _errors_after(before, shift, word, text, begin, row):
 
 @compiled
 def _errors_at(errors, n):
-    """An item of errors [N], which are large outside of its window."""
+    """Return an item of errors [N], which are large outside of its window."""
     return errors[n] if 0 <= n < len(errors) else _FAR
 
 
 class TimedWord(NamedTuple):
-    """A word with its first frame and its end frame."""
+    """A word that has its first frame and its end frame."""
 
     text: str
     start: int
@@ -194,7 +194,7 @@ class TimedWord(NamedTuple):
 
 
 def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
-    """The words of a path."""
+    """Return the words of a path."""
     if isinstance(path, WordPath):
         return [TimedWord(word.text, word.start_frame, word.end_frame) for word in path.words]
     frames, repeats = path.frames.tolist(), path.repeats.tolist()

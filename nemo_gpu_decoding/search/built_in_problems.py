@@ -1,4 +1,4 @@
-"""The problems of the self-check (`self_check.py`): small models of fixed numbers, which both backends decode.
+"""Make the problems of the self-check (`self_check.py`), small models that both backends decode.
 
     python -m nemo_gpu_decoding.search.built_in_problems flexctc_beam 0     # the strategy, and the number of the GPU
 
@@ -50,12 +50,12 @@ Problem = tuple[Any, Any, Tensor, float]  # decoders on the CPU and on the devic
 
 
 def numbers(seed: int, *shape: int, most: int = 4) -> Tensor:
-    """Multiples of 1/8 from -most to most."""
+    """Return multiples of 1/8 from -most to most."""
     return torch.from_numpy(np.random.RandomState(seed).randint(-8 * most, 8 * most + 1, shape) / 8).float()
 
 
 def lm(order: int, load: Callable[[Path], Any]) -> Any:
-    """A random LM; one of a higher order has all n-grams of the others, with other scores."""
+    """Return a random LM; one of a higher order has all n-grams of the others, with other scores."""
     draw, weight = np.random.RandomState(1), np.random.RandomState(order)
     levels, lines = [["<s>", "</s>", "<unk>", *WORDS]], []
     for n in range(1, order + 1):
@@ -73,7 +73,7 @@ def lm(order: int, load: Callable[[Path], Any]) -> Any:
 
 
 def phrases(*sequences: list[int]) -> Any:
-    """A boosting tree over tokens, or over the words of a graph."""
+    """Return a boosting tree over tokens, or over the words of a graph."""
     return build_context_graph([ScoredSequence(tokens, np.full(len(tokens), 1.5), 1.5) for tokens in sequences], V)
 
 
@@ -82,7 +82,7 @@ def token_fusion() -> Fusion:
 
 
 def log_probs(blank: int) -> Tensor:
-    """Log-probs [2, FRAMES, V + 1] in which blanks and repeats are likely."""
+    """Return log-probs [2, FRAMES, V + 1] in which blanks and repeats are likely."""
     values = numbers(3, 2, FRAMES // 2, V + 1, most=2).repeat_interleave(2, 1) + numbers(4, 2, FRAMES, V + 1, most=1)
     return torch.log_softmax(values + 1.5 * (torch.arange(V + 1) == blank), dim=-1)
 
@@ -103,7 +103,7 @@ def flexctc_beam(device: torch.device) -> Iterator[Problem]:
 
 
 def networks(device: torch.device, is_timed: bool) -> LSTMNetworks | StatelessNetworks:
-    """Networks with an LSTM, or for TDT stateless ones."""
+    """Return networks with an LSTM, or for TDT stateless ones."""
     durations = (0, 1, 2) if is_timed else ()
     linear, embedding = nn.Linear, partial(nn.Embedding, V + 1)
     output = nn.Sequential(nn.ReLU(), linear(WIDTH, V + 1 + len(durations)))
@@ -131,7 +131,7 @@ def transducer(make: Any, beam_size: int, most_symbols: str, device: torch.devic
 
 
 def word_graph() -> WordGraph:
-    """A random graph: most arcs have words, the first state has many arcs, and epsilons lead to the next state."""
+    """Return a random graph: most arcs have words, the first state has many arcs, epsilons lead to the next state."""
     draw = np.random.RandomState(5).randint
     rows: list[Any] = [
         (draw(STATES) * (i % 3 == 0), draw(6) + 1, draw(V), draw(-1, 3), 3 * draw(4)) for i in range(180)
@@ -177,7 +177,7 @@ PROBLEMS: dict[str, Callable[[torch.device], Iterator[Problem]]] = {
 
 
 def first_difference(strategy: str, device: torch.device) -> str | None:
-    """The first difference between the results of the kernels and of the CPU search; None: there is none."""
+    """Return the first difference between the results of the kernels and of the CPU search; None: there is none."""
     for number, (on_cpu, on_gpu, inputs, tolerance) in enumerate(PROBLEMS[strategy](device), 1):
         expected, found = decoded(on_cpu, inputs, None), decoded(on_gpu, inputs, device)
         for name in expected | found:
@@ -188,10 +188,10 @@ def first_difference(strategy: str, device: torch.device) -> str | None:
 
 
 def decoded(decoder: Any, inputs: Tensor, device: torch.device | None) -> dict[str, Any]:
-    """All facts of two utterances, of which the second one comes in two chunks, after each chunk and at the end.
+    """Return all facts of two utterances after each chunk and at the end; the second one comes in two chunks.
 
     Args:
-        device: that runs the kernels; None for the CPU search.
+        device: device that runs the kernels; None for the CPU search.
     """
     streams = decoder.open(2, [None, Request(OTHER_TREE, 0.25)])
     streams.engine = decoder._cuda_engine(streams, device) if device else decoder._cpu_engine(streams)

@@ -1,4 +1,4 @@
-"""Committed tokens: the common prefix of all live hypotheses of a running stream.
+"""Commit tokens: those that all live hypotheses of a running stream share at their beginning.
 
 A stream keeps these tokens once, in arrays that only grow. A partial result traces back the later tokens only, so its
 cost does not depend on the length of the stream. `joined` concatenates both parts when a caller reads them.
@@ -24,13 +24,13 @@ MIN_COMMIT = 128  # frames or back-pointers; a commit has a fixed cost
 
 
 def worth_committing(count: int) -> bool:
-    """Whether a stream commits after `count` new frames or back-pointers."""
+    """Return whether a stream commits after `count` new frames or back-pointers."""
     return count >= MIN_COMMIT
 
 
 @compiled
 def common_ancestor(parents, ends):
-    """The newest node on the paths from all of `ends` back to the root; the parent of the roots if there is none.
+    """Return the newest node on all paths from `ends` back to the root; the parent of the roots if there is none.
 
     The back-pointers of live hypotheses form a tree in which older nodes have lower numbers. The time depends only on
     the number of nodes after the common ancestor.
@@ -49,7 +49,7 @@ def common_ancestor(parents, ends):
 
 
 class CommittedTokens:
-    """The committed tokens of a stream, with their LM and boosting scores."""
+    """The tokens that a stream has committed, with their LM and boosting scores."""
 
     def __init__(self) -> None:
         self.columns = GrowingColumns()  # fields of `Path`
@@ -61,12 +61,12 @@ class CommittedTokens:
 
     @property
     def head(self) -> Head | None:
-        """The tokens as fields of a `Path`; None if there are none."""
+        """Return the tokens as fields of a `Path`; None if there are none."""
         return self.columns.head() or None
 
 
 class GrowingColumns:
-    """Append-only arrays. A `head` keeps its values when the arrays grow."""
+    """Arrays that only grow at their ends. A `head` keeps its values when the arrays grow."""
 
     def __init__(self) -> None:
         self._values: dict[str, np.ndarray] = {}
@@ -90,12 +90,12 @@ class GrowingColumns:
             self._values[name], self._counts[name] = values, end
 
     def head(self) -> Head:
-        """Column name -> all values so far."""
+        """Return the column name -> all values so far."""
         return {name: values[: self._counts[name]] for name, values in self._values.items()}
 
 
 def joined(head: Head | None, tail: P) -> P:
-    """The path with the tokens of `head`, then those of `tail`; of the tail's type.
+    """Return the path with the tokens of `head`, then those of `tail`; of the tail's type.
 
     Arrays are concatenated when they are first read. Partial results and `after(committed)` therefore take no time for
     the committed tokens.

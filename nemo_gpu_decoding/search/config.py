@@ -1,4 +1,4 @@
-"""Options that all searches share."""
+"""Declare the options that all searches share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKENDS = ("auto", "cuda", "cpu")
 @checked_options
 @dataclass(frozen=True)
 class SearchConfig:
-    """Options of every decoder.
+    """The options that every decoder has.
 
     Raises:
         FieldError: a value is out of range; the message names the field.
@@ -28,5 +28,5 @@ class SearchConfig:
 
     @property
     def max_n_best(self) -> int:
-        """The largest valid `n_best`: the beam size, if there is one."""
+        """Return the largest valid `n_best`: the beam size, if there is one."""
         return int(getattr(self, "beam_size", 10000))

@@ -1,4 +1,4 @@
-"""`Decoder`: the interface of all decoders.
+"""`Decoder` is the interface of all decoders.
 
     decoder = FlexCTCBeam(vocab_size=1024, blank_id=1024, config=FlexCTCConfig(beam_size=8))
     results = decoder.decode(log_probs, lengths)          # one NBest per utterance
@@ -59,7 +59,7 @@ MOST_STREAMS, MOST_FRAMES = 1 << 20, 1 << 24  # of one `open`; MOST_FRAMES of 80
 
 
 class Decoder(ABC, Generic[C, R]):
-    """A batched beam search. Inputs are [B, T, ...], B utterances of up to T frames.
+    """A batched beam search, which decodes inputs [B, T, ...]: B utterances of up to T frames.
 
     Args:
         config: options of the search.
@@ -154,7 +154,7 @@ class Decoder(ABC, Generic[C, R]):
         """Read the next chunk of streams.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             inputs: [R, T, ...] a chunk for each of `rows`; [T, ...] for one stream; or a list of [T, ...]. Arrays
                 as in `decode`.
             lengths: [R] valid frames of each chunk, 0 .. T; None: all.
@@ -183,10 +183,10 @@ class Decoder(ABC, Generic[C, R]):
         return self._push(streams, inputs, lengths, is_whole, deferred=False, isolate=isolate)
 
     def partial(self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None) -> list[R]:
-        """The best hypotheses of streams so far; their scores do not contain final weights.
+        """Return the best hypotheses of streams so far; their scores do not contain final weights.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             n_best: hypotheses of each stream.
             rows: numbers of open streams, in the order of the results; None: all open ones.
         """
@@ -205,7 +205,7 @@ class Decoder(ABC, Generic[C, R]):
         """End utterances and return their hypotheses.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             rows: numbers of the streams that have ended, in the order of the results; None: all open ones.
         """
         numbers = _open_numbers(streams, rows)
@@ -217,7 +217,7 @@ class Decoder(ABC, Generic[C, R]):
         """Begin new utterances in closed streams. Their results do not depend on earlier utterances or other streams.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             rows: [R] numbers of closed streams.
             requests: [R] weights and boosting trees that replace the decoder's for single utterances.
 
@@ -238,11 +238,11 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def with_options(self, config: C, fusion: Fusion) -> Decoder[C, R]:
-        """The same decoder with other options; both share their models and graphs."""
+        """Return the same decoder with other options; both share their models and graphs."""
 
     @property
     def why_unlocked(self) -> str:
-        """Why tokens cannot be forbidden, so that there is no language lock and no grammar; empty: they can."""
+        """Return why tokens cannot be forbidden, so that there is no language lock and no grammar; empty: they can."""
         return self._labels.unlocked
 
     # ---------------------------------------------------------------------- what a strategy adds
@@ -260,32 +260,32 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def _cpu_engine(self, streams: Streams) -> Engine:
-        """The search of these streams on the CPU."""
+        """Return the search of these streams on the CPU."""
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        """The search of these streams on a GPU; `device` is the device of the first inputs."""
+        """Return the search of these streams on a GPU; `device` is the device of the first inputs."""
         raise NotImplementedError
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
-        """None if the kernels can search these streams on `device`, else the reason in one line."""
+        """Return None if the kernels can search these streams on `device`, else the reason in one line."""
         return "this strategy has no CUDA kernels"
 
     def _units(self, path: Any) -> Units:
-        """What the boosting tree reads of a path."""
+        """Return what the boosting tree reads of a path."""
         return Units(path.tokens.tolist(), range(len(path)), range(1, len(path) + 1))
 
     def _most_partial(self) -> tuple[int, str]:
-        """The largest n_best of `partial`, and a reason for the error message."""
+        """Return the largest n_best of `partial`, and a reason for the error message."""
         return 1, ": alternatives are known at the end only"
 
     @abstractmethod
     def _results(self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
-        """The hypotheses of some streams, from the results of the engine."""
+        """Return the hypotheses of some streams, from the results of the engine."""
 
     # --------------------------------------------------------------------------------- internals
 
     def _scatter_rows(self, inputs: Tensor, lengths: Lengths, rows: list[int], n: int) -> tuple[Tensor, np.ndarray]:
-        """Inputs and lengths of all n streams, from those of `rows`; the other streams have length 0."""
+        """Spread inputs and lengths of `rows` over all n streams; the other streams have length 0."""
         counts = np.zeros(n, np.int64)
         counts[rows] = checked_lengths(lengths, len(rows), inputs.shape[1], of=self.input_name)
         if rows == list(range(n)):
@@ -342,7 +342,7 @@ class Decoder(ABC, Generic[C, R]):
                 raise
 
     def _engine(self, streams: Streams, device: torch.device) -> Engine:
-        """The engine of the streams; if there is none, it is created for inputs on `device`."""
+        """Return the engine of the streams; if there is none, it is created for inputs on `device`."""
         if streams.engine is None:
 
             def obstacle(where: torch.device) -> str | None:
@@ -360,7 +360,7 @@ class Decoder(ABC, Generic[C, R]):
         """Commit tokens of streams that have read enough frames since their last commit.
 
         Args:
-            streams: from `open`.
+            streams: streams that `open` returned.
             frames: number of a stream -> frames read so far.
         """
         due = [row for row, read in frames.items() if worth_committing(read - streams.commit_frames[row])]
@@ -414,7 +414,7 @@ def _check_open(streams: Streams) -> None:
 
 
 def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
-    """`rows` if these streams are open; None: the numbers of all open streams."""
+    """Return `rows` if these streams are open; None: the numbers of all open streams."""
     _check_open(streams)
     if rows is None:
         return np.flatnonzero(streams.is_open).tolist()
@@ -422,7 +422,7 @@ def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: boo
 
 
 def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool, distinct: bool = True) -> list[int]:
-    """The rows as ints.
+    """Return the rows as ints.
 
     Raises:
         ValueError: a row is no number of a stream that is open (without `expect_open`: closed).

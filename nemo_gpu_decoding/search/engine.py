@@ -1,4 +1,4 @@
-"""`Engine`: the interface between a decoder and the search of one backend, for the streams of one `open`.
+"""`Engine` connects a decoder with the search of one backend, for the streams of one `open`.
 
 A decoder checks arguments and builds results; its engines search. An engine holds the state of its streams, so only
 one thread may use it at a time. `Streams` are the utterances that a decoder is decoding. This file also chooses the
@@ -27,10 +27,10 @@ from nemo_gpu_decoding.fusion.fusion import Request
 
 
 class Engine(ABC):
-    """The search of n utterances on one backend."""
+    """An engine, which searches n utterances on one backend."""
 
     def accepts_device_lengths(self, lengths: torch.Tensor) -> bool:
-        """Whether `push` accepts these lengths as a tensor and checks them on its device."""
+        """Return whether `push` accepts these lengths as a tensor and checks them on its device."""
         return False
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Engine(ABC):
 
     @abstractmethod
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Any:
-        """The best hypotheses, in a form that the strategy's decoder reads. The streams are unchanged.
+        """Return the best hypotheses, in a form that the strategy's decoder reads. The streams are unchanged.
 
         Args:
             rows: numbers of the utterances.
@@ -85,7 +85,7 @@ class Engine(ABC):
 
 
 class BadRow(ValueError):  # noqa: N818 (the name describes the event)
-    """A frame cannot be read; the streams are unchanged.
+    """An error: a frame cannot be read; the streams are unchanged.
 
     Args:
         row: number of the stream.
@@ -98,7 +98,7 @@ class BadRow(ValueError):  # noqa: N818 (the name describes the event)
 
 
 class StreamsLost(ValueError):  # noqa: N818 (the name describes the event)
-    """The streams of an engine cannot continue; the decoder closes them."""
+    """An error: the streams of an engine cannot continue; the decoder closes them."""
 
 
 # ------------------------------------------------------------------------------ streams of a decoder
@@ -109,7 +109,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 @dataclass
 class Streams:
-    """State of n utterances that are being decoded. Only one thread may use it at a time."""
+    """The state of n utterances that are being decoded. Only one thread may use it at a time."""
 
     fusion: BatchFusion  # LM, boosting tree and weights of each
     capacity: int  # frames to allocate buffers for
@@ -129,7 +129,7 @@ class Streams:
 
     @property
     def closed(self) -> bool:
-        """Whether there are streams and all of them are closed."""
+        """Return whether there are streams and all of them are closed."""
         return len(self) > 0 and not self.is_open.any()
 
     def set_open(self, rows: Sequence[int], is_open: bool) -> None:
@@ -138,7 +138,7 @@ class Streams:
         self.is_open[list(rows)] = is_open
 
     def tree_of(self, row: int) -> BoostingTree | None:
-        """The phrases of an utterance; None without phrases, or if the tree does not name them."""
+        """Return the phrases of an utterance; None without phrases, or if the tree does not name them."""
         fusion = self.fusion
         tree = fusion.trees[fusion.tree_of[row]] if fusion.boosting_weights[row] else None
         return tree if isinstance(tree, BoostingTree) and tree.table is not None else None
@@ -171,7 +171,7 @@ Obstacle = Callable[[torch.device], "str | None"]
 
 
 def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle) -> Literal["cuda", "cpu"]:
-    """The backend for tensors on `device`.
+    """Return the backend for tensors on `device`.
 
     Args:
         wanted: "cuda"; "cpu"; or "auto", which is cuda for tensors on a GPU if kernels run there.
@@ -207,7 +207,7 @@ def _say_once(message: str) -> None:
 
 
 def thread_count(threads: int) -> int:
-    """Number of threads; 0 selects that of torch."""
+    """Return the number of threads; 0 selects that of torch."""
     return threads if threads > 0 else torch.get_num_threads()
 
 
@@ -245,5 +245,5 @@ def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, thread
 
 @lru_cache(maxsize=1)
 def _pool(pid: int) -> ThreadPoolExecutor:
-    """The pool of this process. A forked child has no threads of its parent, so it creates its own pool."""
+    """Return the pool of this process. A forked child has no threads of its parent, so it creates its own pool."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="nemo-gpu-decoding")

@@ -1,4 +1,4 @@
-"""Evidence of boosted phrases: a phrase stays in a result only if the network hears it.
+"""Check the evidence of boosted phrases: a phrase stays in a result only if the network hears it.
 
 The probability of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the
 wrong token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A
@@ -28,7 +28,7 @@ R = TypeVar("R", bound=NBest[Any])
 
 
 class Units(NamedTuple):
-    """What a boosting tree reads of a path: labels or words, with their tokens."""
+    """The labels or words that a boosting tree reads of a path, with their tokens."""
 
     values: Sequence[Hashable]
     first_tokens: Sequence[int]
@@ -40,7 +40,7 @@ Decode = Callable[..., list[R]]
 
 
 def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhrase]:
-    """The phrases of a path, in their order."""
+    """Return the phrases of a path, in their order."""
     assert tree.table is not None
     phrases: list[FoundPhrase] = []
     for number, begin, end in tree.occurrences(units.values):
@@ -58,7 +58,7 @@ def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhr
 def with_evidence(
     streams: Streams, rows: Sequence[int], results: list[R], units_of: UnitsOf, decode: Decode[R]
 ) -> list[R]:
-    """Final results with their phrases; phrases without evidence are withdrawn.
+    """Return final results with their phrases; phrases without evidence are withdrawn.
 
     Args:
         rows: numbers of the streams of the results.
@@ -94,7 +94,7 @@ def _with_phrases(nbest: R, tree: BoostingTree | None, units_of: UnitsOf) -> R:
 
 
 def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> BoostingTree | None:
-    """The tree of the phrases that pass somewhere in the best hypothesis; if these are all, that pass everywhere."""
+    """Return the tree of phrases that pass at least once in the best hypothesis; if all do, those that always pass."""
     assert tree.table is not None
     passed: set[Key] = set()
     below: set[Key] = set()
@@ -104,7 +104,7 @@ def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> Boosti
 
 
 def as_committed(streams: Streams, rows: Sequence[int], results: list[R], units_of: UnitsOf) -> list[R]:
-    """Partial results whose committed tokens hold no phrase that may be withdrawn.
+    """Return partial results whose committed tokens hold no phrase that may be withdrawn.
 
     A phrase that begins in the committed tokens ends in tokens that all live hypotheses share.
     """

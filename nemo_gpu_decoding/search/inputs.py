@@ -1,4 +1,4 @@
-"""Conversion and checks of the inputs of all decoders."""
+"""Convert and check the inputs of all decoders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lengths: TypeAlias = Tensor | Sequence[int] | np.ndarray
 
 
 def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> tuple[Tensor, Lengths]:
-    """Inputs in any form as one tensor [B, T, ...], and the valid frames of each utterance.
+    """Convert inputs in any form to one tensor [B, T, ...], and return the valid frames of each utterance.
 
     Args:
         inputs: [B, T, C]; [T, C], a batch of one utterance; or a list of [T, C]. Each array is a torch tensor,
@@ -50,7 +50,7 @@ def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> t
 
 
 def _padded(inputs: Sequence[Any], lengths: Lengths | None, name: str, axes: str) -> tuple[Tensor, np.ndarray]:
-    """Arrays [T, C] of several utterances as one [B, T, C], and the valid frames of each."""
+    """Return arrays [T, C] of several utterances as one [B, T, C], and the valid frames of each."""
     if not inputs:
         raise ValueError(f"{name} is an empty list, expected at least one array [{axes}]")
     parts = [_as_tensor(part, f"{name}[{i}]", f"[{axes}]").detach() for i, part in enumerate(inputs)]
@@ -73,7 +73,7 @@ def _padded(inputs: Sequence[Any], lengths: Lengths | None, name: str, axes: str
 
 
 def _as_tensor(array: Any, name: str, axes: str) -> Tensor:
-    """An array as a dense floating point tensor, which shares its memory if torch can share it."""
+    """Return an array as a dense floating point tensor, which shares its memory if torch can share it."""
     try:
         if isinstance(array, np.ndarray):
             # torch shares arrays that are writable, in native byte order, and have no negative strides
@@ -122,7 +122,7 @@ def check_batch(inputs: Tensor, name: str, batch: int | None) -> None:
 
 
 def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log_probs") -> np.ndarray:
-    """`lengths` as int64 numpy array [batch] with values in 0 .. frames; `of`: name of the inputs in messages."""
+    """Return `lengths` as int64 array [batch], checked for 0 .. frames; `of`: name of the inputs in messages."""
     values = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
     if values.size == 0 and batch == 0:
         return np.zeros(0, np.int64)
@@ -142,12 +142,12 @@ def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log
 
 
 def as_float32(log_probs: Tensor) -> np.ndarray:
-    """The log-probs as contiguous float32 numpy array on the CPU, without a copy if possible."""
+    """Return the log-probs as contiguous float32 numpy array on the CPU, without a copy if possible."""
     return log_probs.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
 
 
 def for_kernels(log_probs: Tensor, device: torch.device) -> Tensor:
-    """The log-probs on `device`, in a type that kernels read, without a copy if possible."""
+    """Return the log-probs on `device`, in a type that kernels read, without a copy if possible."""
     dtype = log_probs.dtype if log_probs.dtype in FLOAT_TYPES else torch.float32
     return log_probs.detach().to(device, dtype, non_blocking=True).contiguous()
 
@@ -167,7 +167,7 @@ def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:
 
 
 def _remedy(row: np.ndarray) -> str:
-    """Advice for a row that does not hold log-probabilities."""
+    """Return advice for a row that does not hold log-probabilities."""
     if not (row <= LARGEST).all():
         return "valid frames must hold no NaN and no +inf"
     if (row >= 0).all() and abs(row.sum(dtype=np.float64) - 1) < NORMALISED:
@@ -176,7 +176,7 @@ def _remedy(row: np.ndarray) -> str:
 
 
 def may_be_padded(log_probs: Tensor) -> bool:
-    """Whether the last frame of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
+    """Return whether the last frame of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
     sums = log_probs[:, -1].detach().exp().sum(-1, dtype=torch.float32)
     return not bool(((sums - 1).abs() <= NORMALISED).all())
 
@@ -215,7 +215,7 @@ def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> b
 
 
 def rows_in_shared_memory(columns: int, item_bytes: int, room: int) -> tuple[int, int]:
-    """Number of rows of log-probs that `RowReader` keeps in `room` bytes of shared memory, and their bytes."""
+    """Return how many rows of log-probs `RowReader` keeps in `room` bytes of shared memory, and their bytes."""
     row_bytes = -(-columns * item_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
     rows = min(2, room // row_bytes)
     return rows, rows * row_bytes

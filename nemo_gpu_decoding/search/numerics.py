@@ -1,4 +1,4 @@
-"""Compiled functions that the CPU searches share: scores, hashes, labels, lists of candidates, n-best lists.
+"""Share compiled functions among the CPU searches: scores, hashes, labels, lists of candidates, n-best lists.
 
 Scores are natural logarithms in float32.
 
@@ -32,7 +32,7 @@ MOST_SCORE = np.float32(4096.0)
 
 @compiled
 def log_add(a, b):
-    """log(exp(a) + exp(b)), computed in double and rounded once: all libraries and devices agree to the bit."""
+    """Compute log(exp(a) + exp(b)) in double and round once: all libraries and devices agree to the bit."""
     if a < b:
         a, b = b, a
     if b == IMPOSSIBLE:
@@ -42,25 +42,25 @@ def log_add(a, b):
 
 @compiled
 def extended_hash(text_hash, label):
-    """The 64-bit hash of a text that is extended by one token; equal texts of hypotheses have equal hashes."""
+    """Return the 64-bit hash of a text that is extended by one token; equal texts of hypotheses have equal hashes."""
     return text_hash * HASH_MULTIPLIER + np.uint64(label + 1)
 
 
 @linked
 def label_of(column, blank_id):
-    """The label in automata, which number labels without the blank, of a column of the log-probs."""
+    """Return the label in automata, which number labels without the blank, of a column of the log-probs."""
     return np.int32(column - 1 if column > blank_id else column)
 
 
 @linked
 def column_of(label, blank_id):
-    """The column of the log-probs of a label in automata."""
+    """Return the column of the log-probs of a label in automata."""
     return np.int32(label + 1 if label >= blank_id else label)
 
 
 @linked
 def next_label(row, v, least):
-    """The first label >= v whose log-prob is not below `least`, or the number of labels.
+    """Return the first label >= v whose log-prob is not below `least`, or the number of labels.
 
     NaN is never below `least`, so the scan stops at every bad value.
     """
@@ -78,7 +78,7 @@ def next_label(row, v, least):
 
 
 class Candidates(NamedTuple):
-    """The N best candidates so far."""
+    """The N best candidates that a search has seen so far."""
 
     # [N] records with the arguments of `insert` as fields, and others that a search adds; in no order
     items: np.ndarray
@@ -127,7 +127,7 @@ def _is_better(score, parent, choice, other):
 
 @linked
 def floor_of(candidates, count, margin):
-    """The score that a candidate must reach: the larger of the N-th best so far and the best minus `margin`."""
+    """Return the score that a candidate must reach: the larger of the N-th best so far and the best minus `margin`."""
     if count == 0:
         return IMPOSSIBLE
     floor = candidates.items[candidates.rank[0]].score - margin
@@ -146,7 +146,7 @@ TEXT_SCORES = np.dtype(
 
 @linked
 def rebased(beam, size):
-    """The score that is to be subtracted from those of a beam, so that float32 can tell them apart; mostly 0."""
+    """Return what to subtract from a beam's scores, so that float32 can tell them apart; mostly 0."""
     return beam[0].score if size > 0 and MOST_SCORE < abs(beam[0].score) < LARGEST else np.float32(0.0)
 
 
@@ -171,7 +171,7 @@ def merge_equal_texts(beam, scores, adds):
 
 @linked
 def select_best(ratings, scores, order, best_scores):
-    """The N possible hypotheses with the highest ratings, in the order of their slots among equal ones.
+    """Select the N possible hypotheses with the highest ratings, in the order of their slots among equal ones.
 
     Args:
         ratings, scores: [size] of the hypotheses; the scores of selected ones become IMPOSSIBLE.

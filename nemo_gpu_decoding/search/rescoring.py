@@ -1,4 +1,4 @@
-"""Second pass over n-best lists: hypotheses are reordered by an LM that is too slow for the search.
+"""Reorder n-best lists in a second pass, by an LM that is too slow for the search.
 
     decoder = FlexCTCBeam(..., FlexCTCConfig(n_best=50), fusion)
     nbests = decoder.decode(log_probs, lengths)
@@ -36,7 +36,7 @@ def rescored(
     lm_share: float = 1.0,
     word_bonus: float = 0.0,
 ) -> list[NBest[P]]:
-    """N-best lists in the order of their rescored paths.
+    """Return n-best lists in the order of their rescored paths.
 
     Args:
         nbests: n-best lists of any decoder.
@@ -81,14 +81,14 @@ def _scores(scorer: TextScorer, texts: list[str]) -> dict[str, float]:
 
 
 class Rescoring(NamedTuple):
-    """Options of a second pass on the command line; the fields are arguments of `rescored`."""
+    """Options that the command line has for a second pass; the fields are arguments of `rescored`."""
 
     scorer: TextScorer
     weight: float
     lm_share: float = 1.0
 
     def changes(self, texts: Sequence[str], lm_scores: Sequence[float]) -> list[float]:
-        """[n] changes of the scores of texts, given the first LM's parts of these scores."""
+        """Return the [n] changes in the scores of texts, given the first LM's parts of these scores."""
         log_probs = _scores(self.scorer, list(dict.fromkeys(texts)))
         return [
             self.weight * log_probs[text] + (self.lm_share - 1.0) * lm_score
@@ -96,7 +96,7 @@ class Rescoring(NamedTuple):
         ]
 
     def reordered(self, hypotheses: Sequence[Any]) -> list[Any]:
-        """NeMo's hypotheses with their new scores, best first."""
+        """Return NeMo's hypotheses with their new scores, best first."""
         parts = [getattr(hypothesis, "score_parts", None) for hypothesis in hypotheses]
         if self.lm_share != 1 and None in parts:
             raise ValueError(
@@ -130,15 +130,15 @@ def load_scorer(name: str) -> TextScorer:
 
 
 class NgramLM:
-    """log P(text) by an n-gram LM over words, </s> included.
+    """A scorer that computes log P(text) by an n-gram LM over words, </s> included.
 
     Args:
-        lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are scored as <unk>.
+        lm: an LM from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are scored as <unk>.
     """
 
     def __init__(self, lm: PackedLM) -> None:
         self.lm = lm
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        """[n] log P of each text, natural log."""
+        """Return log P of each text, [n], natural log."""
         return [-self.lm.score(text.split(), final=self.lm.sentence_end >= 0) for text in texts]

@@ -1,4 +1,4 @@
-"""Results of all decoders, as NumPy arrays and plain numbers: n-best lists, boosted phrases, word alternatives."""
+"""Hold the results of all decoders as NumPy arrays and plain numbers: n-best lists, phrases, alternatives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def new_frozen(kind: type[T], **values: Any) -> T:
-    """An instance of a frozen dataclass with these field values, and defaults for the others.
+    """Return an instance of a frozen dataclass with these field values, and defaults for the others.
 
     It bypasses the slow `__init__` of frozen dataclasses, which dominates the time per hypothesis.
     """
@@ -31,7 +31,7 @@ def new_frozen(kind: type[T], **values: Any) -> T:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """The parts of a score, natural log. They add up to `Path.score`."""
+    """The parts that a score has, natural log. They add up to `Path.score`."""
 
     acoustic: float
     lm: float = 0.0  # lm_weight * log P_LM - source_lm_weight * log P_source, final weights included
@@ -42,7 +42,7 @@ class ScoreParts:
 
 @dataclass(frozen=True)
 class Path:
-    """One hypothesis of one utterance, with n tokens over T decoded frames."""
+    """One hypothesis of an utterance, which has n tokens over T decoded frames."""
 
     tokens: np.ndarray  # [n] int32 token ids, no blanks
     frames: np.ndarray  # [n] int32, frame at which each token starts (0 = first frame of the stream)
@@ -63,7 +63,7 @@ class Path:
         return len(self.tokens)
 
     def after(self: S, n: int) -> S:
-        """The path after its first n tokens, without alignment.
+        """Return the path after its first n tokens, without alignment.
 
         A word path keeps the words that end there; their token numbers count from the start of the stream. For
         partial results the time does not depend on the number of committed tokens:
@@ -73,7 +73,7 @@ class Path:
         return self._cut(n, n)
 
     def _cut(self: S, begin: int, n: int) -> S:
-        """The path without its first `begin` tokens, which correspond to n tokens of the whole path."""
+        """Return the path without its first `begin` tokens, which correspond to n tokens of the whole path."""
         return replace(
             self,
             tokens=self.tokens[begin:],
@@ -91,7 +91,7 @@ P = TypeVar("P", bound=Path, covariant=True)
 
 
 class FoundPhrase(NamedTuple):
-    """A boosted phrase in a path."""
+    """A boosted phrase that occurs in a path."""
 
     text: str  # as in the list of phrases, also where an alias of it was found
     first_token: int
@@ -102,7 +102,7 @@ class FoundPhrase(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Counters of paged_biglm over all frames of an utterance.
+    """The counters that paged_biglm adds up over all frames of an utterance.
 
     They do not depend on the chunks, except for `query_hits`. `look_ups` and `groups` do not depend on the order of
     work either. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
@@ -121,14 +121,14 @@ class Work(NamedTuple):
 
     @property
     def cache_hit_rate(self) -> float:
-        """Share of the arcs that were in the GPU's cache, 0 .. 1; NaN if none was read from the host's memory."""
+        """Return the share of arcs that were in the GPU's cache, 0 .. 1; NaN if none came from the host's memory."""
         asked = self.cache_hits + self.cache_misses
         return self.cache_hits / asked if asked else float("nan")
 
 
 @dataclass(frozen=True)
 class NBest(Sequence[P]):
-    """The hypotheses of one utterance, best first, at least one.
+    """The hypotheses that one utterance has, best first, at least one.
 
     No two have the same tokens; in word graphs, no two have the same words. Different tokens may spell the same text,
     see `distinct`. Fields that a search does not provide are None.
@@ -157,11 +157,11 @@ class NBest(Sequence[P]):
         return self.paths[0]
 
     def phrases_of(self, path: Path) -> tuple[FoundPhrase, ...]:
-        """The boosted phrases of a path; () for paths other than the best."""
+        """Return the boosted phrases of a path; () for paths other than the best."""
         return self.phrases if path is self.best else ()
 
     def texts(self, text_of: Callable[[Any], str]) -> list[str]:
-        """The text of each path, with aliases of phrases replaced.
+        """Return the text of each path, with aliases of phrases replaced.
 
         Args:
             text_of: the text of a path: `lambda path: vocabulary.text(path.tokens)`, in word graphs
@@ -171,7 +171,7 @@ class NBest(Sequence[P]):
         return list(texts if self.aliases is None else map(self.aliases.written, texts))
 
     def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
-        """The n best hypotheses with different texts; fewer if there are fewer texts.
+        """Return the n best hypotheses with different texts; fewer if there are fewer texts.
 
         The best hypothesis of each text is returned unchanged: scores of equal texts are not added.
         """
@@ -199,7 +199,7 @@ N = TypeVar("N", bound=NBest[Any])
 
 
 def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
-    """The hypotheses of an utterance that has ended, without those that are no sentence of its grammar.
+    """Return the hypotheses of an utterance that has ended, without those that are no sentence of its grammar.
 
     If the best one is none, the result has no tokens.
     """
@@ -224,7 +224,7 @@ def note_outside(results: Sequence[NBest[Any]], locks: Sequence[AllowedTokens | 
 
 
 def _without_tokens(path: Path, blank_id: int) -> Path:
-    """The path as if all of its labels were blanks; its score is the same."""
+    """Return the path as if all of its labels were blanks; its score is the same."""
     alignment = None if path.alignment is None else np.full_like(path.alignment, blank_id)
     kept = {name: getattr(path, name) for name in ("alignment_log_probs", "alignment_frames")}
     parts = path.parts
@@ -244,7 +244,7 @@ class WordOption(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The alternatives at a place, most probable first. Times are in frames; in transcripts in seconds."""
+    """The alternatives that a place has, most probable first. Times are in frames; in transcripts in seconds."""
 
     word_index: int | None  # of the transcript's word; None: between two words
     start: float
@@ -253,7 +253,7 @@ class Place(NamedTuple):
 
 
 def places_in_seconds(places: Sequence[Place], words: Sequence[Any], frame_seconds: float) -> tuple[Place, ...]:
-    """Places with the times of the transcript's words, which have `start` and `end` in seconds.
+    """Return places with the times of the transcript's words, which have `start` and `end` in seconds.
 
     If the transcript replaces words by other ones (aliases), a place has the index of the word at its time.
     """
@@ -271,7 +271,7 @@ def places_in_seconds(places: Sequence[Place], words: Sequence[Any], frame_secon
 
 
 def places_as_json(places: Sequence[Place]) -> list[dict[str, Any]]:
-    """Places as JSON objects, for transcripts and messages."""
+    """Return places as JSON objects, for transcripts and messages."""
     return [
         {**place._asdict(), "alternatives": [option._asdict() for option in place.alternatives]} for place in places
     ]

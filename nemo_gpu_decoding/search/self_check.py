@@ -44,7 +44,7 @@ _reasons: dict[tuple[str, int], str | None] = {}  # by strategy and number of th
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check."""
+    """A verdict, the result of a check that ran."""
 
     difference: str | None  # the first one, or the fault of a kernel; None: there is none
     seconds: float = 0.0  # of the problems, after compiling
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def why_distrusted(strategy: str, device: torch.device) -> str | None:
-    """None if the kernels of a strategy passed the check on `device`, else the reason. The first call checks them."""
+    """Return None if a strategy's kernels passed the check on `device`, else why not. The first call checks them."""
     if device.type != "cuda" or strategy not in KERNELS:
         return None
     key = strategy, device.index
@@ -73,7 +73,7 @@ def _reason(strategy: str, device: torch.device) -> str | None:
 
 
 def checked(strategy: str, device: torch.device, *, again: bool = False) -> Verdict:
-    """The verdict on the kernels of a strategy: the kept one, or that of a check that runs now (`again`: always)."""
+    """Return the verdict on a strategy's kernels: the kept one, or of a check that runs now (`again`: always)."""
     path = _path(strategy, device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with one_process_at_a_time(path.with_suffix(".lock")):
@@ -92,7 +92,7 @@ def checked(strategy: str, device: torch.device, *, again: bool = False) -> Verd
 
 
 def kept_verdict(strategy: str, device: torch.device) -> Verdict | None:
-    """The verdict on disk; None if these kernels were not checked on this machine."""
+    """Return the verdict on disk; None if these kernels were not checked on this machine."""
     try:
         return Verdict(**json.loads(_path(strategy, device).read_text()))
     except (OSError, ValueError, TypeError):  # missing, or damaged
@@ -100,7 +100,7 @@ def kept_verdict(strategy: str, device: torch.device) -> Verdict | None:
 
 
 def _path(strategy: str, device: torch.device) -> Path:
-    """The file of a verdict; its name is a hash of all that the verdict depends on."""
+    """Return the file of a verdict; its name is a hash of all that the verdict depends on."""
     arch = kernels.architecture(torch.cuda.get_device_capability(device))
     assert arch is not None, "availability.py has looked at this"
     names = [name for name in kernels.kernel_files() if name.startswith(f"search/{KERNELS[strategy]}/")]
@@ -112,14 +112,14 @@ def _path(strategy: str, device: torch.device) -> Path:
 
 
 def _gpu(device: torch.device) -> str:
-    """The type of a GPU, and its driver."""
+    """Return the type of a GPU, and its driver."""
     major, minor = torch.cuda.get_device_capability(device)
     cuda = "{}.{}".format(*driver_version())
     return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor}, driver for CUDA {cuda})"
 
 
 def _in_a_process(strategy: str, device: torch.device) -> Verdict | None:
-    """The verdict of a new process; None if it cannot use the GPU."""
+    """Return the verdict of a new process; None if it cannot use the GPU."""
     command = [sys.executable, "-m", "nemo_gpu_decoding.search.built_in_problems", strategy, str(device.index)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:

@@ -11,7 +11,7 @@ from nemo_gpu_decoding.search.result import Place, WordOption
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_fewest_errors(seed):
+def test_fewest_errors_are_those_of_the_best_choice(seed):
     rng = np.random.default_rng(seed)
     sets = [rng.choice(["", "a", "b", "c", "d"], size=rng.integers(1, 4), replace=False).tolist() for _ in range(5)]
     slots = [Place(n, 0, 0, tuple(WordOption(word, 0.5) for word in words)) for n, words in enumerate(sets)]

@@ -68,7 +68,7 @@ def test_host_clock_divides_by_the_number_of_calls(monkeypatch):
     assert HostClock().measure(lambda: next(ticks), 4).cpu == pytest.approx((4 + 1) / 4)
 
 
-def test_clocks_and_threads_of_a_cpu():
+def test_clock_is_cpu_time_for_one_thread_and_threads_are_restored():
     assert (find_hardware("cpu", 1).ratio_clock, find_hardware("cpu", 2).ratio_clock) == ("cpu", "wall")
     assert find_hardware("cpu", 1).name == clock_module.cpu_name()
     before = torch.get_num_threads()

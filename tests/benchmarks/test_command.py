@@ -68,7 +68,7 @@ def test_a_missing_package_is_named_before_any_work(arguments, package, message,
     assert "Traceback" not in shown
 
 
-def test_seconds_of_compilation():
+def test_seconds_of_compilation_are_reported():
     command = [sys.executable, "-m", "benchmarks.compile_seconds", "flexctc_beam"]
     shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     name, _, _, _, seconds, _, functions = shown.splitlines()[1].split()

@@ -16,11 +16,11 @@ from nemo_gpu_decoding.transcript import Segment, Transcript, Word
         ([0.9], [0.1], ["0.050", 1, 1, 1, 0, "0.000"]),
     ],
 )
-def test_threshold(sounds, speech, expected):
+def test_threshold_of_confidence_has_the_fewest_errors(sounds, speech, expected):
     assert threshold([*((value, False) for value in sounds), *((value, True) for value in speech)]) == expected
 
 
-def test_confidences_of_segments():
+def test_confidence_of_a_segment_is_the_mean_of_its_words():
     words = tuple(Word(str(n), n + 0.1, n + 0.9, confidence=n / 10) for n in range(6))
     segments = (Segment(0, 2), Segment(2, 4), Segment(4, 5), Segment(5, 6), Segment(7, 8))
     found = confidences(Recording(None, [], [(0.0, 2.0), (5.5, 7.0)]), Transcript("", None, words, segments=segments))
@@ -33,7 +33,7 @@ def test_confidences_of_segments():
 
 
 @pytest.mark.parametrize("kind", _SOUNDS)
-def test_sounds(kind):
+def test_made_sounds_are_audible_and_finite(kind):
     sound = _SOUNDS[kind](np.random.default_rng(0))
     assert 2 * RATE - 1 <= len(sound) <= 10 * RATE
     assert np.isfinite(sound).all()

@@ -141,7 +141,7 @@ def test_compare_verifies_ties(tiny_task, tiny_options):
         ([([1], -2.0), ([2], -2.5)], ([3], -2.0), "worse"),  # of several it is none
     ],
 )
-def test_classify_hypotheses(listed, ours, kind):
+def test_classify_names_equal_tied_and_worse_hypotheses(listed, ours, kind):
     n_best = [Hypothesis(*h) for h in listed]
     assert classify(n_best, Hypothesis(*ours), 1e-3, per_token=True)[0] == kind
 
@@ -233,7 +233,7 @@ GRAPH_BEAMS = (10, 13, 17, 25)
           for _ in range(4) for peer in ("nemo", "nemo_greedy") for phrases in (0, 200)]),
     ],
 )  # fmt: skip
-def test_rows_of_a_run(options, expected):
+def test_run_has_a_row_per_peer_and_beam(options, expected):
     cases = listed(BenchOptions(**options))
     found = [(c.peer.name if c.peer else "self", c.theirs.beam_size, c.theirs.lm, c.theirs.phrases) for c in cases]
     assert found == expected

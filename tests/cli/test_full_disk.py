@@ -18,7 +18,7 @@ def disk_is_full(*_, **__):
 
 
 @pytest.mark.parametrize("name", ["new.arpa", "new.arpa.gz"])
-def test_build_lm(name, tmp_path, monkeypatch, capsys):
+def test_build_lm_on_a_full_disk_leaves_no_file(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text("a b a\nb a b\n" * 3)
     (tmp_path / name).write_bytes(b"old")
     monkeypatch.setattr(*((gzip.GzipFile, "write") if name.endswith("gz") else (os, "fsync")), disk_is_full)
@@ -30,7 +30,7 @@ def test_build_lm(name, tmp_path, monkeypatch, capsys):
     assert sorted(file.name for file in tmp_path.iterdir()) == [name, "text.txt"]
 
 
-def test_presets(tmp_path, monkeypatch):
+def test_write_preset_on_a_full_disk_keeps_the_older_file(tmp_path, monkeypatch):
     preset = tmp_path / "best.yaml"
     write_preset(preset, {"strategy": "flexctc_beam", "beam": {"beam_size": 4}}, "old")
     monkeypatch.setattr(os, "fsync", disk_is_full)

@@ -88,7 +88,7 @@ def test_a_damaged_end_is_an_error_with_the_text_before_it(out, assets, talk, tm
         (["subtitles=srt", "out=parts/"], "subtitles=srt needs a file as out"),
     ],
 )
-def test_values_out_of_range(arguments, problem, capsys):
+def test_cutting_options_out_of_range_are_refused(arguments, problem, capsys):
     assert main(["transcribe", "model=m.nemo", "audio=x.wav", *arguments]) == 2
     assert problem in capsys.readouterr().err
 

@@ -55,7 +55,7 @@ def test_help_explains_ten_options_and_names_the_others_by_topic(name, capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_parse(name):
+def test_examples_of_help_parse(name):
     """The keys and types in the examples exist; files in them need not."""
     module = load_command(name)
     known = {option.name for option in options_of(module.OPTIONS)}
@@ -89,7 +89,7 @@ def raising(error):
         (ZeroDivisionError("ours"), 1, "Traceback"),
     ],
 )
-def test_exit_codes(error, code, shown, monkeypatch, capsys):
+def test_exit_code_tells_user_errors_from_internal_ones(error, code, shown, monkeypatch, capsys):
     monkeypatch.setattr(load_command("doctor"), "run", raising(error))
     monkeypatch.setattr(cli.sys, "stdout", sys.stdout)  # a broken pipe replaces it
     assert main(["doctor"]) == code

@@ -67,7 +67,7 @@ def test_a_missing_file_is_named(option):
 
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
-def test_a_source_lm_beside_the_lm(strategy, files, tmp_path):
+def test_source_lm_enters_the_section_beside_the_lm(strategy, files, tmp_path):
     (tmp_path / "train.arpa").touch()
     options = {"lm": files["lm"], "source_lm": str(tmp_path / "train.arpa"), "source_lm_weight": 0.2}
     config = decoding_config(strategy, None, options)
@@ -84,7 +84,7 @@ def test_a_source_lm_beside_the_lm(strategy, files, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
-def test_named_lms(strategy, files, tmp_path):
+def test_named_lms_are_the_lm_pool_of_the_section(strategy, files, tmp_path):
     paths = {name: str(tmp_path / f"{name}.arpa") for name in ("news", "en.law")}
     for path in paths.values():
         Path(path).touch()
@@ -141,7 +141,7 @@ def test_graph_replaces_the_lm_of_the_preset(mark, tmp_path, files):
     assert again == of_lm
 
 
-def test_a_large_lm_beside_the_small_one(tmp_path, files):
+def test_large_lm_enters_the_section_beside_the_small_one(tmp_path, files):
     options = files | {"large_lm": str(tmp_path / "large.packed")}
     (tmp_path / "large.packed").touch()
     config = decoding_config("paged_biglm", None, {**options, "phrases": None})

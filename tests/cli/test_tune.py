@@ -410,7 +410,7 @@ def test_without_phrases_there_is_one_beam_size_and_no_second_stage():
         grid(options("segmentations=[8]"), "cuda_wfst")
 
 
-def test_stages_of_word_graphs():
+def test_stages_of_word_graphs_try_lm_then_boosting_weights():
     points, (boosted, neighbours) = stages(options(), "paged_biglm", most_bonus=1.0)
     assert len(points) == 10
     assert {(point.boosting_weight, point.beam_width) for point in points} == {(0.0, 16.0)}

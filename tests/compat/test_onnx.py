@@ -75,7 +75,7 @@ def test_features_are_those_of_nemo(exported, speech):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-def test_no_hypothesis_differs(exported, features, found, layout):
+def test_hypotheses_of_onnx_exports_equal_those_of_nemo(exported, features, found, layout):
     networks = OnnxTransducer(exported.folder / layout)
     encoded = networks.encode(features)
     assert networks.durations == DURATIONS[exported.kind]
@@ -93,7 +93,7 @@ def test_int8_is_nearly_as_good(exported, features, found, speech):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_depends_on_itself_alone(exported, layout):
+def test_rows_of_a_quantized_part_do_not_depend_on_others(exported, layout):
     networks = OnnxTransducer(exported.folder / layout)
     generator = torch.Generator().manual_seed(1)
     frames, (_, state) = torch.randn(11, networks.encoder_size, generator=generator), networks.start()
@@ -120,7 +120,7 @@ def test_results_do_not_depend_on_the_batch_nor_on_a_copy(exported, features):
         assert [nbest.best.score for nbest in alone] == [nbest.best.score for nbest in together]
 
 
-def test_a_ctc_export(exported, checkpoint, features, tmp_path):
+def test_ctc_export_decodes_like_nemo(exported, checkpoint, features, tmp_path):
     if exported.kind == "tdt":
         pytest.skip("the heads are alike")
     model = OnnxCTC(exported.ctc(tmp_path / "ctc"))

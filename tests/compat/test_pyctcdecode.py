@@ -133,7 +133,7 @@ def test_beams_and_scores_are_those_of_all_texts(lm, labels, case):
             assert beam.logit_score == pytest.approx(acoustic[beam.text], abs=1e-3)
 
 
-def test_an_utterance_in_parts(lm):
+def test_utterance_in_parts_has_the_lm_state_of_the_whole(lm):
     table, path = lm
     decoder = build_ctcdecoder(CHARACTERS, path, unk_score_offset=-10.0)
     first = decoder.decode_beams(random_logits(6, 4, 3), **WIDE)[:6]
@@ -260,7 +260,7 @@ def test_results_do_not_depend_on_earlier_calls(lm, has_lm):
     assert decoder.decode_batch(None, utterances) == texts
 
 
-def test_other_weights_after_a_call(lm):
+def test_weights_change_after_a_call(lm):
     decoder = build_ctcdecoder(CHARACTERS, lm[1], ["a", "bb"])
     logits, weights = random_logits(5, 4, 1), {"alpha": 1.2, "beta": -0.5, "unk_score_offset": -3.0}
     before = decoder.decode_beams(logits, **WIDE)
@@ -273,7 +273,7 @@ def test_other_weights_after_a_call(lm):
 
 
 @pytest.mark.parametrize("has_lm", [True, False])
-def test_hotwords_of_each_utterance(lm, has_lm):
+def test_utterances_of_a_batch_have_their_hotwords(lm, has_lm):
     decoder = build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None)
     batch = [random_logits(9, 4, seed) for seed in range(3)]
     lists, options = [["bb"], None, ["a b", "ab"]], {"hotword_weight": 8.0, "token_min_logp": -30.0}
@@ -396,7 +396,7 @@ def test_the_blank_may_be_any_column(lm):
     assert decoder.decode(logits) == other.decode(logits[:, order]) == wav2vec2.decode(logits[:, order])
 
 
-def test_files(lm, tmp_path):
+def test_saved_decoder_is_loaded_again(lm, tmp_path):
     decoder = build_ctcdecoder(CHARACTERS, lm[1], ["a", "b"], alpha=0.8, beta=0.3, lm_score_boundary=False)
     decoder.save_to_dir(tmp_path)
     loaded = BeamSearchDecoderCTC.load_from_dir(tmp_path)
@@ -406,7 +406,7 @@ def test_files(lm, tmp_path):
     assert loaded.decode_beams(logits) != decoder.decode_beams(logits)
 
 
-def test_files_of_pyctcdecode(tmp_path_factory, tmp_path):
+def test_folder_of_pyctcdecode_is_loaded(tmp_path_factory, tmp_path):
     pyctcdecode = pytest.importorskip("pyctcdecode")
     path = tmp_path_factory.mktemp("lm") / "all.arpa"
     path.write_text(arpa_text(random_table([*WORDS, "<unk>"], ORDER, 1.0, seed=2)))
@@ -452,7 +452,7 @@ def test_wrong_inputs_are_refused(lm):
         build_ctcdecoder(["a", "b", "a"])
 
 
-def test_it_works_without_nemo(lm):
+def test_pyctcdecode_interface_works_without_nemo(lm):
     code = (
         "import sys, numpy as np\n"
         "absent = 'nemo', 'lightning', 'pytorch_lightning', 'transformers', 'sentencepiece', 'soundfile', 'kenlm'\n"

@@ -71,7 +71,7 @@ def __getattr__(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CLONE, reason="needs pyctcdecode's repository: PYCTCDECODE_CLONE=/tmp/pyctcdecode")
-def test_its_tests_pass(tmp_path):
+def test_tests_of_pyctcdecode_pass(tmp_path):
     pytest.importorskip("kenlm")
     package = tmp_path / "pyctcdecode"
     shutil.copytree(Path(CLONE) / "pyctcdecode" / "tests", package / "tests")

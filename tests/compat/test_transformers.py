@@ -116,7 +116,7 @@ def saved(wav2vec2, without_pyctcdecode, tmp_path):
     return folder
 
 
-def test_a_processor_with_an_lm(wav2vec2, saved):
+def test_processor_with_an_lm_decodes(wav2vec2, saved):
     processor = transformers.Wav2Vec2ProcessorWithLM.from_pretrained(saved)
     inputs = processor(noise(1, 0.6), sampling_rate=16000, return_tensors="pt", padding=True)
     with torch.no_grad():
@@ -135,14 +135,14 @@ def test_a_processor_with_an_lm(wav2vec2, saved):
     assert "cabbage" not in plain.text[0].split()
 
 
-def test_the_pipeline_of_a_repository_with_an_lm(saved):
+def test_pipeline_of_a_repository_with_an_lm_decodes(saved):
     recognizer = transformers.pipeline("automatic-speech-recognition", model=str(saved))
     assert recognizer.type == "ctc_with_lm"
     assert recognizer.decoder.__class__.__module__ == "nemo_gpu_decoding.compat.pyctcdecode"
     assert recognizer(noise(1)[0], return_timestamps="word")["chunks"]
 
 
-def test_the_page_about_processors(wav2vec2, saved, capsys):
+def test_snippets_about_processors_run(wav2vec2, saved, capsys):
     run_snippet(
         "Wav2Vec2ProcessorWithLM.from", '"patrickvonplaten/wav2vec2-base-100h-with-4-gram"', saved, noise(1, 0.6),
         castellano="cabbage",
@@ -257,7 +257,7 @@ def test_phrases_of_one_utterance_and_times_of_words(twin, checkpoint, speech):
 
 
 @pytest.mark.nemo
-def test_the_page_about_parakeet(twin, speech, tmp_path, capsys):
+def test_snippets_about_parakeet_run(twin, speech, tmp_path, capsys):
     twin.model.save_pretrained(tmp_path)
     twin.processor.save_pretrained(tmp_path)
     audio, name = [samples for samples, _ in speech[:2]], '"nvidia/parakeet-tdt-0.6b-v3"'

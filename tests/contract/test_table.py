@@ -24,7 +24,7 @@ def test_every_decoder_is_checked_once_on_each_backend(table, pattern):
 
 
 @pytest.mark.parametrize("kind", [kind for _, kind, _ in ENTRY_POINTS if kind.exempt])
-def test_exempt_checks_exist(kind):
+def test_exemptions_name_existing_checks(kind):
     names = [name for names in kind.exempt.values() for name in names]
     assert [name for name in (*names, *FUSION_CHECKS) if not hasattr(checks, name)] == []
     assert len(set(names)) == len(names)

@@ -114,7 +114,7 @@ def test_a_missing_barrier_is_hidden_by_order_and_shown_by_random_schedules(emul
 
 
 @pytest.mark.parametrize("emulated_runtime", [{"seed": 0}, {"seed": 1}], indirect=True, ids=str)
-def test_fresh_shared_memory_is_garbage(emulated_runtime):
+def test_shared_memory_holds_garbage_at_first(emulated_runtime):
     out = run(emulated_runtime, "reads_what_nobody_wrote")
     assert out[1].item() == {0: -1, 1: 0xCDCDCDCD - 2**32}[emulated_runtime.seed]
 

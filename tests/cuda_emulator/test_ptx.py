@@ -123,7 +123,7 @@ def run_cuda(runtime, file: Path, body: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("body", FAULTS)
-def test_faults_are_named(emulated_runtime, kernels_cu, body):
+def test_fault_of_a_ptx_kernel_is_named(emulated_runtime, kernels_cu, body):
     with pytest.raises(EmulatorError, match=FAULTS[body]):
         run_cuda(emulated_runtime, kernels_cu, body)
 

@@ -68,21 +68,21 @@ def assert_equal_walks(ours, nemo, *, final, walks=8, steps=20):
 
 @pytest.mark.parametrize("name", ["tok3.arpa", "tok6.arpa"])
 @pytest.mark.parametrize("normalize_unk", [True, False])
-def test_arpa_scores_are_nemos_to_the_bit(name, normalize_unk):
+def test_arpa_scores_equal_those_of_nemo_to_the_bit(name, normalize_unk):
     path = ASSETS / "lm" / name
     nemo = NGramGPULanguageModel.from_file(path, VOCAB_SIZE, normalize_unk=normalize_unk, use_triton=False)
     ours = load_ngram_lm(path, VOCAB_SIZE, normalize_unk=normalize_unk)
     assert_equal_walks(ours, nemo, final=True)
 
 
-def test_saved_ngram_lm_scores_are_nemos_to_the_bit(tmp_path):
+def test_saved_ngram_lm_scores_equal_those_of_nemo_to_the_bit(tmp_path):
     nemo = NGramGPULanguageModel.from_file(ASSETS / "lm" / "tok6.arpa", VOCAB_SIZE, use_triton=False)
     nemo.save_to(str(tmp_path / "lm.nemo"))
     ours = load_ngram_lm(tmp_path / "lm.nemo", VOCAB_SIZE)
     assert_equal_walks(ours, nemo, final=True)
 
 
-def test_nemo_fails_on_a_pruned_suffix_and_we_do_not(tmp_path):
+def test_lm_without_a_suffix_is_read_where_nemo_fails(tmp_path):
     table = {(s,): (-1.0, -0.5) for s in ("<s>", "</s>", "d", "e", "f")}
     table |= {("d", "e"): (-0.5, -0.5), ("d", "e", "f"): (-0.25, 0.0)}  # "e f" is pruned
     path = tmp_path / "pruned.arpa"
@@ -104,7 +104,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_boosting_tree_with_nemos_refund_is_nemos_to_the_bit(tokenizer_model, options):
+def test_boosting_tree_with_nemo_refund_equals_that_of_nemo_to_the_bit(tokenizer_model, options):
     phrases = phrase_list(200)
     nemo = GPUBoostingTreeModel.from_config(
         BoostingTreeModelConfig(key_phrases_list=phrases, use_triton=False, **options),
@@ -128,7 +128,7 @@ def test_saved_boosting_tree_loads(tokenizer_model, tmp_path):
     assert (ours.arrays.states["final_weight"] == 0).all()
 
 
-def test_our_config_has_nemos_keys_and_defaults():
+def test_boosting_config_has_the_keys_and_defaults_of_nemo():
     nemo, ours = BoostingTreeModelConfig(), BoostingConfig()
     assert {key: getattr(ours, key, None) for key in vars(nemo)} == vars(nemo)
     assert set(vars(ours)) - set(vars(nemo)) == {
@@ -144,7 +144,7 @@ def test_our_config_has_nemos_keys_and_defaults():
     }
 
 
-def test_vocabulary_text_is_the_nemo_tokenizers(tokenizer_model):
+def test_vocabulary_text_equals_that_of_the_nemo_tokenizer(tokenizer_model):
     tokenizer = SentencePieceTokenizer(str(tokenizer_model))
     vocabulary = Vocabulary(tuple(tokenizer.vocab), "bpe", encode=tokenizer.text_to_ids)
     draw = random.Random(0)

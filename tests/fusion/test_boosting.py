@@ -226,7 +226,7 @@ def test_the_shipped_phrase_file_is_clean(caplog):
         (b"ab\xff", "line 1: byte 0xff at 3, expected UTF-8 text"),
     ],
 )
-def test_bad_phrase_files_are_named(tmp_path, content, message):
+def test_invalid_phrase_file_raises_an_error_that_names_it(tmp_path, content, message):
     path = tmp_path / "phrases.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
@@ -235,7 +235,7 @@ def test_bad_phrase_files_are_named(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
-def test_files_of_windows_are_read(tmp_path, encoding):
+def test_phrase_file_with_windows_line_ends_is_read(tmp_path, encoding):
     (tmp_path / "phrases.txt").write_bytes("ab\t2\r\nabc\r\n".encode(encoding))
     assert read_phrases(tmp_path / "phrases.txt") == [Phrase("ab", 2.0), Phrase("abc")]
 
@@ -250,7 +250,7 @@ def test_changed_phrase_file_is_read_again(tmp_path):
     assert load_boosting_tree(config, VOCABULARY).num_states > first.num_states
 
 
-def test_phrase_lists_of_all_forms():
+def test_phrase_lists_of_all_forms_give_the_same_tree():
     class PhraseItem:  # as NeMo's
         def __init__(self, phrase, lang):
             self.phrase, self.lang = phrase, lang
@@ -265,7 +265,7 @@ def test_phrase_lists_of_all_forms():
     assert load_boosting_tree(config, VOCABULARY) is tree
 
 
-def test_keys_of_nemos_development_branch():
+def test_keys_of_the_nemo_development_branch_are_accepted():
     config = BoostingConfig(key_phrase_items_list=[{"phrase": "abc", "lang": None, "alpha": 2.0}], bpe_mode="var_bpe")
     plain = BoostingConfig(key_phrase_items_list=[Phrase("abc", 2.0)], segmentations=8)
     tree = load_boosting_tree(config, VOCABULARY)
@@ -342,7 +342,7 @@ def test_wrong_types_of_phrase_lists_are_named(phrases, config, message):
 
 
 @pytest.mark.parametrize("key", ["model_path", "key_phrases_file"])
-def test_missing_files_are_named(tmp_path, key):
+def test_missing_phrase_file_raises_an_error(tmp_path, key):
     with pytest.raises(FileNotFoundError):
         load_boosting_tree(BoostingConfig(**{key: str(tmp_path / "none.nemo")}), VOCABULARY)
 
@@ -393,7 +393,7 @@ def test_options_without_effect_are_refused(options, message):
 
 
 @pytest.mark.parametrize("weight", [-float("inf"), float("nan"), float("inf")])
-def test_bad_weights_are_named(weight):
+def test_invalid_weight_raises_an_error_that_names_it(weight):
     with pytest.raises(ValueError, match="weight of phrase 'abc'"):
         Phrase("abc", weight)
 

@@ -168,12 +168,12 @@ def test_concatenated_trees_score_as_they_do_alone(lists, text):
         ),
     ],
 )  # fmt: skip
-def test_faults_of_nemos_tree_are_not_ours(phrases, text, final, nemo, ours):
+def test_full_refund_lacks_the_faults_of_the_nemo_tree(phrases, text, final, nemo, ours):
     assert build(phrases, "nemo").score(text, final=final) == pytest.approx(nemo)
     assert build(phrases).score(text) == pytest.approx(ours)
 
 
-def test_nemo_leaves_descendants_of_a_raised_token_behind():
+def test_nemo_refund_does_not_raise_descendants_of_a_raised_token():
     """The second phrase raises the shared A from 0.1 to 10; A B's sum in NeMo still has the old A, so
     failing there leaves most of the 10."""
     weights, text = {(A, B, C): 0.1, (A, D): 10.0}, [A, B, A]
@@ -265,7 +265,7 @@ def grow(sequences):
 
 @settings(deadline=None)
 @given(SEQUENCES)
-def test_every_prefix_has_one_node(sequences):
+def test_trie_has_one_node_per_prefix(sequences):
     trie, spelled = grow(sequences)
     assert sorted(spelled.values()) == list(range(len(trie)))
     for prefix, node in spelled.items():
@@ -277,7 +277,7 @@ def test_every_prefix_has_one_node(sequences):
 
 @settings(deadline=None)
 @given(SEQUENCES)
-def test_links_lead_to_the_longest_proper_suffix(sequences):
+def test_suffix_links_lead_to_the_longest_proper_suffix(sequences):
     trie, spelled = grow(sequences)
     links = trie.suffix_links()
     for prefix, node in spelled.items():

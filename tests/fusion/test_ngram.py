@@ -134,7 +134,7 @@ def test_ambiguous_encoding_is_an_error(load):
     assert load(text, vocabulary=digits, encoding="ids").num_arcs
 
 
-def test_word_lm_is_sent_to_cuda_wfst():
+def test_error_for_a_word_lm_names_cuda_wfst():
     with pytest.raises(ValueError, match=r"340 of 343 symbols .*'about'.*cuda_wfst") as error:
         load_ngram_lm(ASSETS / "lm" / "word3.arpa", VOCAB_SIZE)
     assert "word3.arpa" in str(error.value)
@@ -169,7 +169,7 @@ def test_missing_file_and_repeated_ngram_are_named(tmp_path, load, caplog):
     assert "lists 2-grams more than once: 1 entries are left out" in caplog.text
 
 
-def test_loading_again_is_free_until_the_file_changes(tmp_path):
+def test_unchanged_lm_file_is_loaded_from_the_cache(tmp_path):
     path = tmp_path / "lm.arpa"
     path.write_text(arpa_text(random_table([str(i) for i in range(V)], 2, 0.4, seed=7)))
     first = load_ngram_lm(path, V)

@@ -86,7 +86,7 @@ def test_kernels_are_clean(gpu, check):
     ("check", "kernel", "report"),
     [("memcheck", "advance_too_far", "Invalid __global__ write"), ("racecheck", "advance_without_barrier", "hazard")],
 )
-def test_faults_are_found(gpu, check, kernel, report):
+def test_sanitizer_finds_faults(gpu, check, kernel, report):
     """A tool that looks at nothing finds nothing either."""
     status, said = run_tool(check, str(gpu), kernel)
     assert status == FOUND, said[-5000:]

@@ -97,7 +97,7 @@ def test_hypotheses_equal_those_of_the_cpu(device, strategy, durations, pruning)
     assert found.device_modes["prediction"] == "lstm"
 
 
-def test_stateless_networks(device, strategy):
+def test_stateless_networks_equal_the_cpu(device, strategy):
     found, expected = both(strategy, device, fusion=random_fusion(VOCAB), networks=Model.stateless)
     frames = frames_of()
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_stateless_networks(device, strategy):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("autocast", [False, True], ids=["model", "autocast"])
-def test_lower_precisions(device, strategy, dtype, autocast):
+def test_lower_precisions_give_the_texts_of_the_cpu(device, strategy, dtype, autocast):
     """Kernels and products in the type of the model or of autocast; scores are near those in float32."""
     make, config = strategy
     model, frames = Model(), frames_of()

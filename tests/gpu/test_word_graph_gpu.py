@@ -38,7 +38,7 @@ def options_of(topology):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_topologies_and_types(device, topology, dtype):
+def test_word_graphs_of_any_topology_and_type_equal_the_cpu(device, topology, dtype):
     for seed, max_active in enumerate(sized((10_000, 700, 50), (50,))):
         both.assert_equal(
             graph_of(seed, topology), log_probs_on(device, seed=seed, dtype=dtype), lengths_for(),
@@ -47,7 +47,7 @@ def test_topologies_and_types(device, topology, dtype):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_lattices(device, topology):
+def test_lattices_equal_those_of_the_cpu(device, topology):
     """Link for link, with ties."""
     for coarse in (False, True):
         log_probs = log_probs_on(device, sized(20, 2), seed=6)
@@ -75,7 +75,7 @@ def check(graph, lms, log_probs, requests=None, **options):
 @needs_kaldifst
 @pytest.mark.parametrize("placement", ["device", "paged"])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_topologies_and_placements(device, topology, placement):
+def test_paged_lms_of_any_topology_and_placement_equal_the_cpu(device, topology, placement):
     for seed, max_active in enumerate(sized((10_000, 700, 50), (50,))):
         check(
             graph_of(seed, topology), both.pair(seed, nested=seed == 1), inputs_on(device, seed=seed),
@@ -85,7 +85,7 @@ def test_topologies_and_placements(device, topology, placement):
 
 @needs_kaldifst
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_lattices_paged(device, topology):
+def test_paged_lattices_equal_those_of_the_cpu(device, topology):
     check(
         graph_of(2, topology), both.pair(2), inputs_on(device, sized(20, 2), seed=6),
         topology=topology, lattice=True, n_best=10, lattice_beam=5.0, beam=6.0, max_active=300,

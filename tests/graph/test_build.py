@@ -172,7 +172,7 @@ def test_guessed_spelling_is_reported(tmp_path, caplog):
     assert "spelled with the fewest pieces" in caplog.text
 
 
-def test_disambiguation_symbols_are_kaldis():
+def test_disambiguation_symbols_equal_those_of_kaldi():
     spellings = [(0,), (1,), (1, 2), (1, 2), (3,)]
     assert disambiguated(spellings).tolist() == [0, 1, 1, 2, 0]
 
@@ -252,7 +252,7 @@ def test_spellings_begin_with_a_space_where_a_piece_is_one():
     assert OpenVocabulary(beginning_tokens=[0]).of(WITHOUT).beginning_tokens == (0,)
 
 
-def test_the_graph_reads_the_space(tmp_path):
+def test_graph_of_a_character_model_reads_the_space(tmp_path):
     arpa = tmp_path / "lm.arpa"
     arpa.write_text("\\data\\\nngram 1=3\n\n\\1-grams:\n-99 <s>\n-1 </s>\n-1 ab\n\n\\end\\\n")
     read = build_graph(arpa, WITH_SPACE, cache=False).arrays.arcs["ilabel"]

@@ -39,7 +39,7 @@ def graph(tmp_path):
     return build_graph(toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon(), cache=False)
 
 
-def test_a_graph_is_built_once(tmp_path, monkeypatch):
+def test_cached_graph_is_not_built_again(tmp_path, monkeypatch):
     pytest.importorskip("kaldifst")
     from nemo_gpu_decoding.graph import build
 
@@ -124,7 +124,7 @@ def test_fst_files_are_read_back_and_are_graphs_too(tmp_path):
     assert is_word_graph(tmp_path / "toy.fst")
 
 
-def test_fst_files_are_kaldifsts(tmp_path):
+def test_fst_file_equals_that_of_kaldifst(tmp_path):
     kaldifst = pytest.importorskip("kaldifst")
     write_fst(fst(SMALL, 4, [2]), tmp_path / "small.fst")
     theirs = kaldifst.StdVectorFst.read(str(tmp_path / "small.fst"))
@@ -174,12 +174,12 @@ def test_ready_made_graphs_need_words(tmp_path):
         ([*SMALL, (0, 1, 1, 0.0, 9)], [2], "leads to a state that does not exist"),
     ],
 )
-def test_bad_graphs_are_named(arcs, final, message):
+def test_invalid_graph_raises_an_error_that_names_it(arcs, final, message):
     with pytest.raises(ValueError, match=message):
         WordGraph.from_fst(fst(arcs, 4, final), WORDS)
 
 
-def test_empty_graphs_are_named():
+def test_empty_graph_raises_an_error_that_names_it():
     with pytest.raises(ValueError, match="is empty: it has no start state"):
         WordGraph.from_fst(fst([], 0, [], start=-1), WORDS)
 

@@ -65,7 +65,7 @@ def test_words_are_boosted_in_the_exact_search(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_phrases_earn_their_bonus_whole_or_not_at_all(seed):
+def test_phrase_earns_its_bonus_only_if_complete(seed):
     graph = toy_graph(1)
     bonuses = {"a bb": 3.0, "bb cab": 2.0, "abc abc abc": 5.0, "cab": 1.0, "a a": -2.5, "abc": -0.5}
     boosting = build_word_boosting(bonuses, graph)
@@ -146,7 +146,7 @@ def test_unknown_phrases_and_phrases_to_be_avoided_can_be_left_out(caplog):
     assert "'zebra'" in caplog.text
 
 
-def test_bad_phrases_are_named():
+def test_invalid_phrase_raises_an_error_that_names_it():
     graph = toy_graph(0)
     for phrases, message in (
         ({"a zebra": 1.0}, "the graph has not all words of 'a zebra' \\('zebra'\\)"),

@@ -202,7 +202,7 @@ def test_a_text_as_server_sent_events():
         assert "".join(event.delta for event in events[:-1]) == events[-1].text == "1 2 3"
 
 
-def test_models_and_pages_that_are_not_there():
+def test_model_is_listed_and_unknown_pages_are_refused():
     with running() as server:
         assert [model.id for model in client(server).models.list()] == ["digits"]
         with pytest.raises(openai.NotFoundError, match=r"GET /v1/files: Not Found"):
@@ -291,7 +291,7 @@ def test_a_client_that_leaves_frees_its_stream():
         assert transcribe(server).text == "1 2 3"
 
 
-def test_a_server_that_stops_says_so():
+def test_recording_gets_an_error_if_the_server_stops():
     with running(NumberReader(seconds=0.02)) as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(transcribe, server, recording(*[1] * 20000))
         wait_for(lambda: server.batcher.sessions)
@@ -300,7 +300,7 @@ def test_a_server_that_stops_says_so():
             answer.result()
 
 
-def test_token_and_origin():
+def test_wrong_token_and_foreign_origin_are_refused_for_recordings():
     with running(token="secret") as server:
         with pytest.raises(openai.AuthenticationError, match="token is missing or wrong"):
             transcribe(server)

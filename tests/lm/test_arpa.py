@@ -37,7 +37,7 @@ ngram 2=2
 
 
 @pytest.mark.parametrize("separator", ["\t", " "])
-def test_reads_what_srilm_writes(write, separator):
+def test_arpa_file_of_srilm_is_read(write, separator):
     lm = read_arpa(write(BIGRAM.replace(" <s> -0.5", f"{separator}<s>{separator}-0.5")))
     assert lm.symbols == ("<s>", "</s>", "a", "b")
     assert lm.orders[0].log10_probs.tolist() == [-99, -1.5, -0.5, -np.inf]
@@ -100,7 +100,7 @@ def test_random_numbers_are_read_to_the_bit(write):
 
 
 @pytest.mark.parametrize("number", ["-", "+", ".", "-e5", "1e", "1e+", "1.2.3", "--1", "1-", "0x1", "1e5x"])
-def test_what_is_no_number(write, number):
+def test_text_that_is_no_number_is_named(write, number):
     with pytest.raises(ValueError, match=re.escape(f"line 10: '{number}' is not a number in '{number} a")):
         read_arpa(write(BIGRAM.replace("-0.5 a -0.25", f"{number} a -0.25")))
 
@@ -150,7 +150,7 @@ def test_blocks_their_rows_and_their_symbols(write):
         (BIGRAM, "\\data\\\nngram 1=1\n", "truncated: the file ends in the header"),
     ],
 )
-def test_errors_say_what_is_wrong_and_where(write, old, new, message):
+def test_arpa_errors_name_fault_and_line(write, old, new, message):
     assert old in BIGRAM
     path = write(BIGRAM.replace(old, new))
     with pytest.raises(ValueError, match=message) as error:
@@ -158,7 +158,7 @@ def test_errors_say_what_is_wrong_and_where(write, old, new, message):
     assert str(path) in str(error.value)
 
 
-def test_errors_in_later_blocks(write, monkeypatch):
+def test_errors_in_later_blocks_name_their_line(write, monkeypatch):
     monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 10)
     with pytest.raises(ValueError, match=re.escape("line 15: 'x' is not a number")):
         read_arpa(write(BIGRAM.replace("-0.25 a </s>", "x a </s>")))
@@ -176,12 +176,12 @@ def test_errors_in_later_blocks(write, monkeypatch):
     ],
     ids=["UTF-8", "gzip", "KenLM"],
 )
-def test_what_is_no_text(write, content, message):
+def test_file_that_is_no_text_is_named(write, content, message):
     with pytest.raises(ValueError, match=message):
         read_arpa(write(content))
 
 
-def test_missing_file(tmp_path):
+def test_missing_arpa_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_arpa(tmp_path / "none.arpa")
 

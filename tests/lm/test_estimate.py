@@ -113,7 +113,7 @@ def test_rare_ngrams_are_left_out_and_the_rest_still_adds_up():
         assert sum(10 ** log10_prob(pruned, context, s, 3) for s in symbols) == pytest.approx(1.0)
 
 
-def test_given_symbols_and_unknown_ones():
+def test_unlisted_symbols_count_as_unk():
     text = made_up_text(6)
     arpa = estimate_ngram_lm(text, 2, symbols=["w0", "w1", "never"])
     assert arpa.symbols == ("<unk>", "<s>", "</s>", "w0", "w1", "never")
@@ -157,7 +157,7 @@ def test_a_small_text_takes_lmplzs_fallback_and_says_so(caplog):
         ([["a"]], {"min_counts": (1, 1, 1)}, "expected up to 2 integers"),
     ],
 )
-def test_bad_input(text, options, message):
+def test_invalid_text_raises_an_error(text, options, message):
     with pytest.raises(ValueError, match=message):
         estimate_ngram_lm(text, **{"order": 2, **options})
 
@@ -186,7 +186,7 @@ def entropy_change(full, pruned, removed, symbols):
     return probability * total
 
 
-def test_what_goes_is_what_changes_the_entropy_least(arpa):
+def test_pruning_removes_the_ngrams_that_change_the_entropy_least(arpa):
     full = table_of(arpa)
     symbols = [g[0] for g in full if len(g) == 1 and g != ("<s>",)]
     sizes = [size_of(arpa) - 1, size_of(arpa) - 2]
@@ -202,7 +202,7 @@ def test_what_goes_is_what_changes_the_entropy_least(arpa):
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.2])
-def test_what_stays_is_part_of_the_lm_and_adds_up(arpa, share):
+def test_pruned_lm_is_a_subset_and_sums_to_one(arpa, share):
     unigrams = len(arpa.orders[0].symbols)
     size = unigrams + int(share * (size_of(arpa) - unigrams))
     small = prune_ngram_lm(arpa, size=size)
@@ -215,7 +215,7 @@ def test_what_stays_is_part_of_the_lm_and_adds_up(arpa, share):
         assert sum(10 ** log10_prob(table, context, s, 3) for s in symbols) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_all_or_nothing(arpa):
+def test_prune_keeps_all_or_only_1_grams_at_the_limits(arpa):
     assert table_of(prune_ngram_lm(arpa, size=size_of(arpa))).keys() == table_of(arpa).keys()
     alone = prune_ngram_lm(arpa, size=len(arpa.orders[0].symbols))
     assert len(alone.orders) == 1
@@ -230,7 +230,7 @@ def test_prune_ngram_lm_does_not_depend_on_the_rows_per_step(monkeypatch):
     assert table_of(prune_ngram_lm(arpa, threshold=1e-4)) == expected
 
 
-def test_an_lm_without_some_suffixes(tmp_path):
+def test_lm_without_some_suffixes_is_pruned(tmp_path):
     path = tmp_path / "lm.arpa"
     path.write_text(
         "\\data\\\nngram 1=5\nngram 2=2\nngram 3=1\n\n\\1-grams:\n"
@@ -254,7 +254,7 @@ def test_an_lm_without_some_suffixes(tmp_path):
         ({"threshold": -1.0}, "threshold is -1.0, expected a finite number >= 0"),
     ],
 )
-def test_bad_options(arpa, options, message):
+def test_invalid_pruning_option_raises_an_error(arpa, options, message):
     with pytest.raises(ValueError, match=message):
         prune_ngram_lm(arpa, **options)
 

@@ -55,7 +55,7 @@ def plenty(device):
 
 @pytest.mark.parametrize("placement", ["device", "paged"])
 @pytest.mark.parametrize("piece", [999, 1 << 26])
-def test_all_bytes_arrive(mapped, placement, piece, monkeypatch):
+def test_copy_bytes_copies_all_bytes(mapped, placement, piece, monkeypatch):
     monkeypatch.setattr(on_device, "PIECE", piece)
     arrays = mapped.arrays
     copy = PlacedLM(arrays, placement, 160).on(CPU)
@@ -141,7 +141,7 @@ def test_auto_takes_the_copy_that_is_there(lm):
     assert PlacedLM(lm.arrays, "auto", 160, measure=plenty).on(CPU).placement == "device"
 
 
-def test_threads_that_come_at_once_get_one_copy(lm):
+def test_concurrent_threads_share_one_device_copy(lm):
     measured = []
 
     def measure(device):
@@ -154,7 +154,7 @@ def test_threads_that_come_at_once_get_one_copy(lm):
     assert len(set(copies)) == len(measured) == 1
 
 
-def test_a_copy_goes_with_the_last_who_needs_it(lm):
+def test_device_copy_is_freed_with_its_last_user(lm):
     first, second = (PlacedLM(lm.arrays, "paged", 160) for _ in range(2))
     copy = weakref.ref(first.on(CPU))
     assert second.on(CPU) is copy()
@@ -173,7 +173,7 @@ def test_too_little_memory_is_said_before_anything_is_copied(lm, monkeypatch):
         scarce.on(CPU)
 
 
-def test_memory_that_can_not_be_had_after_all(lm, monkeypatch):
+def test_failed_allocation_is_reported(lm, monkeypatch):
     def refuse(*arguments):
         raise PinningError("cudaHostRegister can't pin")
 
@@ -193,7 +193,7 @@ def test_memory_that_can_not_be_had_after_all(lm, monkeypatch):
         (("paged", 15), "cache_bytes is 15, expected at least 16"),
     ],
 )
-def test_options_are_checked(lm, options, message):
+def test_placed_lm_refuses_invalid_options(lm, options, message):
     with pytest.raises(ValueError, match=message):
         PlacedLM(lm.arrays, *options)
 
@@ -222,7 +222,7 @@ def place(placement, device_free, host_free=64 * GB, need=LARGE, total=80 * GB):
         ("auto", 11.5 * GB, "paged"),
     ],
 )
-def test_what_fits_is_placed(placement, device_free, expected):
+def test_lm_that_fits_is_placed_as_asked(placement, device_free, expected):
     assert place(placement, device_free) == expected
 
 
@@ -263,7 +263,7 @@ def test_the_device_the_cache_or_the_hosts_memory_is_too_small():
 
 
 @pytest.mark.parametrize("placement", ["device", "paged", "auto"])
-def test_there_is_no_room_anywhere(placement):
+def test_error_names_host_and_device_if_neither_has_room(placement):
     message = refusal(placement, 6 * GB, host_free=16 * GB)
     assert "free are 6.00 GB on cuda:1 and 16.00 GB of host memory" in message
     assert "expected a smaller LM (prune-lm makes one), or more free memory" in message

@@ -124,7 +124,7 @@ def test_small_blocks_and_gzip_change_nothing(tmp_path, monkeypatch, separator):
         ("ngram 2=3", "ngram 2=9294967290", "9294967295 n-grams, expected at most 4294967295"),
     ],
 )
-def test_errors_say_what_is_wrong_and_where(write, tmp_path, old, new, message):
+def test_pack_errors_name_fault_and_line(write, tmp_path, old, new, message):
     assert TRIGRAM.count(old) == 1
     path = write(TRIGRAM.replace(old, new))
     with pytest.raises(ValueError, match=message) as error:
@@ -169,7 +169,7 @@ pack.pack_arpa(sys.argv[1], sys.argv[2])
 
 
 @pytest.mark.slow
-def test_killed_while_writing(write, tmp_path):
+def test_pack_that_is_killed_keeps_the_older_file(write, tmp_path):
     target = tmp_path / "lm.packed"
     target.write_bytes(b"older")
     command = [sys.executable, "-c", KILLED, str(write(TRIGRAM)), str(target)]
@@ -185,7 +185,7 @@ def test_killed_while_writing(write, tmp_path):
     assert sorted(tmp_path.iterdir()) == [mine, tmp_path / "lm.arpa", target]
 
 
-def test_what_another_process_is_writing_stays(write, tmp_path):
+def test_unfinished_file_of_a_living_process_stays(write, tmp_path):
     pytest.importorskip("fcntl")
     target = tmp_path / "lm.packed"
     with written_whole(target) as unfinished:
@@ -231,7 +231,7 @@ def test_a_full_disk_is_an_error_with_the_size_needed(write, tmp_path, monkeypat
     assert [file.name for file in tmp_path.iterdir()] == ["lm.arpa"]
 
 
-def test_ngrams_of_nodes(write):
+def test_trie_has_the_labels_and_children_of_the_file(write):
     with ArpaReader(write(TRIGRAM)) as reader:
         trie = read_trie(reader, np.zeros, lambda: None)
     assert trie.labels.tolist() == [0, 1, 2, 3, 2, 1, 3, 3]

@@ -102,7 +102,7 @@ def test_tables_of_these_tests_lack_suffixes(tmp_path):
 
 
 @pytest.mark.parametrize("order", [2, 3, 5])
-def test_scores_are_kenlms(tmp_path, order):
+def test_packed_scores_equal_those_of_kenlm(tmp_path, order):
     kenlm = pytest.importorskip("kenlm")
     # KenLM has room for few missing suffixes only
     table = closed_table(seed=order, order=order, keep=0.9, words=[f"w{i}" for i in range(4)])
@@ -129,7 +129,7 @@ def test_states_and_lms_without_start_or_unknown(pack):
     assert lm.score(["a", "b"], final=False) == pytest.approx(LN10)
 
 
-def test_an_order_without_ngrams(tmp_path):
+def test_order_without_ngrams_is_packed(tmp_path):
     text = arpa_text(EXAMPLE).replace("ngram 2=3", "ngram 2=3\nngram 3=0")
     path = tmp_path / "lm.arpa"
     path.write_text(text.replace("\\end\\", "\\3-grams:\n\n\\end\\"))
@@ -139,7 +139,7 @@ def test_an_order_without_ngrams(tmp_path):
 
 
 @pytest.mark.parametrize(("state", "label"), [(-1, 0), (3, 0), (0, -1), (0, 4)])
-def test_state_or_label_out_of_range(pack, state, label):
+def test_state_or_label_out_of_range_is_refused(pack, state, label):
     with pytest.raises(ValueError, match=r"(state|label) is -?\d, expected 0 .. \d"):
         pack(EXAMPLE).advance(state, label)
 
@@ -155,7 +155,7 @@ def _changed(array, place, value):
     return array
 
 
-def test_contents_that_lead_nowhere_are_refused(pack, tmp_path):
+def test_targets_and_backoffs_out_of_range_are_refused(pack, tmp_path):
     lm, path = pack(closed_table(seed=1, order=3, keep=0.6)), tmp_path / "lm.packed"
     states, arcs, bits = lm.arrays.states, lm.arrays.arcs, lm.arrays.target_bits
     begins, last = states["arc_begin"], lm.num_states
@@ -212,13 +212,13 @@ def test_load_packed_lm_refuses_rounded_costs_of_earlier_releases(pack, tmp_path
     assert load_packed_lm(path).score(["a", "b"]) == lm.score(["a", "b"])
 
 
-def test_bytes_of_each_part(pack):
+def test_byte_counts_of_parts_equal_those_of_the_arrays(pack):
     lm = pack(EXAMPLE)
     assert lm.nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8}
 
 
 # -- Arrays of small integers -------------------------------------------------------------------------
-def test_worked_example_of_bits():
+def test_bits_of_the_docstring_example_are_packed():
     assert packed(np.array([5, 1, 6], np.uint64), bits=3).tolist() == [0b110_001_101, 0]
     values = np.random.default_rng(0).integers(0, 1 << 37, 100, np.uint64)
     words = np.zeros(num_words(100, 37), np.uint64)
@@ -228,13 +228,13 @@ def test_worked_example_of_bits():
 
 
 @pytest.mark.parametrize(("largest", "bits"), [(0, 1), (1, 1), (2, 2), (255, 8), (256, 9)])
-def test_bits_for(largest, bits):
+def test_bits_for_is_enough_for_the_largest_value(largest, bits):
     assert bits_for(largest) == bits
 
 
 @pytest.mark.parametrize("bits", [1, 3, 18, 32, 33, 50, MAX_BITS])
 @pytest.mark.parametrize("length", [0, 1, 64, 131])
-def test_what_is_packed_can_be_read(bits, length):
+def test_packed_bits_are_read_back(bits, length):
     values = np.random.default_rng(bits).integers(0, 1 << bits, length, np.uint64)
     words = packed(values, bits)
     assert len(words) == num_words(length, bits)

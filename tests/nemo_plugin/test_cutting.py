@@ -222,7 +222,7 @@ def test_models_without_known_lengths_and_a_chosen_length_have_their_limits():
         ((30, 1.5), "min_confidence is 1.5, expected a number in [0, 1]"),
     ],
 )
-def test_values_out_of_range(values, problem):
+def test_cutting_refuses_values_out_of_range(values, problem):
     with pytest.raises(ValueError, match=re.escape(problem)):
         Cutting(*values)
 

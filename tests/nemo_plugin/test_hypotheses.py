@@ -136,7 +136,7 @@ def test_phrases_of_a_language_are_boosted_in_its_tokens(ctc_model, aggregate):
     assert hypothesis.y_sequence.tolist() == ids[1:]
 
 
-def test_word_pieces_and_characters():
+def test_words_of_word_pieces_and_characters_are_joined():
     vocabulary = nemo_vocabulary(SimpleNamespace(tokenizer=WordPieces()))
     assert vocabulary.kind == "wpe"
     assert vocabulary.tokenize("page two") == [1, 2, 3]

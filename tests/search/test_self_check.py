@@ -40,7 +40,7 @@ def full_arrays(monkeypatch):
 
 @pytest.mark.usefixtures("full_arrays")
 @pytest.mark.parametrize("strategy", PROBLEMS)
-def test_kernels_pass(strategy, emulated_runtime, small_blocks):
+def test_correct_kernels_pass_the_self_check(strategy, emulated_runtime, small_blocks):
     assert first_difference(strategy, CPU) is None
 
 
@@ -168,7 +168,7 @@ def test_gpu_that_admits_one_process_is_checked_in_this_one(checks, monkeypatch)
     assert "flexctc_beam" in why_distrusted("flexctc_beam", GPU)
 
 
-def test_process_without_a_gpu_says_so():
+def test_process_without_a_gpu_gives_no_verdict():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert self_check._in_a_process("flexctc_beam", GPU) is None
@@ -185,7 +185,7 @@ def test_process_without_a_gpu_says_so():
         ("print('null')", None),
     ],
 )
-def test_verdict_of_a_process(script, verdict, monkeypatch):
+def test_verdict_comes_from_a_new_process(script, verdict, monkeypatch):
     run = self_check.subprocess.run
     monkeypatch.setattr(
         self_check.subprocess, "run", lambda command, **options: run([command[0], "-c", script], **options)

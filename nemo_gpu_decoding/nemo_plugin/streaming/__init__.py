@@ -1,4 +1,4 @@
-"""The searches in NeMo's streaming: audio or encoder output that arrives in chunks.
+"""Search in NeMo's streaming, where audio or encoder output arrives in chunks.
 
 stream_state   running searches in NeMo's `partial_hypotheses`, and the same for CTC; undo of a pipeline's step
 hooks          wrappers of NeMo's streaming methods: `conformer_stream_step`, and the pipelines, which become

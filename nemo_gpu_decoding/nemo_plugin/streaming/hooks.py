@@ -1,4 +1,4 @@
-"""Wrappers of NeMo's streaming methods, so that they search with a strategy of this package; `register.py` lists them.
+"""Wrap NeMo's streaming methods, so that they search with a strategy of this package; `register.py` lists them.
 
 For CTC, NeMo's pipelines and `conformer_stream_step` take the best label of each frame and ignore the decoding config.
 For transducers, the pipelines assume that tokens never change. With a strategy of this package, the same calls search.
@@ -38,14 +38,14 @@ GREEDY = ("greedy", "greedy_batch")
 
 
 def ctc_search(model: Any) -> CTCInfer | None:
-    """The decoder of a model's CTC head; None if its strategy is NeMo's."""
+    """Return the decoder of a model's CTC head; None if its strategy is NeMo's."""
     decoding = model.ctc_decoding if hasattr(model, "ctc_decoder") else getattr(model, "decoding", None)
     infer = getattr(decoding, "decoding", None)
     return infer if isinstance(infer, CTCInfer) else None
 
 
 def transducer_search(model: Any) -> TransducerInfer | None:
-    """The decoder of a model's transducer head; None if its strategy is NeMo's."""
+    """Return the decoder of a model's transducer head; None if its strategy is NeMo's."""
     infer = getattr(model.decoding, "decoding", None)
     return infer if isinstance(infer, TransducerInfer) else None
 
@@ -147,7 +147,7 @@ def build_asr(wrapped: Callable[..., Any], builder: Any, call: BoundArguments) -
 
 
 def _saved_decoding(model_name: str) -> Any:
-    """The saved decoding config of a CTC model if it has a strategy of this package, else an empty one."""
+    """Return the saved decoding config of a CTC model if it has a strategy of this package, else an empty one."""
     config = model_config(model_name)
     saved = OmegaConf.select(config, "aux_ctc.decoding" if "aux_ctc" in config else "decoding")
     if saved is None or find_strategy(saved) is None:
@@ -187,7 +187,7 @@ def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments)
 
 
 class PipelineKind(NamedTuple):
-    """How a pipeline of NeMo is adapted."""
+    """A kind of pipeline, with the adaptation that this package makes to it."""
 
     search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
     adapt: Callable[[Any], type]
@@ -196,7 +196,7 @@ class PipelineKind(NamedTuple):
 
 
 def _anew(cfg: Any) -> str:
-    """Why a buffered transducer pipeline has one hypothesis."""
+    """Return why a buffered transducer pipeline has one hypothesis."""
     return "" if cfg.streaming.stateful else "every buffer is decoded anew, and only the tokens of a chunk are taken"
 
 

@@ -1,4 +1,4 @@
-"""NeMo's inference pipelines as recognizer of a live server; each step reads one chunk of many streams.
+"""Use NeMo's inference pipelines as recognizer of a live server; each step reads one chunk of many streams.
 
     recognizer = PipelineRecognizer.build("model.nemo", decoding, PipelineOptions(max_streams=64))
     steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
@@ -36,10 +36,10 @@ N_BEST = 5  # of searches that have it anyway
 
 
 class PipelineRecognizer:
-    """A NeMo pipeline shared by many live streams. Only `prepare` may be called from several threads.
+    """A NeMo pipeline that many live streams share. Only `prepare` may be called from several threads.
 
     Args:
-        pipeline: from NeMo's `PipelineBuilder`.
+        pipeline: a pipeline that NeMo's `PipelineBuilder` made.
         strategy: name of its decoding strategy.
         model: name of its model.
     """
@@ -70,7 +70,7 @@ class PipelineRecognizer:
         Args:
             model: a .nemo file or the name of a pretrained model.
             decoding: NeMo's decoding section.
-            options: of the pipeline.
+            options: options of the pipeline.
 
         Raises:
             ValueError: the model cannot be found, or does not support the strategy or the pipeline.
@@ -131,13 +131,13 @@ class PipelineRecognizer:
 
     @property
     def languages(self) -> list[str]:
-        """The languages of streams; empty if the model takes no language."""
+        """Return the languages of streams; empty if the model takes no language."""
         config = getattr(self.pipeline, "_prompt_config", None) or {}
         return sorted(config.get("prompt_dict") or ())
 
     @property
     def phrases(self) -> list[str]:
-        """The phrases of the decoding config, the default of streams; without those of a tree made by NeMo."""
+        """Return the phrases of the decoding config, the default of streams; without those of a tree made by NeMo."""
         infer = self._infer()
         phrases = [] if infer is None else configured_phrases(infer.options.fusion.boosting)
         return [phrase.text for phrase in phrases]
@@ -210,7 +210,7 @@ class PipelineRecognizer:
         return live.StepOutput(partial, final)
 
     def _final(self, chunk: live.Chunk, output: Any, ended: NBest | None, n_best: int) -> Transcript:
-        """The transcript of an utterance that ended in this chunk; without `ended`, of a strategy of NeMo."""
+        """Return the transcript of an utterance that ended in this chunk; without `ended`, of a strategy of NeMo."""
         text, words = output.final_transcript, _words(output.final_segments)
         is_joined = bool(text) and not chunk.is_first and not text.startswith(self.pipeline.get_sep())
         final = Transcript(text.strip(), words=words, is_joined=is_joined)
@@ -228,7 +228,7 @@ class PipelineRecognizer:
         )
 
     def _alternatives(self, nbest: NBest, n: int) -> tuple[Alternative, ...]:
-        """The n best hypotheses with different texts."""
+        """Return the n best hypotheses with different texts."""
 
         def text_of(path: SearchPath) -> str:
             return self._transcript(path.tokens.tolist()).strip()
@@ -240,14 +240,14 @@ class PipelineRecognizer:
         )
 
     def _infer(self) -> Any:
-        """The search of the model; None for NeMo's strategies."""
+        """Return the search of the model; None for NeMo's strategies."""
         from nemo_gpu_decoding.nemo_plugin.streaming.hooks import ctc_search, transducer_search
 
         model = self.pipeline.asr_model.asr_model
         return ctc_search(model) or transducer_search(model)
 
     def _biasing(self, wanted: live.StreamOptions) -> Any:
-        """The stream's request in NeMo's form; None: that of the decoding config."""
+        """Return the stream's request in NeMo's form; None: that of the decoding config."""
         if wanted.request is None:
             return None
         from nemo_gpu_decoding.nemo_plugin.requests import request_of
@@ -263,7 +263,7 @@ class PipelineRecognizer:
 
 
 def head_of(config: DictConfig, strategy: str) -> str:
-    """The head of a strategy; NeMo's greedy strategies use the CTC head if there is one."""
+    """Return the head of a strategy; NeMo's greedy strategies use the CTC head if there is one."""
     heads = heads_of(config)
     if strategy in STRATEGIES:
         family = STRATEGIES[strategy].family
@@ -275,7 +275,7 @@ def head_of(config: DictConfig, strategy: str) -> str:
 
 
 def milliseconds(seconds: float) -> int:
-    """Convert to NeMo's `stop_history_eou`; -1: never."""
+    """Convert seconds to NeMo's `stop_history_eou`; -1 stands for never."""
     return -1 if seconds < 0 else round(1000 * seconds)
 
 
@@ -288,8 +288,8 @@ def _kind_of(config: DictConfig, kind: str) -> str:
 
 
 def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
-    """Hypotheses that a search has anyway: word graphs would keep lattices for them, and a pipeline that decodes every
-    buffer anew has one."""
+    """Return hypotheses that a search has anyway: word graphs would keep lattices for them, and a pipeline that
+    decodes every buffer anew has one."""
     spec = STRATEGIES.get(str(decoding.strategy))
     if spec is None or spec.section != "beam" or pipeline == "buffered rnnt":
         return 1
@@ -299,7 +299,7 @@ def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
 def _pipeline_config(
     model: str, decoding: DictConfig, options: PipelineOptions, *, kind: str, head: str, device: torch.device
 ) -> DictConfig:
-    """The config of NeMo's YAML files for streaming inference."""
+    """Return the config of NeMo's YAML files for streaming inference."""
     streaming: dict[str, Any] = {
         "sample_rate": 16000, "batch_size": options.max_streams, "num_slots": options.max_streams,
         "request_type": "frame", "word_boundary_tolerance": 4, "padding_mode": "right", "att_context_size": None,

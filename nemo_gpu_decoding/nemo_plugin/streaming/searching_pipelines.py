@@ -1,4 +1,4 @@
-"""Subclasses of NeMo's pipelines of `nemo.collections.asr.inference` that search; `hooks.py` maps pipelines to them.
+"""Let NeMo's pipelines of `nemo.collections.asr.inference` search by subclasses, which `hooks.py` lists.
 
 searching_ctc           searches log-probs of buffers or chunks
 buffered_transducer     continues the search in each buffer (streaming.stateful: true), or decodes each one anew
@@ -48,7 +48,7 @@ class StreamRequest(BiasingRequestItemConfig):
 
 
 def in_slots(base: Any) -> type:
-    """A pipeline that searches its utterances in one `Slots`, its attribute `slots`.
+    """Return a pipeline that searches its utterances in one `Slots`, its attribute `slots`.
 
     If a stream has an invalid frame (NaN), it ends there with its text so far. The `error` of this step's output is
     a ValueError that names the stream; else it is None. Later outputs of the stream are empty.
@@ -84,12 +84,12 @@ def in_slots(base: Any) -> type:
             self.gone: dict[int, Any] = {}  # states of streams that ended in this step
 
         def aliases_of(self, options: Any) -> Aliases | None:
-            """The aliases of a stream's phrases."""
+            """Return the aliases of a stream's phrases."""
             request = biasing_request(self.infer, getattr(options, "biasing_cfg", None))
             return self.slots.decoder.open(1, [request]).fusion.aliases_of(0)
 
         def decoder(self) -> Any:
-            """The search of the model, with `streaming.n_best` hypotheses per utterance."""
+            """Return the search of the model, with `streaming.n_best` hypotheses per utterance."""
             decoder = self.infer.decoder()
             if self.n_best == 1:
                 return decoder
@@ -120,7 +120,7 @@ def in_slots(base: Any) -> type:
                 state.committed = nbest.committed
 
         def ends(self, progress: StreamProgress) -> bool:
-            """Whether an utterance ends here by the rules of `endpointing.rules`."""
+            """Return whether an utterance ends here by the rules of `endpointing.rules`."""
             return self.rules is not None and find_endpoint(progress, self.rules) is not None
 
         def fail(self, stream_id: int, state: Any, error: ValueError) -> None:
@@ -142,7 +142,7 @@ def write_aliases(output: Any, aliases: Aliases, bpe_decoder: Any) -> None:
 
 
 def written_segments(segments: list[Any], aliases: Aliases, bpe_decoder: Any) -> list[Any]:
-    """NeMo's segments (words) with the aliases of phrases replaced."""
+    """Return NeMo's segments (words) with the aliases of phrases replaced."""
     written = []
     for first, end, text in aliases.words([segment.text for segment in segments]):
         segment = segments[first].copy()
@@ -154,13 +154,13 @@ def written_segments(segments: list[Any], aliases: Aliases, bpe_decoder: Any) ->
 
 
 def transcript(pipeline: Any, tokens: list[int]) -> str:
-    """The text of tokens, in the form of NeMo's partial transcripts."""
+    """Return the text of tokens, in the form of NeMo's partial transcripts."""
     text = ids_to_text_without_stripping(tokens, pipeline.tokenizer, pipeline.get_sep())
     return re.sub(pipeline.leading_regex_pattern, r"\1", text) if pipeline.leading_regex_pattern else text
 
 
 class PushedChunk(NamedTuple):
-    """The input of a step of a CTC stream."""
+    """The frames that a step of a CTC stream reads."""
 
     stream_id: int
     state: Any
@@ -174,7 +174,7 @@ class PushedChunk(NamedTuple):
 
 
 def searching_ctc(base: Any) -> type:
-    """A CTC pipeline with transcripts from the search of the model's decoding config."""
+    """Return a CTC pipeline with transcripts from the search of the model's decoding config."""
 
     is_buffered = hasattr(base, "get_cut_off_range")
 
@@ -240,7 +240,7 @@ def searching_ctc(base: Any) -> type:
             pass  # `search` has set it
 
         def read(self, request: Any, log_probs: Tensor, *clip: int) -> PushedChunk:
-            """The frames that NeMo reads in this step; NeMo decides whether the utterance ends with them."""
+            """Return the frames that NeMo reads in this step; NeMo decides whether the utterance ends with them."""
             state = self.get_state(request.stream_id)
             offset, known = state.global_offset, len(state.current_step_tokens)
             is_end = self.run_greedy_decoder(state, request, log_probs, *clip)
@@ -297,7 +297,7 @@ def searching_ctc(base: Any) -> type:
 
 
 def _progress(partial: NBest, frame_seconds: float) -> StreamProgress:
-    """The inputs of the endpointing rules. If the search has no final costs, all hypotheses may end at cost 0."""
+    """Return the inputs of the endpointing rules. Without final costs, all hypotheses may end at cost 0."""
     return progress_of(partial, frame_seconds, 0.0 if partial.relative_cost is None else None)
 
 
@@ -327,7 +327,7 @@ def show(state: Any, known: int, tokens: list[int], frames: list[int], before: i
 
     Args:
         known: number of tokens of this step that belong to earlier utterances.
-        frames: of the tokens, from the beginning of the utterance.
+        frames: frames of the tokens, counted from the beginning of the utterance.
         before: number of these frames that were read in earlier steps.
     """
     state.tokens = tokens
@@ -336,7 +336,7 @@ def show(state: Any, known: int, tokens: list[int], frames: list[int], before: i
 
 
 def buffered_transducer(base: Any) -> type:
-    """A transducer pipeline that continues the search in each buffer until the utterance ends.
+    """Return a transducer pipeline that continues the search in each buffer until the utterance ends.
 
     With `streaming.stateful: false`, it decodes each buffer from scratch, with the phrases of its stream."""
 
@@ -409,8 +409,8 @@ def buffered_transducer(base: Any) -> type:
             _show_hypothesis(state, hypothesis, len(state.current_step_tokens))
 
         def is_over(self, request: Any, state: Any) -> bool:
-            """Whether the utterance ends here, by the rules or by NeMo's endpointing. NeMo uses the silence since the
-            last token or, if the request has them, segments of speech."""
+            """Return whether the utterance ends here, by the rules or by NeMo's endpointing. NeMo uses the silence
+            since the last token or, if the request has them, segments of speech."""
             if request.is_last or state.error is not None:
                 return request.is_last or request.stream_id in self.errors
             hypothesis = state.hyp_decoding_state
@@ -462,7 +462,7 @@ def buffered_transducer(base: Any) -> type:
 
 
 def cache_aware_transducer(base: Any) -> type:
-    """A transducer pipeline that continues the search in each chunk until the utterance ends."""
+    """Return a transducer pipeline that continues the search in each chunk until the utterance ends."""
 
     class Adapted(in_slots(base)):  # type: ignore[misc]
         def create_state(self, options: Any) -> Any:
@@ -520,19 +520,19 @@ def _show_hypothesis(state: Any, hypothesis: Any, known: int) -> None:
 
 
 def _last_frame(hypothesis: Any) -> int:
-    """The frame in which a hypothesis' last token ends; 0 if it has none."""
+    """Return the frame in which a hypothesis' last token ends; 0 if it has none."""
     return hypothesis.token_frames[-1] + hypothesis.token_repeats[-1] if len(hypothesis.token_frames) else 0
 
 
 def _since(last: float, frames: float, frame_seconds: float) -> StreamProgress:
-    """The inputs of the endpointing rules for a transducer's utterance; its last token ends in frame `last` (0: no
-    token). All hypotheses may end at cost 0."""
+    """Return the inputs of the endpointing rules for a transducer's utterance; its last token ends in frame `last` (0:
+    no token). All hypotheses may end at cost 0."""
     frames = max(frames, last)
     return StreamProgress(frames * frame_seconds, (frames - last) * frame_seconds, 0.0)
 
 
 def _beginning(phrases: Any) -> Hypothesis | None:
-    """The partial hypothesis that begins an utterance with the phrases of its stream."""
+    """Return the partial hypothesis that begins an utterance with the phrases of its stream."""
     if phrases is None or phrases.is_empty():
         return None
     return Hypothesis.empty_with_biasing_cfg(phrases)

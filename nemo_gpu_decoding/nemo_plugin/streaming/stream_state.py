@@ -1,4 +1,4 @@
-"""The state of streams in NeMo: running searches in its `partial_hypotheses`, and the undo of a failed step.
+"""Keep running searches in NeMo's `partial_hypotheses`, and undo a failed step.
 
 NeMo's streaming code passes the hypotheses of one call to the next call, including the object in their
 `dec_state`. This object holds the running search:
@@ -61,7 +61,7 @@ class StreamBatch:
 
 @dataclass(eq=False)
 class StreamState:
-    """One running utterance; what `Hypothesis.dec_state` holds."""
+    """The state of a running utterance, which `Hypothesis.dec_state` holds."""
 
     num_frames: int  # read when this state was returned
     batch: StreamBatch | None = None  # the utterances that began in one batch; None once released, or with `slot`
@@ -84,10 +84,10 @@ class StreamState:
 
 
 class Continuation:
-    """Begins and continues the utterances of a batch.
+    """An object that begins and continues the utterances of a batch.
 
     Args:
-        name: of the argument with the states, for messages.
+        name: name of the argument with the states, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -107,7 +107,7 @@ class Continuation:
         """Decode the next chunk of every utterance.
 
         Args:
-            decoder: for utterances that begin; running utterances keep their decoder.
+            decoder: decoder for utterances that begin; running utterances keep their decoder.
             frames: [B, T, ...] log-probs or encoder output.
             lengths: [B] valid frames.
             states: [B] state to continue; None begins an utterance.
@@ -189,7 +189,7 @@ def _advance_in(
     *,
     keep_history: bool,
 ) -> list[tuple[NBest, StreamState]]:
-    """Like `Continuation.advance`, for utterances in slots, in one push."""
+    """Decode like `Continuation.advance`, for utterances in slots, in one push."""
     request = iter(requests or repeat(None))
     places = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
     counts = lengths.tolist()
@@ -211,7 +211,7 @@ def _history(state: StreamState | None, frames: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
-    """A block that steps streams of a pipeline; an error in it restores the pipeline.
+    """Restore the pipeline if the block, which steps its streams, raises an error.
 
     Args:
         pipeline: buffered or cache-aware, with audio frames as its requests.
@@ -234,7 +234,7 @@ def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
 
 
 def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
-    """The objects of streams and their attributes; tensors are not copied, because steps replace them."""
+    """Return the objects of streams and their attributes; tensors are not copied, because steps replace them."""
     before = {stream: (held[stream], _copied(held[stream])) for stream in streams if stream in held}
 
     def put_back() -> None:
@@ -248,7 +248,7 @@ def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], 
 
 
 def _copied(holder: Any) -> dict[str, Any]:
-    """The attributes of an object, with copies of lists and hypotheses, which steps change in place."""
+    """Return the attributes of an object, with copies of lists and hypotheses, which steps change in place."""
     return {name: _copy(value) for name, value in vars(holder).items()}
 
 
@@ -263,7 +263,7 @@ def _copy(value: Any) -> Any:
 
 
 def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
-    """The state of a `BatchedCacheFeatureBufferer`, which clears a slot before a stream gets it."""
+    """Return the state of a `BatchedCacheFeatureBufferer`, which clears a slot before a stream gets it."""
     put_slots_back = _undo_slots(bufferer)
     rows = [bufferer.streamidx2slotidx[stream] for stream in streams if stream in bufferer.streamidx2slotidx]
     audio = [(bufferer.audio_bufferers[row], vars(bufferer.audio_bufferers[row]).copy()) for row in rows]
@@ -279,7 +279,7 @@ def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
 
 
 def _undo_caches(manager: Any, streams: Sequence[int]) -> Callable[[], None]:
-    """The state of a `CacheAwareContextManager`; its free slots are zeros."""
+    """Return the state of a `CacheAwareContextManager`; its free slots are zeros."""
     put_slots_back = _undo_slots(manager)
     rows = [manager.streamidx2slotidx[stream] for stream in streams if stream in manager.streamidx2slotidx]
     channel, time = manager.cache_last_channel[:, rows], manager.cache_last_time[:, rows]
@@ -298,7 +298,7 @@ def _undo_caches(manager: Any, streams: Sequence[int]) -> Callable[[], None]:
 
 
 def _undo_slots(owner: Any) -> Callable[[], None]:
-    """The mapping of streams to slots, in both."""
+    """Return the mapping of streams to slots, in both."""
     (queue,) = (value for value in vars(owner).values() if isinstance(value, Queue))
     by_stream, by_slot, free = owner.streamidx2slotidx.copy(), owner.slotidx2streamidx.copy(), list(queue.queue)
 

@@ -1,1 +1,1 @@
-"""flexctc_beam: batched CTC beam search with n-gram LM and phrase boosting [FlexCTC]."""
+"""Decode CTC log-probs by batched beam search with n-gram LM and phrase boosting (flexctc_beam) [FlexCTC]."""

@@ -1,4 +1,4 @@
-"""Back-pointers of a running beam search, and the trace-back through them.
+"""Keep the back-pointers of a running beam search, and trace paths back through them.
 
 Every frame writes one entry per hypothesis of the beam. A new token is stored as ~label (-1 - label); a blank or a
 repeated label is stored unchanged. Example, blank = 9, beam of 2, three frames:
@@ -21,7 +21,7 @@ from nemo_gpu_decoding.jit import compiled
 
 
 class BackPointers(NamedTuple):
-    """Entries of a batch; 10 bytes per utterance, frame and hypothesis."""
+    """The back-pointers that a batch has; 10 bytes per utterance, frame and hypothesis."""
 
     labels: np.ndarray  # [B, T, K] int32; ~label for a new token
     parents: np.ndarray  # [B, T, K] int16, slot of the hypothesis one frame earlier
@@ -29,7 +29,7 @@ class BackPointers(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """N paths of each of R utterances, after the committed frames. A path fills the first `lengths` of T entries."""
+    """N paths that each of R utterances has after the committed frames; a path fills `lengths` of T entries."""
 
     lengths: np.ndarray  # [R, N] int32, tokens of the path
     tokens: np.ndarray  # [R, N, T] int32
@@ -54,7 +54,7 @@ def without_first(back_pointers: BackPointers, dropped: np.ndarray, counts: np.n
 
 
 def grown(back_pointers: BackPointers, frames: int) -> BackPointers:
-    """A copy of the back-pointers with a capacity of `frames` frames, and at least twice the old capacity."""
+    """Return a copy of the back-pointers with a capacity of `frames` frames, and at least twice the old capacity."""
     batch, capacity, beam_size = back_pointers.labels.shape
     if frames <= capacity:
         return back_pointers
@@ -113,7 +113,7 @@ def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
 
 @compiled
 def shared_frames(back_pointers, b, num_frames, size):
-    """Number of first frames of utterance b in which its `size` hypotheses share one path."""
+    """Return the number of first frames of utterance b in which its `size` hypotheses share one path."""
     slots, t = np.arange(size), num_frames
     while t > 0 and (slots != slots[0]).any():
         t -= 1

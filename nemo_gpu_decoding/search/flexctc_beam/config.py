@@ -1,4 +1,4 @@
-"""Options of flexctc_beam. Names and defaults are those of NeMo's `beam` section where it has them."""
+"""Declare the options of flexctc_beam. Names and defaults are NeMo's where its `beam` section has them."""
 
 from __future__ import annotations
 

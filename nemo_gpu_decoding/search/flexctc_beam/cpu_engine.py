@@ -1,4 +1,4 @@
-"""`CPUEngine`: buffers and threads for the compiled search of `frame.py`."""
+"""Run the compiled search of `frame.py` with buffers and threads (`CPUEngine`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
 
 
 class CPUEngine(Engine):
-    """See `engine.Engine`. Errors are never deferred."""
+    """An engine that searches on the CPU, see `engine.Engine`. Errors are never deferred."""
 
     def __init__(self, config: FlexCTCConfig, params: SearchParams, streams: Streams) -> None:
         self._config, self._params = config, params
@@ -47,7 +47,7 @@ class CPUEngine(Engine):
         self._state = state
 
     def _back_pointers_for(self, lengths: np.ndarray) -> backpointers.BackPointers:
-        """Back-pointers with a capacity for `lengths` more frames. Those of committed frames are dropped first."""
+        """Return back-pointers with room for `lengths` more frames; those of committed frames are dropped first."""
         state = self._state
         needed, capacity = int((state.frames_done + lengths).max(initial=0)), state.back_pointers.labels.shape[1]
         if capacity < needed and worth_committing(capacity):

@@ -1,4 +1,4 @@
-"""`CUDAEngine`: buffers and launches of `kernel.cu` and `finish.cu`. A batch is two launches.
+"""Launch `kernel.cu` and `finish.cu` with their buffers (`CUDAEngine`). A batch is two launches.
 
     advance   one block per utterance searches the frames of a chunk
     finish    one block per utterance computes its results: final weights, order, trace-back
@@ -47,7 +47,7 @@ TILE_BYTES = 16 * 1024  # of the back-pointers that `finish` walks through
 
 
 def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
-    """None if the kernels can search with this beam on `device`, else the reason in one line."""
+    """Return None if the kernels can search with this beam on `device`, else the reason in one line."""
     if 2 * beam_size * columns > 2**32:
         return f"2 x beam {beam_size} x {columns} columns exceed the 2^32 that kernels can number"
     try:
@@ -58,7 +58,7 @@ def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
 
 
 def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) -> tuple[ListSizes, int, int]:
-    """List sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
+    """Return list sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
 
     Returns:
         The sizes, the number of rows in shared memory, and the bytes of shared memory in all. 0 rows: none fits, they
@@ -79,7 +79,7 @@ def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) 
 
 
 def shared_bytes(beam_size: int, sizes: ListSizes) -> int:
-    """Dynamic shared memory of a block of `advance` without rows; the order is that of `Workspace` in frame.cuh."""
+    """Return the dynamic shared memory of a block of `advance` without rows, as in `Workspace` in frame.cuh."""
     key = 8
     lists = (sizes.candidates + beam_size) * (records.CANDIDATE_ITEM.itemsize + key)
     beams = beam_size * (2 * HYPOTHESIS.itemsize + records.KEPT_TEXT.itemsize)
@@ -88,7 +88,7 @@ def shared_bytes(beam_size: int, sizes: ListSizes) -> int:
 
 
 def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
-    """Frames of a tile and bytes of shared memory for a launch of `finish`."""
+    """Return the frames of a tile and the bytes of shared memory for a launch of `finish`."""
     per_frame = beam_size * (4 + 4 + 2)
     hypotheses = beam_size * (HYPOTHESIS.itemsize + 3 * 4)
     tile_frames = max(1, min(TILE_BYTES, most_shared - hypotheses) // per_frame)
@@ -96,7 +96,7 @@ def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
 
 
 class CUDAEngine(Engine):
-    """See `engine.Engine`. Inputs may be on any device; the search runs on one GPU.
+    """An engine that searches on one GPU, see `engine.Engine`. Inputs may be on any device.
 
     Args:
         config, params: options of all streams.
@@ -351,7 +351,7 @@ class CUDAEngine(Engine):
 
 
 def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
-    """The error message of stream b when its input is no longer available."""
+    """Return the error message of stream b when its input is no longer available."""
     return {
         records.BAD_INPUT: f"log_probs of stream {b} held NaN or a value above 0 in frame {frame}, counted "
         "from the stream's first, expected natural log-probabilities in every valid frame",

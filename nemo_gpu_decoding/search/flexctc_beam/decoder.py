@@ -1,4 +1,4 @@
-"""`FlexCTCBeam`: the decoder of flexctc_beam. It checks inputs and builds results."""
+"""`FlexCTCBeam` decodes with flexctc_beam: it checks inputs and builds results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are
 
 
 class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
-    """Batched CTC beam search with n-gram LM and phrase boosting [FlexCTC].
+    """A decoder that runs CTC beam search in batches, with n-gram LM and phrase boosting [FlexCTC].
 
     Args:
         vocab_size: V, number of tokens without the blank.
@@ -105,13 +105,13 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         ]
 
     def _committed(self, hypotheses: FlexCTCNBest, r: int) -> int:
-        """Number of tokens of the best hypothesis that all live hypotheses share."""
+        """Return the number of tokens of the best hypothesis that all live hypotheses share."""
         frames, head = hypotheses.traces.frames[r, 0, : hypotheses.traces.lengths[r, 0]], hypotheses.committed[r].head
         before = 0 if head is None else len(head["tokens"])
         return before + int(np.searchsorted(frames, hypotheses.shared[r]))
 
     def _paths(self, hypotheses: FlexCTCNBest, fused: np.ndarray) -> list[tuple[Path, ...]]:
-        """The hypotheses of each utterance; `fused`: [R, N] TEXT_SCORES.
+        """Return the hypotheses of each utterance; `fused`: [R, N] TEXT_SCORES.
 
         Most fields are computed for all hypotheses at once, because NumPy operations on single numbers are slow.
         """
@@ -143,7 +143,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         return [tuple(paths) for paths in results]
 
     def _alignment(self, hypotheses: FlexCTCNBest, r: int, n: int) -> dict[str, np.ndarray]:
-        """Fields of a path after the committed frames, if the config has `alignments`."""
+        """Return fields of a path after the committed frames, if the config has `alignments`."""
         if not self.config.alignments:
             return {}
         traces, part = hypotheses.traces, slice(int(hypotheses.frames[r]) - hypotheses.committed[r].frames)

@@ -1,4 +1,4 @@
-"""Final and partial results: final weights, n-best order, trace-back, and the parts of scores."""
+"""Make final and partial results: final weights, n-best order, trace-back, and the parts of scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nemo_gpu_decoding.search.numerics import TEXT_SCORES, add_text_scores, merg
 
 
 class FlexCTCNBest(NamedTuple):
-    """The N best hypotheses of R utterances as arrays, best first.
+    """The N best hypotheses that R utterances have, as arrays, best first.
 
     Traces begin after the committed frames.
     """
@@ -91,10 +91,10 @@ def trace_back_all(which, rows, first, state, params, order, traces):
 
 
 def fusion_scores(hypotheses: FlexCTCNBest, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
-    """LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
+    """Return LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
 
     Args:
-        hypotheses: of the engine.
+        hypotheses: the engine's hypotheses.
         params, fusions: options and fusion of the search.
         final: include final weights, except for utterances with `hypotheses.without_final`.
     """
@@ -121,7 +121,7 @@ def _add_scores(rows, order, traces, params, fusions, ended, scores):
 
 @compiled
 def _add_scores_of(tokens, params, fusions, b, scores):
-    """`add_text_scores` of utterance b."""
+    """Run `add_text_scores` for utterance b."""
     starts = fusions.utterances[b].lm_start, fusions.utterances[b].boosting_start
     add_text_scores(tokens, params.vocab_size, params.blank_id, of_utterance(fusions, b), starts, scores)
 

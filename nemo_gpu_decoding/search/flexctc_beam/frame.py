@@ -1,4 +1,4 @@
-"""flexctc_beam on the CPU: batched CTC beam search with late pruning [FlexCTC, section 3], compiled.
+"""Search one frame of flexctc_beam on the CPU, with late pruning [FlexCTC, section 3], compiled.
 
 The score of a hypothesis is
     log P_CTC(alignment) + alpha_LM log P_LM(text) + alpha_PB boost(text) + beta |text|
@@ -54,7 +54,7 @@ CANDIDATE = np.dtype(
 
 
 class FlexCTCBeams(NamedTuple):
-    """State of the search of B utterances."""
+    """The state that a search of B utterances has."""
 
     beam: np.ndarray  # [B, K] HYPOTHESIS
     sizes: np.ndarray  # [B] int32, number of live hypotheses; they are the first ones
@@ -64,7 +64,7 @@ class FlexCTCBeams(NamedTuple):
 
 
 class FrameWorkspace(NamedTuple):
-    """Buffers of one thread for a frame."""
+    """The buffers that one thread uses for a frame."""
 
     candidates: numerics.Candidates
     next_beam: np.ndarray  # [K] HYPOTHESIS
@@ -76,7 +76,7 @@ def new_workspace(beam_size: int) -> FrameWorkspace:
 
 
 def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeams:
-    """State before the first frame of B utterances: the empty text in slot 0, a capacity of `frames` frames."""
+    """Return the state before frame 0 of B utterances: the empty text in slot 0, a capacity of `frames` frames."""
     n = len(fusions.utterances)
     beam = np.zeros((n, beam_size), HYPOTHESIS)
     first = beam[:, 0]
@@ -243,7 +243,7 @@ def _extend(beam, candidate, params, new):
 
 @linked
 def _find_duplicate(beam, size, hypothesis):
-    """The slot below `size` with the same text and last label, or -1."""
+    """Return the slot below `size` with the same text and last label, or -1."""
     for i in range(size):
         if (
             beam[i].text_hash == hypothesis.text_hash
@@ -259,7 +259,7 @@ def _find_duplicate(beam, size, hypothesis):
 
 @linked
 def _goes_on_alike(beam, size, hypothesis):
-    """Whether a slot below `size` has the same last token and states, so that the same scores follow."""
+    """Return whether a slot below `size` has the same last token and states, so that the same scores follow."""
     for i in range(size):
         is_alike = beam[i].lm_state == hypothesis.lm_state and beam[i].boosting_state == hypothesis.boosting_state
         if is_alike and beam[i].last_label == hypothesis.last_label:
@@ -297,7 +297,7 @@ def offer_same_text(row, beam, size, k, params, fusion, candidates, count):
 
 @linked
 def find_text(beam, size, text_hash, length):
-    """The slot below `size` with this text, or -1."""
+    """Return the slot below `size` with this text, or -1."""
     for i in range(size):
         if beam[i].text_hash == text_hash and beam[i].length == length:
             return i

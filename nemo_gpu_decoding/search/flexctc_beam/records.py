@@ -1,4 +1,4 @@
-"""Records and kernel arguments of flexctc_beam; `records.cuh` is generated from this file."""
+"""Declare records and kernel arguments of flexctc_beam; `records.cuh` is generated from this file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HYPOTHESIS = np.dtype(
 
 
 class SearchParams(NamedTuple):
-    """Options of a batch; LM and boosting of each utterance are an `UtteranceFusion`."""
+    """The options that a batch has; LM and boosting of each utterance are an `UtteranceFusion`."""
 
     blank_id: int
     vocab_size: int  # V
@@ -103,7 +103,7 @@ KEPT_TEXT = np.dtype([("blank_score", np.float32), ("token_score", np.float32)])
 
 
 class ListSizes(NamedTuple):
-    """Entries of the lists in shared memory; results do not depend on them."""
+    """The entries that the lists in shared memory have; results do not depend on them."""
 
     candidates: int  # at least 2 K + threads of the block
     labels: int  # columns that are scanned together

@@ -1,4 +1,4 @@
-"""Scores of new tokens with LM and boosting, and upper bounds of these scores, compiled."""
+"""Score new tokens with LM and boosting, and bound these scores from above, compiled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FEW_ARCS = 8  # the arcs of LM states with at most this many are offered one by 
 
 @linked
 def score_before(hypothesis, column):
-    """The score that a new token adds to. A token can follow itself only after a blank."""
+    """Return the score that a new token adds to. A token can follow itself only after a blank."""
     return hypothesis.blank_score if column == hypothesis.last_label else hypothesis.score
 
 
 @linked
 def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
-    """`base` plus LM and boosting scores of a new token, and the states after it.
+    """Return `base` plus LM and boosting scores of a new token, and the states after it.
 
     Returns IMPOSSIBLE if a partial sum shows that the score is below `floor`. `lm_bound` is an upper bound of the LM
     score. Boosting trees are small and LMs are large: the cheap look-up comes first and may make the other one
@@ -42,14 +42,14 @@ def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
 
 @linked
 def least_lm_weight(floor, base, bonus, lm_weight):
-    """Lower bound of the LM weights with which base + bonus reaches the floor, with slack for float32 rounding."""
+    """Return the lowest LM weight with which base + bonus may reach the floor, with slack for float32 rounding."""
     slack = 1e-6 * (abs(np.float64(floor)) + abs(np.float64(base))) + 1e-5
     return (np.float64(floor) - base - bonus - slack) / lm_weight
 
 
 @linked
 def least_log_prob(floor, best):
-    """Lower bound of the log-probability of labels that can reach the floor, with slack for float32 rounding.
+    """Return the lowest log-probability with which a label may reach the floor, with slack for float32 rounding.
 
     It is at most MOST_LOG_PROB, so that a scan of the row finds every larger (invalid) value.
 
@@ -80,20 +80,20 @@ def note_bounds(beam, size, fusion):
 
 @linked
 def offers_arcs(hypothesis, fusion):
-    """Whether the labels of the LM state's own arcs are offered one by one, before the scan of the row."""
+    """Return whether the labels of the LM state's own arcs are offered one by one, before the scan of the row."""
     state = fusion.lm.states[hypothesis.lm_state]
     return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
 
 
 @linked
 def bound_of(base, hypothesis):
-    """Upper bound of `fused(base, ...)` for a label that was not offered; summed in the same order."""
+    """Return an upper bound of `fused(base, ...)` for a label that was not offered; summed in the same order."""
     return base + hypothesis.lm_bound + hypothesis.boosting_bound
 
 
 @linked
 def best_new_score(beam, size, params):
-    """Upper bound of the score of a new label with log-probability 0, in double."""
+    """Return an upper bound of the score of a new label with log-probability 0, in double."""
     best = -np.inf
     for k in range(size):
         best = max(best, np.float64(bound_of(beam[k].score + params.beam_beta, beam[k])))

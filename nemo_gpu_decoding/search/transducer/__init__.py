@@ -1,1 +1,1 @@
-"""alsd_pp and aes_pp: batched beam searches of RNN-T and TDT models [ALSD++/AES++]."""
+"""Decode RNN-T and TDT models by batched beam searches, alsd_pp and aes_pp [ALSD++/AES++]."""

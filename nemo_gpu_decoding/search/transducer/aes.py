@@ -1,4 +1,4 @@
-"""`AESPlusPlus`: adaptive expansion search of RNN-T and TDT models [ALSD++/AES++].
+"""Search RNN-T and TDT models by adaptive expansion (`AESPlusPlus`) [ALSD++/AES++].
 
 The search works frame by frame; the open hypotheses are those at the present frame. Prefix search comes first. If an
 open text is another one without its last token, the longer text gains the probability of that token in this frame.
@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.transducer.scoring import count_within_gamma, new_
 
 
 class Pool(NamedTuple):
-    """All candidates for the new beam of a step, in the order in which they were found."""
+    """The candidates that may enter the new beam of a step, in the order in which they were added."""
 
     items: np.ndarray  # CANDIDATE
     keys: np.ndarray  # uint64, equal for equal text and frame
@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 
 @compiled
 def step(rows, data, params, durations, fusions):
-    """One step of every utterance in `rows`; changes the `StepData` in place.
+    """Take one step of every utterance in `rows`; this changes the `StepData` in place.
 
     Sets a size of BAD_INPUT if the joint returned NaN or +inf, and of 0 if no label is possible.
     """
@@ -70,7 +70,7 @@ def step(rows, data, params, durations, fusions):
 
 @compiled
 def run(rows, arrays, networks, options, params, durations, fusions):
-    """All steps of the utterances `rows`, with their networks, until each waits for frames; see `cpu_engine.py`."""
+    """Take all steps of the utterances `rows`, with their networks, until all wait for frames; see `cpu_engine.py`."""
     active, count, turn = rows.copy(), rows.shape[0], 0
     while True:
         count = cpu_engine.read_joint(active[:count], turn, arrays, networks, options, params)
@@ -162,7 +162,7 @@ def _compete(b, candidates, count, state, pool, n, scratch, params, durations):
 
 @linked
 def _is_counted(b, k, new, state, params):
-    """Whether an expansion of hypothesis k that stays in the frame leads to a text of the beam."""
+    """Return whether an expansion of hypothesis k that stays in the frame leads to a text of the beam."""
     if new.length == state.beam[b, k].length or new.frame > state.beam[b, k].frame:
         return False
     for i in range(state.counters[b].size):

@@ -1,4 +1,4 @@
-"""`ALSDPlusPlus`: alignment-length synchronous decoding of RNN-T and TDT models [ALSD++/AES++].
+"""Search RNN-T and TDT models synchronously by alignment length (`ALSDPlusPlus`) [ALSD++/AES++].
 
 In every step each hypothesis reads its present frame. Its extensions are the blank and all tokens, in TDT each with a
 duration; the number of an extension is its `choice`, label * D + index of the duration (`beam.py`). The K best
@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.transducer.scoring import best_labels, new_candida
 
 @compiled
 def step(rows, data, params, durations, fusions):
-    """One step of every utterance in `rows`; changes the `StepData` in place.
+    """Take one step of every utterance in `rows`; this changes the `StepData` in place.
 
     Sets a size of BAD_INPUT if the joint returned NaN or +inf, and of 0 if no label is possible.
     """
@@ -55,7 +55,7 @@ def step(rows, data, params, durations, fusions):
 
 @compiled
 def run(rows, arrays, networks, options, params, durations, fusions):
-    """All steps of the utterances `rows`, with their networks, until each waits for frames; see `cpu_engine.py`."""
+    """Take all steps of the utterances `rows`, with their networks, until all wait for frames; see `cpu_engine.py`."""
     active, count, turn = rows.copy(), rows.shape[0], 0
     while True:
         count = cpu_engine.read_joint(active[:count], turn, arrays, networks, options, params)
@@ -68,7 +68,7 @@ def run(rows, arrays, networks, options, params, durations, fusions):
 
 @linked
 def _is_free(b, k, data, params):
-    """Whether hypothesis k may take any label: it is not finished, and no blank is forced."""
+    """Return whether hypothesis k may take any label: it is not finished, and no blank is forced."""
     return data.row_of[b, k] >= 0 and data.state.beam[b, k].symbols < params.max_symbols
 
 

@@ -1,4 +1,4 @@
-"""Beams of transducer searches: hypotheses, their tree of tokens, and the new beam of a step.
+"""Keep the beams of transducer searches: hypotheses, their tree of tokens, and the new beam of a step.
 
 RNN-T is treated as a TDT model whose only duration is 0 with probability 1: a token stays in its frame, and a blank of
 any duration advances by at least one frame. One search therefore serves both. A `choice` is an extension of a
@@ -31,7 +31,7 @@ from nemo_gpu_decoding.search.transducer.scoring import is_bad
 
 
 class TransducerBeams(NamedTuple):
-    """State of the search of n utterances, with P entries each in the prediction cache."""
+    """The state that a search of n utterances has, with P entries each in the prediction cache."""
 
     beam: np.ndarray  # [n, K] HYPOTHESIS
     counters: np.ndarray  # [n] STREAM_COUNTERS
@@ -44,7 +44,7 @@ class TransducerBeams(NamedTuple):
 
     @property
     def live(self) -> np.ndarray:
-        """[n, K] bool, the slots that hold a hypothesis."""
+        """Return which slots hold a hypothesis, [n, K] bool."""
         return np.arange(self.beam.shape[1]) < self.counters["size"][:, None]
 
 
@@ -58,7 +58,7 @@ class PendingPredictions(NamedTuple):
 
 
 class StepData(NamedTuple):
-    """Arrays that a step reads and changes in place."""
+    """The arrays that a step reads and changes in place."""
 
     log_probs: np.ndarray  # [rows, V + 1 (+ D)] float32, of the joint; blank in column V, then durations
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis, or -1
@@ -68,7 +68,7 @@ class StepData(NamedTuple):
 
 
 def new_beam_state(fusions: FusionArrays, beam_size: int) -> TransducerBeams:
-    """State before the first frame of n utterances: the empty text in slot 0, its prediction in entry 0."""
+    """Return the state before the first frame of n utterances: the empty text in slot 0, its prediction in entry 0."""
     n = len(fusions.utterances)
     entries = 4 * beam_size  # at least 2 K: those of the old and of the new hypotheses
     beam = np.zeros((n, beam_size), records.HYPOTHESIS)
@@ -94,7 +94,7 @@ def new_beam_state(fusions: FusionArrays, beam_size: int) -> TransducerBeams:
 
 
 def new_nodes(n: int, capacity: int) -> np.ndarray:
-    """Trees [n, capacity] NODE that consist of their roots."""
+    """Return trees [n, capacity] NODE that consist of their roots."""
     nodes = np.empty((n, max(1, capacity)), records.NODE)
     nodes[:, records.ROOT]["parent"] = -1
     nodes[:, records.ROOT]["label"] = records.NO_LABEL
@@ -102,7 +102,7 @@ def new_nodes(n: int, capacity: int) -> np.ndarray:
 
 
 def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
-    """The trees in buffers for at least `needed` nodes; a buffer that is too small is at least doubled."""
+    """Return the trees in buffers for at least `needed` nodes; a buffer that is too small is at least doubled."""
     n, capacity = nodes.shape
     if needed <= capacity:
         return nodes
@@ -112,7 +112,7 @@ def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
 
 
 def new_pending(n: int, beam_size: int) -> PendingPredictions:
-    """Empty lists of texts to compute, for n utterances."""
+    """Return empty lists of texts to compute, for n utterances."""
     return PendingPredictions(np.zeros(n, np.int32), *np.empty((3, n, beam_size), np.int64))
 
 
@@ -138,7 +138,7 @@ def extend(hypothesis, choice, params, durations):
 
 @linked
 def find_duplicate(beam, size, hypothesis):
-    """The slot below `size` with the same text and frame, or -1.
+    """Return the slot below `size` with the same text and frame, or -1.
 
     In RNN-T two hypotheses of a text are always at the same frame when this function is called.
     """

@@ -1,4 +1,4 @@
-"""Options of alsd_pp and aes_pp, with the names and defaults of NeMo's `beam` section."""
+"""Declare the options of alsd_pp and aes_pp, with the names and defaults of NeMo's `beam` section."""
 
 from __future__ import annotations
 

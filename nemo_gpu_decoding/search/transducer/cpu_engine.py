@@ -1,4 +1,4 @@
-"""`CPUEngine`: repeats joint, step and prediction network until all frames are read.
+"""`CPUEngine` repeats joint, step and prediction network until all frames are read.
 
 The utterances of a batch run in lockstep, so that each network runs once per step for all of them. The results of an
 utterance do not depend on the others. Networks that can be compiled (`cpu_networks.py`) run inside compiled code, for
@@ -32,7 +32,7 @@ WORK_PER_THREAD = 200_000
 
 
 class CPUEngine(TransducerEngine):
-    """The search on the CPU; the networks run on their own device."""
+    """An engine that searches on the CPU; the networks run on their own device."""
 
     def _advance(self, state: TransducerStreams, *, ended: bool) -> None:
         networks = self._algorithm.compiled.current()
@@ -91,7 +91,7 @@ class CPUEngine(TransducerEngine):
 
 
 class SharedRows(NamedTuple):
-    """Row numbers of all n utterances; each is read and changed with its own utterance only."""
+    """The row numbers that n utterances have; each is read and changed with its own utterance only."""
 
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis in the log-probs, or -1
     pending: beam.PendingPredictions
@@ -109,7 +109,7 @@ class SharedRows(NamedTuple):
 
 
 class RowSources(NamedTuple):
-    """Sources of the R rows of a step: new rows from the front, rows of the last step from the end."""
+    """The sources from which the R rows of a step come: new rows from the front, old rows from the end."""
 
     frames: np.ndarray  # [R] int64, row of the flattened frames
     texts: np.ndarray  # [R] int64, entry in the flattened prediction cache
@@ -117,7 +117,7 @@ class RowSources(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Arrays of the compiled search of a group of utterances, with R rows per step."""
+    """The arrays with which compiled code searches a group of utterances, with R rows per step."""
 
     state: beam.TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
@@ -136,7 +136,7 @@ def new_run(
     shared: SharedRows,
     group: int,
 ) -> Run:
-    """The arrays for groups of at most so many utterances."""
+    """Return the arrays for groups of at most so many utterances."""
     rows = group * state.beams.beam.shape[1]
     columns = networks.vocab_size + 1 + len(networks.durations)
     return Run(
@@ -183,7 +183,7 @@ def read_joint(rows, turn, run, networks, options, params):
 
 @inlined
 def step_data(turn, run):
-    """What a step reads and changes."""
+    """Return what a step reads and changes."""
     return beam.StepData(run.log_probs[turn], run.shared.row_of, run.state, run.nodes, run.shared.pending)
 
 
@@ -196,7 +196,7 @@ def extend_texts(rows, run, networks):
 
 
 class JointRows:
-    """The joint's log-probs for the n utterances of a state, K hypotheses each, in one run.
+    """The joint's log-probs that one run computes for n utterances with K hypotheses each.
 
     Args:
         networks: see `TransducerNetworks`.
@@ -242,7 +242,7 @@ class JointRows:
 
 
 def normalised(logits: Tensor, temperature: float) -> Tensor:
-    """[N, columns] logits as log-probs, in double.
+    """Convert [N, columns] logits to log-probs, in double.
 
     The caller rounds them to float32 once, so that the order of a sum has no effect and all backends agree.
     """
@@ -254,7 +254,7 @@ def normalised(logits: Tensor, temperature: float) -> Tensor:
 
 @compiled
 def schedule(rows, beams, ended, shared, first_frames, strides, sources):
-    """Number the hypotheses of the utterances `rows` that the joint can read now.
+    """Return the number the hypotheses of the utterances `rows` that the joint can read now.
 
     An utterance waits while one of its open hypotheses needs a frame that has not arrived, because the order of steps
     must not depend on the chunks. If it has `ended`, such a hypothesis is finished.
@@ -292,7 +292,7 @@ def schedule(rows, beams, ended, shared, first_frames, strides, sources):
 
 @linked
 def _kept_row(kept, b, hypothesis):
-    """The row of the same text at the same frame in the last step, or -1."""
+    """Return the row of the same text at the same frame in the last step, or -1."""
     old = -1
     for j in range(kept.rows.shape[1]):
         if (

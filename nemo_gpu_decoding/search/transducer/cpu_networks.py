@@ -1,4 +1,4 @@
-"""An LSTM prediction network and a joint inside compiled code, for the steps of a search on the CPU.
+"""Run an LSTM prediction network and a joint in compiled code, for the steps of a search on the CPU.
 
 In torch, a step of the search takes about 30 calls, most of them longer than their work on a few rows. Here a run with
 all its steps is one call of compiled code. The networks do what `LSTMNetworks` does, with these differences:
@@ -67,19 +67,19 @@ def _cast(target: Any) -> Any:
 
 @intrinsic
 def _bits_of(typing_context, value):
-    """The bits of a double, as an int64."""
+    """Return the bits of a double, as an int64."""
     return types.int64(types.float64), _cast(ir.IntType(64))
 
 
 @intrinsic
 def _of_bits(typing_context, bits):
-    """The double with these bits."""
+    """Return the double with these bits."""
     return types.float64(types.int64), _cast(ir.DoubleType())
 
 
 @linked
 def exp(x):
-    """exp(x) for float64, with a relative error below 1e-14; x is clipped to +-708.
+    """Compute exp(x) for float64, with a relative error below 1e-14; x is clipped to +-708.
 
     x = k ln 2 + r with |r| <= ln 2 / 2, so exp(x) = 2^k exp(r), with the Taylor series of exp(r).
     """
@@ -115,7 +115,7 @@ def copy(values, out):
 
 @linked
 def log_softmax(logits, scale, scratch, out):
-    """The log-softmax of scale * logits.
+    """Compute the log-softmax of scale * logits.
 
     Args:
         logits: [C] float32.
@@ -175,17 +175,17 @@ CACHED_ROWS = 64  # rows that stay in the second level of the cache while the we
 
 
 def whole_panels(outputs: int) -> int:
-    """Columns of a product's result, a multiple of WIDTH."""
+    """Return columns of a product's result, a multiple of WIDTH."""
     return -(-outputs // WIDTH) * WIDTH
 
 
 def whole_rows(rows: int) -> int:
-    """Rows that `multiply` reads and writes for this number of rows."""
+    """Return rows that `multiply` reads and writes for this number of rows."""
     return -(-rows // ROWS) * ROWS
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> np.ndarray:
-    """A weight [outputs, inputs] with its bias as panels, flat, float32."""
+    """Return a weight [outputs, inputs] with its bias as panels, flat, float32."""
     outputs, inputs = weight.shape
     lines = np.zeros((1 + inputs, whole_panels(outputs)), np.float32)
     if bias is not None:
@@ -196,7 +196,7 @@ def packed(weight: Tensor, bias: Tensor | None) -> np.ndarray:
 
 @compiled
 def multiply(rows, count, weight, out):
-    """The product of the first `count` rows with a packed weight, plus its bias.
+    """Multiply the first `count` rows with a packed weight, and add its bias.
 
     Args:
         rows: [R, inputs] float32, C-contiguous; R is at least `whole_rows(count)`.
@@ -217,13 +217,13 @@ def multiply(rows, count, weight, out):
 
 @intrinsic
 def _block(typing_context, rows, row, weight, at, out, column):
-    """ROWS rows from `row` on times the panel at weight[at:], into the columns from `column` on."""
+    """Multiply ROWS rows from `row` on by the panel at weight[at:], into the columns from `column` on."""
     return types.void(rows, row, weight, at, out, column), partial(_write_block, ROWS)
 
 
 @intrinsic
 def _half_block(typing_context, rows, row, weight, at, out, column):
-    """The same with ROWS // 2 rows."""
+    """Return the same with ROWS // 2 rows."""
     return types.void(rows, row, weight, at, out, column), partial(_write_block, ROWS // 2)
 
 
@@ -283,7 +283,7 @@ def _write_block(count: int, context: Any, builder: Any, signature: Any, argumen
 
 
 def _not_unrolled(module: Any) -> Any:
-    """Loop metadata: two blocks of sums, one per copy of the loop's body, do not fit in the registers."""
+    """Return loop metadata: two blocks of sums, one per copy of the loop's body, do not fit in the registers."""
     disabled = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     loop = module.add_metadata([disabled, disabled])
     loop.operands = (loop, disabled)  # LLVM identifies a loop by a node that refers to itself
@@ -295,7 +295,7 @@ ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigm
 
 
 class PackedNetworks(NamedTuple):
-    """L layers with H hidden values each, J inputs of the joint, V tokens; panels as in the docstring of this file."""
+    """L layers with H hidden values each, J inputs of the joint, V tokens; this file's docstring explains panels."""
 
     table: np.ndarray  # [V + 1, 4 H], contributions of labels to the gates of the first layer
     recurrent: np.ndarray  # [L, panels of H -> 4 H]
@@ -306,7 +306,7 @@ class PackedNetworks(NamedTuple):
 
 
 class TextCache(NamedTuple):
-    """The prediction cache of n utterances with P entries each, E = n * P."""
+    """The prediction cache that n utterances share, with P entries each; E = n * P."""
 
     outputs: np.ndarray  # [E, J]
     hidden: np.ndarray  # [E, L, H]
@@ -316,7 +316,7 @@ class TextCache(NamedTuple):
 
 
 class NetworkBuffers(NamedTuple):
-    """Rows of the products of one step."""
+    """The buffers that hold the rows of the products of one step."""
 
     inputs: np.ndarray  # [R, H] float32
     joint_inputs: np.ndarray  # [R, J] float32
@@ -327,7 +327,7 @@ class NetworkBuffers(NamedTuple):
 
 
 class NetworkArrays(NamedTuple):
-    """What the networks read and write in a run."""
+    """The arrays that the networks read and write in a run."""
 
     frames: np.ndarray  # [F, J] projected encoder frames
     texts: TextCache
@@ -335,7 +335,7 @@ class NetworkArrays(NamedTuple):
 
 
 class CompiledNetworks:
-    """The packed weights of a decoder's networks, made again when a weight has changed; for all threads."""
+    """The packed weights of a decoder's networks, packed again when a weight has changed; for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -344,7 +344,7 @@ class CompiledNetworks:
         self._packed: MadeOfWeights[PackedNetworks] = MadeOfWeights()
 
     def current(self) -> PackedNetworks | None:
-        """The packed weights; None if torch must run the networks."""
+        """Return the packed weights; None if torch must run the networks."""
         networks = self._networks
         if not (isinstance(networks, LSTMNetworks) and self._fused.why_not(torch.device("cpu")) is None):
             return None
@@ -361,7 +361,7 @@ class CompiledNetworks:
 
 
 def _joint_layers(output: nn.Module) -> tuple[int, nn.Linear] | None:
-    """Activation and linear layer of a joint; None if it is of another kind."""
+    """Return activation and linear layer of a joint; None if it is of another kind."""
     if type(output) is not nn.Sequential or len(output) < 2 or type(output[-1]) is not nn.Linear:
         return None
     activation = ACTIVATIONS.get(type(output[0]))
@@ -386,7 +386,7 @@ def _packed(networks: LSTMNetworks, activation: int, output: nn.Linear) -> Packe
 
 
 def text_cache(outputs: Tensor, state: tuple[Tensor, ...]) -> TextCache:
-    """The cache over the tensors of a `Predictions`, without recurrent products."""
+    """Return the cache over the tensors of a `Predictions`, without recurrent products."""
     hidden, cells = (part.numpy() for part in state)
     entries, layers, size = hidden.shape
     recalled = np.empty((entries, layers, 4 * size), np.float32)
@@ -394,7 +394,7 @@ def text_cache(outputs: Tensor, state: tuple[Tensor, ...]) -> TextCache:
 
 
 def network_buffers(texts: TextCache, columns: int, rows: int) -> NetworkBuffers:
-    """Buffers for steps with at most this number of rows, of joints with V + 1 (+ D) columns."""
+    """Return buffers for steps with at most this number of rows, of joints with V + 1 (+ D) columns."""
     size, joint = texts.hidden.shape[2], texts.outputs.shape[1]
     whole, widest = whole_rows(rows), max(columns, 4 * size, joint)
     return NetworkBuffers(
@@ -409,7 +409,7 @@ def network_buffers(texts: TextCache, columns: int, rows: int) -> NetworkBuffers
 
 @linked
 def join(sources, count, labels, scale, networks, arrays, log_probs):
-    """Log-probs of `count` pairs of a frame and a text; labels and durations are normalised separately.
+    """Compute log-probs of `count` pairs of a frame and a text; labels and durations are normalised separately.
 
     Args:
         sources: `frames`, rows of the frames, and `texts`, entries of the cache, each [count or more].
@@ -461,7 +461,7 @@ def predict(count, networks, arrays):
 
 @linked
 def _recall(sources, count, networks, texts, buffers):
-    """The recurrent products of these entries that are not known yet."""
+    """Compute the recurrent products of these entries that are not known yet."""
     unknown = 0
     for i in range(count):
         if not texts.is_recalled[sources[i]]:
@@ -478,7 +478,7 @@ def _recall(sources, count, networks, texts, buffers):
 
 @linked
 def _cell(given, source, target, layer, texts):
-    """An LSTM cell: entry `target` becomes the text of `source` and a label, with the contributions `given` [4 H]."""
+    """Run an LSTM cell: entry `target` becomes the text of `source` and a label with contributions `given` [4 H]."""
     size = texts.hidden.shape[2]
     recalled, before = texts.recalled[source, layer], texts.cells[source, layer]
     hidden, cells = texts.hidden[target, layer], texts.cells[target, layer]

@@ -1,4 +1,4 @@
-"""`CUDAEngine`: steps of a transducer search on the GPU, with the kernels of `alsd.cu` and `aes.cu`.
+"""Take the steps of a transducer search on the GPU, with the kernels of `alsd.cu` and `aes.cu` (`CUDAEngine`).
 
 In a step, the joint reads frames and predictions of all hypotheses (`cuda_networks.py`), the kernels `expand` and
 `merge` search, and the prediction network reads the new tokens. Shapes are the same in every step: each of the B * K
@@ -47,7 +47,7 @@ KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
 
 
 def why_not(params: SearchParams, most_shared: int) -> str | None:
-    """None if the kernels can search with this beam, else the reason in one line."""
+    """Return None if the kernels can search with this beam, else the reason in one line."""
     choices = (params.vocab_size + 1) * params.num_durations + 1
     if params.beam_size * choices > 2**32:
         return f"beam {params.beam_size} x {choices} choices exceed the 2^32 that kernels can number"
@@ -62,7 +62,7 @@ def why_not(params: SearchParams, most_shared: int) -> str | None:
 
 
 class Gpu(NamedTuple):
-    """Properties of a GPU that decide how many blocks are resident."""
+    """The properties of a GPU that decide how many blocks are resident."""
 
     processors: int  # multiprocessors
     capability: tuple[int, int]
@@ -70,7 +70,7 @@ class Gpu(NamedTuple):
 
 
 def expand_threads(rows: int, frame_by_frame: bool, gpu: Gpu) -> int:
-    """Threads of a block of `expand`: fewer if blocks of EXPAND_THREADS for so many rows would need a second wave.
+    """Return the threads of a block of `expand`, fewer if EXPAND_THREADS for so many rows need a second wave.
 
     With half the threads, a block takes a tenth more time by estimate, but twice as many blocks are resident.
 
@@ -83,7 +83,7 @@ def expand_threads(rows: int, frame_by_frame: bool, gpu: Gpu) -> int:
 
 
 def expand_blocks(frame_by_frame: bool, gpu: Gpu) -> int:
-    """Blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu."""
+    """Return the blocks of EXPAND_THREADS per multiprocessor, as EXPAND_BLOCKS in aes.cu and alsd.cu."""
     if frame_by_frame:
         return 4 if gpu.capability in ((8, 6), (8, 9)) and gpu.compiler >= (13, 0) else 2
     since = (13, 5) if gpu.capability == (9, 0) else (13, 0)
@@ -91,7 +91,7 @@ def expand_blocks(frame_by_frame: bool, gpu: Gpu) -> int:
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The GPU of a device; an H100 if the kernels are emulated."""
+    """Return the GPU of a device; an H100 if the kernels are emulated."""
     if device.type != "cuda":
         return Gpu(132, (9, 0), (13, 5))
     properties = torch.cuda.get_device_properties(device)
@@ -99,7 +99,7 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
-    """Lists of `expand` for M extensions per hypothesis of V + 1 labels, and the dynamic shared memory of a block."""
+    """Return the lists of `expand` for M extensions per hypothesis of V + 1 labels, and a block's shared memory."""
     labels = max(params.max_extensions, min(params.vocab_size + 1, MOST_LABELS))
     sizes = ListSizes(2 * params.max_extensions + threads, labels, params.vocab_size + 1)
     # in the order of `Workspace` in expand.cuh
@@ -112,7 +112,7 @@ def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
 
 
 def merge_bytes(params: SearchParams) -> int:
-    """Dynamic shared memory of a block of `merge`; the order is that of `MergeWorkspace` in merge.cuh.
+    """Return the dynamic shared memory of a block of `merge`, in the order of `MergeWorkspace` in merge.cuh.
 
     aes_pp's `Pool` follows it.
     """
@@ -124,7 +124,7 @@ def merge_bytes(params: SearchParams) -> int:
 
 
 def prediction_rows(utterances: int, params: SearchParams) -> int:
-    """Number of rows of the prediction network's batch, large enough that utterances seldom wait for one.
+    """Return the number of rows of the prediction network's batch, large enough that utterances seldom wait for one.
 
     On real speech 12 to 37 % of the hypotheses have a new text after a step, fewest with aes_pp
     (docs/experiments/gpu_counts.md).
@@ -135,7 +135,7 @@ def prediction_rows(utterances: int, params: SearchParams) -> int:
 
 
 class Shared(NamedTuple):
-    """Objects that all runs of a decoder share."""
+    """The objects that all runs of a decoder share."""
 
     workspaces: cuda_workspace.WorkspacePool
     graphs: GraphRunner  # runs steps as CUDA graphs, or plainly
@@ -144,7 +144,7 @@ class Shared(NamedTuple):
 
 
 class NewFrames(NamedTuple):
-    """Projected frames that a run adds to its utterances, and whether no more follow."""
+    """The projected frames that a run adds to its utterances, and whether no more follow."""
 
     rows: Tensor  # [N, H]
     lengths: np.ndarray  # [n] int64
@@ -154,7 +154,7 @@ class NewFrames(NamedTuple):
 
 
 class CUDAEngine(TransducerEngine):
-    """The search on the device of the networks; arguments as in `TransducerEngine`.
+    """An engine that searches on the device of the networks; arguments as in `TransducerEngine`.
 
     A push is one upload, one launch that adds the frames, the steps, and one copy back. Its streams hold a workspace,
     so that predictions and frames stay where they are.
@@ -319,7 +319,7 @@ class CUDAEngine(TransducerEngine):
 
 
 def _rows(inputs: Tensor, lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """Encoder frames [N, D] and the row of each utterance's first one; padding is left out if there is much of it."""
+    """Return encoder frames [N, D] and the row of each utterance's first one; much padding is left out."""
     n, frames = inputs.shape[:2]
     total = int(lengths.sum())
     if n * frames - total <= max(total, MOST_PADDING):
@@ -328,7 +328,7 @@ def _rows(inputs: Tensor, lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
 
 
 class _Step:
-    """The launches of one step on a workspace."""
+    """The launches that make one step on a workspace."""
 
     def __init__(
         self,

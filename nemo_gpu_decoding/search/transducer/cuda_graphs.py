@@ -1,4 +1,4 @@
-"""Launches of the steps of a run: one CUDA graph with a loop, or single kernels.
+"""Launch the steps of a run, as one CUDA graph with a loop or as single kernels.
 
     loop    a WHILE node repeats a few steps until no utterance has a next one; the host launches once
     plain   every kernel is launched on its own; the host checks for active utterances every few steps
@@ -39,7 +39,7 @@ class GraphStep(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """Values that a captured step depends on, besides the workspace."""
+        """Return values that a captured step depends on, besides the workspace."""
         ...
 
     def load(self, *, in_loop: bool) -> None:
@@ -55,7 +55,7 @@ class GraphStep(Protocol):
 
 
 class Conditions(NamedTuple):
-    """Networks and settings that a graph depends on, besides the step."""
+    """The networks and settings that a graph depends on, besides the step."""
 
     weights: tuple[tuple[int, int], ...]  # addresses and version counters: a graph has tables computed from weights
     modules: tuple[nn.Module, ...]
@@ -63,7 +63,7 @@ class Conditions(NamedTuple):
 
 
 class GraphRunner:
-    """Runs steps until no utterance has a next one.
+    """A runner, which runs steps until no utterance has a next one.
 
     Attributes:
         allowed: whether CUDA graphs may be used.
@@ -114,14 +114,14 @@ class GraphRunner:
         self.mode = mode
 
     def conditions(self) -> Conditions:
-        """The networks and settings at present."""
+        """Return the networks and settings at present."""
         parts = self._parts
         if parts is None or not parts.are_same():
             self._parts = parts = _Parts(self._networks)
         return Conditions(parts.versions(), tuple(parts.modules), _arithmetic())
 
     def _graph(self, step: GraphStep, work: RunWorkspace, known: Conditions) -> CapturedGraph | None:
-        """The graph of this step, captured if it is new; None if that failed."""
+        """Return the graph of this step, captured if it is new; None if that failed."""
         key = step.key, known
         if key in work.graphs:
             return work.graphs[key]
@@ -156,7 +156,7 @@ class GraphRunner:
 
 
 def check_not_capturing(device: torch.device) -> None:
-    """A search waits for the device, which would end the capture of a CUDA graph.
+    """Raise an error during capture: a search waits for the device, which would end the capture of a CUDA graph.
 
     Raises:
         ValueError: torch's current stream is captured.
@@ -166,7 +166,7 @@ def check_not_capturing(device: torch.device) -> None:
 
 
 def _round_of_steps(step: GraphStep, handle: int) -> None:
-    """The body of the loop."""
+    """Run the body of the loop."""
     for _ in range(STEPS_PER_ROUND - 1):
         step.run(in_loop=True)
     step.run(in_loop=True, handle=handle)
@@ -184,7 +184,7 @@ def _casts_in_place() -> Iterator[None]:
 
 
 def _arithmetic() -> tuple[Hashable, ...]:
-    """Settings that torch's choice of kernels for products depends on, besides the operands."""
+    """Return settings that torch's choice of kernels for products depends on, besides the operands."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     backends = matmul, getattr(cudnn, "rnn", cudnn)
     tf32 = [b.fp32_precision if hasattr(b, "fp32_precision") else b.allow_tf32 for b in backends]  # torch < 2.9
@@ -194,7 +194,7 @@ def _arithmetic() -> tuple[Hashable, ...]:
 
 
 class _Parts:
-    """The modules and tensors of networks, and whether they are still the same ones."""
+    """The modules and tensors that networks have, and whether they are still the same ones."""
 
     def __init__(self, networks: object) -> None:
         self.modules: dict[nn.Module, None] = {}
@@ -221,5 +221,5 @@ class _Parts:
         return all(map(operator.is_, chain.from_iterable(self._views), self._seen))
 
     def versions(self) -> tuple[tuple[int, int], ...]:
-        """Addresses and version counters of the tensors."""
+        """Return addresses and version counters of the tensors."""
         return tuple((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in self.tensors)

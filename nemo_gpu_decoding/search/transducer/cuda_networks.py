@@ -1,4 +1,4 @@
-"""The prediction network and the joint in the steps of a search on the GPU.
+"""Run the prediction network and the joint in the steps of a search on the GPU.
 
 **Prediction network.** Plain LSTMs and stateless networks have a fast path: their products are fused
 (`fused_weights.py`), and the kernels of `networks.cu` compute the rest. The product of an LSTM's hidden values and
@@ -58,7 +58,7 @@ class Prediction(ABC):
         self._work, self.key = work, key
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called before the first step of a run; the prediction cache may be new, see `RunWorkspace.recalled_of`."""
+        """Prepare the first step of a run; the prediction cache may be new, see `RunWorkspace.recalled_of`."""
 
     @abstractmethod
     def run(self) -> None:
@@ -71,7 +71,7 @@ class Prediction(ABC):
 
 
 class PredictionPaths:
-    """Chooses the implementation of a decoder's prediction network on the GPU, and logs it."""
+    """A chooser, which selects the implementation of a decoder's prediction network on the GPU, and logs it."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -79,7 +79,7 @@ class PredictionPaths:
         self.path: str | None = None  # of the last run: LSTM, STATELESS or TORCH
 
     def on(self, work: RunWorkspace) -> Prediction:
-        """The prediction network on a workspace, for one run."""
+        """Return the prediction network on a workspace, for one run."""
         reason = self._weights.why_not(work.shape.device)
         if reason is None and work.cache[0].dtype != self._weights.dtype:
             reason = f"predictions are {work.cache[0].dtype} and products {self._weights.dtype} (autocast)"
@@ -100,7 +100,7 @@ class PredictionPaths:
 
 
 class TorchPrediction(Prediction):
-    """Any network, run by torch for all rows of the batch, also unused ones."""
+    """A prediction network of any kind, which torch runs for all rows of the batch, also unused ones."""
 
     def __init__(self, networks: TransducerNetworks, work: RunWorkspace) -> None:
         super().__init__(work)
@@ -121,7 +121,7 @@ class TorchPrediction(Prediction):
 
 
 class LSTMPrediction(Prediction):
-    """An LSTM of L layers, H hidden values each."""
+    """A prediction network that is an LSTM of L layers, H hidden values each."""
 
     def __init__(self, fused: FusedLSTM, work: RunWorkspace) -> None:
         super().__init__(work, fused)
@@ -176,7 +176,7 @@ class LSTMPrediction(Prediction):
 
 
 class StatelessPrediction(Prediction):
-    """A network that reads only the last labels: one kernel, no product."""
+    """A prediction network that reads only the last labels: one kernel, no product."""
 
     def __init__(self, fused: FusedStateless, work: RunWorkspace) -> None:
         super().__init__(work, fused)
@@ -204,7 +204,7 @@ COLUMNS = 8  # the columns of the logits are a multiple of this: tensor cores ne
 
 @dataclass(frozen=True, eq=False)
 class OutputLayer:
-    """The joint's linear layer; columns beyond its outputs are zeros."""
+    """The joint's linear layer, where columns beyond its outputs are zeros."""
 
     weight: Tensor  # [H, C]
     bias: Tensor  # [C], of the same type
@@ -221,7 +221,7 @@ class Joint(ABC):
 
 
 class TorchJoint(Joint):
-    """Any joint, as torch runs it."""
+    """A joint of any kind, which torch runs."""
 
     def __init__(self, networks: TransducerNetworks, work: RunWorkspace) -> None:
         self._networks, self._work = networks, work
@@ -243,7 +243,7 @@ class TorchJoint(Joint):
 
 
 class FusedJoint(Joint):
-    """ReLU and a linear layer."""
+    """A joint that is a ReLU and a linear layer."""
 
     def __init__(self, layer: OutputLayer, work: RunWorkspace) -> None:
         self.key, self._work = layer, work
@@ -268,7 +268,7 @@ class FusedJoint(Joint):
 
 
 class JointPaths:
-    """Chooses the implementation of a decoder's joint on the GPU, for all threads."""
+    """A chooser, which selects the implementation of a decoder's joint on the GPU, for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -276,7 +276,7 @@ class JointPaths:
         self._layers: dict[torch.dtype, MadeOfWeights[OutputLayer]] = {}
 
     def on(self, work: RunWorkspace) -> Joint:
-        """The joint for one run on a workspace that already holds the frames."""
+        """Return the joint for one run on a workspace that already holds the frames."""
         linear = self._linear()
         if linear is None or linear.weight.device != work.shape.device:
             return TorchJoint(self._networks, work)
@@ -292,7 +292,7 @@ class JointPaths:
         return FusedJoint(layer, work)
 
     def _linear(self) -> nn.Linear | None:
-        """The layer after the ReLU; None if the joint has another form."""
+        """Return the layer after the ReLU; None if the joint has another form."""
         networks = self._networks
         if type(networks) not in (LSTMNetworks, StatelessNetworks):
             return None

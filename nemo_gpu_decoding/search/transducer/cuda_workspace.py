@@ -1,4 +1,4 @@
-"""The buffers of runs on the GPU, at fixed addresses for CUDA graphs, and what host and device exchange in a run.
+"""Keep the buffers of runs on the GPU at fixed addresses for CUDA graphs, and move data to and from them.
 
 A run copies its utterances in, searches, and copies them out; it may use any idle workspace of its shape. Streams that
 are pushed to hold a workspace of their own instead, in which their predictions and frames stay between pushes.
@@ -51,12 +51,12 @@ class WorkspaceShape:
 
 
 def bucket(size: int) -> int:
-    """The next power of two, so that batches of similar sizes share a workspace and its graphs."""
+    """Return the next power of two, so that batches of similar sizes share a workspace and its graphs."""
     return 1 << max(0, size - 1).bit_length()
 
 
 class RunWorkspace:
-    """Tensors and sizes, named as in the signatures of records.py."""
+    """The tensors and sizes that a run uses, named as in the signatures of records.py."""
 
     def __init__(self, shape: WorkspaceShape) -> None:
         self.shape = shape
@@ -126,14 +126,14 @@ class RunWorkspace:
             self.kernels.launch(records.MOVE_ROWS, grid=rows, block=records.MOVE_THREADS, **arguments)
 
     def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """The buffer [*shape] with this name; created with zeros by the first call."""
+        """Return the buffer [*shape] with this name; created with zeros by the first call."""
         key = name, dtype, shape
         if key not in self._buffers:
             self._buffers[key] = self._zeros(dtype, *shape)
         return self._buffers[key]
 
     def frames_of(self, n: int) -> Tensor:
-        """The frames of n utterances, [n, columns, H]."""
+        """Return the frames of n utterances, [n, columns, H]."""
         return self.frames.view(self.shape.utterances, self.columns, *self.frames.shape[1:])[:n]
 
     def take_frames(self, values: Tensor) -> None:
@@ -173,7 +173,7 @@ class RunWorkspace:
             torch.cuda.current_stream(self.shape.device).synchronize()
 
     def _filled(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """The buffer with `rows` at its start; if it is too small, a larger one, which is in no graph."""
+        """Return the buffer with `rows` at its start; if it is too small, a larger one, which is in no graph."""
         if len(rows) > len(buffer) or rows.shape[1:] != buffer.shape[1:]:
             buffer = self._zeros(rows.dtype, bucket(len(rows)), *rows.shape[1:])
             self.graphs.clear()
@@ -193,7 +193,7 @@ class RunWorkspace:
 
 @dataclass
 class WorkspacePool:
-    """The workspaces of one decoder, for runs of several threads."""
+    """The workspaces that one decoder has, for runs of several threads."""
 
     _idle: list[RunWorkspace] = field(default_factory=list)  # the last used one last
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -203,7 +203,7 @@ class WorkspacePool:
 
     @contextmanager
     def borrowed(self, shape: WorkspaceShape) -> Iterator[RunWorkspace]:
-        """A workspace of this shape for one run; it is discarded if the run fails."""
+        """Lend a workspace of this shape for one run; it is discarded if the run fails."""
         with self._lock:
             self._collect()
             fitting = self._fitting(shape)
@@ -213,7 +213,7 @@ class WorkspacePool:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
 
     def held(self, shape: WorkspaceShape, holder: object) -> Held | None:
-        """A workspace of this shape until `holder` is deleted; None if `MOST_HELD` others are held."""
+        """Return a workspace of this shape until `holder` is deleted; None if `MOST_HELD` others are held."""
         with self._lock:
             self._collect()
             if self._held >= MOST_HELD:
@@ -228,7 +228,7 @@ class WorkspacePool:
         return Held(workspace, self._returned, holder)
 
     def _fitting(self, shape: WorkspaceShape) -> RunWorkspace | None:
-        """The last used idle workspace of this shape, which is idle no longer. Call with the lock."""
+        """Return the last used idle workspace of this shape, which is idle no longer. Call with the lock."""
         for i in reversed(range(len(self._idle))):
             if self._idle[i].shape == shape:
                 return self._idle.pop(i)
@@ -261,18 +261,18 @@ class Held:
         self._finalizer()
 
     def discard(self) -> None:
-        """After a run that failed."""
+        """Discard the workspace after a run that failed."""
         if self._finalizer.detach() is not None:
             self._returned.append(None)
 
 
 def kind_of(rows: Tensor) -> tuple[Any, ...]:
-    """Type and shape of a row, as in `WorkspaceShape`."""
+    """Return type and shape of a row, as in `WorkspaceShape`."""
     return rows.dtype, *rows.shape[1:]
 
 
 def as_bytes(rows: Tensor) -> Tensor:
-    """[R, ...] of any type as [R, bytes]."""
+    """View [R, ...] of any type as [R, bytes]."""
     return rows.flatten(1).view(torch.uint8)
 
 
@@ -332,8 +332,8 @@ def plan(beams, counters, ends, first_frames, lengths, new_rows, columns, ended,
 
 @compiled
 def outcome(counters):
-    """Whether a run was refused and whether the host must fetch nodes for it to go on; largest numbers of new nodes
-    and of all nodes."""
+    """Return whether a run was refused and whether the host must fetch nodes for it to go on; largest numbers of new
+    nodes and of all nodes."""
     refused, full, failed, most_new, most = False, False, False, 0, 0
     for b in range(len(counters)):
         refused |= counters[b].activity == REFUSED
@@ -346,7 +346,7 @@ def outcome(counters):
 
 @compiled
 def goes_on(counters):
-    """Whether an utterance has a next step."""
+    """Return whether an utterance has a next step."""
     is_active = False
     for b in range(len(counters)):
         is_active |= counters[b].activity == ACTIVE or counters[b].activity == WAITING

@@ -1,4 +1,4 @@
-"""`TransducerDecoder`: input checks and results of alsd_pp and aes_pp."""
+"""`TransducerDecoder` checks the inputs and makes the results of alsd_pp and aes_pp."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ C = TypeVar("C", bound=TransducerConfig)
 
 
 class TransducerDecoder(Decoder[C, NBest]):
-    """A batched beam search over a transducer's networks. Inputs are the encoder's output [B, T, D].
+    """A decoder that searches with a transducer's networks. Inputs are the encoder's output [B, T, D].
 
     In results, `parts.acoustic` is the score of the networks, summed over the recombined alignments. With
     blank_lm_score_mode=lm_weighted_full it includes the terms of the joint's blank probability in eq. 3. `repeats` is
@@ -82,11 +82,11 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     @abstractmethod
     def _own_params(self) -> dict[str, Any]:
-        """The fields of `SearchParams` in which alsd_pp and aes_pp differ."""
+        """Return the fields of `SearchParams` in which alsd_pp and aes_pp differ."""
 
     @property
     def device_modes(self) -> dict[str, str | None]:
-        """Modes of the last run on a GPU; None before the first one.
+        """Return the modes of the last run on a GPU; None before the first one.
 
         graphs      launches of the steps: loop or plain, see `cuda_graphs.py`
         prediction  implementation of the prediction network: lstm or stateless (kernels of this package), or torch
@@ -100,7 +100,7 @@ class TransducerDecoder(Decoder[C, NBest]):
             self._workspaces.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are created from the same arguments, because locks and GPU buffers cannot be copied."""
+        """Create copies from the same arguments, because locks and GPU buffers cannot be copied."""
         return type(self), (self.networks, self.config, self.fusion)
 
     def with_options(self, config: C, fusion: Fusion) -> TransducerDecoder[C]:
@@ -143,7 +143,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         return results
 
     def _open_tokens(self, hypotheses: TransducerNBest, r: int) -> int:
-        """Number of tokens of the best hypothesis that are not shared by all live hypotheses."""
+        """Return the number of tokens of the best hypothesis that are not shared by all live hypotheses."""
         b, beams = int(hypotheses.rows[r]), hypotheses.state.beams
         ends = beams.beam[b]["node"][beams.live[b]]
         best = beams.beam[b, hypotheses.order[r, 0]]["node"]

@@ -1,4 +1,4 @@
-"""`TransducerEngine`: the base class of the engines of both backends, and the state of their streams.
+"""`TransducerEngine` is the base class of the engines of both backends; this file has the state of streams.
 
 Between runs both backends keep a `TransducerStreams`; a subclass implements a run.
 """
@@ -29,7 +29,7 @@ FIRST_COMMIT = 1 << 12  # nodes of a tree, 20 bytes each
 
 
 class Algorithm(NamedTuple):
-    """A transducer search over some networks."""
+    """A transducer search that uses some networks."""
 
     networks: TransducerNetworks
     config: TransducerConfig
@@ -43,7 +43,7 @@ class Algorithm(NamedTuple):
 
 @dataclass
 class TransducerStreams:
-    """State of the search of n utterances between runs."""
+    """The state that a search of n utterances has between runs."""
 
     beams: TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
@@ -52,7 +52,7 @@ class TransducerStreams:
     fusions: FusionArrays
 
     def selected(self, rows: np.ndarray) -> TransducerStreams:
-        """A copy of some utterances."""
+        """Return a copy of some utterances."""
         beams = TransducerBeams(*(part[rows] for part in self.beams))
         return TransducerStreams(
             beams,
@@ -74,7 +74,7 @@ class TransducerStreams:
 
     @property
     def needed(self) -> np.ndarray:
-        """[n] the first frame that a hypothesis may still read."""
+        """Return the first frame that a hypothesis may still read, [n]."""
         return np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
 
     def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:
@@ -89,7 +89,7 @@ class TransducerStreams:
 
 
 class TransducerNBest(NamedTuple):
-    """The best hypotheses of R utterances, N of each."""
+    """The best hypotheses that R utterances have, N of each."""
 
     order: np.ndarray  # [R, N] int32 slots in the beam, best first; -1: there are fewer
     scores: np.ndarray  # [R, N] float32
@@ -99,7 +99,7 @@ class TransducerNBest(NamedTuple):
 
 
 class TransducerEngine(Engine):
-    """See `engine.Engine`; errors are never deferred.
+    """An engine that searches a transducer, see `engine.Engine`; errors are never deferred.
 
     Args:
         algorithm: the search of all streams.
@@ -213,12 +213,12 @@ class TransducerEngine(Engine):
 
 
 def concatenated(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
-    """The valid frames of all utterances, [sum of lengths, D]."""
+    """Return the valid frames of all utterances, [sum of lengths, D]."""
     return torch.cat([encoder_output[b, : lengths[b]] for b in range(len(lengths))])
 
 
 def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
-    """The valid frames of all utterances, concatenated, [sum of lengths, D].
+    """Return the valid frames of all utterances, concatenated, [sum of lengths, D].
 
     Raises:
         ValueError: a valid frame holds NaN or infinity.
@@ -242,14 +242,14 @@ def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
 
 @dataclass
 class Predictions:
-    """The prediction cache of n utterances, P entries each; entry b * P + p belongs to b."""
+    """The prediction cache that n utterances share, P entries each; entry b * P + p belongs to b."""
 
     outputs: Tensor  # [n * P, H] projected predictions
     state: State  # parts of [n * P, ...]
 
     @classmethod
     def start(cls, networks: TransducerNetworks, n: int, entries: int) -> Predictions:
-        """A cache in which entry 0 of every utterance holds the empty text."""
+        """Return a cache in which entry 0 of every utterance holds the empty text."""
         output, state = networks.start()
 
         def spread(row: Tensor) -> Tensor:
@@ -268,11 +268,11 @@ class Predictions:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """Outputs, then the parts of the state."""
+        """Return the outputs, then the parts of the state."""
         return (self.outputs, *self.state)
 
     def selected(self, rows: np.ndarray, n: int) -> Predictions:
-        """A copy of the entries of some of the n utterances."""
+        """Return a copy of the entries of some of the n utterances."""
         numbers = torch.from_numpy(rows).to(self.outputs.device)
 
         def chosen(part: Tensor) -> Tensor:
@@ -312,7 +312,7 @@ def flattened(pending, rows, entries, flat):
 
 @dataclass
 class UnreadFrames:
-    """Projected encoder frames that are still needed. Column c of utterance b is frame first[b] + c."""
+    """The projected encoder frames that are still needed. Column c of utterance b is frame first[b] + c."""
 
     values: Tensor  # [n, C, H]
     first: np.ndarray  # [n] int64
@@ -322,7 +322,7 @@ class UnreadFrames:
         return cls(torch.empty(n, 0, 0), np.zeros(n, np.int64))
 
     def extended(self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray) -> UnreadFrames:
-        """These frames from `needed` on, and new ones after them.
+        """Return these frames from `needed` on, and new ones after them.
 
         Args:
             projected: [sum of lengths, H], the new frames of all utterances, concatenated.

@@ -1,4 +1,4 @@
-"""Fused weights of prediction networks: precomputed products of matrices for `networks.cu`.
+"""Fuse weights of prediction networks: compute products of matrices in advance for `networks.cu`.
 
 **LSTM**, H hidden values per layer, J inputs of the joint. A table holds the contribution of each label to the gates
 of the first layer. The two matrices that a hidden value is multiplied by, in this step and the next one, are
@@ -42,7 +42,7 @@ from nemo_gpu_decoding.search.transducer.networks import (
 
 @dataclass(frozen=True, eq=False)
 class FusedLSTM:
-    """An LSTM of L layers and the projection of its output."""
+    """An LSTM of L layers that is fused with the projection of its output."""
 
     table: Tensor  # [V + 1, 4 H]
     biases: Tensor  # [L, 4 H] float32; that of the first layer is in the table
@@ -52,7 +52,7 @@ class FusedLSTM:
 
 @dataclass(frozen=True, eq=False)
 class FusedStateless:
-    """Embeddings of the last labels, a norm and a projection: arguments of the kernel `STATELESS`."""
+    """Embeddings of the last labels, a norm and a projection, which are arguments of the kernel `STATELESS`."""
 
     tables: Tensor  # [positions, V + 1, J]
     sums: Tensor | None  # [positions, V + 1, 2] float64, sum and sum of squares; None: no norm
@@ -66,7 +66,7 @@ Fused = FusedLSTM | FusedStateless
 
 
 class FusedWeights:
-    """The fused weights of networks, recomputed when a weight has changed; for all threads."""
+    """The fused weights that networks have, computed again when a weight has changed; for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -74,7 +74,7 @@ class FusedWeights:
         self._fused: dict[torch.dtype, MadeOfWeights[Fused]] = {}  # by the type that products are computed in
 
     def why_not(self, device: torch.device) -> str | None:
-        """None if the networks can be fused for `device`, else the reason in one line."""
+        """Return None if the networks can be fused for `device`, else the reason in one line."""
         networks = self._networks
         if type(networks) is not LSTMNetworks and type(networks) is not StatelessNetworks:
             return f"{type(networks).__name__} are called through methods of their own"
@@ -96,12 +96,12 @@ class FusedWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the networks' outputs; requires that `why_not` is None."""
+        """Return the type of the networks' outputs; requires that `why_not` is None."""
         assert isinstance(self._networks, (LSTMNetworks, StatelessNetworks))
         return product_dtype(self._networks.prediction_projection.weight)
 
     def current(self) -> Fused:
-        """The fused weights for the present weights and autocast type; requires that `why_not` is None."""
+        """Return the fused weights for the present weights and autocast type; requires that `why_not` is None."""
         networks = self._networks
         assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
         with self._lock:
@@ -120,7 +120,7 @@ def _fused(networks: LSTMNetworks | StatelessNetworks) -> Fused:
 
 
 def _modules(networks: LSTMNetworks | StatelessNetworks) -> list[tuple[nn.Module, type[nn.Module]]]:
-    """The modules that are fused, except for a norm, and their supported types."""
+    """Return the modules that are fused, except for a norm, and their supported types."""
     modules: list[tuple[nn.Module, type[nn.Module]]] = [(networks.prediction_projection, nn.Linear)]
     if isinstance(networks, LSTMNetworks):
         return [*modules, (networks.embedding, nn.Embedding), (networks.lstm, nn.LSTM)]
@@ -141,7 +141,7 @@ def _table_bytes(networks: LSTMNetworks | StatelessNetworks) -> int:
 
 
 def _sources(networks: LSTMNetworks | StatelessNetworks) -> list[Tensor]:
-    """The weights that are fused."""
+    """Return the weights that are fused."""
     norm = [networks.norm] if isinstance(networks, StatelessNetworks) else []
     return [weight for module in [*(m for m, _ in _modules(networks)), *norm] for weight in module.parameters()]
 

@@ -1,4 +1,4 @@
-"""The language model that a transducer has learnt, estimated from its prediction network and joint alone.
+"""Estimate the language model that a transducer has learnt from its prediction network and joint alone.
 
 The joint reads an encoder frame of zeros. Its probabilities of the tokens, without the blank, then depend on the text
 only. Meng et al. 2021, "Internal language model estimation for domain-adaptive end-to-end speech recognition",
@@ -21,7 +21,7 @@ CHUNK = 256  # contexts that the networks read together
 
 @torch.inference_mode()
 def internal_lm(networks: TransducerNetworks) -> Arpa:
-    """The internal LM as a bigram over tokens.
+    """Return the internal LM as a bigram over tokens.
 
     A 1-gram is the mean of a token's bigrams over all contexts. The LM has no `</s>`, because a transducer emits none.
 

@@ -1,4 +1,4 @@
-"""The interface of a transducer's networks, adapters for plain torch modules, and linear layers for few rows.
+"""Define a transducer's networks, adapt plain torch modules to them, and multiply few rows by weights.
 
 A transducer has an encoder (run by the caller), a prediction network that reads the tokens of a hypothesis, and a
 joint network. For V tokens, the blank is label V. Example with V = 1024, a hidden size of 640 and an LSTM of one
@@ -38,34 +38,34 @@ State = tuple[Tensor, ...]
 
 
 class TransducerNetworks(Protocol):
-    """A prediction network and a joint. H is the size of the joint's input."""
+    """The prediction network and the joint that a search calls. H is the size of the joint's input."""
 
     vocab_size: int  # V, without the blank; the blank is label V and also starts a text
     durations: tuple[int, ...]  # frames, for TDT models; empty for RNN-T
 
     @property
     def encoder_size(self) -> int:
-        """D, the size of an encoder frame."""
+        """Return D, the size of an encoder frame."""
         ...
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """A context for every call of a search: evaluation mode inside; the mode is restored afterwards."""
+        """Return a context for every call of a search: evaluation mode inside; the mode is restored afterwards."""
         ...
 
     def project_encoder(self, frames: Tensor) -> Tensor:
-        """[N, D] encoder frames to [N, H]."""
+        """Map [N, D] encoder frames to [N, H]."""
         ...
 
     def start(self) -> tuple[Tensor, State]:
-        """Prediction [1, H] and state (one row each) of the empty text."""
+        """Return prediction [1, H] and state (one row each) of the empty text."""
         ...
 
     def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
-        """Predictions [N, H] and states of N texts after one more token each; labels [N] int64."""
+        """Return predictions [N, H] and states of N texts after one more token each; labels [N] int64."""
         ...
 
     def join(self, frames: Tensor, predictions: Tensor) -> Tensor:
-        """Logits [N, V + 1], for TDT [N, V + 1 + durations], of N pairs."""
+        """Return logits [N, V + 1], for TDT [N, V + 1 + durations], of N pairs."""
         ...
 
 
@@ -83,14 +83,14 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 class ModuleNetworks:
-    """The joint of a transducer of torch modules; subclasses add the prediction network.
+    """The joint that torch modules make; subclasses add the prediction network.
 
     Args:
         encoder_projection: D -> H.
         prediction_projection: output of the prediction network -> H.
         output: H -> V + 1 (+ durations): activation and linear layer.
         vocab_size: V.
-        durations: of a TDT model, in frames.
+        durations: durations of a TDT model, in frames.
 
     Raises:
         ValueError: V or the durations are out of range.
@@ -141,7 +141,7 @@ class ModuleNetworks:
 
 
 class LSTMNetworks(ModuleNetworks):
-    """A prediction network of an embedding and an LSTM.
+    """A prediction network that has an embedding and an LSTM.
 
     Args:
         embedding: V + 1 rows, the last for the blank.
@@ -198,12 +198,12 @@ class LSTMNetworks(ModuleNetworks):
         return self._projected(value), (_layers(hiddens), _layers(cells))
 
     def table_bytes(self) -> int:
-        """Size of `input_table`."""
+        """Return the size of `input_table`."""
         weight = self.lstm.all_weights[0][0]
         return self.embedding.num_embeddings * weight.shape[0] * product_dtype(weight).itemsize
 
     def input_table(self) -> Tensor | None:
-        """[V + 1, 4 * hidden_size], the contribution of every label to the gates of the first layer.
+        """Return [V + 1, 4 * hidden_size], the contribution of every label to the gates of the first layer.
 
         It saves half of the LSTM's work, and is recomputed when a weight has changed. None if it would be too large,
         or if changes cannot be detected.
@@ -218,12 +218,12 @@ class LSTMNetworks(ModuleNetworks):
 
 
 def _layers(values: list[Tensor]) -> Tensor:
-    """[N, hidden_size] per layer to [N, layers, hidden_size]."""
+    """Stack [N, hidden_size] per layer to [N, layers, hidden_size]."""
     return torch.stack(values, 1) if len(values) > 1 else values[0][:, None]
 
 
 def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden value and cell state of an LSTM cell after one step."""
+    """Return hidden value and cell state of an LSTM cell after one step."""
     let_in, keep, new, let_out = gates.chunk(4, dim=1)
     cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)
     return torch.sigmoid(let_out) * torch.tanh(cell), cell
@@ -265,7 +265,7 @@ class StatelessNetworks(ModuleNetworks):
 
 
 def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
-    """Durations of a TDT model: different integers >= 0.
+    """Return durations of a TDT model: different integers >= 0.
 
     Raises:
         ValueError: they are not.
@@ -307,14 +307,14 @@ Versions = list[tuple[int, int]]
 
 
 def versions(sources: Sequence[Tensor]) -> Versions | None:
-    """A value that changes when one of the tensors changes; None if changes cannot be detected."""
+    """Return a value that changes when one of the tensors changes; None if changes cannot be detected."""
     if any(source.is_inference() for source in sources):
         return None
     return [(source.data_ptr(), source._version) for source in sources]
 
 
 def whole_blocks(rows: Tensor) -> Tensor:
-    """Rows [N, ...] on a CPU followed by zeros up to a multiple of ROW_BLOCK.
+    """Return rows [N, ...] on a CPU followed by zeros up to a multiple of ROW_BLOCK.
 
     Without the zeros, the rounding of a row in a matrix product depends on the number of rows.
     """
@@ -325,7 +325,7 @@ def whole_blocks(rows: Tensor) -> Tensor:
 
 
 def product_dtype(weight: Tensor) -> torch.dtype:
-    """The type in which torch multiplies by a weight: that of autocast if it is on, else that of the weight."""
+    """Return the type in which torch multiplies by a weight: that of autocast if it is on, else that of the weight."""
     device = weight.device.type
     if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -333,14 +333,14 @@ def product_dtype(weight: Tensor) -> torch.dtype:
 
 
 class MadeOfWeights(Generic[T]):
-    """A value computed from weights, and recomputed when one of them has changed."""
+    """A value that is computed from weights, and again when one of them has changed."""
 
     _seen: Versions | None = None
     _sources: Sequence[Tensor] = ()  # the weights; the references keep their addresses from being reused
     _value: T | None = None
 
     def current(self, sources: Sequence[Tensor], make: Callable[[], T]) -> T | None:
-        """The value for these weights; None if their changes cannot be detected."""
+        """Return the value for these weights; None if their changes cannot be detected."""
         now = versions(sources)
         if now is not None and now != self._seen:
             self._value = make()
@@ -348,17 +348,17 @@ class MadeOfWeights(Generic[T]):
         return None if now is None else self._value
 
     def __getstate__(self) -> None:
-        """A copy recomputes the value, because oneDNN's tensors cannot be copied."""
+        """Pickle no value: a copy computes it again, because oneDNN's tensors cannot be copied."""
 
 
 class OneDNNLinear:
-    """`functional.linear` for one weight [outputs, inputs], packed on CPUs if oneDNN is available."""
+    """A linear layer that uses one weight [outputs, inputs], packed on CPUs if oneDNN is available."""
 
     def __init__(self) -> None:
         self._packed: MadeOfWeights[Tensor] = MadeOfWeights()
 
     def __call__(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """rows [N, inputs] to [N, outputs], of type `product_dtype`."""
+        """Map rows [N, inputs] to [N, outputs], of type `product_dtype`."""
         dtype = product_dtype(weight)
         if rows.dtype != dtype:  # streams that were opened in another precision
             rows = rows.to(dtype)
@@ -382,7 +382,7 @@ def _can_pack(rows: Tensor, weight: Tensor) -> bool:
 
 
 def _has_onednn() -> bool:
-    """Whether torch has the oneDNN operators that torch.compile uses for linear layers."""
+    """Return whether torch has the oneDNN operators that torch.compile uses for linear layers."""
     operators = torch.ops.mkldnn
     return torch.backends.mkldnn.is_available() and all(
         hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")

@@ -1,4 +1,4 @@
-"""Records, kernel arguments and block sizes of alsd_pp and aes_pp; `records.cuh` is generated from this file."""
+"""Declare records, kernel arguments and block sizes of alsd_pp and aes_pp; `records.cuh` is generated from it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ REFUSED: Final = 4  # a new frame may be NaN or infinite; the run has changed no
 
 
 class SearchParams(NamedTuple):
-    """Options of a batch; LM, boosting tree and weights of each utterance are an `UtteranceFusion`."""
+    """The options that a batch has; LM, boosting tree and weights of each utterance are an `UtteranceFusion`."""
 
     beam_size: int  # K
     vocab_size: int  # V; also the label of the blank
@@ -139,7 +139,7 @@ LIST_COUNTERS = np.dtype(
 
 
 class ListSizes(NamedTuple):
-    """Entries of the lists of `expand` in shared memory; results do not depend on them."""
+    """The entries that the lists of `expand` have in shared memory; results do not depend on them."""
 
     items: int  # extensions, at least M + threads of the block
     labels: int  # columns that are scanned together, at least M
@@ -265,7 +265,7 @@ MOVE_ROWS = Signature(
 
 
 def _values(*shape: str, **options: bool) -> Tensor:
-    """A tensor in the type that the networks compute in."""
+    """Return a tensor in the type that the networks compute in."""
     return Tensor(tuple(FLOAT_TYPES), shape, type_name="Value", **options)
 
 

@@ -1,4 +1,4 @@
-"""Scores of the extensions of a hypothesis by blank and tokens, and a sorted list of the best ones.
+"""Score the extensions of a hypothesis by blank and tokens, and keep a sorted list of the best ones.
 
 An LM and a boosting tree are fused as in [ALSD++/AES++, eq. 2 and 3]. An LM has no probability of the blank. If it
 lowers the scores of tokens only, the blank wins more often and words are deleted. `alpha` is the sum of the fusion
@@ -49,7 +49,7 @@ AES_CEILING = np.float32(1.0 - 1e-6)
 
 @linked
 def fused_blank(blank_log_prob, fusion, blank_mode):
-    """Score of the blank by eq. 2 (NO_SCORE) or eq. 3 (LM_WEIGHTED_FULL)."""
+    """Return the score of the blank by eq. 2 (NO_SCORE) or eq. 3 (LM_WEIGHTED_FULL)."""
     if blank_mode == LM_WEIGHTED_FULL:
         return blank_log_prob * (np.float32(1.0) + (fusion.lm_weight + fusion.boosting_weight))
     return blank_log_prob
@@ -57,7 +57,7 @@ def fused_blank(blank_log_prob, fusion, blank_mode):
 
 @linked
 def token_offset(row, params, fusion):
-    """The term of every token's score besides log p(v) and the weighted LM score.
+    """Return the term of every token's score besides log p(v) and the weighted LM score.
 
     It is computed in double and rounded once, so that all libraries and devices agree to the bit.
     """
@@ -71,13 +71,13 @@ def token_offset(row, params, fusion):
 
 @linked
 def duration_log_prob(row, params, d):
-    """Log-probability of the d-th duration."""
+    """Return the log-probability of the d-th duration."""
     return row[params.vocab_size + 1 + d] if params.timed else np.float32(0.0)
 
 
 @linked
 def longest_duration(row, params):
-    """Index of the most probable duration, the first of equal ones."""
+    """Return the index of the most probable duration, the first of equal ones."""
     best = 0
     for d in range(1, params.num_durations):
         if duration_log_prob(row, params, d) > duration_log_prob(row, params, best):
@@ -87,7 +87,7 @@ def longest_duration(row, params):
 
 @linked
 def is_bad(row, params):
-    """Whether the logits held NaN or +inf. Both make all log-probs of a softmax NaN, so two columns suffice."""
+    """Return whether the logits held NaN or +inf. Both make all log-probs of a softmax NaN, so two columns suffice."""
     blank = row[params.vocab_size]
     duration = duration_log_prob(row, params, 0)
     return not (blank == blank and duration == duration)
@@ -95,7 +95,7 @@ def is_bad(row, params):
 
 @linked
 def fusion_bound(hypothesis, fusion):
-    """Upper bound of the weighted LM and boosting scores of the next token of a hypothesis."""
+    """Return an upper bound of the weighted LM and boosting scores of the next token of a hypothesis."""
     bound = np.float32(0.0)
     if fusion.lm_weight > 0:
         bound += fusion.lm_weight * fusion.lm.states[hypothesis.lm_state].upper_bound
@@ -106,7 +106,7 @@ def fusion_bound(hypothesis, fusion):
 
 @linked
 def fused_token(lm_state, boosting_state, label, least, params, fusion):
-    """Weighted LM and boosting scores of a token, and the states after it.
+    """Return weighted LM and boosting scores of a token, and the states after it.
 
     The score is IMPOSSIBLE if a partial sum shows that it is below `least`. Boosting trees are small and LMs are
     large: the cheap look-up comes first and may make the other one unnecessary.
@@ -125,7 +125,7 @@ def fused_token(lm_state, boosting_state, label, least, params, fusion):
 
 @linked
 def fused_label(row, label, offset, hypothesis, params, fusion):
-    """Score of a label, blank or token, after a hypothesis, and the states of LM and boosting after it.
+    """Return the score of a label, blank or token, after a hypothesis, and the states of LM and boosting after it.
 
     `offset`: the row's `token_offset`.
     """
@@ -138,7 +138,7 @@ def fused_label(row, label, offset, hypothesis, params, fusion):
 
 @linked
 def forced_blank(row, hypothesis, blank_mode, params, fusion):
-    """Score and choice of a forced blank, with the most probable duration."""
+    """Return the score and choice of a forced blank, with the most probable duration."""
     d = longest_duration(row, params)
     blank = fused_blank(row[params.vocab_size], fusion, blank_mode)
     score = hypothesis.score + (blank + duration_log_prob(row, params, d))
@@ -155,7 +155,7 @@ def new_candidates(capacity):
 
 @linked
 def count_within_gamma(candidates, count, params):
-    """Number of the sorted candidates that are better than the best minus gamma."""
+    """Return the number of the sorted candidates that are better than the best minus gamma."""
     if count > 0:
         floor = candidates.items[candidates.rank[0]].score - params.gamma
         while count > 0 and not candidates.items[candidates.rank[count - 1]].score > floor:
@@ -165,7 +165,7 @@ def count_within_gamma(candidates, count, params):
 
 @linked
 def least_log_prob(floor, score, offset, bound, longest):
-    """Lower bound of the log-probability of labels that can reach the floor, with slack for float32 rounding."""
+    """Return the lowest log-probability with which a label may reach the floor, with slack for float32 rounding."""
     rest = np.float64(score) + offset + bound + longest
     return np.float32(floor - rest - 1e-6 * (abs(np.float64(floor)) + abs(rest)) - 1e-5)
 

@@ -1,4 +1,4 @@
-"""N-best lists of a beam: ranking, trace-back through the tree of tokens, parts of a score, log-probs of the steps."""
+"""Make n-best lists of a beam: rank, trace back through the tree of tokens, split scores, compute log-probs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.transducer.records import NODE, ROOT, SearchParams
 
 @compiled
 def rank(rows, state, fusions, final, score_norm, order, scores):
-    """The N best hypotheses of the n utterances `rows` with different texts.
+    """Rank the N best hypotheses of the n utterances `rows` with different texts.
 
     Fills order [n, N] with their slots, best first, -1 where there are fewer, and scores [n, N]. `final`: the
     utterances have ended, and bonuses of unfinished phrases are subtracted. As in NeMo's searches, the LM's
@@ -45,7 +45,7 @@ def rank(rows, state, fusions, final, score_norm, order, scores):
 
 @compiled
 def trace_back(nodes, node):
-    """The nodes on the path from the root to `node`, in that order, [n] NODE."""
+    """Return the nodes on the path from the root to `node`, in that order, [n] NODE."""
     count, before = 0, node
     while before != ROOT:
         count += 1
@@ -59,7 +59,7 @@ def trace_back(nodes, node):
 
 @compiled
 def tokens_between(nodes, ancestor, node, vocab_size):
-    """Number of tokens on the path from an ancestor to a node."""
+    """Return the number of tokens on the path from an ancestor to a node."""
     count = 0
     while node != ancestor:
         count += nodes[node].label < vocab_size
@@ -68,7 +68,7 @@ def tokens_between(nodes, ancestor, node, vocab_size):
 
 
 def path_fields(steps: np.ndarray, params: SearchParams) -> dict[str, np.ndarray]:
-    """Fields of a `Path` from its NODEs `steps`."""
+    """Return fields of a `Path` from its NODEs `steps`."""
     emitted = steps[steps["label"] < params.vocab_size]
     durations = emitted["duration"].copy()
     columns = {
@@ -117,7 +117,7 @@ def drop_nodes(nodes, ancestor, beam):
 def add_scores(
     tokens: np.ndarray, params: SearchParams, fusions: FusionArrays, b: int, scores: np.ndarray, final: bool
 ) -> None:
-    """`add_text_scores` of utterance b, computed in double.
+    """Run `add_text_scores` for utterance b in double.
 
     Args:
         final: the text has ended; add the refunds at its end.
@@ -133,7 +133,7 @@ def add_scores(
 
 
 def step_log_probs(networks: TransducerNetworks, frames: Sequence[Tensor], paths: Sequence[Path]) -> list[Tensor]:
-    """Log-probs at every step of every path; labels and durations are normalised separately.
+    """Return log-probs at every step of every path; labels and durations are normalised separately.
 
     A search keeps one number per step. NeMo's confidence measures and alignments need the whole output of the joint,
     so the networks run again over the tokens of the hypotheses.
@@ -165,7 +165,7 @@ def step_log_probs(networks: TransducerNetworks, frames: Sequence[Tensor], paths
 
 
 def _predictions(networks: TransducerNetworks, paths: Sequence[Path]) -> Tensor:
-    """[longest + 1, paths, H]: entry u holds the predictions after u tokens."""
+    """Return [longest + 1, paths, H]: entry u holds the predictions after u tokens."""
     longest = max((len(path) for path in paths), default=0)
     labels = np.zeros((longest, len(paths)), np.int64)
     for i, path in enumerate(paths):

@@ -1,1 +1,1 @@
-"""cuda_wfst and paged_biglm: one search of word graphs on CPUs and GPUs."""
+"""Search word graphs on CPUs and GPUs, with one search for cuda_wfst and paged_biglm."""

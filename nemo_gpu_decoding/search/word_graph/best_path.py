@@ -1,4 +1,4 @@
-"""Best paths: the token in which an utterance ends at the lowest cost, and its trace-back."""
+"""Find best paths: the token in which an utterance ends at the lowest cost, and its trace-back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ END = np.dtype(
 
 
 class Steps(NamedTuple):
-    """The back-pointers of a path, oldest first, as arrays [N]."""
+    """The back-pointers that a path has, oldest first, as arrays [N]."""
 
     arcs: np.ndarray  # int32
     epsilons: np.ndarray  # int32, closure arc before the arc, or NONE
@@ -70,7 +70,7 @@ def best_ends(tokens, counts, final, search, lm, ends):
 
 @compiled
 def all_ends(tokens, final, search, lm):
-    """All ways to end an utterance.
+    """Return all ways to end an utterance.
 
     Args:
         final: as in `best_ends`; if False, every token is an end and costs nothing more.
@@ -99,7 +99,7 @@ def all_ends(tokens, final, search, lm):
 
 @linked
 def end_cost(token, epsilon, search, lm):
-    """Cost of the end after a token, or after a closure arc; inf if that state is not final."""
+    """Return the cost of the end after a token, or after a closure arc; inf if that state is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
     state, boost, olabel = keys.state_of(token.key), keys.boost_of(token.key), np.int32(0)
     if epsilon != keys.NONE:
@@ -122,7 +122,7 @@ def end_cost(token, epsilon, search, lm):
 
 @linked
 def end_difference(olabel, context, search, lm):
-    """Weighted LM score difference of the word of a closure arc, if it has one, and of the end after it."""
+    """Return the weighted LM score difference of a closure arc's word, if it has one, and of the end after it."""
     difference = 0.0
     if lm.difference_weight == 0:
         return difference
@@ -134,7 +134,7 @@ def end_difference(olabel, context, search, lm):
 
 @linked
 def final_difference(context, lm):
-    """Weighted LM score difference of </s> after an LM context; an LM without a label of </s> adds nothing."""
+    """Return the weighted LM score difference of </s> after an LM context; 0 if the large LM has no </s>."""
     cost, lms = np.float32(0.0), lm.lms
     if lm.difference_weight == 0:
         return cost
@@ -147,7 +147,7 @@ def final_difference(context, lm):
 
 @no_refcount
 def count_back_pointers(back_pointers, at):
-    """Length of the chain of back-pointers that begins with number `at`."""
+    """Return the length of the chain of back-pointers that begins with number `at`."""
     count = 0
     while at != keys.NONE:
         at = back_pointers[at].previous
@@ -173,7 +173,7 @@ def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities
 
 
 class FoundPaths(NamedTuple):
-    """P paths of a search or of a lattice."""
+    """P paths that a search or a lattice has."""
 
     steps: Steps  # the steps of all paths, one path after the other
     step_ends: np.ndarray  # [P] int64, end of each path in `steps`
@@ -181,13 +181,13 @@ class FoundPaths(NamedTuple):
     ended: np.ndarray  # [P] bool, whether the costs contain final costs
 
     def steps_of(self, n: int) -> Steps:
-        """The steps of path n."""
+        """Return the steps of path n."""
         part = slice(int(self.step_ends[n - 1]) if n else 0, int(self.step_ends[n]))
         return Steps(*(values[part] for values in self.steps))
 
 
 def ends_of(states: Sequence[WordGraphStream], final: bool) -> np.ndarray:
-    """[R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
+    """Return [R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
     for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and models
         models, scorer = state.models, state.models.lm_scorer
@@ -211,7 +211,7 @@ def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def best_paths(states: Sequence[WordGraphStream], final: bool) -> FoundPaths:
-    """The best path of each stream. A stream that reaches no final state has the best path without final costs."""
+    """Return the best path of each stream. A stream that reaches no final state has a path without final costs."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
     if (ends["node"] == keys.NONE).any():
         missing = np.flatnonzero(ends["node"] == keys.NONE)

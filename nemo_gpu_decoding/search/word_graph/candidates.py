@@ -1,4 +1,4 @@
-"""Candidates for tokens of the next frame: costs, recombination, and the hash tables that find equal keys."""
+"""Compute costs of candidates for the next frame, and recombine them in hash tables that find equal keys."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from nemo_gpu_decoding.search.word_graph import keys
 
 @linked
 def cost_of(row, label, search):
-    """Acoustic cost of a label: the scaled negative log-prob."""
+    """Return the acoustic cost of a label: the scaled negative log-prob."""
     return -(search.params.acoustic_scale * row[label])
 
 
 @linked
 def least_total(cost, arc_cost, acoustic_cost, search):
-    """Lower bound of the total cost of an arc: with the largest bonus, summed in the same order as the exact cost."""
+    """Return a lower bound of an arc's total cost: with the largest bonus, summed in the order of the exact cost."""
     return cost + search.weights.lm_weight * arc_cost - search.weights.most_bonus + acoustic_cost
 
 
 @linked
 def least_of(row, arc, cost, search):
-    """Lower bound of the total cost of an arc in this frame, from a token or group with this cost."""
+    """Return a lower bound of an arc's total cost in this frame, from a token or group with this cost."""
     return least_total(cost, arc.cost, cost_of(row, np.uintp(arc.ilabel), search), search)
 
 
@@ -113,7 +113,7 @@ def _add_link(candidate, target, state, work):
 
 @linked
 def _breaks_tie(candidate, token, search, lm, current):
-    """Whether a candidate replaces a next token with the same key and cost.
+    """Return whether a candidate replaces a next token with the same key and cost.
 
     Ties are broken by arc, cost before the arc, key of the source, closure arc. The last three are the order in
     `token_groups.keep_best`.
@@ -131,7 +131,7 @@ def _breaks_tie(candidate, token, search, lm, current):
 
 @linked
 def _cost_before(source, epsilon, search):
-    """Cost of a candidate before its arc: the cost of its source plus the cost of the closure arc."""
+    """Return the cost of a candidate before its arc: the cost of its source plus the cost of the closure arc."""
     cost = source.cost
     if epsilon != keys.NONE:
         closure = search.graph.epsilons[epsilon]
@@ -142,7 +142,7 @@ def _cost_before(source, epsilon, search):
 
 @linked
 def boosted(olabel, state, search):
-    """Weighted bonus of an output label, and the boosting state after it."""
+    """Return the weighted bonus of an output label, and the boosting state after it."""
     graph, weights, num_words = search.graph, search.weights, search.params.num_words
     bonus = np.float32(0.0)
     if olabel == 0 or not weights.boosts:
@@ -158,7 +158,7 @@ def boosted(olabel, state, search):
 
 
 class Table(NamedTuple):
-    """A hash table of records with keys, with linear probing.
+    """A hash table that holds records with keys, with linear probing.
 
     Only a part of it is in use, of a size that fits the frame, so that few entries touch few cache lines.
     """
@@ -171,7 +171,7 @@ class Table(NamedTuple):
 
 @linked
 def find_slot(key, context, table, lm):
-    """The slot of the entry with a key and LM context; if there is none, the empty slot where it belongs."""
+    """Return the slot of the entry with a key and LM context; if there is none, the empty slot where it belongs."""
     slots, entries, mask = table.slots, table.entries, np.uint64(table.mask)
     at = (keys.hash_of(key, context) >> keys.SLOT_SHIFT) & mask
     while slots[at].stamp == table.stamp and not (

@@ -1,4 +1,4 @@
-"""Options of cuda_wfst and paged_biglm."""
+"""Declare the options of cuda_wfst and paged_biglm."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WFSTConfig(SearchConfig):
 
     @property
     def keeps_links(self) -> bool:
-        """Whether the search keeps the links between tokens, for a lattice."""
+        """Return whether the search keeps the links between tokens, for a lattice."""
         return self.lattice or self.n_best > 1
 
 

@@ -1,4 +1,4 @@
-"""`CPUEngine`: streams, buffers and threads around the compiled search of `frame.py`."""
+"""Run the compiled search of `frame.py` with streams, buffers and threads (`CPUEngine`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Advance = Callable[..., tuple[int, int]]  # `frame.advance`
 
 
 class WorkspaceKind(NamedTuple):
-    """The sizes of a workspace, and the function that makes it."""
+    """The sizes that a workspace has, and the function that makes it."""
 
     make: Callable[..., records.Workspace]
     max_active: int
@@ -50,7 +50,7 @@ _kept = threading.local()  # the last workspace of each thread, because a new on
 
 
 def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
-    """The workspace of the thread's last call if it is of this kind, else a new one. No other call uses it."""
+    """Return the workspace of the thread's last call if it is of this kind, else a new one. No other call uses it."""
     last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
     if last is None or last[0] != kind or max(last[1].stamps.tolist()) > MOST_STAMPS:
         return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
@@ -107,7 +107,7 @@ def read_chunk(
 def new_workspace(
     max_active: int, columns: int, keeps_links: bool = False, composes: bool = False, entries: int | None = None
 ) -> records.Workspace:
-    """Buffers for one utterance at a time.
+    """Return buffers for one utterance at a time.
 
     Args:
         max_active: option of the config.
@@ -145,7 +145,7 @@ def query_cache() -> np.ndarray:
 
 
 def with_more_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """A workspace with twice the capacity for groups, and the same tokens and LM query cache."""
+    """Return a workspace with twice the capacity for groups, and the same tokens and LM query cache."""
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
     entries = 2 * len(work.lm.groups if composes else work.groups)
     larger = new_workspace(max_active, len(work.labels), keeps_links, composes, entries=entries)
@@ -158,7 +158,7 @@ def slots_for(entries: int) -> np.ndarray:
 
 
 class CPUEngine(Engine):
-    """The search on the CPU, see `search/engine.py`. `push` raises all errors itself.
+    """An engine that searches on the CPU, see `search/engine.py`. `push` raises all errors itself.
 
     Args:
         models_of: returns the models of utterance b of a batch.

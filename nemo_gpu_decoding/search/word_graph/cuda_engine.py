@@ -1,4 +1,4 @@
-"""`CUDAEngine`: buffers and launches of three kernels, on torch's current stream. A chunk is one launch.
+"""Launch three kernels with their buffers on torch's current stream (`CUDAEngine`). A chunk is one launch.
 
     advance    the search; one block per utterance reads its frames of the chunk
     compact    drops the back-pointers that no token needs; runs when their array is full, and before a
@@ -44,7 +44,7 @@ from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK
 
 
 class PlainKernels:
-    """Kernels of the search without a large LM."""
+    """The kernels that search without a large LM."""
 
     composes = False
     static_shared_bytes = 0
@@ -56,12 +56,12 @@ class PlainKernels:
     buffers = kernel_abi.PLAIN_BUFFERS
 
     def capacity(self, config: WFSTConfig, params: records.SearchParams, columns: int, doubled: int) -> Capacity:
-        """Sizes of the buffers of `advance`; `doubled` counts how often they were too small."""
+        """Return sizes of the buffers of `advance`; `doubled` counts how often they were too small."""
         seconds = params.topology == NORMAL and not params.keeps_links
         return kernel_abi.capacity_for(config.max_active, columns, seconds=seconds)
 
     def arguments(self, scorer: LmScorer | None, device: torch.device) -> dict[str, Any]:
-        """The arguments of `advance` and `trace_back` for the large LM; a ValueError if memory is short."""
+        """Return the arguments of `advance` and `trace_back` for the large LM; a ValueError if memory is short."""
         return {}
 
 
@@ -69,7 +69,7 @@ PLAIN_KERNELS = PlainKernels()
 
 
 class OpenedLabels:
-    """Owns the LMs' labels of the words of the decoder's `opened_graph` on the devices."""
+    """An owner of the devices' arrays that map words of the decoder's `opened_graph` to the LMs' labels."""
 
 
 class LargeLMKernels(PlainKernels):
@@ -127,7 +127,7 @@ _PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all o
 
 
 class DeviceState(NamedTuple):
-    """The state of n streams between pushes. Only `commit` and `restart` change it in place."""
+    """The state that n streams have between pushes. Only `commit` and `restart` change it in place."""
 
     tokens: torch.Tensor  # [n, 3, capacity] tokens of the kernels; the counters have their places and numbers
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
@@ -138,7 +138,7 @@ class DeviceState(NamedTuple):
 
 
 class CUDAEngine(Engine):
-    """The search on one GPU, see `search/engine.py`. `push` raises all errors itself.
+    """An engine that searches on one GPU, see `search/engine.py`. `push` raises all errors itself.
 
     Args:
         models_of: returns the models of utterance b of a batch; their graphs are one graph, some with new words.
@@ -196,7 +196,7 @@ class CUDAEngine(Engine):
         self._tables["utterances"] = as_records(utterances).to(self.device)
 
     def _first_tokens(self, models: Sequence[stream_state.StreamModels]) -> torch.Tensor:
-        """[n] tokens before the first frame."""
+        """Return the tokens before the first frame, [n]."""
         first = concatenated([models_of_row.first[0] for models_of_row in models])
         tokens = require_fields(first, self._kernels.token)
         return as_records(tokens).to(self.device)
@@ -265,7 +265,7 @@ class CUDAEngine(Engine):
         self._state = state._replace(former_links=former_links)
 
     def utterances(self, rows: Sequence[int]) -> list[stream_state.WordGraphStream]:
-        """The complete state of some utterances, on the host."""
+        """Return the complete state of some utterances, on the host."""
         state = self._compacted(self._state_of(rows))
         counts, counters = state.counters["back_pointers"], self._host_counters(state.counters, state.work)
         back_pointers = _on_host(state.back_pointers[:, : counts.max(initial=0)], BACK_POINTER)
@@ -292,7 +292,7 @@ class CUDAEngine(Engine):
         ]
 
     def _state_of(self, rows: Sequence[int]) -> DeviceState:
-        """The state of some streams."""
+        """Return the state of some streams."""
         state, chosen = self._state, list(rows)
         if chosen == list(range(len(self._models))):
             return state
@@ -302,7 +302,7 @@ class CUDAEngine(Engine):
         return state._replace(**parts, former_links=former_links, counters=counters, work=state.work[chosen])
 
     def best_paths(self, rows: Sequence[int], *, final: bool) -> list[stream_state.WordGraphStream]:
-        """The parts of some streams that best paths need, on the host.
+        """Return the parts of some streams that best paths need, on the host.
 
         Args:
             rows: numbers of streams.
@@ -328,7 +328,7 @@ class CUDAEngine(Engine):
     def _on_best_path(
         self, row: int, end: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
     ) -> stream_state.WordGraphStream:
-        """A stream of one token with this path; unless `final`, the token of the best end may be a second one."""
+        """Return a stream of one token with this path; unless `final`, a second token may hold the best end."""
         tokens = np.stack([end["ending" if final else "best"], end["ending"]])
         back_pointers = newest_first[::-1].copy()
         numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
@@ -347,7 +347,7 @@ class CUDAEngine(Engine):
         )
 
     def _host_counters(self, counters: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """[n] COUNTERS, or LM_COUNTERS, of all utterances."""
+        """Return [n] COUNTERS, or LM_COUNTERS, of all utterances."""
         same = require_fields(counters, self._kernels.host_counters)
         if self._kernels.composes:
             assign_fields_by_name(same, work, zero_unassigned=False)
@@ -363,7 +363,7 @@ class CUDAEngine(Engine):
         )
 
     def _stream_arguments(self, state: DeviceState) -> dict[str, Any]:
-        """The arguments of streams of `compact` and `best_path`."""
+        """Return the arguments of streams of `compact` and `best_path`."""
         return {
             "tokens": state.tokens,
             "counters": as_records(state.counters).to(self.device),
@@ -373,7 +373,7 @@ class CUDAEngine(Engine):
         }
 
     def _advanced(self, state: DeviceState, values: torch.Tensor, lengths: np.ndarray) -> DeviceState:
-        """The streams after the chunk, or before the frame that stops them."""
+        """Return the streams after the chunk, or before the frame that stops them."""
         n, frames, columns = values.shape
         kernels, params = self._kernels, self._largest.params
         capacity = kernels.capacity(self._config, params, columns, self._grown)
@@ -422,7 +422,7 @@ class CUDAEngine(Engine):
         return state._replace(**outputs)
 
     def _launch_best_path(self, rows: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
-        """[A] best paths of the utterances `rows`, and their [A, capacity] BACK_POINTER on the device."""
+        """Return [A] best paths of the utterances `rows`, and their [A, capacity] BACK_POINTER on the device."""
         kernels = self._kernels
         best = self._empty(len(rows), kernels.best_path.itemsize)
         paths = self._empty(len(rows), capacity, BACK_POINTER.itemsize)
@@ -442,7 +442,7 @@ class CUDAEngine(Engine):
         return _on_host(best, kernels.best_path), paths
 
     def _compacted(self, state: DeviceState) -> DeviceState:
-        """The streams with only the back-pointers that tokens need, in new arrays of the same capacity."""
+        """Return the streams with only the back-pointers that tokens need, in new arrays of the same capacity."""
         n, capacity = state.back_pointers.shape[:2]
         arguments = self._stream_arguments(
             state._replace(tokens=state.tokens.clone(), counters=state.counters.copy())  # the kernel writes both
@@ -464,7 +464,7 @@ class CUDAEngine(Engine):
     # ----------------------------------------------------------------------------------- buffers
 
     def _buffers(self, n: int, capacity: Capacity) -> dict[str, torch.Tensor]:
-        """The buffers of `advance`; hash tables are empty."""
+        """Return the buffers of `advance`; hash tables are empty."""
         buffers = {}
         for name, tensor in self._kernels.buffers.items():
             new = torch.zeros if name.endswith("slots") else torch.empty
@@ -518,7 +518,7 @@ def _on_host(values: torch.Tensor, dtype: np.dtype) -> np.ndarray:
 def _boosting_on_device(
     models: list[stream_state.StreamModels], device: torch.device
 ) -> tuple[DeviceAutomaton, np.ndarray]:
-    """All boosting automata, one after the other, and the STREAM_PARAMS [n] of the utterances."""
+    """Return all boosting automata, one after the other, and the STREAM_PARAMS [n] of the utterances."""
     automata = list(dict.fromkeys(models_of_row.boosting for models_of_row in models))
     copies = [on_device(automaton, device) for automaton in automata]
     begins = np.cumsum([(0, 0)] + [(len(c.states), len(c.arcs)) for c in copies], axis=0)

@@ -1,4 +1,4 @@
-"""`CudaWFST` and `PagedBigLM`: checks of arguments, and results from the streams of the engines."""
+"""`CudaWFST` and `PagedBigLM` check arguments, and build results from the streams of the engines."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ NO_END = "no hypothesis has reached a final state of the graph; the result may b
 
 
 class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
-    """Word-graph decoding of CTC log-probs [CUDA-WFST].
+    """A decoder that searches CTC log-probs in a word graph [CUDA-WFST].
 
     Args:
-        graph: from `build_graph`, `load_graph` or `load_fst_graph`.
+        graph: a graph from `build_graph`, `load_graph` or `load_fst_graph`.
         vocab_size: V, number of tokens without the blank.
         blank_id: column of the blank in the log-probs, 0 .. V; in NeMo it is V.
         config: see `WFSTConfig`.
@@ -118,7 +118,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
 
     @cached_property
     def opened_graph(self) -> WordGraph:
-        """The graph for requests with words that `graph` lacks (`graph/unknown_words.py`): for their boosting trees.
+        """Return the graph for requests with words that `graph` lacks (`graph/unknown_words.py`), for boosting trees.
 
         Raises:
             ValueError: the graph takes no new words.
@@ -134,7 +134,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return graph
 
     def _arguments(self, config: Any, fusion: Fusion) -> tuple[Any, ...]:
-        """The arguments that make this decoder, with these options."""
+        """Return the arguments that make this decoder, with these options."""
         return self.graph, self.vocab_size, self.blank_id, config, fusion, self.pieces
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -188,7 +188,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     def _result(
         self, state: WordGraphStream, path: result.WordPath, ended: bool, overflows: int, n_best: int, final: bool
     ) -> NBest[result.WordPath]:
-        """The hypotheses of a stream; `path` is the best one after the committed words."""
+        """Return the hypotheses of a stream; `path` is the best one after the committed words."""
         lattice = None
         if self.config.keeps_links and (final or n_best > 1):
             lattice = lattice_of(state, ended)
@@ -205,7 +205,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         )
 
     def _committed(self, state: WordGraphStream, steps: Steps) -> int | None:
-        """The number of tokens that all live hypotheses share; None if the live hypotheses are not known."""
+        """Return the number of tokens that all live hypotheses share; None if the live hypotheses are not known."""
         if state.live is None:
             return None
         _, count = shared_steps(state)
@@ -213,7 +213,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
     def n_best(self, lattice: Lattice, n: int = 1) -> NBest[result.WordPath]:
-        """The n best hypotheses of a lattice of this decoder, such as a rescored one.
+        """Return the n best hypotheses of a lattice of this decoder, such as a rescored one.
 
         Raises:
             ValueError: n < 1.
@@ -222,7 +222,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return NBest(paths, int(lattice.node_frames[-1]), () if lattice.reaches_end else (NO_END,), lattice=lattice)
 
     def _paths(self, lattice: Lattice, n: int) -> tuple[result.WordPath, ...]:
-        """The n best paths of a lattice with different words, with the confidence of each word."""
+        """Return the n best paths of a lattice with different words, with the confidence of each word."""
         best = lattice_paths(lattice.n_best(n), lattice.reaches_end)
         paths = self._word_paths(best, [lattice.models] * len(best.ends), second=lattice.second)
         return result.with_confidence(paths)
@@ -234,7 +234,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         states: Sequence[WordGraphStream] = (),
         second: SecondLM | None = None,
     ) -> list[result.WordPath]:
-        """Paths as results; with `states` they begin after the committed words, but their scores include these.
+        """Return paths as results; with `states` they begin after the committed words, but their scores include these.
 
         NumPy handles all paths at once, because a NumPy call takes as long for one number as for all.
         """
@@ -287,7 +287,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     # ------------------------------------------------------------------------------------ models
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
-        """The models of utterance i of a batch."""
+        """Return the models of utterance i of a batch."""
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
@@ -306,7 +306,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return StreamModels(params, weights, graph, boosting, pieces=self.pieces)
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
-        """Upper bound of the bonus of an output label. Warns if the bonus of a word exceeds half of the beam."""
+        """Return an upper bound of the bonus of an output label. Warns if a word's bonus exceeds half of the beam."""
         bonus = weight * max(0.0, float(boosting.arrays.states["upper_bound"].max()))
         if round(bonus, 2) > self.config.beam / 2:  # the bound is rounded up
             _warn_of_bonus(boosting.name, round(bonus, 1), self.config.beam)
@@ -328,7 +328,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
 
 
 class PagedBigLM(CudaWFST):
-    """Word-graph decoding with a small LM in the graph and a large LM that is queried on the fly [LET], [XLLM].
+    """A decoder that searches a small LM's graph and queries a large LM on the fly [LET], [XLLM].
 
     The results are those of `CudaWFST` with a graph of the large LM, which is often too large to be built. Methods
     and requests are those of `CudaWFST`. `NBest.work` counts LM queries, groups and arcs.
@@ -404,7 +404,7 @@ class PagedBigLM(CudaWFST):
 
     @cached_property
     def _opened_lms(self) -> LmPair:
-        """The LMs for the words of `opened_graph`."""
+        """Return the LMs for the words of `opened_graph`."""
         return with_more_words(self._lms, self.opened_graph, self._large, self._small)
 
 
@@ -419,7 +419,7 @@ def _check_epsilons(graph: WordGraph) -> None:
 
 
 def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:
-    """Warnings about the result of a stream."""
+    """Return warnings about the result of a stream."""
     notes = () if ended == final else (NO_END,)
     if overflows:
         return (*notes, f"a table was full {overflows} times, which narrowed the beam there")

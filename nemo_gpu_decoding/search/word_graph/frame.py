@@ -1,4 +1,4 @@
-"""One frame of the word-graph search on the CPU: a Viterbi beam search of CTC log-probs [CUDA-WFST].
+"""Search one frame of CTC log-probs in a word graph on the CPU by Viterbi beam search [CUDA-WFST].
 
 A token is a partial path through the graph with its cost: acoustic_scale times the negative log-probs, plus
 lm_weight times the graph's costs, minus boosting. Costs are relative to the best token of the frame, so that
@@ -222,7 +222,7 @@ def epsilon_closure(row, count, search, lm, work):
 
 @linked
 def may_expand(row, source, cost, search, cutoff):
-    """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
+    """Return whether an arc of a state may stay below the cutoff; large states are always expanded."""
     arcs, may = search.graph.arcs, source.arc_end - source.arc_begin > labels.SMALL_STATE
     for a in range(source.arc_begin, source.arc_begin if may else source.arc_end):
         may = may | (
@@ -243,7 +243,7 @@ def _expand_groups(groups, row, state, search, lm, work):
 
 @linked
 def cheapest_of(groups, count):
-    """Index of the first group with the lowest cost."""
+    """Return the index of the first group with the lowest cost."""
     cheapest = 0
     for g in range(count):
         if groups[g].cost < groups[cheapest].cost:

@@ -1,4 +1,4 @@
-"""Records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is printed from this file.
+"""Declare records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is printed from this file.
 
 The same kernel sources serve cuda_wfst and, with COMPOSE=1, paged_biglm, whose tokens have an LM context in their key.
 Names that begin with PLAIN belong to cuda_wfst, names that begin with LM to paged_biglm, and all others to both.
@@ -74,7 +74,7 @@ STREAM_COUNTERS = np.dtype(
 
 
 def best_path_of(token: np.dtype) -> np.dtype:
-    """The record of a best path, for one type of tokens."""
+    """Return the record of a best path, for one type of tokens."""
     return np.dtype(
         [
             ("best", token),  # the cheapest token
@@ -213,7 +213,7 @@ LM_COUNTERS = np.dtype(
 
 
 class Capacity(NamedTuple):
-    """Sizes of an utterance's buffers in global memory. Only `tokens` affects results; the CPU search has it, too."""
+    """The sizes that an utterance's buffers have in global memory. Only `tokens`, as on CPUs, affects results."""
 
     tokens: int  # tokens of a frame before pruning
     candidates: int
@@ -233,7 +233,7 @@ CAPACITY = dtype_of(Capacity)
 
 
 def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
-    """Sizes for an utterance of cuda_wfst."""
+    """Return sizes for an utterance of cuda_wfst."""
     groups = max(2 * max_active, LEAST_GROUPS)
     tokens, candidates = token_capacity(max_active), max(CANDIDATES, 2 * THREADS)
     return Capacity(
@@ -249,7 +249,7 @@ def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
 
 
 def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity:
-    """Sizes for an utterance of paged_biglm; `doubled` counts how often there were more groups or group arcs."""
+    """Return sizes for an utterance of paged_biglm; `doubled` counts how often groups or group arcs did not fit."""
     groups = max(2 * max_active, LEAST_GROUPS) << doubled
     cached_scores = max(CACHED_SCORES, LM_QUERIES, THREADS)
     return capacity_for(max_active, columns, seconds=False)._replace(
@@ -264,18 +264,18 @@ def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity
 
 
 def slots_for(entries: int) -> int:
-    """Size of a hash table that is at most three quarters full: a power of two."""
+    """Return the size of a hash table that is at most three quarters full: a power of two."""
     return 1 << (entries * 4 // 3).bit_length()
 
 
 def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, ...]:
-    """The shape in bytes of a buffer of `batch` utterances."""
+    """Return the shape in bytes of a buffer of `batch` utterances."""
     sizes = (getattr(capacity, str(axis)) for axis in tensor.shape[1:])
     return batch, *sizes, tensor.layout.record_bytes or tensor.layout.dtypes[0].itemsize
 
 
 def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[int, int]:
-    """Dynamic shared memory of a block of `advance`, and the number of rows in it.
+    """Return the dynamic shared memory of a block of `advance`, and the number of rows in it.
 
     The layout is that of `open_workspace` in kernel.cu.
     """

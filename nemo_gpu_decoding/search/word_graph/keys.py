@@ -1,4 +1,4 @@
-"""Keys of tokens, and constants: moves and the status of a frame.
+"""Pack the keys of tokens, and define constants: moves and the status of a frame.
 
 The key of a token packs the state of the graph, the state of the boosting automaton and the last label. With a
 large LM the LM context is a second part of the key. It packs the states of both LMs, the large LM's in the upper
@@ -28,7 +28,7 @@ DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL = range(6
 
 
 class Origin(NamedTuple):
-    """The last step of a candidate."""
+    """The last step that led to a candidate."""
 
     arc: int  # index of an arc of the graph, or BLANK_MOVE, REPEAT_MOVE
     source: int  # index of a token of the previous frame
@@ -58,7 +58,7 @@ def label_of(key):
 
 @linked
 def context_of(token, lm):
-    """The LM context of a token; 0 without a large LM."""
+    """Return the LM context of a token; 0 without a large LM."""
     if lm is None:
         return np.int64(0)
     else:  # numba removes a branch of this form before it infers types
@@ -72,20 +72,20 @@ def hash_of(key, context):
 
 @linked
 def ordered_bits(value):
-    """An integer of 32 bits, as int64, that has the order of float32 values."""
+    """Return an integer of 32 bits, as int64, that has the order of float32 values."""
     bits = np.int64(np.float32(value + np.float32(0.0)).view(np.int32))  # -0 becomes +0
     return -(bits & 0x7FFFFFFF) if bits < 0 else bits  # the bits of negative floats have the reverse order
 
 
 @linked
 def rank_of(cost, key, context):
-    """A number with the order of candidates: by cost, then by the hash of the key."""
+    """Return a number with the order of candidates: by cost, then by the hash of the key."""
     return (ordered_bits(cost) << HASH_BITS) + np.int64(hash_of(key, context) >> np.uint64(64 - HASH_BITS))
 
 
 @linked
 def precedes(token, other, lm):
-    """Whether a token has the lower key of two in a frame. Unlike indices, keys do not depend on the order of work."""
+    """Return whether a token has the lower key of two in a frame. Keys, unlike indices, ignore the order of work."""
     if lm is None:
         return token.key < other.key
     else:

@@ -1,4 +1,4 @@
-"""Labels of a frame that may stay below the cutoff, and the cheapest step of the best token."""
+"""Choose the labels of a frame that may stay below the cutoff, and find the cheapest step of the best token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def rank_labels(row, search, work):
 
 @linked
 def labels_within(cost, source, row, search, work):
-    """The number of leading entries of work.labels that may keep an arc of a state below the cutoff."""
+    """Return the number of leading entries of work.labels that may keep an arc of a state below the cutoff."""
     frame, count = work.frame[0], 0
     if frame.labels > SORTED_LABELS:
         return frame.labels
@@ -79,7 +79,7 @@ def labels_within(cost, source, row, search, work):
 
 @linked
 def _least_likely(frame, search):
-    """The log-prob below which a label exceeds the cutoff from any source; at most MOST_LOG_PROB."""
+    """Return the log-prob below which a label exceeds the cutoff from any source; at most MOST_LOG_PROB."""
     most = np.float64(frame.cutoff) - search.weights.least_cost
     slack = 1e-6 * abs(most) + 1e-5  # for rounding errors
     limit = -(most + slack) / search.params.acoustic_scale
@@ -88,7 +88,7 @@ def _least_likely(frame, search):
 
 @linked
 def likeliest_step(row, state, search, lm, work):
-    """The cheapest step of the best token, by the graph's costs, if it costs less than all candidates.
+    """Return the cheapest step of the best token, by the graph's costs, if it costs less than all candidates.
 
     Returns:
         index of the best token; closure arc or NONE; arc, or NONE if no step is cheaper; boosting state after them;
@@ -120,7 +120,7 @@ def likeliest_step(row, state, search, lm, work):
 
 @linked
 def _likeliest_arc(row, reached, last_label, search, work):
-    """The cheapest arc of a state and its total cost; NONE and `least` if no arc costs less than `least`.
+    """Return the cheapest arc of a state and its total cost; NONE and `least` if no arc costs less than `least`.
 
     Args:
         reached: `least`; cost, boosting state and number of the state.

@@ -1,4 +1,4 @@
-"""Pruning at the end of a frame: the tokens that survive, their back-pointers, and the links between them."""
+"""Prune at the end of a frame: keep the surviving tokens, their back-pointers, and the links between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDEST = np.float32(16)  # the beam of a frame is widened while it is narrower t
 
 @linked
 def prune(row, state, search, work):
-    """Step 4: the surviving tokens become work.current. Nothing changes if the back-pointers do not fit."""
+    """Take step 4: the surviving tokens become work.current. Nothing changes if the back-pointers do not fit."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     if counters.back_pointers + kept > len(state.back_pointers):
@@ -48,7 +48,7 @@ def keep_tokens(kept, limited, counters, work):
 
 @linked
 def widen_beam(params, work):
-    """Whether fewer than min_active next tokens are within the beam of the frame; if so, a wider one is set."""
+    """Return whether fewer than min_active next tokens are within the beam of the frame; if so, a wider one is set."""
     frame, within = work.frame[0], 0
     if params.min_active == 0 or frame.beam >= WIDEST * params.beam:
         return False
@@ -103,7 +103,7 @@ def _bin(cost, best, scale):
 
 @linked
 def move_of(arc, epsilon, source, state, search):
-    """The move of an arc: BLANK_MOVE, REPEAT_MOVE or NEW_TOKEN.
+    """Return the move of an arc: BLANK_MOVE, REPEAT_MOVE or NEW_TOKEN.
 
     A ready-made graph contains the topology in its arcs. There an arc that reads the blank is a BLANK_MOVE unless it
     emits a word, and a self-loop that reads the last label is a REPEAT_MOVE.
@@ -123,7 +123,7 @@ def move_of(arc, epsilon, source, state, search):
 
 @linked
 def label_read(arc, key, search):
-    """The label (column of the log-probs) that an arc or a move to a token with this key reads."""
+    """Return the label (column of the log-probs) that an arc or a move to a token with this key reads."""
     if arc >= 0:
         return np.int64(search.graph.arcs[arc].ilabel)
     return keys.label_of(key) - 1 if arc == keys.REPEAT_MOVE else np.int64(search.params.blank_id)

@@ -1,4 +1,4 @@
-"""Records, parameters and sizes of the word-graph search on the CPU; `kernel_abi.py` has those of the kernels.
+"""Declare records, parameters and sizes of the word-graph search on the CPU; the kernels' are in `kernel_abi.py`.
 
 A chain of back-pointers has one entry for each new label on the path of a token. Each entry points to the previous
 one. Example: "▁hel" in frame 3, then "lo" in frames 5 and 6:
@@ -29,7 +29,7 @@ MAX_LABELS, MAX_BOOST_STATES = (1 << 16) - 1, 1 << 16  # limits of the fields of
 
 
 class SearchParams(NamedTuple):
-    """Options of a batch in compiled code; see `WFSTConfig`."""
+    """The options that a batch has in compiled code; see `WFSTConfig`."""
 
     blank_id: int
     topology: int  # see `graph/csr.py`
@@ -44,7 +44,7 @@ class SearchParams(NamedTuple):
 
 
 class StreamParams(NamedTuple):
-    """Weights of an utterance, and bounds that follow from them."""
+    """The weights that an utterance has, and bounds that follow from them."""
 
     lm_weight: np.float32
     least_cost: np.float32  # lower bound of a closure arc and an arc together; weighted, <= 0
@@ -54,7 +54,7 @@ class StreamParams(NamedTuple):
 
 
 class Search(NamedTuple):
-    """The constant inputs of the search of an utterance."""
+    """The inputs that stay constant in the search of an utterance."""
 
     params: SearchParams
     weights: StreamParams
@@ -115,7 +115,7 @@ COUNTERS = np.dtype([("tokens", np.int64), ("back_pointers", np.int64), *STREAM_
 
 
 class StreamArrays(NamedTuple):
-    """The state of an utterance between two calls of the search, without its tokens."""
+    """The state that an utterance has between two calls of the search, without its tokens."""
 
     counters: np.ndarray  # [1] COUNTERS
     back_pointers: np.ndarray  # [capacity] BACK_POINTER
@@ -161,7 +161,7 @@ FRAME_STATE = np.dtype(FRAME_FIELDS, align=True)
 
 
 class Workspace(NamedTuple):
-    """Buffers of the search of one utterance. Their contents are not used after a call."""
+    """The buffers that the search of one utterance uses. Their contents are not used after a call."""
 
     current: np.ndarray  # [capacity] TOKEN
     next_tokens: np.ndarray  # [capacity] TOKEN
@@ -180,5 +180,5 @@ class Workspace(NamedTuple):
 
 
 def token_capacity(max_active: int) -> int:
-    """Capacity for next tokens: four times `max_active`, because at most about `max_active` survive."""
+    """Return the capacity for next tokens: four times `max_active`, because at most about `max_active` survive."""
     return max(4 * max_active, MAX_EPSILONS + 1)

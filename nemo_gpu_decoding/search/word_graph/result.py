@@ -1,4 +1,4 @@
-"""Results of word-graph searches: paths with words, read from back-pointers; word confidence; minimum Bayes risk."""
+"""Make results of word-graph searches: read paths with words, rate words, and minimise Bayes risk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ W = TypeVar("W", bound="WordPath")
 
 
 class GraphWord(NamedTuple):
-    """A word of a path. Frames count from the start of the stream."""
+    """A word that a path has. Frames count from the start of the stream."""
 
     text: str
     label: int  # index in the graph's words
@@ -46,7 +46,7 @@ class WordPath(Path):
 
 
 def relative_cost(best: float, ended: float) -> float:
-    """`NBest.relative_cost`: cost of the best hypothesis that may end (inf: none may) minus the best cost, >= 0."""
+    """Return the cost of the best hypothesis that may end, minus the best cost, >= 0; inf if none may end."""
     return max(0.0, ended - best)
 
 
@@ -67,7 +67,7 @@ NO_SPELLINGS = Spellings(*(read_only(np.zeros(size, np.int32)) for size in (0, 1
 
 
 class Labels(NamedTuple):
-    """The meanings of a graph's labels."""
+    """The words that a graph's labels mean."""
 
     blank_id: int
     num_words: int  # olabels from here on are word-sequence labels
@@ -81,7 +81,7 @@ class Labels(NamedTuple):
 
 
 class ReadPaths(NamedTuple):
-    """The tokens and words of P paths, one path after the other: N tokens and W words in total."""
+    """The tokens and words that P paths have, one path after the other: N tokens and W words in total."""
 
     tokens: np.ndarray  # [3, N] int32: label, first frame, number of frames
     confidence: np.ndarray  # [N] float32
@@ -90,7 +90,7 @@ class ReadPaths(NamedTuple):
 
 
 def read_paths(found_paths: FoundPaths, before: np.ndarray, graph: WordGraph, blank_id: int) -> ReadPaths:
-    """The tokens and words of P paths; `before` [P] BEFORE describes the committed part of each.
+    """Return the tokens and words of P paths; `before` [P] BEFORE describes the committed part of each.
 
     If the graph has a lexicon, the tokens of each word are exact. A ready-made graph emits each word at some token;
     the tokens of the word are then those from this token to the next word's.
@@ -162,7 +162,7 @@ def add_graph_costs(steps, graph, total):
 
 @linked
 def _most_words(steps, graph, num_words):
-    """The number of words that the arcs and closure arcs of a path emit."""
+    """Return the number of words that the arcs and closure arcs of a path emit."""
     most = 0
     for n in range(len(steps.arcs)):
         most += count_words(_silent(steps.epsilons[n], graph), graph, num_words)
@@ -172,7 +172,7 @@ def _most_words(steps, graph, num_words):
 
 @compiled
 def emitted_words(steps, graph, labels):
-    """The tokens [n] int32 of a path, and its words [2, w] int64 as in `_split_steps`."""
+    """Return the tokens [n] int32 of a path, and its words [2, w] int64 as in `_split_steps`."""
     tokens, confidence = np.empty((3, len(steps.arcs)), np.int32), np.empty(len(steps.arcs), np.float32)
     words = np.empty((2, _most_words(steps, graph, labels.num_words)), np.int64)
     count, size = _split_steps(steps, keys.NONE, graph, labels, tokens, confidence, words)
@@ -207,7 +207,7 @@ def _split_steps(steps, last_epsilon, graph, labels, tokens, confidence, words):
 
 @linked
 def _silent(epsilon, graph):
-    """The olabel of a closure arc; 0 for NONE."""
+    """Return the olabel of a closure arc; 0 for NONE."""
     return graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
 
 
@@ -247,7 +247,7 @@ def _fill_words(words, labels, begins, ends, tokens, before):
 
 
 def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequence[str] | None) -> list[GraphWord]:
-    """The words of all paths, from `read_paths`; `pieces` spell the words that the graph reads as <unk>."""
+    """Return the words of all paths, from `read_paths`; `pieces` spell the words that the graph reads as <unk>."""
     labels, *numbers = (read.words[name].tolist() for name in SPAN.names or ())
     texts = [graph.words[label] for label in labels]
     if pieces is not None and graph.unknown:
@@ -261,10 +261,10 @@ def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequ
 
 
 def emitted_labels(words: Sequence[GraphWord], tokens: np.ndarray, graph: WordGraph, *, complete: bool) -> list[int]:
-    """The labels of words as the search emits them: <unk> with its pieces, if the graph has labels for pieces.
+    """Return the labels of words as the search emits them: <unk> with its pieces, if the graph has labels for pieces.
 
     Args:
-        words: of a path.
+        words: the words of a path.
         tokens: [N] int32, of the path from the first word on.
         complete: whether the last word is complete.
     """
@@ -319,7 +319,7 @@ def _is_in(values, value):
 
 @linked
 def next_end(word, is_last, tokens, at, choice, n, unknown, index, spellings):
-    """The next end to try for word n; -1 if there is none. Increments choice[n]."""
+    """Return the next end to try for word n; -1 if there is none. Increments choice[n]."""
     size, begin, spelled = len(tokens), spellings.begin, spellings.tokens
     if word == unknown and unknown != 0:
         end = at + 1
@@ -350,13 +350,13 @@ def next_end(word, is_last, tokens, at, choice, n, unknown, index, spellings):
 
 
 def posteriors(scores: Sequence[float]) -> np.ndarray:
-    """Softmax of scores: exp(scores), normalised to sum 1, [n] float64."""
+    """Return the softmax of scores: exp(scores), normalised to sum 1, [n] float64."""
     values = np.exp(np.asarray(scores, np.float64) - max(scores))
     return values / values.sum()
 
 
 def with_confidence(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
-    """Add word confidences to paths: the posterior, among these paths, of each word in its place."""
+    """Add word confidences to paths: the share of these paths, by probability, that have a word in its place."""
     shares = posteriors([path.score for path in paths])
     texts = _texts(paths)
     rated = []
@@ -371,7 +371,7 @@ def with_confidence(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
 
 
 def minimum_bayes_risk(paths: Sequence[WordPath]) -> WordPath:
-    """The path with the least expected number of word errors; of equal ones, the path with the best score.
+    """Return the path with the least expected number of word errors; of equal ones, the path with the best score.
 
     Raises:
         ValueError: paths is empty.
@@ -395,7 +395,7 @@ def _texts(paths: Sequence[WordPath]) -> list[np.ndarray]:
 
 
 def matches(text: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Which words of `text` are aligned with the same word of `other`, [len(text)] bool."""
+    """Return which words of `text` are aligned with the same word of `other`, [len(text)] bool."""
     matched = np.zeros(len(text), np.bool_)
     align(np.asarray(text, np.int64), np.asarray(other, np.int64), matched)
     return matched
@@ -403,7 +403,7 @@ def matches(text: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray)
 
 @compiled
 def align(text, other, matched):
-    """Word errors between two texts; sets `matched` for words of `text` aligned with the same word of `other`.
+    """Count word errors between two texts; sets `matched` for words of `text` aligned with the same word of `other`.
 
     An alignment with n errors is within n words of the diagonal, so a band around it is doubled until it has them all.
     Memory grows with the length of alike texts.

@@ -1,4 +1,4 @@
-"""The state of a stream between two chunks, the models that decode it, and the words that it has committed.
+"""Keep the state of a stream between two chunks, the models that decode it, and the words it has committed.
 
 Committed words are those that all live hypotheses of a running stream share, traced back and scored once. A partial
 result traces back only the back-pointers that are not committed. A commit ends at a word boundary that is the same in
@@ -32,7 +32,7 @@ from nemo_gpu_decoding.search.word_graph.result import BEFORE, Labels, next_end,
 
 @dataclass(frozen=True, eq=False)
 class StreamModels:
-    """The models and weights of one utterance."""
+    """The models and weights that one utterance uses."""
 
     params: records.SearchParams  # of the batch
     weights: records.StreamParams  # of the utterance
@@ -43,17 +43,17 @@ class StreamModels:
 
     @cached_property
     def search(self) -> records.Search:
-        """The inputs of compiled code, without the large LM."""
+        """Return the inputs of compiled code, without the large LM."""
         return records.Search(self.params, self.weights, self.graph.arrays, self.graph.arc_index, self.boosting.arrays)
 
     @property
     def first_key(self) -> int:
-        """The key of the first token, see `key_of`."""
+        """Return the key of the first token, see `key_of`."""
         return (self.graph.start << 32) | (self.boosting.start_state << 16)
 
     @cached_property
     def first(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first token of an utterance, and its counters."""
+        """Return the first token of an utterance, and its counters."""
         tokens = np.zeros(1, records.TOKEN if self.lm_scorer is None else records.LM_TOKEN)
         counters = np.zeros(1, records.COUNTERS if self.lm_scorer is None else LM_COUNTERS)
         tokens["key"], tokens["back_pointer"], tokens["source"] = self.first_key, NONE, NONE
@@ -63,7 +63,7 @@ class StreamModels:
         return tokens, counters
 
     def new_stream(self) -> WordGraphStream:
-        """A stream before its first frame: one token in the start states of graph, boosting and LMs."""
+        """Return a stream before its first frame: one token in the start states of graph, boosting and LMs."""
         tokens, counters = self.first
         links = np.empty(1024 if self.params.keeps_links else 0, records.LINK)
         past = np.empty(2048, records.BACK_POINTER)
@@ -74,7 +74,7 @@ ModelsOf = Callable[[BatchFusion, int], StreamModels]  # the models of utterance
 
 
 def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]) -> list[StreamModels]:
-    """The models of some utterances; utterances with equal weights and trees share them."""
+    """Return the models of some utterances; utterances with equal weights and trees share them."""
     columns = (fusion.lm_weights, fusion.boosting_weights, fusion.tree_of)
     options = list(zip(*(values[rows].tolist() for values in columns), strict=True))
     models = {option: models_of(fusion, row) for option, row in dict(zip(options, rows, strict=True)).items()}
@@ -83,7 +83,7 @@ def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class WordGraphStream:
-    """One utterance after some frames. Its entries below the counts of `counters` never change."""
+    """The state of an utterance after some frames. Its entries below the counts of `counters` never change."""
 
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN
@@ -155,7 +155,7 @@ FEWEST_BACK_POINTERS = 2048  # smallest capacity
 
 
 class TextScores(NamedTuple):
-    """Unweighted scores of a path up to some step, and its LM and boosting states there."""
+    """The unweighted scores that a path has up to some step, and its LM and boosting states there."""
 
     graph_cost: float
     difference: float  # sum of LM score differences; 0 without a large LM
@@ -169,7 +169,7 @@ class TextScores(NamedTuple):
         return cls(0.0, 0.0, context, 0.0, models.boosting.start_state)
 
     def after_words(self, words: Sequence[int], models: StreamModels) -> TextScores:
-        """The scores after more words; the graph's costs are not added."""
+        """Return the scores after more words; the graph's costs are not added."""
         difference, context = self.difference, self.context
         if models.lm_scorer is not None:
             labels = np.array(words, np.int64)
@@ -177,7 +177,7 @@ class TextScores(NamedTuple):
         return TextScores(self.graph_cost, difference, context, *self.boosted(words, models))
 
     def boosted(self, words: Sequence[int], models: StreamModels) -> tuple[float, int]:
-        """The bonus and the boosting state after more words."""
+        """Return the bonus and the boosting state after more words."""
         bonus, state = self.bonus, self.boosting_state
         for word in words if models.weights.boosts else ():
             weight, state = models.boosting.advance(state, word)
@@ -187,7 +187,7 @@ class TextScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Committed:
-    """The committed part of a stream."""
+    """The part of a stream that is committed."""
 
     columns: GrowingColumns  # fields of `WordPath`
     head: Head | None  # the committed part of the columns; None: nothing is committed
@@ -205,12 +205,12 @@ class Committed:
 
     @property
     def before(self) -> tuple[int, int, int, float]:
-        """The fields of BEFORE for a path that continues the committed words."""
+        """Return the fields of BEFORE for a path that continues the committed words."""
         return self.words, self.tokens, self.stop, self.scores.graph_cost
 
 
 def shared_steps(state: WordGraphStream) -> tuple[int, int]:
-    """The newest back-pointer that all live hypotheses share, and the number of steps up to it."""
+    """Return the newest back-pointer that all live hypotheses share, and the number of steps up to it."""
     assert state.live is not None
     common = common_ancestor(state.back_pointers["previous"], state.live)
     return common, count_back_pointers(state.back_pointers, common)
@@ -257,7 +257,7 @@ def more_committed(state: WordGraphStream) -> tuple[Committed, int] | None:
 
 
 def without_committed(state: WordGraphStream, committed: Committed, root: int) -> WordGraphStream:
-    """The stream without the back-pointers before `root`; both arguments are those of `more_committed`."""
+    """Return the stream without the back-pointers before `root`; both arguments are those of `more_committed`."""
     counters, tokens = state.counters.copy(), state.tokens.copy()
     kept = state.back_pointers[root : int(counters["back_pointers"][0])]
     back_pointers = np.empty(max(FEWEST_BACK_POINTERS, 2 * len(kept)), records.BACK_POINTER)
@@ -273,7 +273,7 @@ def without_committed(state: WordGraphStream, committed: Committed, root: int) -
 
 
 def _last_boundary(words: np.ndarray, emitted_at: np.ndarray, tokens: np.ndarray, graph: WordGraph) -> tuple[int, int]:
-    """The last word boundary that no later token can move.
+    """Return the last word boundary that no later token can move.
 
     Returns:
         the numbers of words and of tokens before it; 0, 0 if there is none.
@@ -286,7 +286,7 @@ def _last_boundary(words: np.ndarray, emitted_at: np.ndarray, tokens: np.ndarray
 
 @compiled
 def last_sure_end(words, tokens, unknown, index, spellings):
-    """The last word that ends at the same token in every division of the tokens (see `find_spans`).
+    """Return the last word that ends at the same token in every division of the tokens (see `find_spans`).
 
     The function tracks all possible ends of each word, and stops where a word may end beyond the tokens.
 
@@ -328,7 +328,7 @@ def add_differences(words, total, context, lm):
 def weighted_differences(
     texts: Sequence[Sequence[int]], starts: Sequence[TextScores], ended: Sequence[bool], models: Sequence[StreamModels]
 ) -> list[float]:
-    """The weighted LM score difference of each text, </s> included where `ended`; 0 without a large LM."""
+    """Return the weighted LM score difference of each text, </s> included where `ended`; 0 without a large LM."""
     differences, alike = [0.0] * len(texts), defaultdict(list)
     for n, models_of_text in enumerate(models):  # a call takes as long for one text as for all texts of a batch
         if models_of_text.lm_scorer is not None:

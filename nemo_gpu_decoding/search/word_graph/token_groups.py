@@ -1,4 +1,4 @@
-"""Token groups: the tokens that are in one graph state, their own or one that a closure arc leads to.
+"""Group the tokens that are in one graph state: in it, or in one from which a closure arc leads to it.
 
 A group expands arcs for its cheapest token only. With topology "normal" a token cannot take an arc with its last
 label, so that a group also keeps the cheapest token with another last label. For lattices it keeps all its tokens.
@@ -60,7 +60,7 @@ def begin_group(group, key, cost, origin, search, work):
 
 @linked
 def _last_label(origin, search, work):
-    """The last label + 1 of a token; 0 with topologies that do not need it."""
+    """Return the last label + 1 of a token; 0 with topologies that do not need it."""
     if search.params.topology == NORMAL:
         return np.int32(keys.label_of(work.current[origin.source].key))
     return np.int32(0)
@@ -118,7 +118,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
 
 @linked
 def target_key(arc, boost, search):
-    """The key of the token that an arc leads to."""
+    """Return the key of the token that an arc leads to."""
     keeps_label = search.params.topology in (COMPACT, NORMAL)
     return keys.key_of(arc.target, boost, np.int64(arc.ilabel) + 1 if keeps_label else np.int64(0))
 
@@ -159,7 +159,7 @@ def _offer(cost, origin, step, state, search, lm, work):
 
 @linked
 def _is_offered(origin, lm, frame):
-    """Whether this is the candidate that tightened the cutoff; a lattice must contain it once."""
+    """Return whether this is the candidate that tightened the cutoff; a lattice must contain it once."""
     if lm is None:
         return False
     else:

@@ -41,7 +41,7 @@ def test_large_scores_are_subtracted_as_on_the_cpu(log_probs, merge):
 
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 16, 33, 128])
-def test_beam_sizes(log_probs, merge, beam_size):
+def test_kernel_of_any_beam_size_equals_the_cpu(log_probs, merge, beam_size):
     assert_equal(
         log_probs[:2, :12], [12, 7], fusion=random_fusion(V), merge=merge,
         beam_size=beam_size, n_best=min(beam_size, 40),
@@ -49,13 +49,13 @@ def test_beam_sizes(log_probs, merge, beam_size):
 
 
 @pytest.mark.parametrize("threshold", [0.1, 2.0, float("inf")])
-def test_thresholds(log_probs, threshold):
+def test_kernel_with_any_threshold_equals_the_cpu(log_probs, threshold):
     for merge in MERGES:
         assert_equal(log_probs, [T] * 3, fusion=random_fusion(V), merge=merge, beam_threshold=threshold, n_best=4)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 31, 500])
-def test_vocabulary_sizes(vocab_size):
+def test_kernel_of_any_vocabulary_size_equals_the_cpu(vocab_size):
     fusion = random_fusion(vocab_size)
     for merge in MERGES:
         assert_equal(random_log_probs(2, 8, vocab_size + 1, seed=4), [8, 5], fusion=fusion, merge=merge, n_best=3)
@@ -63,7 +63,7 @@ def test_vocabulary_sizes(vocab_size):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("vocab_size", [12, 13, 14, 15, 16, 17])
-def test_types_and_alignments_of_rows(dtype, vocab_size):
+def test_kernel_for_any_type_and_address_of_rows_equals_the_cpu(dtype, vocab_size):
     """Rows of any length begin at any address, and are fetched in pieces of 16 bytes all the same."""
     log_probs = random_log_probs(2, 9, vocab_size + 1, seed=5).to(dtype)
     assert_equal(log_probs[1:], [9], fusion=random_fusion(vocab_size), n_best=3)
@@ -80,7 +80,7 @@ def test_lm_that_forbids_labels_and_ends_equals_the_cpu():
 
 
 @pytest.mark.parametrize("threads", [32, 64, 160])
-def test_block_sizes(log_probs, monkeypatch, threads):
+def test_kernel_with_any_block_size_equals_the_cpu(log_probs, monkeypatch, threads):
     monkeypatch.setattr(cuda_engine, "THREADS", threads)
     monkeypatch.setattr(cuda_engine, "FINISH_THREADS", threads)
     for merge in MERGES:

@@ -56,7 +56,7 @@ def test_every_fusion_and_pruning_mode_equals_the_cpu(strategy, durations, kind,
 
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 5, 6, 7, 8, 16])
 @pytest.mark.parametrize("durations", DURATIONS[:2], ids=str)
-def test_beam_sizes(strategy, durations, beam_size):
+def test_kernels_of_any_beam_size_equal_the_cpu(strategy, durations, beam_size):
     for seed, pruning in itertools.product(range(2), ("late", "early")):
         networks = TableNetworks(V, durations, seed=seed, blank_bias=0.5)
         compare(
@@ -67,7 +67,7 @@ def test_beam_sizes(strategy, durations, beam_size):
 
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("pruning", ["late", "early"])
-def test_forced_blanks(strategy, pruning, most):
+def test_kernels_with_forced_blanks_equal_the_cpu(strategy, pruning, most):
     name = "max_symbols" if strategy[0] is ALSDPlusPlus else "maes_num_steps"
     for durations in DURATIONS[:3]:
         networks = TableNetworks(V, durations, seed=5, blank_bias=-1.0)
@@ -77,7 +77,7 @@ def test_forced_blanks(strategy, pruning, most):
 
 @pytest.mark.parametrize("gamma", [0.5, float("inf")])
 @pytest.mark.parametrize("beta", [0, 30])
-def test_limits_of_expansion(gamma, beta):
+def test_kernels_with_limits_of_expansion_equal_the_cpu(gamma, beta):
     for pruning, durations in itertools.product(("late", "early"), DURATIONS[:2]):
         compare(
             STRATEGIES["aes_pp"], TableNetworks(V, durations, seed=6), random_fusion(V),
@@ -86,12 +86,12 @@ def test_limits_of_expansion(gamma, beta):
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 31, 300])
-def test_vocabulary_sizes(strategy, vocab_size):
+def test_kernels_of_any_vocabulary_size_equal_the_cpu(strategy, vocab_size):
     networks = TableNetworks(vocab_size, (0, 1), seed=1)
     compare(strategy, networks, random_fusion(vocab_size), softmax_temperature=1.7)
 
 
-def test_log_probs_that_are_not_stored(strategy, monkeypatch):
+def test_kernels_that_store_no_log_probs_equal_the_cpu(strategy, monkeypatch):
     params = SearchParams(*[0] * len(SearchParams._fields))._replace(vocab_size=V, max_extensions=4)
     assert cuda_engine.list_sizes(params, 256)[0].log_probs == V + 1
     monkeypatch.setattr(cuda_engine, "MOST_BYTES_WITH_LOG_PROBS", 0)
@@ -100,7 +100,7 @@ def test_log_probs_that_are_not_stored(strategy, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_types_of_logits(strategy, dtype):
+def test_kernels_for_any_type_of_logits_equal_the_cpu(strategy, dtype):
     class Rounding(TableNetworks):
         def join(self, frames, predictions):
             return super().join(frames, predictions).to(dtype)
@@ -109,7 +109,7 @@ def test_types_of_logits(strategy, dtype):
 
 
 @pytest.mark.parametrize("threads", [64, 160])
-def test_block_sizes(strategy, monkeypatch, threads):
+def test_kernels_with_any_block_size_equal_the_cpu(strategy, monkeypatch, threads):
     for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
         monkeypatch.setattr(records, name, threads)
     compare(strategy, TableNetworks(60, (0, 1), seed=3), random_fusion(60))
@@ -130,7 +130,7 @@ def test_many_hypotheses_take_blocks_of_fewer_threads(frame_by_frame, capability
     assert cuda_engine.list_sizes(params, 128)[1] < cuda_engine.list_sizes(params, 256)[1]
 
 
-def test_blocks_of_fewer_threads(strategy, monkeypatch):
+def test_kernels_with_smaller_blocks_equal_the_cpu(strategy, monkeypatch):
     monkeypatch.setattr(cuda_engine, "gpu_of", lambda device: cuda_engine.Gpu(0, (9, 0), (13, 5)))
     monkeypatch.setattr(records, "EXPAND_THREADS", 128)
     monkeypatch.setattr(records, "FEWER_EXPAND_THREADS", 64)
@@ -207,7 +207,7 @@ def test_rows_of_a_waiting_utterance_go_to_others():
     assert int(work.taken_rows) == 4
 
 
-def test_rows_of_the_prediction_network(monkeypatch):
+def test_prediction_rows_grow_with_utterances_and_beam(monkeypatch):
     monkeypatch.setattr(records, "FEWEST_PREDICTION_ROWS", 128)
 
     def rows(utterances, beam_size, frame_by_frame=False):

@@ -178,7 +178,7 @@ def test_alsd_with_other_networks_equals_nemo(fusions, durations, kind):
 @pytest.mark.parametrize("durations", [[], nemo_models.DURATIONS], ids=["rnnt", "tdt"])
 @pytest.mark.parametrize("max_symbols", [1, 2])
 @pytest.mark.parametrize("pruning", ["late", "early"])
-def test_forced_blanks(fusions, durations, max_symbols, pruning):
+def test_forced_blanks_equal_those_of_nemo(fusions, durations, max_symbols, pruning):
     model = nemo_models.random_nemo_model(durations=durations, blank_bias=3.0)
     for seed in range(3):
         mode = ("both", pruning, "lm_weighted_full")
@@ -187,7 +187,7 @@ def test_forced_blanks(fusions, durations, max_symbols, pruning):
 
 @pytest.mark.parametrize("name", list(PRECISIONS))
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
-def test_lower_precisions(kind, name):
+def test_lower_precisions_equal_those_of_nemo(kind, name):
     """transcribe_speech.py makes the model bfloat16 unless it is told otherwise; here NeMo's search runs in the same.
 
     It rounds at other places, in its LSTM above all.

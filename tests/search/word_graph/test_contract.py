@@ -61,13 +61,13 @@ def test_back_pointers_are_compacted_in_long_streams():
         (PagedBigLMConfig, {"cache_mb": 0}, "cache_mb is 0"),
     ],
 )
-def test_bad_options_are_named(kind, options, message):
+def test_invalid_option_raises_an_error_that_names_it(kind, options, message):
     """Those of a wrong type are in the contract."""
     with pytest.raises(ValueError, match=message):
         kind(**options)
 
 
-def test_nemos_name_of_the_normal_topology():
+def test_topology_default_means_normal_as_in_nemo():
     log_probs = random_log_probs(1, 20, len(PIECES) + 1, seed=1)
     decoders = [make(toy_graph(0), topology=name) for name in ("default", "normal")]
     theirs, ours = (decoder.decode(log_probs, [20]) for decoder in decoders)

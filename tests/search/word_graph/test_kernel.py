@@ -37,7 +37,7 @@ def log_probs_of(seed, batch=3, frames=T, columns=COLUMNS, sharpness=2.0):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("sharpness", [0.5, 3.0])
-def test_word_graphs(topology, sharpness):
+def test_kernel_on_word_graphs_equals_the_cpu(topology, sharpness):
     for seed in range(3):
         assert_equal(
             toy_graph(seed), log_probs_of(seed, sharpness=sharpness), [T, 0, 13],
@@ -47,7 +47,7 @@ def test_word_graphs(topology, sharpness):
 
 @pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_graphs(topology, seed):
+def test_kernel_on_random_graphs_equals_the_cpu(topology, seed):
     """Any arcs, epsilon chains of several words, states with many arcs, costs below zero."""
     graph = random_graph(seed, columns=12, blank=11 if topology == "graph" else None)
     found = assert_equal(
@@ -58,7 +58,7 @@ def test_random_graphs(topology, seed):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_ready_made_graphs(tmp_path, topology):
+def test_kernel_on_ready_made_graphs_equals_the_cpu(tmp_path, topology):
     graph = toy_graph(1)
     write_tlg(fst_of(graph), topology, BLANK, len(PIECES), tmp_path / "tlg.fst")
     ready_made = load_fst_graph(tmp_path / "tlg.fst", graph.words)
@@ -66,7 +66,7 @@ def test_ready_made_graphs(tmp_path, topology):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_boosting_and_weights_of_single_utterances(topology):
+def test_kernel_with_boosting_per_utterance_equals_the_cpu(topology):
     graph = toy_graph(0)
     phrases = [{"cab": 3.0, "a bb": 2.0}, {"abc abc": 5.0, "bb": 1.0}, {"AB": 1.5}]
     trees = [build_word_boosting(bonuses, graph) for bonuses in phrases]
@@ -81,7 +81,7 @@ def test_boosting_and_weights_of_single_utterances(topology):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(2))
-def test_boosting_on_random_graphs(topology, seed):
+def test_kernel_with_boosting_on_random_graphs_equals_the_cpu(topology, seed):
     graph = random_graph(seed, columns=12)
     boosting = build_word_boosting({"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0, "w3": 0.5}, graph)
     assert_equal(
@@ -90,7 +90,7 @@ def test_boosting_on_random_graphs(topology, seed):
     )  # fmt: skip
 
 
-def test_word_sequences():
+def test_kernel_with_word_sequences_equals_the_cpu():
     words = ("<eps>", "zero", "one", "two")
     arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4), (4, 1, 0, 0.1, 1)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), words)
@@ -100,7 +100,7 @@ def test_word_sequences():
 
 
 @pytest.mark.parametrize(("min_active", "lattice"), [(40, False), (40, True), (200, False)])
-def test_min_active(min_active, lattice):
+def test_kernel_with_min_active_equals_the_cpu(min_active, lattice):
     for seed in range(2):
         graph, log_probs = random_graph(seed, columns=12, coarse=seed == 1), log_probs_of(seed, 2, 10, 12, 0.7)
         options = {"vocab_size": 11, "blank_id": 11, "beam": 1.0, "min_active": min_active}
@@ -149,7 +149,7 @@ def test_blank_may_be_any_column(blank_id):
 
 
 @pytest.mark.parametrize("threads", [32, 64, 160])
-def test_block_sizes(monkeypatch, threads):
+def test_kernel_with_any_block_size_equals_the_cpu(monkeypatch, threads):
     monkeypatch.setattr(kernel_abi, "THREADS", threads)
     graph = random_graph(1, columns=70)
     log_probs = log_probs_of(1, 2, 6, 70)
@@ -192,7 +192,7 @@ def case(seed, topology="compact", **options):
 @checked
 @pytest.mark.parametrize("difference", ["always", "never"])
 @pytest.mark.parametrize("topology", PAGED_TOPOLOGIES)
-def test_random_graphs_paged(topology, difference):
+def test_paged_kernel_on_random_graphs_equals_the_cpu(topology, difference):
     """Epsilon chains of several words, states with many arcs, costs below zero; whole and in chunks."""
     for seed in range(2):
         tokens, _, works, *_ = assert_equal_paged(
@@ -206,7 +206,7 @@ def test_random_graphs_paged(topology, difference):
 
 @checked
 @pytest.mark.parametrize("topology", PAGED_TOPOLOGIES[:3])
-def test_word_graphs_paged(topology):
+def test_paged_kernel_on_word_graphs_equals_the_cpu(topology):
     for lms in (nested_pair(0), (random_lm(1), random_lm(20, keep=0.8))):
         log_probs = random_log_probs(3, 16, len(PIECES) + 1, seed=2, sharpness=3.0)
         assert_equal_paged(
@@ -217,7 +217,7 @@ def test_word_graphs_paged(topology):
 
 @checked
 @pytest.mark.parametrize("topology", ["compact", "normal"])
-def test_boosting_and_weights_of_single_utterances_paged(topology):
+def test_paged_kernel_with_boosting_per_utterance_equals_the_cpu(topology):
     graph, lms = case(1)
     boosting = build_word_boosting(PHRASES, graph)
     requests = [Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3), None]
@@ -227,7 +227,7 @@ def test_boosting_and_weights_of_single_utterances_paged(topology):
 
 @checked
 @pytest.mark.parametrize("group_size", [1, 3])
-def test_group_size(group_size):
+def test_paged_kernel_with_any_group_size_equals_the_cpu(group_size):
     graph, lms = case(3)
     narrow, full = (
         assert_equal_paged(graph, lms, inputs_of(3, sharpness=0.5), [FRAMES, 5], beam=12.0, group_size=size)
@@ -238,7 +238,7 @@ def test_group_size(group_size):
 
 @checked
 @pytest.mark.parametrize(("min_active", "coarse"), [(12, False), (150, True)])
-def test_min_active_paged(min_active, coarse):
+def test_paged_kernel_with_min_active_equals_the_cpu(min_active, coarse):
     graph, lms = case(2, coarse=coarse)
     options = {"max_active": 200, "beam": 1.0}
     one, two = (
@@ -265,7 +265,7 @@ def test_full_token_tables_equal_the_cpu_paged(monkeypatch, capacity, coarse):
 @checked
 @pytest.mark.parametrize("lattice_beam", [1.0, 8.0])
 @pytest.mark.parametrize("topology", ["compact", "normal", "graph"])
-def test_lattices(topology, lattice_beam):
+def test_lattice_kernel_equals_the_cpu(topology, lattice_beam):
     for seed in range(2):
         graph, lms = case(seed, topology, coarse=seed == 1)
         boosting = build_word_boosting(PHRASES, graph) if seed else None
@@ -277,7 +277,7 @@ def test_lattices(topology, lattice_beam):
 
 
 @checked
-def test_many_histories_in_one_state():
+def test_paged_kernel_with_many_histories_in_one_state_equals_the_cpu():
     """So many that all threads sort them together."""
     graph, _ = case(0, states=6)
     lms = LM(lm_table(seed=1, words=WORDS)), LM(lm_table(seed=2, words=WORDS, order=4, keep=0.9))
@@ -317,7 +317,7 @@ def test_arcs_in_host_memory_give_the_same(monkeypatch, cache_bytes):
 
 
 @checked
-def test_everything_notices_another_beam():
+def test_comparison_detects_another_beam():
     graph, lms = case(0)
     assert everything(on("cpu", graph, lms, beam=5.0), inputs_of(0), [FRAMES, 5]) != everything(
         on("cpu", graph, lms, beam=9.0), inputs_of(0), [FRAMES, 5]

@@ -154,7 +154,7 @@ def graph_of(seed, topology="compact", **shape):
 @in_small_blocks
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("lattice_beam", [1.0, 6.0])
-def test_random_graphs(topology, lattice_beam):
+def test_kernel_on_random_graphs_equals_the_cpu(topology, lattice_beam):
     """Epsilon chains, arcs that share a label, costs below zero; phrases in one of two utterances."""
     links = 0
     for seed in range(2):
@@ -170,7 +170,7 @@ def test_random_graphs(topology, lattice_beam):
 
 @in_small_blocks
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
-def test_word_graphs(topology):
+def test_kernel_on_word_graphs_equals_the_cpu(topology):
     log_probs = random_log_probs(3, 15, len(PIECES) + 1, seed=2, sharpness=2.0)
     found = assert_equal_lattices(
         toy_graph(0), log_probs, [15, 0, 9], topology=topology, beam=12.0, n_best=10, lm_weight=0.7,
@@ -197,7 +197,7 @@ def test_full_token_tables_equal_the_cpu(monkeypatch, capacity, topology):
 
 @in_small_blocks
 @pytest.mark.parametrize("first_links", [1, 1 << 15])
-def test_chunks_and_room_for_links(monkeypatch, first_links):
+def test_lattice_kernel_with_chunks_and_little_room_equals_the_cpu(monkeypatch, first_links):
     """Links that fill their room, within a chunk and from chunk to chunk; partial results on the way."""
     monkeypatch.setattr(cuda_engine, "FIRST_LINKS", first_links)
     monkeypatch.setattr(cuda_engine, "FIRST_BACK_POINTERS", 1)

@@ -35,7 +35,7 @@ def without_confidence(path):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(3))
-def test_n_best_is_exhaustive(topology, seed):
+def test_n_best_equals_that_of_all_paths(topology, seed):
     graph, frames = toy_graph(seed), 6
     log_probs = random_log_probs(2, frames, len(PIECES) + 1, seed=seed)
     decoder = make(graph, topology=topology, n_best=25, lattice_beam=WIDE, lm_weight=0.8)
@@ -232,7 +232,7 @@ def words_and_cost(path):
 @pytest.mark.parametrize("decode", [faster, lattice_simple])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(3))
-def test_words_and_costs_are_kaldis(tmp_path, decode, topology, seed):
+def test_words_and_costs_equal_those_of_kaldi(tmp_path, decode, topology, seed):
     graph = toy_graph(seed)
     tlg = write_tlg(fst_of(graph), topology, BLANK, len(PIECES), tmp_path / "tlg.fst")
     log_probs = random_log_probs(3, FRAMES, len(PIECES) + 1, seed=seed)

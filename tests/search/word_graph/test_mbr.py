@@ -72,7 +72,7 @@ def assert_matches(found, errors, words, most_words):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_word_errors_are_the_edit_distance(seed):
+def test_word_errors_equal_the_edit_distance(seed):
     texts = list(random_texts(seed))
     for text in texts:
         for other in texts:

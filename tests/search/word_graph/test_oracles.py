@@ -57,7 +57,7 @@ def labels(path):
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("open_vocabulary", [None, OPEN])
-def test_best_path_is_viterbis(topology, seed, open_vocabulary):
+def test_best_path_equals_that_of_viterbi(topology, seed, open_vocabulary):
     graph = toy_graph(seed % 3, open_vocabulary=open_vocabulary)
     log_probs = random_log_probs(4, 14, len(PIECES) + 1, seed=seed)
     weights = {"lm_weight": 0.7, "acoustic_scale": 1.3}

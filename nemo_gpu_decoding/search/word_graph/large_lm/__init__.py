@@ -1,1 +1,1 @@
-"""The large LM of paged_biglm: LM score differences, LM contexts of tokens, compositions "lazy" and "let"."""
+"""Use the large LM of paged_biglm: score differences, LM contexts of tokens, compositions "lazy" and "let"."""

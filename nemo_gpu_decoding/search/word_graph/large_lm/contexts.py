@@ -1,4 +1,4 @@
-"""Steps 2 and 3 of a frame (`frame.py`) with a large LM, composition "lazy": token groups and LM contexts.
+"""Take steps 2 and 3 of a frame (`frame.py`) with a large LM, composition "lazy", by groups and LM contexts.
 
 2. Tokens in one graph state and boosting state form a token group [LET]. Tokens of a group with one LM
    context form one context of the group. A closure arc with a word changes the LM context, but the search
@@ -80,7 +80,7 @@ LM_FRAME_STATE = np.dtype(
 
 
 class LmWorkspace(NamedTuple):
-    """Buffers of the workspace for composition "lazy"."""
+    """The buffers that a workspace has for composition "lazy"."""
 
     groups: np.ndarray  # [entries] LM_GROUP
     contexts: np.ndarray  # [entries] LM_CONTEXT
@@ -131,7 +131,7 @@ def epsilon_closure(row, count, search, lm, work):
 
 @linked
 def _join_run(row, begin, end, best, least, search, lm, work):
-    """The tokens begin .. end - 1 of one state join its group and those of its closure arcs; `best` costs least."""
+    """Join tokens begin .. end - 1 of one state to its group and those of its closure arcs; `best` costs least."""
     graph, weights, cutoff = search.graph, search.weights, work.frame[0].cutoff
     state, boost = keys.state_of(work.current[np.uintp(begin)].key), keys.boost_of(work.current[np.uintp(begin)].key)
     source = graph.states[np.uintp(state)]
@@ -166,7 +166,7 @@ def _join_run(row, begin, end, best, least, search, lm, work):
 
 @linked
 def _least_total(row, cost, total, source, search):
-    """Lower bound of the total cost of an arc of a state; `total` is that of a large state."""
+    """Return a lower bound of the total cost of an arc of a state; `total` is that of a large state."""
     arcs = search.graph.arcs
     if source.arc_end - source.arc_begin > SMALL_STATE:
         return total
@@ -203,7 +203,7 @@ def join(key, g, olabel, cost, origin, search, lm, work):
 
 @linked
 def group_of(key, work):
-    """The number of the group with a key; adds the group if there is none.
+    """Return the number of the group with a key; adds the group if there is none.
 
     The capacity suffices if there is capacity for one more context, because there are at most as many groups.
     """
@@ -241,7 +241,7 @@ def add_context(c, g, work):
 
 @linked
 def find_context_slot(key, context, olabel, work):
-    """The slot of an LM context of a group, or the free slot for it if it has none."""
+    """Return the slot of an LM context of a group, or the free slot for it if it has none."""
     slots, entries, stamp = work.lm.context_slots, work.lm.contexts, work.stamps[2]
     mask = np.uint64(work.frame[0].context_mask)
     at = ((keys.hash_of(key, context) + np.uint64(olabel) * keys.OTHER_HASH) >> keys.SLOT_SHIFT) & mask
@@ -358,7 +358,7 @@ def _insert(cost, c, at, first, order, contexts):
 
 @linked
 def _is_cheaper(cost, c, ordered, contexts):
-    """Whether context c with this cost precedes another one, by cost, then LM context, then output label."""
+    """Return whether context c with this cost precedes another one, by cost, then LM context, then output label."""
     if cost != ordered.cost:
         return cost < ordered.cost
     context, other = contexts[c], contexts[ordered.context]

@@ -1,4 +1,4 @@
-"""One frame with `composition: let`: beam search of the small LM's graph on token groups [LET, III].
+"""Search one frame with `composition: let` in the small LM's graph, on token groups [LET, III].
 
 A token of this search is a token group of [LET]: all tokens in one graph state, boosting state and last label, with
 the cost of the best one. The steps of a frame, the bounds and the pruning are as in `frame.py` without a large LM;
@@ -38,7 +38,7 @@ EXPANSION_INTERVAL = 256  # frames between two expansions of all nodes
 
 
 class LetWorkspace(NamedTuple):
-    """Buffers of the workspace for composition "let"."""
+    """The buffers that a workspace has for composition "let"."""
 
     deferred: np.ndarray  # [entries] GROUP_ARC, arcs that need LM queries
     cache: np.ndarray  # [power of 2] CACHED_SCORE
@@ -48,7 +48,7 @@ class LetWorkspace(NamedTuple):
 
 @no_refcount
 def advance(log_probs, begin, end, state, search, lm, work):
-    """As `frame.advance`. At ARENA_FULL, the caller calls `let_engine.collected` and goes on at the same frame."""
+    """Search like `frame.advance`. At ARENA_FULL, the caller calls `let_engine.collected` and repeats the frame."""
     frame = work.frame[0]
     for t in range(begin, end):
         tokens, frame.status = state.counters[0].tokens, keys.DONE

@@ -1,4 +1,4 @@
-"""CPU engine of composition "let": buffers and threads for the compiled search of `let.py`, and its streams.
+"""Run the compiled search of `let.py` on the CPU, with buffers, threads and streams.
 
 Streams drop nodes that no token needs, and convert nodes to tokens for results.
 """
@@ -33,7 +33,7 @@ LET_NODES = 8192  # first capacity for nodes, links, contexts and back-pointers
 
 @dataclass(frozen=True, eq=False)
 class LetStream:
-    """One utterance after some frames, with `composition: let`. Arrays are as in `NodeArrays`."""
+    """The state of an utterance after some frames, with `composition: let`. Arrays are as in `NodeArrays`."""
 
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN; `back_pointer` is a node
@@ -43,7 +43,7 @@ class LetStream:
 
 
 def new_let_stream(models: StreamModels) -> LetStream:
-    """A stream before its first frame: one token, whose node has one context, the start states of the LMs."""
+    """Return a stream before its first frame: one token, whose node has one context, the start states of the LMs."""
     assert models.lm_scorer is not None
     tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, let_nodes.LET_COUNTERS)
     tokens["key"] = models.first_key
@@ -150,7 +150,7 @@ def _collect_back_pointers(state, new, past):
 
 
 def without(stream: LetStream, committed: Committed, root: int) -> LetStream:
-    """The stream without the back-pointers before `root`, which `collect` then drops."""
+    """Return the stream without the back-pointers before `root`, which `collect` then drops."""
     stream.arrays.back_pointers["previous"][root] = NONE
     return replace(stream, committed=committed)
 
@@ -169,7 +169,7 @@ def forget_contexts(state):
 
 @compiled
 def live_pasts(tokens, state):
-    """[n] int32: the newest back-pointer, or NONE, of every context of the expanded live nodes."""
+    """Return [n] int32: the newest back-pointer, or NONE, of every context of the expanded live nodes."""
     marks, count = np.zeros(state.counters[0].nodes, np.int32), 0
     let_lattice.mark_live(tokens, state, marks, False)
     pasts = np.empty(state.counters[0].contexts, np.int32)
@@ -231,7 +231,7 @@ NO_LINKS = np.empty(0, records.LINK)
 def read_let_chunk(
     stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: records.Workspace
 ) -> tuple[LetStream, records.Workspace]:
-    """As `read_chunk`. After an error, the caller calls `forget_contexts` on the arrays of `stream`."""
+    """Decode like `read_chunk`. After an error, the caller calls `forget_contexts` on the arrays of `stream`."""
     models, count, stopped = stream.models, len(stream.tokens), -1
     if length == 0:
         return stream, work
@@ -296,7 +296,7 @@ def _scorers(models: StreamModels) -> tuple[records.Search, LmScorer]:
 def _lattice(
     stream: LetStream, state: let_nodes.NodeArrays, listed: np.ndarray, ends_only: bool, work: records.Workspace
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`links_to_ends` of a stream with expanded nodes; `ends_only`: only for paths to a final state."""
+    """Return `links_to_ends` of a stream with expanded nodes; `ends_only`: only for paths to a final state."""
     assert stream.lattice is not None
     scorers = _scorers(stream.models)
     ends, costs = all_ends(listed, ends_only, *scorers), np.full(len(listed), np.inf)
@@ -308,7 +308,7 @@ def _lattice(
 def new_let_workspace(
     max_active: int, columns: int, *, keeps_links: bool = False, composes: bool = True, entries: int | None = None
 ) -> records.Workspace:
-    """Buffers for one utterance at a time, as `new_workspace`; `keeps_links` and `composes` have no effect."""
+    """Return buffers for one utterance, like `new_workspace`; `keeps_links` and `composes` have no effect."""
     work = cpu_engine.new_workspace(max_active, columns, keeps_links=True, entries=entries)
     entries = len(work.groups)
     return work._replace(
@@ -325,13 +325,13 @@ def new_let_workspace(
 
 
 def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """A workspace with twice the capacity for a frame, the same tokens and the same LM query cache."""
+    """Return a workspace with twice the capacity for a frame, the same tokens and the same LM query cache."""
     larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
     return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))
 
 
 class LetEngine(cpu_engine.CPUEngine):
-    """The engine of `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
+    """An engine that runs `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
 
     new_stream = staticmethod(new_let_stream)
     read = staticmethod(read_let_chunk)

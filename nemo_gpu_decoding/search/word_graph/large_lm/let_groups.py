@@ -1,4 +1,4 @@
-"""Token groups of composition "let" within a frame, their arcs, and nodes after words; see `let.py`, `let_nodes.py`.
+"""Expand token groups of composition "let" in a frame, and make nodes after words; see `let.py`, `let_nodes.py`.
 
 A record of work.groups represents all tokens in one graph state and boosting state, with any last label. So the
 search visits the arcs once for all of them. Tokens behind closure arcs with words form separate groups, because
@@ -191,13 +191,13 @@ def expand_with_lm(row, group_arc, cutoff, state, search, lm, work):
 
 @linked
 def _is_closed(member, closed, work):
-    """Whether topology normal closes an arc to a member of a group, because both have the last label `closed`."""
+    """Return whether topology normal closes an arc to a group's member, as both have the last label `closed`."""
     return closed != keys.NONE and keys.label_of(work.current[member.source].key) == closed
 
 
 @linked
 def node_of_group(group, closed, state, work):
-    """The node of the group's open tokens: the tokens that the arc is not closed to. Added if there is none.
+    """Return the node of the group's open tokens: the tokens that the arc is not closed to. Added if there is none.
 
     Returns:
         the node, or NONE without open tokens; the closure arc to the group if there is one open token, because the
@@ -234,7 +234,7 @@ def node_of_group(group, closed, state, work):
 
 @linked
 def node_after_closure(group, closed, cutoff, state, models, work):
-    """The node of a group behind closure arcs with words: the contexts after these words, at their true cost.
+    """Return the node of a group behind closure arcs with words: the contexts after these words, at their true cost.
 
     Returns:
         the node, or NONE if no context is within the cutoff.
@@ -283,7 +283,7 @@ def node_after_closure(group, closed, cutoff, state, models, work):
 
 @linked
 def node_after_arc(before, a, state, models, work):
-    """The node of the contexts of another node after the word of arc `a`.
+    """Return the node of the contexts of another node after the word of arc `a`.
 
     Args:
         before: the other node; its cost by the small LM; the highest cost of a context, before and after the query;
@@ -308,7 +308,7 @@ def node_after_arc(before, a, state, models, work):
 
 @linked
 def best_after_words(token, epsilon, a, state, models, work):
-    """A node of only the best context of a token, after the words of a closure arc (or NONE) and of arc `a`.
+    """Return a node of only the best context of a token, after the words of a closure arc (or NONE) and of arc `a`.
 
     Returns:
         the node; the LM score difference of these words.
@@ -376,7 +376,7 @@ def _enter_words(begin, count, total, before, models, state, work):
 
 @linked
 def _word_is_before(source, member, epsilon, other, state, work):
-    """Whether the first of two ways to one context after a word precedes the other one at the same cost."""
+    """Return whether the first of two ways to one context after a word precedes the other one at the same cost."""
     if epsilon != other.epsilon:
         return epsilon < other.epsilon
     if member != other.run:  # both are members of one group
@@ -388,7 +388,7 @@ def _word_is_before(source, member, epsilon, other, state, work):
 
 @linked
 def _node_of_contexts(key, begin, count, state, models):
-    """A node of the `count` contexts from `begin` on, with their total costs; NONE if `count` is 0."""
+    """Return a node of the `count` contexts from `begin` on, with their total costs; NONE if `count` is 0."""
     search, lm = models
     if count == 0:
         return np.int32(keys.NONE)
@@ -416,7 +416,7 @@ def _copy_past(context, source):
 
 @linked
 def _may_begin(total, links, state, work):
-    """Whether there is capacity for a new node with up to `links` links and `total` contexts."""
+    """Return whether there is capacity for a new node with up to `links` links and `total` contexts."""
     if not has_room(1, links, total, state):
         work.frame[0].status = ARENA_FULL
     elif not begin_merge(total, work):

@@ -1,4 +1,4 @@
-"""Lattices of composition "let": links between LM contexts, listed when a result needs them [LET, III-A].
+"""List the links between LM contexts of composition "let" when a result needs a lattice [LET, III-A].
 
 The search keeps links between token groups. A way from a context of one frame to a context of the next is a chain of
 one to three such links:
@@ -42,7 +42,7 @@ SLACK = 5e-3  # added to the lattice beam, for sums of such costs; `lattice_of` 
 
 
 class LatticeLinks(NamedTuple):
-    """The links of a stream's lattice listed so far."""
+    """The links of a stream's lattice that are listed so far."""
 
     links: tuple[np.ndarray, ...]  # arrays of LINK
     sizes: np.ndarray  # [frames + 2 or fewer] int32, numbered tokens of each frame
@@ -53,7 +53,7 @@ class LatticeLinks(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Output of `list_links`: LM contexts and links of the lattice."""
+    """The LM contexts and links of the lattice that `list_links` has reached."""
 
     extra: np.ndarray  # [contexts] float64, cost of the best path through it above the best path; inf: no path
     links: np.ndarray  # [capacity] LINK; source and target are contexts
@@ -89,7 +89,7 @@ def links_to_ends(
     models: tuple[records.Search, LmScorer | None],
     work: records.Workspace,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The links of a lattice and the tokens at its end.
+    """Return the links of a lattice and the tokens at its end.
 
     Args:
         state: the stream's arrays; all nodes that lead to the ends are expanded.
@@ -124,7 +124,7 @@ def _sizes(lattice: LatticeLinks, state: NodeArrays) -> np.ndarray:
 def _listed(
     state: NodeArrays, extra: np.ndarray, models: tuple[records.Search, LmScorer | None], work: records.Workspace
 ) -> np.ndarray:
-    """[n] LINK from context to context."""
+    """Return the links from context to context, [n] LINK."""
     capacity = 4 * int(state.counters["links"][0]) + 64
     while True:
         reached = Reached(extra.copy(), np.empty(capacity, records.LINK), np.zeros(1, np.int64))
@@ -136,7 +136,7 @@ def _listed(
 
 @linked
 def is_open(n, state, keeps_links):
-    """Whether the search still needs the nodes before a node: it is not expanded, or a lattice needs its links."""
+    """Return whether the nodes before this one are still needed: it is not expanded, or a lattice needs its links."""
     return state.nodes[n].begin == keys.NONE or (keeps_links and is_within(n, state))
 
 
@@ -297,7 +297,7 @@ def _follow(n, c, chain, state, models, work):
 
 @linked
 def _context_with(lm, n, state):
-    """The number of a node's context with this LM context, or NONE."""
+    """Return the number of a node's context with this LM context, or NONE."""
     node = state.nodes[n]
     for c in range(node.begin, node.begin + node.count):
         if state.contexts[c].lm == lm:
@@ -307,7 +307,7 @@ def _context_with(lm, n, state):
 
 @linked
 def _is_listed(begin, c, arc, epsilon, reached):
-    """Whether a link from a context by these arcs is listed from `begin` on."""
+    """Return whether a link from a context by these arcs is listed from `begin` on."""
     is_listed = False
     for at in range(begin, min(reached.total[0], len(reached.links))):
         link = reached.links[at]

@@ -1,4 +1,4 @@
-"""Nodes: the token groups of earlier frames with `composition: let` [LET, III-A].
+"""Keep the token groups of earlier frames as nodes, with `composition: let` [LET, III-A].
 
 A node is a token of the base search (graph state, boosting state, last label) in one frame: a token group
 of [LET]. A new node has links to the nodes that lead to it, and no LM contexts. Example, with two contexts
@@ -80,7 +80,7 @@ LET_COUNTERS = np.dtype([("nodes", np.int64), ("contexts", np.int64), *LM_COUNTE
 
 
 class NodeArrays(NamedTuple):
-    """State of the search of an utterance beside its tokens, whose `back_pointer` is a node.
+    """The state that a search of an utterance keeps beside its tokens, whose `back_pointer` is a node.
 
     The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. This is the only write
     to `nodes` below the counts; `let_engine.forget_contexts` undoes it.
@@ -132,7 +132,7 @@ def add_link(n, source, arc, epsilon, cost, log_prob, state):
 
 @linked
 def is_within(n, state):
-    """Whether a node represents a step within a frame; False if it has no links."""
+    """Return whether a node represents a step within a frame; False if it has no links."""
     newest = state.nodes[n].newest
     return newest != keys.NONE and state.links[newest].arc <= JOIN_MOVE
 
@@ -216,7 +216,7 @@ def _fill(n, total, state, search, lm, work):
 
 @linked
 def most_above(n, state, search):
-    """Highest cost, relative to the node, of a context within the beam. The best context is always within it.
+    """Return the highest cost, relative to the node, of a context in the beam. The best context is always in it.
 
     The bound is infinite within a frame. It is also infinite after a blank alone, because a search without a lattice
     makes no node there.
@@ -228,7 +228,7 @@ def most_above(n, state, search):
 
 @linked
 def _is_before(at, c, other_at, other_c, state):
-    """Whether the first of two ways to one context precedes the other one at the same cost.
+    """Return whether the first of two ways to one context precedes the other one at the same cost.
 
     The order is by arc, key of the source, frame of the source and closure arcs. It does not depend on the order of
     work.
@@ -282,7 +282,7 @@ def _add_back_pointer(context, node, state, search):
 
 @linked
 def best_context(node, contexts):
-    """The number of a node's cheapest context."""
+    """Return the number of a node's cheapest context."""
     best = node.begin
     for n in range(node.begin + 1, node.begin + node.count):
         if _is_cheaper(contexts[n], contexts[best]):
@@ -346,7 +346,7 @@ def begin_merge(total, work):
 
 @linked
 def number_of(lm, begin, count, total, state, work):
-    """The number, counted from `begin`, of the context with this LM context; `count` if there is none."""
+    """Return the number, counted from `begin`, of the context with this LM context; `count` if there is none."""
     contexts, number = state.contexts, count
     if total <= FEW:
         for n in range(count):

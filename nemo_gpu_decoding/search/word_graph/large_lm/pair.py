@@ -44,7 +44,7 @@ _lock = threading.Lock()
 
 
 def shared_lm_pair(graph: WordGraph, large: packed.PackedLM, small: packed.PackedLM, difference: str) -> LmPair:
-    """The result of `make_lm_pair`, shared by decoders with the same graph, LMs and option."""
+    """Return the result of `make_lm_pair`, shared by decoders with the same graph, LMs and option."""
     with _lock:  # held while a pair is built: another caller most likely needs the same pair
         of_graph = _ready.setdefault(graph, WeakKeyDictionary())
         ready = of_graph.setdefault(large, WeakKeyDictionary()).setdefault(small, {})
@@ -91,7 +91,7 @@ def make_lm_pair(graph: WordGraph, large: packed.PackedLM, small: packed.PackedL
 
 
 def lm_labels(graph: WordGraph, lm: packed.PackedLM, name: str) -> np.ndarray:
-    """The LM's label of each word of a graph.
+    """Return the LM's label of each word of a graph.
 
     Args:
         name: name of the LM in the error message.
@@ -117,7 +117,7 @@ def lm_labels(graph: WordGraph, lm: packed.PackedLM, name: str) -> np.ndarray:
 
 
 def with_more_words(lms: LmPair, graph: WordGraph, large: packed.PackedLM, small: packed.PackedLM) -> LmPair:
-    """A pair with the labels of the words of `with_new_words(graph)`; both LMs score the new words as <unk>."""
+    """Return a pair with the labels of the words of `with_new_words(graph)`; both LMs score the new words as <unk>."""
     of_lms = []
     known_labels = (lms.large_labels, lms.small_labels)
     for known, unknown in zip(known_labels, labels_of_unknown(graph, large, small), strict=True):
@@ -128,7 +128,7 @@ def with_more_words(lms: LmPair, graph: WordGraph, large: packed.PackedLM, small
 
 
 def labels_of_unknown(graph: WordGraph, large: packed.PackedLM, small: packed.PackedLM) -> list[int]:
-    """The labels of <unk> in both LMs.
+    """Return the labels of <unk> in both LMs.
 
     Raises:
         ValueError: an LM has no <unk>.
@@ -142,7 +142,7 @@ def labels_of_unknown(graph: WordGraph, large: packed.PackedLM, small: packed.Pa
 
 
 def _agree(large: packed.PackedLM, small: packed.PackedLM, large_labels: np.ndarray, small_labels: np.ndarray) -> bool:
-    """Whether each word has the same label in the small LM directly and by way of its word in the large LM."""
+    """Return whether each word has the same label in the small LM directly and by way of its word in the large LM."""
     emitted = large_labels != packed.NO_LABEL
     of_large = [small.label(large.words[label]) for label in large_labels[emitted].tolist()]
     return bool((np.array(of_large, np.int64) == small_labels[emitted]).all())
@@ -198,7 +198,7 @@ def _load_small(path: Path, graph: WordGraph) -> packed.PackedLM:
 
 
 def _words_of(graph: WordGraph) -> list[str]:
-    """The words that the graph emits, without symbols in angle brackets."""
+    """Return the words that the graph emits, without symbols in angle brackets."""
     words = [graph.words[label] for label in graph.output_words.tolist()]
     return [word for word in words if not (word.startswith("<") and word.endswith(">"))]
 
@@ -246,7 +246,7 @@ def difference_of(large: packed.PackedLM, small: packed.PackedLM) -> packed.Pack
 
 @compiled
 def _next_small(small, state, label):
-    """The small LM's state after a label; the root after NO_LABEL, a word that the small LM cannot score."""
+    """Return the small LM's state after a label; the root after NO_LABEL, a word that the small LM cannot score."""
     if label == packed.NO_LABEL:
         return np.int64(packed.ROOT)
     _, target = packed.lookup(small, state, label)

@@ -1,4 +1,4 @@
-"""Score difference of the large and the small LM for a word, the LM context after the word, and dominated contexts.
+"""Score words by the difference of the large and the small LM; find LM contexts after them, and dominated ones.
 
 The arcs of the graph carry the small LM's costs. At each word w the search adds
 
@@ -48,7 +48,7 @@ LM_COUNTERS = np.dtype([*WORK_FIELDS, *PAGING_FIELDS, *COUNTERS.descr])
 
 
 class LmPair(NamedTuple):
-    """Both LMs in the form that compiled code reads. W: number of words of the graph."""
+    """The two LMs in the form that compiled code reads. W: number of words of the graph."""
 
     large: PackedArrays  # the difference automaton if `is_difference`
     small: PackedArrays  # unused if `is_difference`
@@ -62,7 +62,7 @@ class LmPair(NamedTuple):
 
 
 class LmScorer(NamedTuple):
-    """The LMs of an utterance and the weight of their difference. Compiled code calls it `lm`."""
+    """The LMs that an utterance uses, and the weight of their difference. Compiled code calls it `lm`."""
 
     lms: LmPair
     difference_weight: np.float32  # lm_weight * large_lm_weight
@@ -86,7 +86,7 @@ def small_of(context):
 
 @linked
 def is_dominated(gap, context, other, search, lm):
-    """Whether a token with LM context `other` is dominated by one with `context` that costs less by `gap`."""
+    """Return whether a token with LM context `other` is dominated by one with `context` that costs less by `gap`."""
     bounds, weight, most = lm.lms.bounds, lm.difference_weight, np.float32(1e-3)  # for rounding errors
     if len(bounds) == 0 or search.params.keeps_links:
         return False
@@ -103,7 +103,7 @@ def is_dominated(gap, context, other, search, lm):
 
 @linked
 def difference_of_word(word, context, lms):
-    """LM score difference of one word, unweighted.
+    """Return the LM score difference of one word, unweighted.
 
     Args:
         word: id of the word in the graph. A word without a label in the large LM costs 0 and keeps the context.
@@ -124,7 +124,7 @@ def difference_of_word(word, context, lms):
 
 @linked
 def query(olabel, context, search, lm, work):
-    """LM score difference of an output label, weighted by `lm.difference_weight`, and the LM context after it.
+    """Return an output label's LM score difference, weighted by `lm.difference_weight`, and the LM context after it.
 
     The same queries recur, so the LM query cache keeps scores. It is direct-mapped: a slot holds one score. A piece
     of an unknown word, or its end, is no query: the LMs score the word as <unk>, once, where the search enters it.
@@ -147,7 +147,7 @@ def query(olabel, context, search, lm, work):
 
 @linked
 def difference_of_label(olabel, context, search, lm):
-    """LM score difference of all words of an output label, unweighted, and the LM context after them."""
+    """Return the LM score difference of all words of an output label, unweighted, and the LM context after them."""
     graph, num_words, total = search.graph, search.params.num_words, np.float32(0.0)
     for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
         word = word_from_end(olabel, n, graph, num_words)
@@ -161,7 +161,7 @@ CONTEXT_BOUNDS = np.dtype([("backoff_to", np.uint32), ("over", np.float32), ("un
 
 
 def context_bounds(lm: PackedArrays) -> np.ndarray:
-    """[S] CONTEXT_BOUNDS of the S states of a back-off automaton."""
+    """Return the bounds [S] CONTEXT_BOUNDS of the S states of a back-off automaton."""
     bounds = np.empty(len(lm.states) - 1, CONTEXT_BOUNDS)
     bounds["backoff_to"], bounds["over"], bounds["under"] = lm.states["backoff_to"][:-1], np.inf, np.inf
     _fill_bounds(lm, bounds)

@@ -1,1 +1,1 @@
-"""Lattices of word-graph searches: link pruning, n-best texts, determinisation, rescoring."""
+"""Process lattices of word-graph searches: link pruning, n-best texts, determinisation, rescoring."""

@@ -1,4 +1,4 @@
-"""Determinisation of an acyclic lattice: the cheapest path for each word sequence [Povey et al. 2012].
+"""Determinise an acyclic lattice: find the cheapest path for each word sequence [Povey et al. 2012].
 
 A state of the result is a subset of the lattice's nodes: the nodes that the same words lead to. Each node has its
 cost above the cheapest node of the subset, and its labels after the prefix that all nodes share. Example: "a" leads
@@ -23,7 +23,7 @@ from nemo_gpu_decoding.jit import compiled
 
 
 class Strings(NamedTuple):
-    """Label sequences as a prefix tree: a string is a parent string and one more label; string 0 is empty."""
+    """Label sequences that form a prefix tree: a string is a parent string and one more label; 0 is empty."""
 
     numbers: Any  # parent << 32 | label -> string
     parents: Any  # lists of int64
@@ -32,7 +32,7 @@ class Strings(NamedTuple):
 
 
 class Subsets(NamedTuple):
-    """The nodes of all states, concatenated; lists of int64."""
+    """The nodes that all states have, concatenated; lists of int64."""
 
     begin: Any  # index of the first node of each state
     nodes: Any
@@ -42,7 +42,7 @@ class Subsets(NamedTuple):
 
 
 class CostLattice(NamedTuple):
-    """A lattice with the costs of its arcs."""
+    """A lattice whose arcs have costs."""
 
     arcs: Any  # [A] ARC, sorted by source
     begin: Any  # [N + 1], index of the first arc of each state
@@ -52,7 +52,7 @@ class CostLattice(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """The cheapest path to each of the N nodes of a lattice; arrays [N] int64."""
+    """The cheapest paths that lead to the N nodes of a lattice; arrays [N] int64."""
 
     costs: Any  # FAR: no path
     graph_costs: Any
@@ -90,7 +90,7 @@ WORD_ARC = np.dtype(
 
 @compiled
 def costs_to_end(arcs, num_states, costs):
-    """Least cost from each state to the final state, [N] int64; costs: [A] int64, cost of each arc."""
+    """Return the lowest cost from each state to the final state, [N] int64; costs: [A] int64, cost of each arc."""
     least = np.full(num_states, FAR)
     least[num_states - 1] = 0
     for i in range(len(arcs) - 1, -1, -1):
@@ -100,7 +100,7 @@ def costs_to_end(arcs, num_states, costs):
 
 @compiled
 def closest_words(arcs, num_states, reference):
-    """The words of the path with the fewest word errors against a reference, [n] int32.
+    """Return the words of the path with the fewest word errors against a reference, [n] int32.
 
     Args:
         arcs: [A] ARC, sorted by source.
@@ -206,7 +206,7 @@ def determinized(lattice, beam, max_states):
 
 @compiled
 def _next_words(lattice, subsets, state, within, paths, strings):
-    """The next words of a state: arcs with a word after any number of arcs without a word.
+    """Return the next words of a state: arcs with a word after any number of arcs without a word.
 
     Args:
         within: largest cost of a path from the state to the end.
@@ -257,7 +257,7 @@ def _next_words(lattice, subsets, state, within, paths, strings):
 
 @compiled
 def _cheapest_paths(keys, entries, order, first):
-    """The cheapest path to each node for one word, and the index in `order` where the next word begins.
+    """Return the cheapest path to each node for one word, and the index in `order` where the next word begins.
 
     Args:
         order: indices that sort the keys.
@@ -277,7 +277,7 @@ def _cheapest_paths(keys, entries, order, first):
 
 @compiled
 def _rows_within(limit, rows, reached, rest_costs):
-    """The rows on paths that cost at most `limit`, [M, 6] int64 as in `determinized`; rows[0] is a placeholder.
+    """Return the rows on paths that cost at most `limit`, [M, 6] int64 as in `determinized`; rows[0] is a placeholder.
 
     Args:
         reached: cost of the best path to each state.
@@ -314,7 +314,7 @@ def _append_subset(entries, subsets, strings):
 
 @compiled
 def _known_state(subsets, known, older):
-    """The state of the last subset, and whether it is new. If an older subset is equal, the last one is removed.
+    """Return the state of the last subset, and whether it is new. If an older one is equal, the last one is removed.
 
     Args:
         known: hash -> newest state with that hash.
@@ -346,7 +346,7 @@ def _known_state(subsets, known, older):
 
 @compiled
 def _is_same(subsets, state, other):
-    """Whether the subsets of two states are equal."""
+    """Return whether the subsets of two states are equal."""
     a, b = subsets.begin[state], subsets.begin[other]
     count = subsets.begin[state + 1] - a
     same = subsets.begin[other + 1] - b == count
@@ -359,7 +359,7 @@ def _is_same(subsets, state, other):
 
 @compiled
 def _longer(string, label, strings):
-    """The number of a string with one label appended; created if new."""
+    """Return the number of a string with one label appended; created if new."""
     key = (string << 32) | label
     if key not in strings.numbers:
         strings.numbers[key] = np.int64(len(strings.parents))
@@ -381,7 +381,7 @@ def _common_prefix(first, second, strings):
 
 @compiled
 def _without_prefix(string, length, strings):
-    """The number of a string without its first `length` labels."""
+    """Return the number of a string without its first `length` labels."""
     size = strings.lengths[string] - length
     rest = np.empty(size, np.int64)
     while size > 0:
@@ -396,7 +396,7 @@ def _without_prefix(string, length, strings):
 
 @compiled
 def spelled(string, parents, labels, lengths):
-    """The labels of a string, [n] int32."""
+    """Return the labels of a string, [n] int32."""
     spelling = np.empty(lengths[string], np.int32)
     for n in range(len(spelling) - 1, -1, -1):
         spelling[n] = labels[string]

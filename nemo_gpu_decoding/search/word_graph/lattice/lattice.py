@@ -1,4 +1,4 @@
-"""The lattice of an utterance: all paths of a search within the lattice beam.
+"""Build the lattice of an utterance, which has all paths of a search within the lattice beam.
 
 A node is a token of a frame. Nodes are numbered frame by frame; node 0 is the start, before the first frame. A link
 leads from a token to a token of the next frame. It has a label, the words that the graph emits there, and a cost.
@@ -42,7 +42,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordG
 
 @dataclass(frozen=True, eq=False)
 class LatticePath:
-    """One path through a lattice."""
+    """One path that leads through a lattice."""
 
     cost: float  # from the first frame to the end
     steps: Steps
@@ -64,7 +64,7 @@ def lattice_paths(paths: Sequence[LatticePath], ended: bool) -> FoundPaths:
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """The lattice of one utterance: N nodes, L links, E ends."""
+    """The lattice that one utterance has: N nodes, L links, E ends."""
 
     models: StreamModels  # models of the search
     node_frames: np.ndarray  # [N] int64, number of frames read at each node, ascending
@@ -90,7 +90,7 @@ class Lattice:
         return len(self.links)
 
     def n_best(self, n: int) -> list[LatticePath]:
-        """The n cheapest paths with different words, best first; exact.
+        """Return the n cheapest paths with different words, best first; exact.
 
         Raises:
             ValueError: n < 1.
@@ -105,7 +105,7 @@ class Lattice:
         return texts
 
     def pruned(self, beam: float) -> Lattice:
-        """The lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
+        """Return the lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
 
         Raises:
             FieldError: beam is not > 0.
@@ -115,7 +115,7 @@ class Lattice:
         return replace(self, node_frames=frames, links=links, ends=ends)
 
     def rescored(self, lm: PackedLM, weight: float, *, lm_share: float = 0.0) -> Lattice:
-        """The lattice with another LM's costs in place of those of the graph and of its LM; exact.
+        """Return the lattice with another LM's costs in place of those of the graph and of its LM; exact.
 
         The cost of a path is reduced by (1 - lm_share) times its costs of the graph. It is increased by weight times
         the LM's cost of its words and of </s>. With paged_biglm, the costs of the graph include the large LM's.
@@ -123,7 +123,7 @@ class Lattice:
         Boosting of unknown words refunds such costs, and the refunds remain: use lm_share 1 there.
 
         Args:
-            lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
+            lm: an LM from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
             weight: factor of the LM's natural log-probabilities, >= 0.
             lm_share: factor of the search's own LM costs, >= 0; 0 replaces them, 1 keeps them.
 
@@ -161,7 +161,7 @@ class Lattice:
     # ---------------------------------------------------------------------------------- exports
 
     def arcs(self) -> np.ndarray:
-        """Arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
+        """Return arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
 
         State 0 is the start. Ends become arcs to the last state. A link with several words becomes several arcs
         through additional states. The graph cost includes boosting.
@@ -169,14 +169,14 @@ class Lattice:
         return word_arcs(self.links, self.ends, self.node_frames, self.graph)
 
     def oracle(self, reference: str) -> str:
-        """The text of the lattice with the fewest word errors against a reference; an arbitrary one among equals."""
+        """Return the text in the lattice with the fewest word errors against a reference; any of equal ones."""
         arcs, ids = self.arcs(), self.graph.word_ids
         words = np.array([ids.get(word, NONE) for word in reference.split()], np.int32)
         closest = closest_words(arcs, int(arcs["target"].max()) + 1, words)
         return " ".join(self.graph.words[word] for word in closest.tolist())
 
     def determinized(self, beam: float | None = None, *, max_states: int = 50_000) -> WordLattice:
-        """The cheapest path for each word sequence: Kaldi's compact lattice [Povey et al. 2012].
+        """Return the cheapest path for each word sequence: Kaldi's compact lattice [Povey et al. 2012].
 
         Args:
             beam: largest cost of a sequence above the best one, natural log, > 0; None: the lattice beam.
@@ -192,7 +192,7 @@ class Lattice:
         return determinized_lattice(self.arcs(), self.graph.words, beam, max_states)
 
     def to_kaldi_text(self, key: str = "utterance") -> str:
-        """Kaldi's text format (`lattice-copy ark:... ark,t:-`): words, graph costs and acoustic costs."""
+        """Return Kaldi's text format (`lattice-copy ark:... ark,t:-`): words, graph costs and acoustic costs."""
         rows = self.arcs()
         lines = [f"{s} {t} {label} {word} {g:.6g},{a:.6g}" for s, t, label, word, g, a in rows.tolist()]
         return "\n".join([key, *lines, str(rows["target"].max()), "", ""])

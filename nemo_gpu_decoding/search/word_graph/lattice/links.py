@@ -1,4 +1,4 @@
-"""Compiled passes over links: costs, names and n-best texts of a lattice, and pruning during the search.
+"""Compute costs, names and n-best texts over the links of a lattice, and prune links during the search.
 
 **n-best texts.** Every node keeps its n cheapest paths from the start with different words. This is exact: for every
 continuation, n other paths cost no more than a path that is not kept. Words are compared by a hash. Most paths of a
@@ -55,7 +55,7 @@ def backward_costs(num_nodes, links, end_nodes, end_costs, costs):
 
 @compiled
 def name_links(links, nodes, names):
-    """Name nodes and links after the paths that lead to them, independent of their numbers and order.
+    """Name nodes and links after the paths that lead to them; their numbers and order have no effect.
 
     Args:
         links: [L] LINK, sorted by target.
@@ -76,7 +76,7 @@ def name_links(links, nodes, names):
 
 @compiled
 def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
-    """The n cheapest paths to an end with different words.
+    """Return the n cheapest paths to an end with different words.
 
     Args:
         links: [L] LINK, sorted by target.
@@ -100,7 +100,7 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
 
 @compiled
 def _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, num_spoken):
-    """`best_texts` among the paths that cost at most `bound`; and whether no path costs more."""
+    """Return `best_texts` among the paths that cost at most `bound`; and whether no path costs more."""
     is_all = True
     entries = np.empty(max(1024, 2 * num_nodes), ENTRY)
     begin = np.zeros(num_nodes + 1, np.int64)
@@ -141,7 +141,7 @@ def _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, nu
 
 @linked
 def words_of_link(epsilon, arc, graph):
-    """Output labels of a closure arc and an arc; 0: no label."""
+    """Return the output labels of a closure arc and an arc; 0: no label."""
     first = graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
     second = graph.arcs[arc].olabel if arc >= 0 else np.int32(0)
     return first, second
@@ -184,7 +184,7 @@ def _insert(entries, begin, size, n, words, cost, previous, link):
 
 @compiled
 def path_links(entries, entry):
-    """The indices of the links of a path, first to last, int64."""
+    """Return the indices of the links of a path, first to last, int64."""
     count, at = 0, entry
     while entries[at].link != NONE:
         at = entries[at].previous
@@ -266,7 +266,7 @@ def prune_links(links, count, frames, beam, kept):
 
 
 def grown(array: np.ndarray, used: int, more: int = 0) -> np.ndarray:
-    """A copy of array[:used] with twice the capacity of the array, or of `used + more` entries if that is larger."""
+    """Copy array[:used] into an array of twice the capacity, or of `used + more` entries if that is larger."""
     larger = np.empty(2 * max(len(array), used + more), array.dtype)
     larger[:used] = array[:used]
     return larger

@@ -1,4 +1,4 @@
-"""Second-pass rescoring of a lattice: another LM's costs replace the LM costs of the search.
+"""Rescore a lattice in a second pass: another LM's costs replace the LM costs of the search.
 
 The lattice is composed with the LM on the fly. A node of the result is a pair of a node of the lattice and a state of
 the LM. A link with words leads to the LM state after these words; a link without words keeps the state. Example:
@@ -24,7 +24,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 
 class SecondLM(NamedTuple):
-    """The LM of a rescored lattice, with its weights."""
+    """The LM that rescores a lattice, with its weights."""
 
     lm: PackedLM
     labels: np.ndarray  # [W] int64, the LM's label of each word of the graph; NO_LABEL: not a word
@@ -32,7 +32,7 @@ class SecondLM(NamedTuple):
     lm_share: float  # factor of the LM costs of the search, >= 0
 
     def cost(self, words: np.ndarray, *, final: bool) -> float:
-        """The weighted cost of words [N] int64 of the graph, including that of </s> if `final`."""
+        """Return the weighted cost of words [N] int64 of the graph, including that of </s> if `final`."""
         arrays, state, total = self.lm.arrays, self.lm.start_state, 0.0
         labels = self.labels[words].tolist()
         if final and self.lm.sentence_end != NO_LABEL:
@@ -44,7 +44,7 @@ class SecondLM(NamedTuple):
 
 
 class _ComposedLM(NamedTuple):
-    """A `SecondLM` for compiled code."""
+    """A `SecondLM` in the form that compiled code reads."""
 
     arrays: PackedArrays
     labels: np.ndarray
@@ -127,7 +127,7 @@ def first_lm_costs(links, ends, reaches_end, contexts, search, lm, link_costs, e
 
 @compiled
 def composed_links(num_nodes, links, graph, lm):
-    """Links between pairs (node, LM state), which are numbered node by node.
+    """Return links between pairs (node, LM state), which are numbered node by node.
 
     Args:
         links: [L] LINK, sorted by target.
@@ -187,7 +187,7 @@ def add_end_costs(ends, states, graph, lm):
 
 @linked
 def _cost_of_label(olabel, state, graph, lm):
-    """The weighted LM cost of the words of an output label, and the LM state after them."""
+    """Return the weighted LM cost of the words of an output label, and the LM state after them."""
     total, num_words = 0.0, len(lm.labels)
     if olabel != 0:
         for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):

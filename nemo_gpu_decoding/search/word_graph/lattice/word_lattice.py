@@ -1,4 +1,4 @@
-"""Word lattices: arcs with at most one word each, and determinised lattices with one path per word sequence."""
+"""Build word lattices, whose arcs have at most one word, and determinise them: one path per word sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_gpu_decoding.search.word_graph.lattice import determinize
 
 @dataclass(frozen=True, eq=False)
 class WordSequence:
-    """A path through a determinised lattice: n words, T frames."""
+    """A path that leads through a determinised lattice: n words, T frames."""
 
     words: tuple[str, ...]  # [n]
     graph_cost: float  # includes LM and boosting
@@ -32,7 +32,7 @@ class WordSequence:
 
 @dataclass(frozen=True, eq=False)
 class WordLattice:
-    """A determinised lattice (Kaldi's compact lattice) of S states and A arcs: one path for each word sequence.
+    """A determinised lattice (Kaldi's compact lattice) with S states and A arcs: a path for each word sequence.
 
     State 0 is the start and the last state is the end. Arcs lead to higher states. The labels of an arc need not end
     where its word ends: they are the further labels that all paths with the same words so far have in common.
@@ -54,11 +54,11 @@ class WordLattice:
 
     @property
     def costs(self) -> np.ndarray:
-        """Graph cost plus acoustic cost of each arc, [A] float64."""
+        """Return graph cost plus acoustic cost of each arc, [A] float64."""
         return self.arcs["graph_cost"] + self.arcs["acoustic_cost"]
 
     def n_best(self, n: int) -> list[WordSequence]:
-        """The n cheapest word sequences, best first.
+        """Return the n cheapest word sequences, best first.
 
         Raises:
             ValueError: n < 1.
@@ -95,7 +95,7 @@ class WordLattice:
         )
 
     def to_kaldi_text(self, key: str = "utterance") -> str:
-        """Kaldi's text format of a compact lattice: words, graph and acoustic costs, columns + 1 as transition ids."""
+        """Return Kaldi's text of a compact lattice: words, graph and acoustic costs, columns + 1 as transition ids."""
         lines, last = [key], self.num_states - 1
         for arc in self.arcs:
             labels = "_".join(str(label + 1) for label in self.ilabels[arc["begin"] : arc["end"]].tolist())
@@ -107,14 +107,14 @@ class WordLattice:
         return "\n".join([*lines, "", ""])
 
     def to_openfst_text(self) -> str:
-        """Text format of OpenFst and k2 of a word acceptor: source, target, word, cost; the last line is the end."""
+        """Return the word acceptor as text of OpenFst and k2: source, target, word, cost; the last line is the end."""
         rows = zip(self.arcs["source"], self.arcs["target"], self.arcs["word"], self.costs, strict=True)
         lines = [f"{source} {target} {word} {cost:.6g}" for source, target, word, cost in rows]
         return "\n".join([*lines, str(self.num_states - 1), ""])
 
 
 def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: WordGraph) -> np.ndarray:
-    """Arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
+    """Return arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
 
     A link with several words becomes several arcs. The first of them has the link's label and costs. Ends become
     arcs to the last state.
