@@ -46,7 +46,7 @@ class AudioPart(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Return the place in the file, for messages: " at 3.2 - 7.7 s"; "" for the file."""
+        """Return the part's place in the file for messages, such as " at 3.2 - 7.7 s", or "" for a whole file."""
         if self.is_whole:
             return ""
         end = "" if self.duration is None else f" - {round(self.offset + self.duration, 3)}"
@@ -236,7 +236,7 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
 
 
 def _unread(content: bytes) -> str:
-    """Return why ffmpeg reads a part of a CAF, MP4 or ASF file only, and does not say so; "": it reads all."""
+    """Return why ffmpeg silently reads only a part of a CAF, MP4 or ASF file, or "" if it reads all."""
     at = content.find(b"data") + 4
     if content[:4] == b"caff" and len(content) - at - 8 < int.from_bytes(content[at : at + 8], "big") < 1 << 62:
         return "the file is cut short"
@@ -344,7 +344,7 @@ class MonoReader(Sound):
 
     @property
     def doubt(self) -> str:
-        """Return why the samples that were read may be none of the speech; "": they are."""
+        """Return why the samples that were read may not be the speech; "" if they are."""
         average, channels = self._energies
         is_silent = bool(average * self.channels < _CANCELLED * channels)
         return "the average of its channels is almost silent, because they have opposite signs" * is_silent

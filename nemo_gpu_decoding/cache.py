@@ -84,7 +84,7 @@ def one_process_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock of `one_process_at_a_time`; True if this is unknown."""
+    """Return whether a process holds the lock of `one_process_at_a_time`, or True if this is unknown."""
     try:
         import fcntl
     except ImportError:

@@ -41,13 +41,13 @@ class PhraseScore:
 
     @property
     def precision(self) -> float:
-        """Return the share of correct phrases among the recognised ones; 1 if none was recognised."""
+        """Return the share of recognised phrases that were spoken, or 1 if none was recognised."""
         count = self.true_positives + self.false_positives
         return self.true_positives / count if count else 1.0
 
     @property
     def recall(self) -> float:
-        """Return the share of recognised phrases among the spoken ones; 1 if none was spoken."""
+        """Return the share of spoken phrases that were recognised, or 1 if none was spoken."""
         said = self.true_positives + self.false_negatives
         return self.true_positives / said if said else 1.0
 

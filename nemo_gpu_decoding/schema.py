@@ -40,7 +40,7 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
 
 
 def key_of(field: dataclasses.Field[Any]) -> str | None:
-    """Return the key of an option in NeMo's section; None: it has none."""
+    """Return the key of an option in NeMo's section, or None if it has none."""
     return field.metadata.get("rule", {}).get("nemo", field.name)
 
 

@@ -183,7 +183,7 @@ class Vocabulary:
         return text
 
     def surfaces(self) -> Iterator[tuple[int, str]]:
-        """Return number and text of the pieces that are text, with '▁' for the space before a word (' ' in "char")."""
+        """Return the numbers and texts of text pieces, where '▁' is the space before a word (' ' in "char")."""
         return ((i, self._shown(i)) for i, piece in enumerate(self.pieces) if piece and not _is_control(piece))
 
     def starts_word(self, i: int) -> bool:

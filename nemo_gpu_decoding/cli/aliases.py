@@ -170,7 +170,7 @@ def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
 
 
 def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> dict[str, Counter[str]]:
-    """Return how often each phrase is heard as which words."""
+    """Count the words that are heard for each phrase."""
     counts: dict[str, Counter[str]] = {}
     wanted: dict[tuple[str, ...], PhraseWords] = {}
     for utterance, n_best in zip(spoken, texts, strict=True):

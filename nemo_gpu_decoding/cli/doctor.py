@@ -113,7 +113,7 @@ def torch_facts() -> list[Fact]:
 
 
 def gpu_advice(cuda_build: bool) -> str:
-    """Return what is missing: a GPU, a driver or a CUDA build of torch."""
+    """Return what is missing, which is a GPU, a driver or a CUDA build of torch."""
     if shutil.which("nvidia-smi") is None:
         return "decoding runs on the CPU"
     if cuda_build:

@@ -127,7 +127,7 @@ class Searches:
         self._ready: dict[tuple[Any, ...], Search] = {}
 
     def at(self, point: Point) -> Search:
-        """Return the decoder with the boosting tree of a point; None: as in the preset. The weights are not set."""
+        """Return the decoder with a point's boosting tree, or the preset's for None. The weights are not set."""
         tree = {name: getattr(point, name) for name in TREE if name in Point._fields}
         key = tuple(tree.values())
         if key not in self._ready:
@@ -196,7 +196,7 @@ Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try
 
 
 def facts_of(options: TuneOptions, strategy: str, has_lm: bool, has_phrases: bool) -> set[str]:
-    """Return what is known of a search: what it scores, the head of the model, and what is fused with it."""
+    """Describe a search: what it scores, the head of the model, and what is fused with it."""
     facts = {strategy, STRATEGIES[strategy].family, "graph" if section_of(strategy) == "wfst" else "tokens"}
     named = {"large": strategy == LARGE_LM_STRATEGY, "source": options.source_lm is not None, "lm": has_lm}
     named |= {"rescore": options.rescore is not None, "phrases": has_phrases, "fused": has_lm or has_phrases}

@@ -94,7 +94,7 @@ class Alphabet:
 
     @property
     def note(self) -> str:
-        """Return what was taken for the blank."""
+        """Return the label that was taken as the blank."""
         named = [f"{self._names[i]!r} (column {i})" for i in self.blanks if i < len(self._names)]
         return f"taken for the blank: {' and '.join(named) or 'a column after the labels, which have none'}"
 

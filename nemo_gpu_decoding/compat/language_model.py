@@ -186,7 +186,7 @@ class LanguageModel:
         return self.alpha * LN10 * self.unk_score_offset
 
     def _word_bonuses(self, graph: WordGraph) -> np.ndarray:
-        """Return the bonus of each label of the graph, without that of hotwords."""
+        """Return the bonuses of the graph's labels, without those of hotwords."""
         weights = np.zeros(len(graph.words))
         weights[1 : graph.num_spoken] = self.beta
         if self.unigrams is not None:

@@ -142,7 +142,7 @@ class _Files:
         self.names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def path(self, part: str, *, is_required: bool = True) -> Any:
-        """Return the file of a part; None if there is none and it is not required."""
+        """Return the file of a part, or None if an optional part has none."""
         pattern = re.compile(rf"(?:.*[_-])?{part}(?:-model)?(?:[._-](int8|uint8|fp16|\w*quant\w*))?\.onnx")
         ends = {name: match[1] for name in self.names if (match := pattern.fullmatch(name))}
         found = [name for name, end in ends.items() if end == self.quantization]

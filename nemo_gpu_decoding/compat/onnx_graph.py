@@ -48,7 +48,7 @@ class Graph:
         return any(node.op_type.startswith("DynamicQuantize") for node in self._model.graph.node)
 
     def sizes(self, name: str) -> list[int]:
-        """Return the axes of an input; 0: of any size."""
+        """Return the axes of an input, where 0 means any size."""
         (given,) = (given for given in self._model.graph.input if given.name == name)
         return [axis.dim_value for axis in given.type.tensor_type.shape.dim]
 

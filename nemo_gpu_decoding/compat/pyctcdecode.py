@@ -275,7 +275,7 @@ class BeamSearchDecoderCTC:
     def _results(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None
     ) -> tuple[list[np.ndarray], list[NBest[Any]], int]:
-        """Return the log-probs of each utterance, what the search finds, and the number of frames that come before.
+        """Return each utterance's log-probs, its results, and the number of frames before it.
 
         Args:
             named: name of an utterance in messages -> logits.
@@ -341,7 +341,7 @@ class BeamSearchDecoderCTC:
     # ----------------------------------------------------------------------------------- results
 
     def _log_probs(self, name: str, logits: Any) -> np.ndarray:
-        """Return what `log_probs_of` returns.
+        """Compute the log-probs with `log_probs_of`.
 
         Raises:
             ValueError: another shape; the message has `name`.
@@ -354,7 +354,7 @@ class BeamSearchDecoderCTC:
         return log_probs_of(np.array(values, np.float32, order="C"), name, self._alphabet)
 
     def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
-        """Return the hypotheses with different texts, best first; `ranked`: as the search ranks them."""
+        """Return the hypotheses with different texts, best first. `ranked` keeps the order of the search."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
         for beam in ranked:

@@ -148,7 +148,7 @@ def entry_name(source: Source, arch: Architecture, options: list[str]) -> str:
 
 
 def _read_entry(path: Path) -> bytes | None:
-    """Return the code of an entry; None if it is missing or damaged."""
+    """Return the code of an entry, or None if it is missing or damaged."""
     try:
         entry = path.read_bytes()
     except OSError:

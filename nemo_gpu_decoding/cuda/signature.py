@@ -269,7 +269,7 @@ def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...
 
 
 def alignment_of(dtype: np.dtype) -> int:
-    """Return the alignment of a type in C++; for a record, its own or the strictest of its fields."""
+    """Return the alignment of a type in C++; for a record, the strictest of the record and its fields."""
     base = dtype.base
     if base.fields is None:
         return base.itemsize

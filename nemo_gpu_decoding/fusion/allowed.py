@@ -72,7 +72,7 @@ class AllowedTokens:
 
     @cached_property
     def costs(self) -> np.ndarray:
-        """Return the cost of each token, [V], natural log."""
+        """Return the costs of all tokens, [V], natural log."""
         return np.where(self._mask, 0.0, self.price)
 
     @cached_property

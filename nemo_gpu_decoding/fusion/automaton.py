@@ -348,7 +348,7 @@ def _add_bounds(states: np.ndarray, arcs: np.ndarray) -> None:
 
 
 def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
-    """Return all states except roots, in levels: each state comes after its back-off state."""
+    """Return all states except roots in levels, so that each state comes after its back-off state."""
     levels = []
     pending = np.flatnonzero(backoff_to != np.arange(len(backoff_to)))
     is_pending = np.zeros(len(backoff_to), bool)
@@ -376,7 +376,7 @@ class _ByWeight:
         self.weights = weights[heaviest_first]
 
     def best(self) -> np.ndarray:
-        """Return the largest weight of each state's own arcs, -inf where there are none."""
+        """Return the largest weight of the arcs of each state, or -inf where there are none."""
         best = np.full(len(self.counts), -np.inf)
         has_arcs = self.counts > 0
         best[has_arcs] = self.weights[self.begins[has_arcs]]

@@ -240,7 +240,7 @@ _nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploa
 
 
 def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
-    """Return the weight of an utterance's LM; 0: it has none."""
+    """Return the weight of an utterance's LM, or 0 if it has none."""
     has_lm = request.lm != NO_LM and (request.lm or fusion.lm or labels.lm_in_graph)
     if not has_lm:
         return 0.0

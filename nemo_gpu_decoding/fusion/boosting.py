@@ -367,7 +367,7 @@ class BoostingTree(BackoffAutomaton):
         return cls(*fields, table=table, ac_threshold=ac_threshold)
 
     def only(self, keys: Collection[Key]) -> BoostingTree | None:
-        """Return the tree without phrases other than these; penalties stay. None: nothing is left."""
+        """Return a tree of these phrases and of all penalties, or None if nothing is left."""
         assert self.table is not None
         sequences, all_keys, texts = self.table[:3]
         numbers, penalties = self._numbers

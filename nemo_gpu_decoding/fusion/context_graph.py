@@ -470,7 +470,7 @@ def _copies(
 def _copied_arcs(
     columns: Columns, root: int, listed: np.ndarray, copied: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return how many arcs each copy has; their labels, weights and targets before any refund."""
+    """Return the number of arcs of each copy, and their labels, weights and targets before any refund."""
     weights = np.full(len(listed), columns.backoff_weights[root], np.float64)
     targets = np.full(len(listed), root)
     own = slice(columns.arc_begin[root], columns.arc_end[root])

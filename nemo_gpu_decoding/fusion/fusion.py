@@ -63,7 +63,7 @@ class Fusion:
 
     @cached_property
     def token_lm(self) -> BackoffAutomaton | None:
-        """Return what `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
+        """Return the automaton that `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
         lm, source, ratio = self.lm, self.source_lm, self._ratio(self.lm_weight)
         if lm is None or source is None or not ratio:
             return lm
@@ -85,7 +85,7 @@ class Fusion:
         return automaton, dict(zip(lms, starts, strict=True))
 
     def lm_weight_of(self, name: str | None) -> float:
-        """Return the weight of an LM of the pool; None: of `lm`."""
+        """Return the weight of an LM in the pool, or that of `lm` for None."""
         return self.lm_weight if name is None else self.lm_pool_weights.get(name, self.lm_weight)
 
     def check_lm_name(self, name: str | None) -> None:

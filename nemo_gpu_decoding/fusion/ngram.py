@@ -221,7 +221,7 @@ _SHOWN = 5  # unknown symbols listed in messages
 
 
 def nemo_symbol(token: int) -> str:
-    """Return how NeMo's LM scripts write a token."""
+    """Return a token in the form that NeMo's LM scripts write."""
     return chr(token + _NEMO_OFFSET)
 
 

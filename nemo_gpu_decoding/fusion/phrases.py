@@ -180,7 +180,7 @@ def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], boo
 
 
 def aliases_of(phrases: Iterable[Phrase], name: str, ignore_case: bool) -> Aliases | None:
-    """Return what results show for the aliases of phrases; None without aliases.
+    """Return the aliases that results replace by their phrases; None without aliases.
 
     Raises:
         ValueError: an alias belongs to two phrases, or is a phrase of its own.
@@ -421,7 +421,7 @@ REQUEST_KEYS = tuple(field.name for field in fields(WrittenRequest))
 
 
 def written_request(row: Mapping[str, Any]) -> WrittenRequest | None:
-    """Return the request in a row of a manifest; None if the row has none.
+    """Return the request in a row of a manifest, or None if the row has none.
 
     Raises:
         FieldError: names the wrong key.

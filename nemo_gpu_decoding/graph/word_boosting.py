@@ -117,7 +117,7 @@ def _is_known(phrase: Phrase, config: BoostingConfig, graph: WordGraph, speller:
 
 
 def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
-    """Return why a phrase cannot be found; "": it can."""
+    """Return why a phrase cannot be found, or "" if it can."""
     lacking = [word for word in text.split() if word not in graph.word_ids]
     if lacking and speller is None:
         return (

@@ -244,7 +244,7 @@ class Metrics:
         self.registry.register(_Process())
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the present value of a metric, 0 if nothing was counted; `name` without the namespace."""
+        """Return the present value of a metric, or 0 if nothing was counted. `name` lacks the namespace."""
         return self.registry.get_sample_value(f"{NAMESPACE}_{name}", labels) or 0.0
 
 

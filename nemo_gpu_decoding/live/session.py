@@ -88,7 +88,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text; None if the text is no JSON, or nested too deeply."""
+    """Return the value of a JSON text, or None if the text is no JSON or nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -248,7 +248,7 @@ class Session:
         return not self.is_over and (self.is_ending or self._pending >= self.chunk_samples)
 
     def take(self) -> Chunk | None:
-        """Return the next chunk; None if the stream ends without one."""
+        """Return the next chunk, or None if the stream ends without one."""
         is_end = self.is_ending and self._pending <= self.chunk_samples
         if is_end and not self._pending and self._stream is None:
             self.is_over = True

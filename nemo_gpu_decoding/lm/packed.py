@@ -143,7 +143,7 @@ def arc_cost_and_target(lm, arc):
 
 @linked
 def find_arc(lm, state, label):
-    """Return the state's own arc with `label` (int64), or -1."""
+    """Return the arc with `label` in this state (int64), or -1."""
     if state == ROOT:
         return np.int64(label)
     low = np.int64(lm.states[state].arc_begin)

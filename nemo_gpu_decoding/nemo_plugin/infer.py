@@ -93,7 +93,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
     @property
     def why_one_best(self) -> str:
-        """Return why a stream's transcript is not the best path of an n-best list; empty: it is."""
+        """Return why a stream's transcript is not the best path of its n-best list, or "" if it is."""
         return ""
 
     def vocabulary(self) -> Vocabulary:
@@ -126,7 +126,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return build_boosting_tree(phrases, self.vocabulary(), config)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
-        """Return the boosting tree of a request's own `boosting_tree` options."""
+        """Return the boosting tree of the `boosting_tree` options of a request."""
         return load_boosting_tree(config, self.vocabulary())
 
     def disable_cuda_graphs(self) -> bool:

@@ -127,7 +127,7 @@ class Model:
 
     @property
     def trained_seconds(self) -> float | None:
-        """Return the longest utterance that the model was trained on; None: its config does not say."""
+        """Return the longest utterance that the model was trained on, or None if its config does not tell."""
         return OmegaConf.select(self.model.cfg, "train_ds.max_duration")
 
     @property

@@ -24,7 +24,7 @@ def check_model_file(name: str) -> None:
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device of an option; auto: a GPU if there is one."""
+    """Return the device of an option; "auto" means a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -258,7 +258,7 @@ class Values:
         return value
 
     def file(self, key: str) -> Path | None:
-        """Return the file of a key; None if it is not set."""
+        """Return the file of a key, or None if the key is not set."""
         value = self.entries.get(key)
         if value is None:
             return None
@@ -348,7 +348,7 @@ class Values:
         return pool, pool_weights
 
     def _texts(self, key: str) -> tuple[str, ...]:
-        """Return a text or a list of texts; () if it is not set."""
+        """Return a text or a list of texts, or () if the key is not set."""
         values = self.entries[key] or ()
         texts = (values,) if isinstance(values, str) else values
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):

@@ -177,7 +177,7 @@ PROBLEMS: dict[str, Callable[[torch.device], Iterator[Problem]]] = {
 
 
 def first_difference(strategy: str, device: torch.device) -> str | None:
-    """Return the first difference between the results of the kernels and of the CPU search; None: there is none."""
+    """Return the first difference between the results of kernels and CPU search, or None if they are equal."""
     for number, (on_cpu, on_gpu, inputs, tolerance) in enumerate(PROBLEMS[strategy](device), 1):
         expected, found = decoded(on_cpu, inputs, None), decoded(on_gpu, inputs, device)
         for name in expected | found:

@@ -61,7 +61,7 @@ class CommittedTokens:
 
     @property
     def head(self) -> Head | None:
-        """Return the tokens as fields of a `Path`; None if there are none."""
+        """Return the tokens as fields of a `Path`, or None if there are none."""
         return self.columns.head() or None
 
 
@@ -95,7 +95,7 @@ class GrowingColumns:
 
 
 def joined(head: Head | None, tail: P) -> P:
-    """Return the path with the tokens of `head`, then those of `tail`; of the tail's type.
+    """Join the tokens of `head` and of `tail` to a path of the tail's type.
 
     Arrays are concatenated when they are first read. Partial results and `after(committed)` therefore take no time for
     the committed tokens.

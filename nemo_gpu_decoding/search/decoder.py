@@ -242,7 +242,7 @@ class Decoder(ABC, Generic[C, R]):
 
     @property
     def why_unlocked(self) -> str:
-        """Return why tokens cannot be forbidden, so that there is no language lock and no grammar; empty: they can."""
+        """Return why tokens cannot be forbidden by a language lock or a grammar, or "" if they can."""
         return self._labels.unlocked
 
     # ---------------------------------------------------------------------- what a strategy adds
@@ -271,7 +271,7 @@ class Decoder(ABC, Generic[C, R]):
         return "this strategy has no CUDA kernels"
 
     def _units(self, path: Any) -> Units:
-        """Return what the boosting tree reads of a path."""
+        """Return the labels or words of a path that the boosting tree reads."""
         return Units(path.tokens.tolist(), range(len(path)), range(1, len(path) + 1))
 
     def _most_partial(self) -> tuple[int, str]:

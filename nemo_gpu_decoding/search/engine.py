@@ -138,7 +138,7 @@ class Streams:
         self.is_open[list(rows)] = is_open
 
     def tree_of(self, row: int) -> BoostingTree | None:
-        """Return the phrases of an utterance; None without phrases, or if the tree does not name them."""
+        """Return the phrases of an utterance, or None if it has none or the tree does not name them."""
         fusion = self.fusion
         tree = fusion.trees[fusion.tree_of[row]] if fusion.boosting_weights[row] else None
         return tree if isinstance(tree, BoostingTree) and tree.table is not None else None
@@ -245,5 +245,5 @@ def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, thread
 
 @lru_cache(maxsize=1)
 def _pool(pid: int) -> ThreadPoolExecutor:
-    """Return the pool of this process. A forked child has no threads of its parent, so it creates its own pool."""
+    """Return the pool of this process. A forked child has no threads of its parent, so it creates a new pool."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="nemo-gpu-decoding")

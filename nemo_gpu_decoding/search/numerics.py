@@ -146,7 +146,7 @@ TEXT_SCORES = np.dtype(
 
 @linked
 def rebased(beam, size):
-    """Return what to subtract from a beam's scores, so that float32 can tell them apart; mostly 0."""
+    """Return the number to subtract from a beam's scores so that float32 can tell them apart (mostly 0)."""
     return beam[0].score if size > 0 and MOST_SCORE < abs(beam[0].score) < LARGEST else np.float32(0.0)
 
 

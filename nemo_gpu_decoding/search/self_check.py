@@ -92,7 +92,7 @@ def checked(strategy: str, device: torch.device, *, again: bool = False) -> Verd
 
 
 def kept_verdict(strategy: str, device: torch.device) -> Verdict | None:
-    """Return the verdict on disk; None if these kernels were not checked on this machine."""
+    """Return the verdict on disk, or None if these kernels were not checked on this machine."""
     try:
         return Verdict(**json.loads(_path(strategy, device).read_text()))
     except (OSError, ValueError, TypeError):  # missing, or damaged
@@ -119,7 +119,7 @@ def _gpu(device: torch.device) -> str:
 
 
 def _in_a_process(strategy: str, device: torch.device) -> Verdict | None:
-    """Return the verdict of a new process; None if it cannot use the GPU."""
+    """Return the verdict of a new process, or None if it cannot use the GPU."""
     command = [sys.executable, "-m", "nemo_gpu_decoding.search.built_in_problems", strategy, str(device.index)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:

@@ -240,14 +240,14 @@ class PipelineRecognizer:
         )
 
     def _infer(self) -> Any:
-        """Return the search of the model; None for NeMo's strategies."""
+        """Return the search of the model, or None for NeMo's strategies."""
         from nemo_gpu_decoding.nemo_plugin.streaming.hooks import ctc_search, transducer_search
 
         model = self.pipeline.asr_model.asr_model
         return ctc_search(model) or transducer_search(model)
 
     def _biasing(self, wanted: live.StreamOptions) -> Any:
-        """Return the stream's request in NeMo's form; None: that of the decoding config."""
+        """Return the stream's request in NeMo's form, or None for that of the decoding config."""
         if wanted.request is None:
             return None
         from nemo_gpu_decoding.nemo_plugin.requests import request_of

@@ -520,7 +520,7 @@ def _show_hypothesis(state: Any, hypothesis: Any, known: int) -> None:
 
 
 def _last_frame(hypothesis: Any) -> int:
-    """Return the frame in which a hypothesis' last token ends; 0 if it has none."""
+    """Return the frame in which a hypothesis' last token ends, or 0 if it has no token."""
     return hypothesis.token_frames[-1] + hypothesis.token_repeats[-1] if len(hypothesis.token_frames) else 0
 
 

@@ -80,7 +80,7 @@ def note_bounds(beam, size, fusion):
 
 @linked
 def offers_arcs(hypothesis, fusion):
-    """Return whether the labels of the LM state's own arcs are offered one by one, before the scan of the row."""
+    """Return whether the labels of the LM state's arcs are offered one by one before the row is scanned."""
     state = fusion.lm.states[hypothesis.lm_state]
     return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
 

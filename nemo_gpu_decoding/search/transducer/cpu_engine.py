@@ -183,7 +183,7 @@ def read_joint(rows, turn, run, networks, options, params):
 
 @inlined
 def step_data(turn, run):
-    """Return what a step reads and changes."""
+    """Return the arrays that a step reads and changes."""
     return beam.StepData(run.log_probs[turn], run.shared.row_of, run.state, run.nodes, run.shared.pending)
 
 

@@ -283,7 +283,7 @@ def _write_block(count: int, context: Any, builder: Any, signature: Any, argumen
 
 
 def _not_unrolled(module: Any) -> Any:
-    """Return loop metadata: two blocks of sums, one per copy of the loop's body, do not fit in the registers."""
+    """Return metadata that prevents unrolling, because the sums of two loop bodies do not fit in the registers."""
     disabled = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     loop = module.add_metadata([disabled, disabled])
     loop.operands = (loop, disabled)  # LLVM identifies a loop by a node that refers to itself
@@ -344,7 +344,7 @@ class CompiledNetworks:
         self._packed: MadeOfWeights[PackedNetworks] = MadeOfWeights()
 
     def current(self) -> PackedNetworks | None:
-        """Return the packed weights; None if torch must run the networks."""
+        """Return the packed weights, or None if torch must run the networks."""
         networks = self._networks
         if not (isinstance(networks, LSTMNetworks) and self._fused.why_not(torch.device("cpu")) is None):
             return None

@@ -43,7 +43,7 @@ class GraphStep(Protocol):
         ...
 
     def load(self, *, in_loop: bool) -> None:
-        """Load the kernels; changes nothing that a step reads."""
+        """Load the kernels without a change to anything that a step reads."""
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
         """Queue a step. With `in_loop`, its kernels set the condition of the WHILE node of `handle`, if there is one:
@@ -121,7 +121,7 @@ class GraphRunner:
         return Conditions(parts.versions(), tuple(parts.modules), _arithmetic())
 
     def _graph(self, step: GraphStep, work: RunWorkspace, known: Conditions) -> CapturedGraph | None:
-        """Return the graph of this step, captured if it is new; None if that failed."""
+        """Return the graph of this step, which is captured if it is new, or None if the capture failed."""
         key = step.key, known
         if key in work.graphs:
             return work.graphs[key]

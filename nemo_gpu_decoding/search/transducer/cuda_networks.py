@@ -292,7 +292,7 @@ class JointPaths:
         return FusedJoint(layer, work)
 
     def _linear(self) -> nn.Linear | None:
-        """Return the layer after the ReLU; None if the joint has another form."""
+        """Return the layer after the ReLU, or None if the joint has another form."""
         networks = self._networks
         if type(networks) not in (LSTMNetworks, StatelessNetworks):
             return None

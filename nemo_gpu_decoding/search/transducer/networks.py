@@ -49,7 +49,7 @@ class TransducerNetworks(Protocol):
         ...
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """Return a context for every call of a search: evaluation mode inside; the mode is restored afterwards."""
+        """Return a context that sets evaluation mode for a call of a search, and restores the mode afterwards."""
         ...
 
     def project_encoder(self, frames: Tensor) -> Tensor:
@@ -340,7 +340,7 @@ class MadeOfWeights(Generic[T]):
     _value: T | None = None
 
     def current(self, sources: Sequence[Tensor], make: Callable[[], T]) -> T | None:
-        """Return the value for these weights; None if their changes cannot be detected."""
+        """Return the value for these weights, or None if their changes cannot be detected."""
         now = versions(sources)
         if now is not None and now != self._seen:
             self._value = make()

@@ -234,7 +234,7 @@ def node_of_group(group, closed, state, work):
 
 @linked
 def node_after_closure(group, closed, cutoff, state, models, work):
-    """Return the node of a group behind closure arcs with words: the contexts after these words, at their true cost.
+    """Return the node whose contexts follow the words of a group's closure arcs, at their true cost.
 
     Returns:
         the node, or NONE if no context is within the cutoff.
