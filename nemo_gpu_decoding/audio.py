@@ -344,7 +344,7 @@ class MonoReader(Sound):
 
     @property
     def doubt(self) -> str:
-        """Return why the samples that were read may not be the speech; "" if they are."""
+        """Return why the samples that were read may not be the speech, or "" if they are."""
         average, channels = self._energies
         is_silent = bool(average * self.channels < _CANCELLED * channels)
         return "the average of its channels is almost silent, because they have opposite signs" * is_silent

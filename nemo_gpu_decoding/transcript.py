@@ -160,7 +160,7 @@ class Totals:
 
     @property
     def oracle_wer(self) -> float | None:
-        """Return the lowest WER of the alternatives; None if an utterance with a reference has none."""
+        """Return the lowest WER of the alternatives, or None if an utterance with a reference has none."""
         has_oracle = self.scored and self.with_oracle == self.scored
         return self.oracle_errors / max(self.words, 1) if has_oracle else None
 
@@ -202,7 +202,7 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
 
 
 def _rate(errors: WordErrors) -> float | None:
-    """Return the word error rate for a row; None if it is infinite, because JSON has no such number."""
+    """Return the word error rate for a row, or None if it is infinite, because JSON has no such number."""
     return round(errors.wer, 4) if math.isfinite(errors.wer) else None
 
 
@@ -227,7 +227,7 @@ def _listed(n_best: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
 
 
 def oracle_of(reference: str, transcript: Transcript) -> str | None:
-    """Return the text of the lattice, or of the n-best list, with the fewest word errors; None without any."""
+    """Return the text of the lattice, or of the n-best list, with the fewest word errors, or None without any."""
     if transcript.lattice is None and not transcript.n_best:
         return None
     return oracle_text(reference, [text for text, _ in transcript.n_best], transcript.lattice)

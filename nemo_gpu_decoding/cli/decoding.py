@@ -270,7 +270,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
 
 
 def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> DictConfig:
-    """NeMo's `decoding` section for the options of a command, changed ones in their place, without `decoding`.
+    """Return NeMo's `decoding` section for a command's options and `changed` ones, without its option `decoding`.
 
     Args:
         head: of the model; it decides the strategy if neither options nor preset do.
@@ -289,7 +289,7 @@ def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> 
 def load_model(
     options: Any, build: Callable[[Any, str], DictConfig], head: str | None = None, channel: Any = None
 ) -> Model:
-    """The model of a command, which decodes with the section that `build` makes of the options and its default head.
+    """Load a command's model, which decodes with the section that `build` makes of options and default head.
 
     Args:
         head: head that decodes; None: that of the strategy, or the default one for NeMo's strategies.
@@ -384,7 +384,7 @@ def _identity(file: str) -> Any:
 
 
 def load_phrase_file(path: str | None) -> list[str]:
-    """Return the phrases with weights >= 0 of the file of the option `phrases`; [] without it."""
+    """Return the phrases with weights >= 0 of the file of the option `phrases`, or [] without it."""
     if path is None:
         return []
     from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with

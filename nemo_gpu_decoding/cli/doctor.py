@@ -162,7 +162,7 @@ def kernels_fact() -> Fact:
 
 
 def cuda_obstacle() -> str | None:
-    """Return the reason why CUDA kernels cannot run on the current GPU; None if they can."""
+    """Return the reason why CUDA kernels cannot run on the current GPU, or None if they can."""
     import torch
 
     from nemo_gpu_decoding.cuda.launch import runtime

@@ -279,7 +279,7 @@ def content_of(path: str) -> str:
 
 
 def kept_file(out: Path | None) -> Path | None:
-    """Return the hidden file beside `out` that keeps what a run has decoded; None for a device or without `out`."""
+    """Return the hidden file beside `out` that keeps what a run has decoded, or None for a device or without `out`."""
     return None if out is None or (out.exists() and not out.is_file()) else out.with_name(f".{out.name}.run")
 
 

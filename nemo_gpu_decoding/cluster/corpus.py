@@ -197,7 +197,7 @@ def _absolute(url: str) -> str:
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:
-    """Return the duration in the file's header; 0 if it cannot be read, because the worker reports the error."""
+    """Return the duration in the file's header, or 0 if it cannot be read, because the worker reports the error."""
     import soundfile
 
     with suppress(RuntimeError, ValueError, OSError), local_copy(audio) as path:

@@ -25,7 +25,7 @@ _RECLAIMABLE = ("inactive_file", "active_file")
 
 
 def free_host_bytes(root: Path = ROOT) -> int | None:
-    """Return bytes that can be allocated without swapping or being killed; None if unknown.
+    """Return bytes that can be allocated without swapping or being killed, or None if unknown.
 
     Args:
         root: folder that contains `proc` and `sys`.
@@ -42,7 +42,7 @@ def _available(root: Path) -> int | None:
 
 
 def _memory_groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups that limit this process: its own and all parents.
+    """Yield the folders of the control groups that limit this process, its group and all parents.
 
     A container may see its own group as the root; missing folders are ignored.
     """
@@ -60,7 +60,7 @@ def _memory_groups(root: Path) -> Iterator[Path]:
 
 
 def _left_of(group: Path) -> int | None:
-    """Return the bytes left in a control group; None if it has no limit."""
+    """Return the bytes left in a control group, or None if it has no limit."""
     for limit_file, usage_file in _FILES:
         limit, usage = _read(group / limit_file).strip(), _read(group / usage_file).strip()
         if limit.isdigit() and usage.isdigit():

@@ -54,7 +54,7 @@ class AllowedTokens:
             raise FieldError("is_allowed", "all False", "at least one token that may be written")
 
     def outside_share(self, tokens: np.ndarray, blank_id: int) -> float:
-        """Return the share of tokens that are not allowed, 0 .. 1; 0 without tokens.
+        """Return the share of tokens that are not allowed, 0 .. 1, or 0 without tokens.
 
         A set is faster than NumPy for texts of usual length.
 

@@ -156,7 +156,7 @@ class BackoffAutomaton:
     def from_records(
         cls, states: np.ndarray, arcs: np.ndarray, vocab_size: int, start_state: int, name: str
     ) -> BackoffAutomaton:
-        """Do as `from_columns`, from [S] STATE without bounds and [A] ARC; writes to the states."""
+        """Create an automaton from [S] STATE without bounds and [A] ARC; this writes to the states."""
         _check_structure(name, vocab_size, start_state, states, arcs)
         arcs = _with_dense_roots(states, arcs, vocab_size)
         _add_bounds(states, arcs)

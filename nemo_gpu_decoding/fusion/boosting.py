@@ -277,7 +277,7 @@ def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) ->
 def _sequences(
     phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig, space: int | None
 ) -> list[ScoredSequence]:
-    """Return the token sequences of one phrase with their scores, the tokenizer's own first.
+    """Return the token sequences of one phrase with their scores, the tokenizer's sequence first.
 
     If the vocabulary has a `space` token, it comes first in a phrase that begins with a word.
     """

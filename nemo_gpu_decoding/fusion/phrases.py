@@ -180,7 +180,7 @@ def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], boo
 
 
 def aliases_of(phrases: Iterable[Phrase], name: str, ignore_case: bool) -> Aliases | None:
-    """Return the aliases that results replace by their phrases; None without aliases.
+    """Return the aliases that results replace by their phrases, or None without aliases.
 
     Raises:
         ValueError: an alias belongs to two phrases, or is a phrase of its own.
@@ -330,7 +330,7 @@ def _one_by_one(written: WrittenWord) -> list[WrittenWord]:
 def _bounds(text: str) -> list[int]:
     """Return the ends of the units of a text, from 0 to its length.
 
-    A unit is a run of word characters, a run of white space, or any other character.
+    A unit is a run of word characters, a run of white space, or one other character.
     """
     kinds = [_kind(character) for character in text]
     begins = [n for n, kind in enumerate(kinds) if n == 0 or kind == "" or kind != kinds[n - 1]]
@@ -345,7 +345,7 @@ def _kind(character: str) -> str:
 
 
 def is_word_character(character: str) -> bool:
-    """Return whether this is a letter, digit or accent of a script with spaces between words; False for ""."""
+    """Return whether this is a letter, digit or accent of a script with spaces between words, or False for ""."""
     return bool(character) and unicodedata.category(character)[0] in "LNM" and not is_unspaced(character)
 
 

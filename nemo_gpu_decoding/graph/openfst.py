@@ -103,7 +103,7 @@ def read_fst(path: str | PathLike[str]) -> Fst:
 
 
 def read_input_symbols(path: str | PathLike[str]) -> dict[int, str]:
-    """Return the input symbols of a binary OpenFst file by label; {} if it has none."""
+    """Return the input symbols of a binary OpenFst file by label, or {} if it has none."""
     return _Reader(Path(path)).read_header().inputs or {}
 
 

@@ -41,7 +41,7 @@ _MOST_CASES = 64  # limit on letter-case variants of one phrase
 
 
 def configured_phrases(config: BoostingConfig) -> list[Phrase]:
-    """Return the phrases of a `boosting_tree` section; [] without any."""
+    """Return the phrases of a `boosting_tree` section, or [] without any."""
     lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
     if config.key_phrases_file is None:
         return as_phrases(lists)

@@ -220,7 +220,7 @@ NAMESPACE = "nemo_gpu_decoding"
 
 
 class Metrics:
-    """Counters that a server keeps since its start, in their own registry.
+    """Counters that a server keeps since its start, in a separate registry.
 
     Args:
         open_streams: returns the number of open streams.
@@ -258,7 +258,7 @@ class _Process(Collector):
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 if the system does not provide it."""
+    """Return the resident memory of this process in bytes, or 0 if the system does not provide it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

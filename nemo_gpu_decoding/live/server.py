@@ -98,7 +98,7 @@ class LiveServer(uvicorn.Server):
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down at a signal; the second Ctrl+C does not wait. uvicorn's own method stores the signal and raises it
+        """Shut down at a signal; the second Ctrl+C does not wait. uvicorn's method stores the signal and raises it
         again; this one does not, so that the process ends with status 0."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
@@ -380,7 +380,7 @@ def _outcome(field: str) -> str:
 
 
 def _is_same_origin(socket: HTTPConnection) -> bool:
-    """Return whether the client is a program or the server's own page. Browsers let any page open WebSockets and send
+    """Return whether the client is a program or the server's page. Browsers let any page open WebSockets and send
     forms, and send its origin."""
     origin = socket.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == socket.headers.get("host")

@@ -66,7 +66,7 @@ class Slots:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """A context that is undone if it raises: utterances that began in it are abandoned, and utterances that ended
+        """Undo this block if it raises: utterances that began in it are abandoned, and utterances that ended
         in it continue. The next chunk pushed to an utterance must then be the chunk of this block; it is not read
         again."""
         step, groups, closed = _StepEvents({}, {}, {}), self._groups.copy(), list[LiveSlot]()

@@ -116,7 +116,7 @@ class _Model:
         return order
 
     def number_of(self, grams: np.ndarray) -> np.ndarray:
-        """Return the numbers of n-grams [M, order] in their order, [M]; -1 for unlisted n-grams."""
+        """Return the numbers of n-grams [M, order] in their order, [M], or -1 for unlisted n-grams."""
         ids = self._words[grams[:, 0]]
         for n in range(1, grams.shape[1]):
             sorted_keys, numbers = self._keys[n - 1]

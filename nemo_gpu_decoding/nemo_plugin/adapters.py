@@ -225,7 +225,7 @@ def adapted_rnnt(base: Any) -> type:
             return_hypotheses: bool = False,
             partial_hypotheses: list[Any] | None = None,
         ) -> list:
-            """Like NeMo's method, for n-best lists too: they have the fields of a hypothesis that NeMo reads,
+            """Decode like NeMo's method, n-best lists too: they have the fields of a hypothesis that NeMo reads,
             and confidence, which NeMo computes for single hypotheses only."""
             results = super().rnnt_decoder_predictions_tensor(
                 encoder_output, encoded_lengths, return_hypotheses, partial_hypotheses

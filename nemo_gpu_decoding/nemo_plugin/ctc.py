@@ -150,7 +150,7 @@ _streams: ContextVar[list[StreamState | None] | None] = ContextVar("stream_state
 
 @contextlib.contextmanager
 def continued_streams(states: list[StreamState | None]) -> Iterator[None]:
-    """Within this block, decoders continue running utterances with the next chunk of log-probs, and replace `states`
+    """Let decoders in this block continue utterances with the next chunk of log-probs, and replace `states`
     by the new ones."""
     token = _streams.set(states)
     try:

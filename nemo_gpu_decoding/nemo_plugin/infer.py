@@ -136,7 +136,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles contain the options; loaded files come from the cache again. Classes of NeMo's
+        """Put only options in copies and pickles; loaded files come from the cache again. Classes of NeMo's
         decoding objects that are created at run time cannot be pickled."""
         return self.__dict__ | {"_decoders": {}, "_continuation": Continuation(self.continued_by), "_owner": None}
 

@@ -171,7 +171,7 @@ def segment_files(
 def return_memory() -> None:
     """Return freed memory to the system.
 
-    glibc keeps blocks that were freed below live ones. Batches have other sizes each, fit into few of these blocks,
+    glibc keeps blocks that were freed below live ones. Batches have different sizes, fit into few of these blocks,
     and get new ones: the process would grow over hours.
     """
     if sys.platform == "linux":

@@ -74,7 +74,7 @@ def infer_of(model: ASRModel) -> FusedInfer:
 
 
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
-    """Return the requests of the next `batch` utterances of `infer`; None without requests."""
+    """Return the requests of the next `batch` utterances of `infer`, or None without requests."""
     pending = _pending.get()
     if pending is None or _decoding(pending.model).decoding is not infer:
         return None

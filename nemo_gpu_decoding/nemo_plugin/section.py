@@ -336,7 +336,7 @@ class Values:
         return self.config(FusionOptions, allowed=self.config(AllowedOptions), **settled)
 
     def lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
-        """Return the files of the LMs that requests name, and the weights of those that have their own."""
+        """Return the files of the LMs that requests name, and the weights of those that have one."""
         files, weights = self.mapping("lm_pool"), self.mapping("lm_pool_alpha")
         pool = {name: file for name in files.entries if (file := files.file(name)) is not None}
         pool_weights = {name: weights.weight(name) for name in weights.entries}

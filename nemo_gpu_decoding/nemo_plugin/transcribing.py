@@ -63,7 +63,7 @@ class Log:
     def _key(self, utterances: Sequence[Utterance], what: str) -> str:
         """Return a key that differs if the run, or the file, part or request of an utterance differs.
 
-        Sums of floats depend on the batch. So all of it is in the key.
+        Sums of floats depend on the batch. So the key depends on all utterances of the batch.
         """
         parts = [(part_of(utterance.audio), utterance.request) for utterance in utterances]
         content = [(os.path.isfile(part.path) and file_key(part.path), part[1:], request) for part, request in parts]

@@ -101,7 +101,7 @@ class TransducerInfer(FusedInfer):
     def _requests(
         self, partial_hypotheses: Sequence[Any] | None, states: Sequence[StreamState | None]
     ) -> list[Request | None] | None:
-        """Requests of the utterances that begin: the phrases in an empty partial hypothesis of NeMo's streaming,
+        """Return requests of utterances that begin: phrases in an empty partial hypothesis of NeMo's streaming,
         else those of `utterance_requests`."""
         requests = next_requests(self, states.count(None))
         begin = [partial for partial, state in zip(partial_hypotheses or [], states, strict=False) if state is None]

@@ -157,7 +157,7 @@ class NBest(Sequence[P]):
         return self.paths[0]
 
     def phrases_of(self, path: Path) -> tuple[FoundPhrase, ...]:
-        """Return the boosted phrases of a path; () for paths other than the best."""
+        """Return the boosted phrases of a path, or () for paths other than the best."""
         return self.phrases if path is self.best else ()
 
     def texts(self, text_of: Callable[[Any], str]) -> list[str]:
@@ -201,7 +201,7 @@ N = TypeVar("N", bound=NBest[Any])
 def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
     """Return the hypotheses of an utterance that has ended, without those that are no sentence of its grammar.
 
-    If the best one is none, the result has no tokens.
+    If the best hypothesis is no sentence, the result has no tokens.
     """
     if grammar is None:
         return nbest

@@ -38,14 +38,14 @@ GREEDY = ("greedy", "greedy_batch")
 
 
 def ctc_search(model: Any) -> CTCInfer | None:
-    """Return the decoder of a model's CTC head; None if its strategy is NeMo's."""
+    """Return the decoder of a model's CTC head, or None if its strategy is NeMo's."""
     decoding = model.ctc_decoding if hasattr(model, "ctc_decoder") else getattr(model, "decoding", None)
     infer = getattr(decoding, "decoding", None)
     return infer if isinstance(infer, CTCInfer) else None
 
 
 def transducer_search(model: Any) -> TransducerInfer | None:
-    """Return the decoder of a model's transducer head; None if its strategy is NeMo's."""
+    """Return the decoder of a model's transducer head, or None if its strategy is NeMo's."""
     infer = getattr(model.decoding, "decoding", None)
     return infer if isinstance(infer, TransducerInfer) else None
 

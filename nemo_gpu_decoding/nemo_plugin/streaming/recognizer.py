@@ -100,7 +100,7 @@ class PipelineRecognizer:
         return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
 
     def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int, list[str]]:
-        """NeMo's options of a stream, its number of hypotheses, and phrases that cannot be boosted.
+        """Return NeMo's options of a stream, its number of hypotheses, and phrases that cannot be boosted.
 
         A ValueError names an invalid field.
 

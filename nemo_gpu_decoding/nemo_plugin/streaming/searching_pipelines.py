@@ -442,7 +442,7 @@ def buffered_transducer(base: Any) -> type:
             ready_state_ids.update(self.decode_step(hypotheses, requests, states))
 
         def run_greedy_decoder(self, state: Any, request: Any, **output: Any) -> bool:
-            """NeMo takes the tokens of this step's frames, and decides whether the utterance ends here."""
+            """Let NeMo take the tokens of this step's frames, and decide whether the utterance ends here."""
             if state.error is not None:
                 return request.is_last or request.stream_id in self.errors
             offset = state.global_offset

@@ -172,7 +172,7 @@ _slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
 
 @contextlib.contextmanager
 def using_slots(slots: Slots) -> Iterator[None]:
-    """Within this block, utterances begin in these slots; the caller ends them."""
+    """Begin utterances in these slots within this block; the caller ends them."""
     token = _slots.set(slots)
     try:
         yield

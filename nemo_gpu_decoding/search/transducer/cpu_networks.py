@@ -361,7 +361,7 @@ class CompiledNetworks:
 
 
 def _joint_layers(output: nn.Module) -> tuple[int, nn.Linear] | None:
-    """Return activation and linear layer of a joint; None if it is of another kind."""
+    """Return activation and linear layer of a joint, or None if it is of another kind."""
     if type(output) is not nn.Sequential or len(output) < 2 or type(output[-1]) is not nn.Linear:
         return None
     activation = ACTIVATIONS.get(type(output[0]))

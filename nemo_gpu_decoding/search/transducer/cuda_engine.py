@@ -114,7 +114,7 @@ def list_sizes(params: SearchParams, threads: int) -> tuple[ListSizes, int]:
 def merge_bytes(params: SearchParams) -> int:
     """Return the dynamic shared memory of a block of `merge`, in the order of `MergeWorkspace` in merge.cuh.
 
-    aes_pp's `Pool` follows it.
+    The `Pool` of aes_pp follows that workspace.
     """
     numbers, pooled = 3 * 4, KEY_BYTES + 4
     beams = params.beam_size * (2 * HYPOTHESIS.itemsize + records.CANDIDATE.itemsize + numbers)

@@ -213,7 +213,7 @@ class WorkspacePool:
             self._idle = [*self._idle, workspace][-MOST_IDLE:]
 
     def held(self, shape: WorkspaceShape, holder: object) -> Held | None:
-        """Return a workspace of this shape until `holder` is deleted; None if `MOST_HELD` others are held."""
+        """Return a workspace of this shape until `holder` is deleted, or None if `MOST_HELD` others are held."""
         with self._lock:
             self._collect()
             if self._held >= MOST_HELD:

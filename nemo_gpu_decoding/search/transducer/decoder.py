@@ -86,7 +86,7 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     @property
     def device_modes(self) -> dict[str, str | None]:
-        """Return the modes of the last run on a GPU; None before the first one.
+        """Return the modes of the last run on a GPU, or None before the first one.
 
         graphs      launches of the steps: loop or plain, see `cuda_graphs.py`
         prediction  implementation of the prediction network: lstm or stateless (kernels of this package), or torch

@@ -126,7 +126,7 @@ class TransducerEngine(Engine):
         """
 
     def push(self, inputs: Tensor, lengths: np.ndarray | Tensor, *, deferred: bool = False) -> None:
-        """See `engine.Engine.push`.
+        """Read a chunk, see `engine.Engine.push`.
 
         Hypotheses that are ahead in time wait for the others, so that the order of steps, and with it the result, is
         that of the whole utterance.

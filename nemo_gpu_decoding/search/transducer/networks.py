@@ -268,7 +268,7 @@ def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
     """Return durations of a TDT model: different integers >= 0.
 
     Raises:
-        ValueError: they are not.
+        ValueError: they are negative, repeated or all 0.
     """
     values = tuple(int(duration) for duration in durations)
     if any(value < 0 for value in values) or len(set(values)) < len(values) or values == (0,):
@@ -307,7 +307,7 @@ Versions = list[tuple[int, int]]
 
 
 def versions(sources: Sequence[Tensor]) -> Versions | None:
-    """Return a value that changes when one of the tensors changes; None if changes cannot be detected."""
+    """Return a value that changes when one of the tensors changes, or None if changes cannot be detected."""
     if any(source.is_inference() for source in sources):
         return None
     return [(source.data_ptr(), source._version) for source in sources]

@@ -99,7 +99,7 @@ def all_ends(tokens, final, search, lm):
 
 @linked
 def end_cost(token, epsilon, search, lm):
-    """Return the cost of the end after a token, or after a closure arc; inf if that state is not final."""
+    """Return the cost of an end after a token or after its closure arc; inf if that state is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
     state, boost, olabel = keys.state_of(token.key), keys.boost_of(token.key), np.int32(0)
     if epsilon != keys.NONE:
@@ -134,7 +134,7 @@ def end_difference(olabel, context, search, lm):
 
 @linked
 def final_difference(context, lm):
-    """Return the weighted LM score difference of </s> after an LM context; 0 if the large LM has no </s>."""
+    """Return the weighted LM score difference of </s> after an LM context, or 0 if the large LM has no </s>."""
     cost, lms = np.float32(0.0), lm.lms
     if lm.difference_weight == 0:
         return cost

@@ -205,7 +205,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         )
 
     def _committed(self, state: WordGraphStream, steps: Steps) -> int | None:
-        """Return the number of tokens that all live hypotheses share; None if the live hypotheses are not known."""
+        """Return the number of tokens that all live hypotheses share, or None if the live hypotheses are not known."""
         if state.live is None:
             return None
         _, count = shared_steps(state)

@@ -108,7 +108,7 @@ def _expand_or_bisect(row, state, search, lm, work):
 
 @linked
 def _expand(best, row, state, search, lm, work):
-    """Steps 1 to 3: all candidates below the cutoff become next tokens, as far as there is capacity for their keys.
+    """Take steps 1 to 3: all candidates below the cutoff become next tokens, while there is capacity for their keys.
 
     Sets frame.status. `best` is the cost of the best candidate if it is known, else LARGEST.
     """

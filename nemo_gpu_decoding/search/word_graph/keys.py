@@ -58,7 +58,7 @@ def label_of(key):
 
 @linked
 def context_of(token, lm):
-    """Return the LM context of a token; 0 without a large LM."""
+    """Return the LM context of a token, or 0 without a large LM."""
     if lm is None:
         return np.int64(0)
     else:  # numba removes a branch of this form before it infers types

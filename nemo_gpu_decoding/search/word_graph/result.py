@@ -46,7 +46,7 @@ class WordPath(Path):
 
 
 def relative_cost(best: float, ended: float) -> float:
-    """Return the cost of the best hypothesis that may end, minus the best cost, >= 0; inf if none may end."""
+    """Return the cost of the best hypothesis that may end, minus the best cost, >= 0, or inf if none may end."""
     return max(0.0, ended - best)
 
 
@@ -207,7 +207,7 @@ def _split_steps(steps, last_epsilon, graph, labels, tokens, confidence, words):
 
 @linked
 def _silent(epsilon, graph):
-    """Return the olabel of a closure arc; 0 for NONE."""
+    """Return the olabel of a closure arc, or 0 for NONE."""
     return graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
 
 
@@ -319,7 +319,7 @@ def _is_in(values, value):
 
 @linked
 def next_end(word, is_last, tokens, at, choice, n, unknown, index, spellings):
-    """Return the next end to try for word n; -1 if there is none. Increments choice[n]."""
+    """Return the next end to try for word n, or -1 if there is none. Increments choice[n]."""
     size, begin, spelled = len(tokens), spellings.begin, spellings.tokens
     if word == unknown and unknown != 0:
         end = at + 1

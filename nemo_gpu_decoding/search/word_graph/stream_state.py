@@ -328,7 +328,7 @@ def add_differences(words, total, context, lm):
 def weighted_differences(
     texts: Sequence[Sequence[int]], starts: Sequence[TextScores], ended: Sequence[bool], models: Sequence[StreamModels]
 ) -> list[float]:
-    """Return the weighted LM score difference of each text, </s> included where `ended`; 0 without a large LM."""
+    """Return the weighted LM score difference of each text, </s> included where `ended`, or 0 without a large LM."""
     differences, alike = [0.0] * len(texts), defaultdict(list)
     for n, models_of_text in enumerate(models):  # a call takes as long for one text as for all texts of a batch
         if models_of_text.lm_scorer is not None:

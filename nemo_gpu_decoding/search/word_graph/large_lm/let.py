@@ -115,7 +115,7 @@ def _offer_blanks_and_repeats(row, state, search, work):
 
 @linked
 def _expand_groups(row, state, search, lm, work):
-    """Steps 2 and 3: the epsilon closure, then the arcs; arcs that need LM queries come last."""
+    """Take steps 2 and 3: the epsilon closure, then the arcs; arcs that need LM queries come last."""
     frame, groups = work.frame[0], work.groups
     let_groups.tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)

@@ -132,7 +132,7 @@ def add_link(n, source, arc, epsilon, cost, log_prob, state):
 
 @linked
 def is_within(n, state):
-    """Return whether a node represents a step within a frame; False if it has no links."""
+    """Return whether a node represents a step within a frame, or False if it has no links."""
     newest = state.nodes[n].newest
     return newest != keys.NONE and state.links[newest].arc <= JOIN_MOVE
 
@@ -297,7 +297,7 @@ def _is_cheaper(context, other):
 
 @linked
 def without_dominated(begin, count, search, lm, state):
-    """Of `count` contexts from `begin` on, drop those that the cheapest one dominates; returns the number kept."""
+    """Drop those of `count` contexts from `begin` on that the cheapest one dominates; returns the number kept."""
     contexts, best = state.contexts, begin
     for n in range(begin + 1, begin + count):
         best = n if contexts[n].cost < contexts[best].cost else best
