@@ -297,7 +297,7 @@ def _with_size(content: bytes) -> io.BytesIO:
 
 @lru_cache(4)
 def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
-    """Decode a file with ffmpeg: its temporary file, and its last message or ""; None if it decodes nothing."""
+    """Decode a file with ffmpeg to a temporary file; return this and ffmpeg's first message, or None if it fails."""
     if shutil.which("ffmpeg") is None:
         return None
     target = NamedTemporaryFile(suffix=".caf")  # noqa: SIM115  (removed with the entry of the cache)

@@ -230,7 +230,7 @@ def map_container(
         check: raises a ValueError if the arrays are inconsistent; called with `verify`, once per process.
 
     Raises:
-        ValueError: not of this kind and version, truncated, or damaged; names the file.
+        ValueError: the file is damaged, truncated, or of another kind or version; the message names it.
         OSError: the file cannot be read.
     """
     key = file_key(path)

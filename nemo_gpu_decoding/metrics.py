@@ -102,7 +102,7 @@ def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: 
 
 @dataclass(frozen=True)
 class PhraseWords:
-    """A finder that finds phrases in texts, as sequences of whole words, ignoring case."""
+    """Phrases that are found in texts, as sequences of whole words, ignoring case."""
 
     phrases: frozenset[tuple[str, ...]]
     lengths: frozenset[int]  # of the phrases, in words

@@ -61,7 +61,7 @@ class Vocabulary:
     characters are bytes, 'Ġ' is the space before a word).
 
     Raises:
-        ValueError: no pieces, or an unknown kind.
+        ValueError: there are no pieces, or the kind is unknown.
     """
 
     pieces: tuple[str, ...]

@@ -28,7 +28,7 @@ FILES = ("audio", "manifest", "tarred_audio", "text")  # options for one file or
 
 
 class OptionError(ValueError):
-    """An error that says that an argument is not `key=value`, or that its key is no option."""
+    """An error: an argument is not `key=value`, or its key is no option."""
 
 
 @dataclass(frozen=True)

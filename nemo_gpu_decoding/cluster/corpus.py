@@ -291,7 +291,7 @@ class Folder(NamedTuple):
         return f"part-{partition.number:05d}.done"
 
     def names(self) -> set[str]:
-        """Return the names of its files; empty if the folder does not exist."""
+        """Return the names of the folder's files, or nothing if the folder does not exist."""
         fs = self.fs
         fs.invalidate_cache()
         return {name.rstrip("/") for name in fs.ls("", detail=False)} if fs.exists("") else set()

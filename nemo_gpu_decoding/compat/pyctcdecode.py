@@ -344,7 +344,7 @@ class BeamSearchDecoderCTC:
         """Compute the log-probs with `log_probs_of`.
 
         Raises:
-            ValueError: another shape; the message has `name`.
+            ValueError: the shape is wrong; the message has `name`.
         """
         values = logits if isinstance(logits, np.ndarray) else torch.as_tensor(logits).detach().cpu().float().numpy()
         columns = len(self._alphabet.labels)

@@ -171,7 +171,7 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
 
 
 def _addresses(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[int]:
-    """Return the addresses of the tensors, 0 for None. Checks them, unless they are those of the previous launch.
+    """Return the addresses of the tensors, and 0 for None. Checks them, unless they are those of the previous launch.
 
     The same tensor at the same address still has memory of the same size, so it needs no check.
     """

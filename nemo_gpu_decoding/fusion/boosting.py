@@ -174,7 +174,7 @@ def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> Backof
     """Return the boosting tree that a config describes: its model file, phrase file or phrase lists.
 
     Raises:
-        ValueError: no or several sources of phrases; a phrase cannot be spelled; a damaged file.
+        ValueError: there is not one source of phrases, a phrase cannot be spelled, or the file is damaged.
     """
     sources = config._sources()
     is_lists = set(sources) <= {"key_phrases_list", "key_phrase_items_list"}

@@ -124,7 +124,7 @@ class Trie:
         return np.where(self._keys[at] == keys, self._nodes[at], -1)
 
     def find_or_add(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Find children like `find`, but add missing ones."""
+        """Return the children that `find` returns, but add missing ones."""
         children = self.find(nodes, labels)
         missing = np.flatnonzero(children < 0)
         if len(missing):

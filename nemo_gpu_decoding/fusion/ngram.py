@@ -357,7 +357,7 @@ def load_nemo_automaton(path: str | PathLike[str], vocab_size: int, *, with_fina
     end-of-sentence token of attention decoders.
 
     Raises:
-        ValueError: no .nemo archive, another kind of model, or another vocabulary size.
+        ValueError: the file is no .nemo archive, or has another kind of model or vocabulary size.
     """
     config, tensors = _read_archive(path)
     if config["vocab_size"] != vocab_size:

@@ -109,7 +109,7 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
     Blank lines and duplicates are skipped with one warning, and so are lines whose weight is no finite number.
 
     Raises:
-        ValueError: no line is left, or the file is not UTF-8; names file and line.
+        ValueError: no line is left, or the file is not UTF-8; the message names file and line.
     """
     phrases, faults = [], []
     for number, line in enumerate(read_lines(path), 1):

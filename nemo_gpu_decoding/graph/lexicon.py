@@ -106,7 +106,7 @@ class Lexicon:
         """Read a file with a word and its pieces in each line, separated by white space.
 
         Raises:
-            ValueError: a line without pieces, or with an unknown one; names file and line.
+            ValueError: a line has no pieces or an unknown one; the message names file and line.
             OSError: the file cannot be read.
         """
         entries = []

@@ -140,7 +140,7 @@ class _Header(NamedTuple):
 
 
 class _Reader:
-    """A reader that takes the bytes of one file in order."""
+    """A file whose bytes are read in order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

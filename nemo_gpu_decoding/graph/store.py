@@ -50,7 +50,7 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
         verify: compare the checksum of the arrays, which reads the whole file once per process.
 
     Raises:
-        ValueError: not a graph of this version, truncated, or damaged; names the file.
+        ValueError: the file is damaged, truncated, or no graph of this version; the message names it.
         OSError: the file cannot be read.
     """
     content = map_container(Path(path), WORD_GRAPH, verify)

@@ -188,7 +188,7 @@ def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None)
 @checked_options
 @dataclass(frozen=True)
 class Speller:
-    """A speller that spells words that a graph `with_piece_labels` lacks, and computes their refunds."""
+    """An object that spells words which a graph `with_piece_labels` lacks, and computes their refunds."""
 
     vocabulary: Vocabulary
     # lm_weight / boosting_weight of the utterance: the first scales the graph's costs, the second the

@@ -33,7 +33,7 @@ class ServerFullError(Exception):
 
 
 class Batcher:
-    """A batcher that decodes streams together, from their opening to their end.
+    """An object that decodes streams together, from their opening to their end.
 
     Args:
         recognizer: the model.

@@ -56,7 +56,7 @@ class StreamProgress:
 @checked_options
 @dataclass(frozen=True)
 class EndpointRule:
-    """A rule, which holds if all of its conditions do.
+    """A rule that holds if all of its conditions do.
 
     Raises:
         ValueError: a number is negative or NaN.

@@ -52,7 +52,7 @@ class KenlmBinary:
     """A KenLM binary file that is read as n-grams.
 
     Raises:
-        ValueError: another version or machine, a kind that cannot be read, no words, or a truncated file.
+        ValueError: the file is truncated, has no words, or has a version, machine or kind that cannot be read.
         OSError: the file cannot be read.
     """
 

@@ -266,7 +266,7 @@ def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedL
             are compared, and look-ups in a damaged file may crash the process.
 
     Raises:
-        ValueError: not a packed LM of this version, truncated, or damaged; names the file.
+        ValueError: the file is damaged, truncated, or no packed LM of this version; the message names it.
         OSError: the file cannot be read.
     """
 

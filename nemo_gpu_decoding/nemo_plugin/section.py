@@ -217,7 +217,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Values:
-    """The values of all keys of a section. Its methods check one of them, or build a dataclass that checks them.
+    """The values of all keys of a section. A method checks one value, or builds a dataclass that checks several.
 
     Errors are ValueErrors that name the key, or a FileNotFoundError.
     """
@@ -368,7 +368,7 @@ class Values:
         return weight
 
     def boosting(self) -> tuple[BoostingConfig, float]:
-        """Return phrases and their weight."""
+        """Return the phrases and the weight of their bonuses."""
         name, given = f"{self.section}.boosting_tree", dict(self.entries["boosting_tree"] or {})
         check_keys(name, given, [f.name for f in fields(BoostingConfig)])
         switches = {f.name for f in fields(BoostingConfig) if isinstance(f.default, bool)}

@@ -102,7 +102,7 @@ class Log:
 
 @dataclass
 class Transcriber:
-    """A transcriber, which decodes batches of utterances."""
+    """A decoder of utterances, which come in batches."""
 
     model: Model
     cutting: Cutting  # of long recordings

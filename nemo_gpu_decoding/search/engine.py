@@ -27,7 +27,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 
 
 class Engine(ABC):
-    """An engine, which searches n utterances on one backend."""
+    """The search of n utterances, which runs on one backend."""
 
     def accepts_device_lengths(self, lengths: torch.Tensor) -> bool:
         """Return whether `push` accepts these lengths as a tensor and checks them on its device."""
@@ -58,7 +58,7 @@ class Engine(ABC):
             final: add final weights, because these utterances have ended.
 
         Raises:
-            ValueError: an error that `push` deferred.
+            ValueError: `push` deferred an error.
             StreamsLost: the streams cannot continue.
         """
 

@@ -33,7 +33,7 @@ def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> t
         axes: "T, C" in messages.
 
     Raises:
-        ValueError: wrong types or shapes; for a list also wrong lengths.
+        ValueError: types or shapes are wrong, or the lengths for a list.
     """
     if isinstance(inputs, (list, tuple)):
         return _padded(inputs, lengths, name, axes)

@@ -200,7 +200,7 @@ class JointRows:
 
     Args:
         networks: see `TransducerNetworks`.
-        temperature: softmax_temperature.
+        temperature: the option softmax_temperature.
         state: the beams, the frames that may be read, the prediction cache.
     """
 

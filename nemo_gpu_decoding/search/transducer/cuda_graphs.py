@@ -63,7 +63,7 @@ class Conditions(NamedTuple):
 
 
 class GraphRunner:
-    """A runner, which runs steps until no utterance has a next one.
+    """An object that runs steps until no utterance has a next one.
 
     Attributes:
         allowed: whether CUDA graphs may be used.

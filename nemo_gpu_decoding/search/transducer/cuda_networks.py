@@ -71,7 +71,7 @@ class Prediction(ABC):
 
 
 class PredictionPaths:
-    """A chooser, which selects the implementation of a decoder's prediction network on the GPU, and logs it."""
+    """An object that selects the implementation of a decoder's prediction network on the GPU, and logs it."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -268,7 +268,7 @@ class FusedJoint(Joint):
 
 
 class JointPaths:
-    """A chooser, which selects the implementation of a decoder's joint on the GPU, for all threads."""
+    """An object that selects the implementation of a decoder's joint on the GPU, for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks

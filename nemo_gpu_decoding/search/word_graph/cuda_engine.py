@@ -69,7 +69,7 @@ PLAIN_KERNELS = PlainKernels()
 
 
 class OpenedLabels:
-    """An owner of the devices' arrays that map words of the decoder's `opened_graph` to the LMs' labels."""
+    """An object that holds the LMs' labels of the words of the decoder's `opened_graph` on the devices."""
 
 
 class LargeLMKernels(PlainKernels):

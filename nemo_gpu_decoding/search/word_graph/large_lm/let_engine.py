@@ -160,7 +160,7 @@ def without(stream: LetStream, committed: Committed, root: int) -> LetStream:
 
 @compiled
 def forget_contexts(state):
-    """Undo expansions with contexts beyond the counters, from a failed search or from the listing of a result."""
+    """Undo expansions that a failed search or the listing of a result made with contexts beyond the counters."""
     known = state.counters[0].contexts
     for n in range(state.counters[0].nodes):
         if state.nodes[n].begin >= known:

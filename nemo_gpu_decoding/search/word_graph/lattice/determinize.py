@@ -381,7 +381,7 @@ def _common_prefix(first, second, strings):
 
 @compiled
 def _without_prefix(string, length, strings):
-    """Return the number of a string without its first `length` labels."""
+    """Return the number of the string that lacks the first `length` labels of this one."""
     size = strings.lengths[string] - length
     rest = np.empty(size, np.int64)
     while size > 0:
