@@ -49,7 +49,7 @@ def test_a_failed_build_is_reported_and_not_kept():
     assert cached("key", lambda: "fine") == "fine"
 
 
-def test_the_least_recently_used_entry_goes_first(monkeypatch):
+def test_least_recently_used_entry_is_dropped_first(monkeypatch):
     monkeypatch.setattr(cache, "MAX_ENTRIES", 2)
     cached("a", lambda: "a")
     cached("b", lambda: "b")

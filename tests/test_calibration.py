@@ -62,7 +62,7 @@ def test_decreasing_confidence_gives_a_constant_map():
     assert calibrated([0.1, 0.9], fitted) == pytest.approx([0.5, 0.5])
 
 
-def test_confidences_that_say_nothing_and_those_that_say_all():
+def test_measures_of_useless_and_of_perfect_confidences_are_exact():
     right = [True] * 60 + [False] * 40
     assert measure([0.6] * 100, right) == pytest.approx((0.0, 0.0, 0.5), abs=1e-9)
     assert measure([1.0] * 60 + [0.0] * 40, right) == pytest.approx((0.0, 1.0, 1.0), abs=1e-4)

@@ -106,7 +106,7 @@ def test_arrays_in_memory_and_mapped_ones_are_of_one_type_for_compiled_code(kept
     assert typeof(kept.load(path).arrays) == typeof(kept.make(tmp_path).arrays)
 
 
-def test_the_format_is_safetensors(kept, path):
+def test_container_is_read_by_safetensors(kept, path):
     safetensors = pytest.importorskip("safetensors.numpy")
     loaded, arrays = kept.load(path).arrays, safetensors.load_file(path)
     for name in ("states", "arcs"):

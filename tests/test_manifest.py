@@ -47,7 +47,7 @@ def test_folders_files_patterns_and_lists_are_found(folder):
 
 
 @pytest.mark.parametrize(("audio", "manifest"), [(None, None), ("a.wav", "m.json")], ids=["neither", "both"])
-def test_exactly_one_source_is_wanted(audio, manifest):
+def test_neither_or_both_of_audio_and_manifest_are_refused(audio, manifest):
     with pytest.raises(ValueError, match="give either audio="):
         find_utterances(audio, manifest)
 

@@ -18,7 +18,7 @@ VOCAB, FRAMES = len(PIECES), 25
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_as_transducer_round_trip(seed):
+def test_as_transducer_keeps_the_graph(seed):
     graph = toy_graph(seed)
     transducer = as_transducer(graph)
     assert (transducer.arcs["input"] == 0).sum() < len(graph.arrays.epsilons)

@@ -22,7 +22,7 @@ from tests.assets import ASSETS
         ("call sasilano no", ""),
     ],
 )
-def test_words_that_are_heard_for_a_phrase(text, expected):
+def test_heard_returns_the_words_aligned_with_a_phrase(text, expected):
     assert aliases.heard(["call", "castellano", "now"], text, 1, 2) == expected
 
 

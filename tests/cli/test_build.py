@@ -334,7 +334,7 @@ def test_an_lm_over_tokens_belongs_to_its_tokenizer(with_text):
         ),
     ],
 )
-def test_bad_lines_are_left_out_by_name(with_text, caplog, name, content, message):
+def test_build_lm_warns_of_lines_that_it_leaves_out(with_text, caplog, name, content, message):
     (with_text / name).write_bytes(content)
     (with_text / "good.txt").write_bytes(b"the cat\n")
     tokenizer = ["tokenizer=tokenizer.model"] if name == "pieces.txt" else []

@@ -73,7 +73,7 @@ def test_the_driver_version_comes_from_nvidia_smi_whose_failure_is_quoted(tmp_pa
     assert (fact.found, fact.advice) == ("nvidia-smi fails", "cannot talk to the driver")
 
 
-def test_no_driver_and_a_driver_without_a_usable_torch(monkeypatch):
+def test_missing_driver_and_torch_without_cuda_are_explained(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
     assert doctor.driver_fact().found == "none"
     assert doctor.gpu_advice(cuda_build=True) == "decoding runs on the CPU"
@@ -144,7 +144,7 @@ def test_a_gpu_that_torch_fails_on_is_explained_and_not_raised(monkeypatch):
     assert doctor.cuda_obstacle() == "CUDA unknown error"
 
 
-def test_nvrtc_versions_and_failures(monkeypatch):
+def test_nvrtc_fact_has_the_version_or_the_failure(monkeypatch):
     monkeypatch.setattr("nemo_gpu_decoding.cuda.nvrtc.version", lambda: (13, 1))
     assert doctor.nvrtc_fact().found == "13.1"
 

@@ -67,7 +67,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("command", "arguments"), CLASHES)
 @pytest.mark.parametrize("out", ["in.flac", "link.flac", "hard.flac", "../{}/in.flac"])
-def test_outputs_are_no_inputs(command, arguments, out, here, capsys):
+def test_output_that_is_an_input_is_refused(command, arguments, out, here, capsys):
     before = {path.name: path.read_bytes() for path in here.iterdir()}
     given = arguments.replace("IN", "in.flac").replace("OUT", out.format(here.name)).split()
     assert main([command, *given]) == 2
@@ -129,7 +129,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_name_of_a_file_will_do(name, tmp_path, monkeypatch):
+def test_file_of_any_name_is_accepted(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
     arguments = [f"{option}={name}" for option in ("model", "audio", "manifest", "lm", "phrases", "lms.a", "rescore")]
@@ -141,7 +141,7 @@ def test_any_name_of_a_file_will_do(name, tmp_path, monkeypatch):
         assert parse_options(TranscribeOptions, ["model=m", f"audio=[{name}, '{name}']"]).audio == [name, name]
 
 
-def test_values_that_yaml_would_not_keep_are_texts():
+def test_values_that_yaml_would_drop_stay_texts():
     given = {"a": "#1", "b": "x #2", "c": "2024-11-28", "d": "3", "e": "null", "f": "'#1'", "g": "[1,2]"}
     options = parse_options(TranscribeOptions, ["model=m", *(f"decoding.{key}={text}" for key, text in given.items())])
     expected = {"a": "#1", "b": "x #2", "c": "2024-11-28", "d": 3, "e": None, "f": "#1", "g": [1, 2]}

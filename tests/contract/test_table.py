@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(("table", "pattern"), [(TABLE, "search/*/"), (ENTRY_POINTS, "compat/")])
-def test_every_decoder_is_checked_once_on_each_backend(table, pattern):
+def test_contract_checks_every_decoder_once_on_each_backend(table, pattern):
     checked = []
     for path in TESTS.glob(f"{pattern}test_contract*.py"):
         module = import_module(".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts)))

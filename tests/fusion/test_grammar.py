@@ -123,7 +123,7 @@ def test_sentences_that_tokens_cannot_spell_are_left_out(caplog):
     assert "'a [unk]' has '[unk]' beside words, expected it alone, or grammar_price" in caplog.text
 
 
-def test_forms_of_unicode_are_one_sentence():
+def test_sentences_in_all_forms_of_unicode_are_equal():
     for pieces, tokens in ((("▁r", "é"), [0, 1]), (("▁r", "e", "\u0301"), [0, 1, 2])):
         for form in ("NFC", "NFD"):
             grammar = build_grammar([unicodedata.normalize(form, "Ré")], Vocabulary(pieces, "bpe"))

@@ -154,12 +154,12 @@ def test_trailing_silence_is_never_negative():
         (lambda: progress_of(None, 0.0), "frame_seconds is 0.0, expected a finite number > 0"),
     ],
 )
-def test_bad_numbers_are_named(make, message):
+def test_invalid_number_of_a_rule_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_rules_of_a_config_file():
+def test_rules_are_read_from_a_config_file():
     assert read_rules("kaldi") == KALDI_RULES
     rules = read_rules({"rule1": None, "rule2": {"min_trailing_silence": 0.8}})
     assert rules == replace(KALDI_RULES, rule1=None, rule2=replace(KALDI_RULES.rule2, min_trailing_silence=0.8))

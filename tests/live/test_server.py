@@ -205,7 +205,7 @@ def test_stream_has_finals_of_all_utterances():
     assert [message["type"] for message in found] == ["final"]
 
 
-def test_partials_follow_the_audio():
+def test_partial_messages_follow_the_audio():
     with running() as server, stream(server) as socket:
         ready = json.loads(socket.recv(10))
         assert ready["type"] == "ready"
@@ -285,7 +285,7 @@ def test_odd_number_of_bytes_ends_the_stream_after_its_text():
 
 
 # ---------------------------------------------------------------------------------- many streams
-def test_streams_share_steps():
+def test_streams_are_decoded_in_common_steps():
     reader = NumberReader(seconds=0.01)
     with running(reader, batch_size=8) as server, ThreadPoolExecutor(20) as pool:
         spoken = [random.Random(i).choices(range(1, 100), k=20) for i in range(20)]

@@ -152,7 +152,7 @@ def test_bad_frame_does_not_change_other_slots(decoder):
     assert same(slots.end([good])[0], alone(decoder, chunk))
 
 
-def test_zero_slots_are_refused(decoder):
+def test_slots_refuse_a_first_size_of_zero(decoder):
     with pytest.raises(ValueError, match="first is 0, expected a number of utterances, >= 1"):
         Slots(decoder, first=0)
 

@@ -39,7 +39,7 @@ LOOKUPS = Signature(
 
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
 @pytest.mark.parametrize("order", [1, 4])
-def test_every_lookup_is_that_of_the_cpu(emulated_runtime, tmp_path, order):
+def test_every_device_lookup_equals_that_of_the_cpu(emulated_runtime, tmp_path, order):
     table = closed_table(seed=order, order=order, keep=0.4)
     lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
     asked = [(s, label) for s in range(lm.num_states) for label in range(lm.vocab_size)]
@@ -85,7 +85,7 @@ def placed(lm, slots):
 
 @checked
 @pytest.mark.parametrize("slots", [1, 5, HUGE])
-def test_every_lookup_is_that_of_the_cpu_paged(emulated_runtime, lm, slots):
+def test_every_paged_lookup_equals_that_of_the_cpu(emulated_runtime, lm, slots):
     """Four blocks share the cache, which is filled by the first launches and used by all."""
     copies, table = placed(lm, slots), None
     for seed in range(3):
@@ -138,7 +138,7 @@ def test_a_slot_with_halves_of_two_arcs_would_be_noticed(emulated_runtime, lm, t
 
 @needs_nvrtc
 @pytest.mark.parametrize("path", [SOURCE, PAGED_SOURCE], ids=["packed", "paged"])
-def test_nvrtc_compiles_it_without_a_word(path):
+def test_nvrtc_compiles_the_lookup_without_a_warning(path):
     source = read_source(str(path))
     for arch in (nvrtc.architectures()[0], nvrtc.architectures()[-1]):
         options = compiler_options(Architecture(arch))

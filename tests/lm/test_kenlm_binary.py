@@ -38,7 +38,7 @@ def ngrams(path, added=()):
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("added", [(), ("zebra", "the")])
-def test_the_ngrams_are_those_of_the_arpa_file(name, added):
+def test_ngrams_of_a_binary_equal_those_of_the_arpa_file(name, added):
     expected, found = ngrams(ARPA, added), ngrams(FOLDER / f"{name}.bin", added)
     assert found.keys() == expected.keys()
     for ngram, values in expected.items():
@@ -46,7 +46,7 @@ def test_the_ngrams_are_those_of_the_arpa_file(name, added):
 
 
 @pytest.mark.parametrize("name", EXACT + QUANTISED)
-def test_scores_are_those_of_kenlm(name):
+def test_scores_of_a_binary_equal_those_of_kenlm(name):
     """Of the grammar that word graphs are built of: the words of all n-grams one after the other, and others."""
     kenlm = pytest.importorskip("kenlm")
     path = FOLDER / f"{name}.bin"
@@ -82,7 +82,7 @@ def test_a_probing_file_that_takes_too_long_is_refused(monkeypatch):
         (kenlm_binary._SANITY + 12, b"\0", "does not have the words"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path, at, value, message):
+def test_binary_of_another_kind_is_refused(tmp_path, at, value, message):
     path = tmp_path / "lm.bin"
     shutil.copy(FOLDER / "trie.bin", path)
     with open(path, "r+b") as file:
@@ -93,7 +93,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path, at, value, message):
 
 
 @pytest.mark.parametrize("name", EXACT + QUANTISED)
-def test_a_truncated_file_is_refused(tmp_path, name):
+def test_truncated_binary_is_refused(tmp_path, name):
     data, path = (FOLDER / f"{name}.bin").read_bytes(), tmp_path / "lm.bin"
     for size in np.linspace(60, len(data) - 20, 12).astype(int).tolist():
         path.write_bytes(data[:size])

@@ -76,7 +76,7 @@ def test_labels_are_collapsed_as_by_greedy_decoding(case, best):
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("return_hypotheses", [True, False])
-def test_n_best_lists(case, files, return_hypotheses):
+def test_transcribe_returns_n_best_lists(case, files, return_hypotheses):
     cfg = case.cfg(**case.several)
     results = transcribed(case.model, cfg, files, return_hypotheses=return_hypotheses)
     assert len(results) == len(files)
@@ -133,7 +133,7 @@ def test_bfloat16_inputs_are_decoded(case):
 
 # ---------------------------------------------------------------------------- validation, training
 @pytest.mark.parametrize("return_best_hypothesis", [True, False])
-def test_wer_in_validation(case, utterances, files, tmp_path, return_best_hypothesis):
+def test_validation_reports_the_wer_of_the_strategy(case, utterances, files, tmp_path, return_best_hypothesis):
     case.use(return_best_hypothesis=return_best_hypothesis, **case.lm)
     references = [utterance["text"] for utterance in utterances]
     expected = word_error_rate(case.texts(files, batch_size=6), references)
@@ -383,7 +383,7 @@ BLANK = 128
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("where", ["beside the section", "in the section"])
-def test_compute_timestamps_in_the_config(case, where):
+def test_compute_timestamps_in_the_config_gives_timestamps(case, where):
     flag = {"compute_timestamps": True}
     found = case.decode(flag) if where.startswith("beside") else case.decode(**flag)
     for hypothesis in found:

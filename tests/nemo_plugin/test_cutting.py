@@ -70,7 +70,7 @@ def test_noise_without_words_is_cut():
 
 
 @pytest.mark.parametrize("level", [0.0, 0.01])
-def test_silence_is_between_segments(level):
+def test_segments_contain_no_silence_at_their_ends(level):
     """Words of 0.8 s with silence of 0.24, 0.4 and 1.2 s, in turn. A quiet voice in a silence is kept."""
     words, at = [], 50
     for n in range(60):
@@ -251,7 +251,7 @@ def parsed(content, file_format):
     return [(seconds_of(a), seconds_of(b), text) for a, b, text in re.findall(times, content)]
 
 
-def test_lines_end_at_pauses():
+def test_subtitle_lines_end_at_pauses():
     words = spoken(["a"] * 5 + ["b"] * 5, [0.1] * 4 + [0.5] + [0.1] * 5)
     assert [" ".join(w.word for w in line) for line in lines(words, 0.3)] == ["a a a a a", "b b b b b"]
 
@@ -296,7 +296,7 @@ def test_words_without_spaces_are_cut_at_their_pieces(text, file_format):
     assert {round(start, 3) for start, _, _ in found[1:]} <= times
 
 
-def test_text_without_times_and_transcripts_without_words():
+def test_subtitles_without_words_are_empty():
     assert subtitles([spoken(["a", "b"], [1, 1])], "txt", 0.3) == "a\nb\n"
     assert subtitles([[]], "vtt", 0.3) == "WEBVTT\n\n"
     assert subtitles([[]], "srt", 0.3) == ""

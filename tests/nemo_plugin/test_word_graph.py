@@ -243,7 +243,7 @@ def test_bonus_of_a_phrase_follows_the_options(text, options, expected):
     assert bonus(text, ["acme", "new york"], **options) == pytest.approx(expected, abs=1e-5)
 
 
-def test_weights_and_letter_cases_of_phrases():
+def test_bonus_of_a_phrase_follows_weight_and_letter_case():
     phrases = [Phrase("acme", 2.5), Phrase("york", 0.0)]
     assert bonus("acme york", phrases) == pytest.approx(2.5)
     with pytest.raises(ValueError, match="phrases has no phrase with a bonus other than 0"):

@@ -80,7 +80,7 @@ def test_wfst_graph_keys_reach_the_config(read, arpa, tmp_path):
         ({"decoding_mode": "LATTICE", "posterior_paths": 5}, 1, 5, True),
     ],
 )
-def test_decoding_modes_and_n_best(read, wfst, n_best, kept, lattice):
+def test_decoding_modes_set_lattice_and_n_best(read, wfst, n_best, kept, lattice):
     options = read(**wfst)
     assert (options.n_best, options.search.n_best, options.search.lattice) == (n_best, kept, lattice)
 

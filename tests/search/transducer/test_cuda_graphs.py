@@ -254,7 +254,7 @@ def test_graph_is_reused_until_weights_networks_or_lm_change(work, captures):
     [(SimpleNamespace(), True), (networks_with_weights(), False)],
     ids=["no weights", "forbidden"],
 )
-def test_steps_run_plainly_without_weights_or_permission(work, captures, networks, allowed):
+def test_steps_run_without_a_graph_if_weights_are_unknown_or_graphs_are_off(work, captures, networks, allowed):
     runner, step = GraphRunner(networks, allowed=allowed), CountingStep(work, 9)
     runner.run(step, work)
     assert (step.left, runner.mode) == (0, PLAIN)

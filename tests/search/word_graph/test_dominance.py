@@ -20,7 +20,7 @@ pytest.importorskip("kaldifst")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_bounds_hold_for_all_words(seed):
+def test_dominance_bounds_hold_for_all_words(seed):
     """All sequences of up to 3 words, with and without an end, from all states; each bound is reached by some."""
     small, large = nested_pair(seed)
     lm = difference_of(large.packed, small.packed)
@@ -64,7 +64,7 @@ def test_dropping_dominated_contexts_changes_no_result(composition, topology):
     assert dropped >= least
 
 
-def test_two_automata_have_no_bounds():
+def test_pair_of_two_automata_has_no_dominance_bounds():
     assert len(make_paged(random_lm(1), random_lm(20, keep=0.8))._lms.bounds) == 0
     assert len(make_paged(*nested_pair(0), difference="never")._lms.bounds) == 0
     assert np.isfinite(make_paged(*nested_pair(0))._lms.bounds["over"]).all()

@@ -143,7 +143,7 @@ def test_let_results_and_errors_do_not_change_streams(options):
     ]
 
 
-def test_workspaces_are_kept_between_calls(monkeypatch):
+def test_let_workspaces_are_kept_between_calls(monkeypatch):
     made, new_workspace = [], let_engine.new_let_workspace
 
     def counted(*sizes, **options):

@@ -144,7 +144,7 @@ def test_a_determinised_lattice_has_each_text_once_at_its_least_cost(topology, s
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_determinised_as_by_openfst(seed):
+def test_determinised_lattice_equals_that_of_openfst(seed):
     """Costs of texts, and numbers of states and arcs, with links of several words and costs below zero."""
     kaldifst = pytest.importorskip("kaldifst")
     graph = random_graph(seed, columns=6, states=12)

@@ -330,7 +330,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_order_of_tokens_changes_nothing(options):
+def test_results_do_not_depend_on_the_order_of_tokens(options):
     small, large = coarse(1), coarse(20, keep=0.8)
     decoder = make_paged(small, large, **{"beam": 7.0, **options})
     boosting = build_word_boosting({"cab": 2.0, "a bb": 1.0}, small.graph)
