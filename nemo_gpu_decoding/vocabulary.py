@@ -290,7 +290,7 @@ class Vocabulary:
     def _merged(self, surface: str) -> Segmentation:
         """Merge pieces as BPE does: repeatedly the pair with the lowest id, the leftmost one among equal ids.
 
-        Empty if a character is no piece."""
+        Return nothing if a character is no piece."""
         find, parts = self._surfaces.get, list(surface)
         while True:
             pairs = ((find(a + b), n) for n, (a, b) in enumerate(itertools.pairwise(parts)))

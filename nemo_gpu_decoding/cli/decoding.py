@@ -226,7 +226,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     """Return NeMo's `decoding` section: the preset, overridden by the options that are not None.
 
     Without a preset, the strategy's shipped preset is the base, adapted to an LM and phrases if they are given.
-    Without a strategy, that of the preset is used, or flexctc_beam.
+    Without a strategy, the preset's strategy is used, or flexctc_beam.
 
     Raises:
         ValueError: the preset cannot be read, a file that an option names does not exist, or an option

@@ -76,7 +76,7 @@ class Tensor:
 class Scalar:
     """A number that is passed by value: int, float, bool or numpy scalar, converted to `dtype`.
 
-    With a structured dtype: a record, given as a tuple of its fields.
+    With a structured dtype it is a record, given as a tuple of its fields.
     """
 
     dtype: type[np.generic] | np.dtype  # np.int32, np.float32, ..., or records

@@ -90,7 +90,7 @@ def with_costs(
 ) -> tuple[BackoffAutomaton | None, float]:
     """Return a boosting automaton with a cost of each token in it, [V] natural log, and its weight.
 
-    A tree of None or a weight of 0: without phrases. Without costs both are returned as they are.
+    A tree of None or a weight of 0 means no phrases. Without costs both are returned unchanged.
     """
     if not costs.any():
         return tree, weight

@@ -334,7 +334,7 @@ def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> 
 def _add_bounds(states: np.ndarray, arcs: np.ndarray) -> None:
     """Fill `upper_bound` and `backoff_bound` of states with checked contents.
 
-    Computed in double and rounded up, since the search adds the same numbers in another order.
+    The bounds are computed in double and rounded up, since the search adds the same numbers in another order.
     """
     backoff_to = states["backoff_to"]
     ranked = _ByWeight(states, arcs)

@@ -447,7 +447,7 @@ def with_refunds(columns: Columns, root: int, refunds: np.ndarray, is_refunding:
 def _copies(
     backoff_to: np.ndarray, root: int, refunds: np.ndarray, refunding_states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the number the copies of states.
+    """Number the copies of states.
 
     Returns:
         the original state of each copy and its refund; the copy that each of `refunding_states` backs

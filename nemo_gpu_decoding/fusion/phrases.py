@@ -408,12 +408,12 @@ class WrittenRequest:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the values that are not the decoding config's."""
+        """Return the values that differ from those of the decoding config."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Return the same for messages, which have the numbers of items in place of long lists and texts."""
+        """Return these values for messages, with the numbers of items in place of long lists and texts."""
         return {key: _shown(value) for key, value in self.given.items()}
 
 

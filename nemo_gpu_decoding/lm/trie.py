@@ -338,7 +338,7 @@ def _first_states(trie: NGramTrie, state_of: np.ndarray) -> list[int]:
 
 @compiled
 def number_states(children, backoff_costs, start, state_of):
-    """Return the number the n-grams that are states: extended ones, ones with a back-off weight, and `start`.
+    """Number the n-grams that are states: extended ones, ones with a back-off weight, and `start`.
 
     Returns:
         the number of states, the root included.

@@ -254,7 +254,7 @@ def normalised(logits: Tensor, temperature: float) -> Tensor:
 
 @compiled
 def schedule(rows, beams, ended, shared, first_frames, strides, sources):
-    """Return the number the hypotheses of the utterances `rows` that the joint can read now.
+    """Number the hypotheses of the utterances `rows` that the joint can read now.
 
     An utterance waits while one of its open hypotheses needs a frame that has not arrived, because the order of steps
     must not depend on the chunks. If it has `ended`, such a hypothesis is finished.

@@ -223,7 +223,7 @@ def _block(typing_context, rows, row, weight, at, out, column):
 
 @intrinsic
 def _half_block(typing_context, rows, row, weight, at, out, column):
-    """Return the same with ROWS // 2 rows."""
+    """Multiply like `_block`, with ROWS // 2 rows."""
     return types.void(rows, row, weight, at, out, column), partial(_write_block, ROWS // 2)
 
 

@@ -50,7 +50,7 @@ class GraphStep(Protocol):
         whether any utterance has a next step."""
 
     def look(self) -> bytes | None:
-        """Wait for the device. None if no utterance has a next step, else a value that a step changes."""
+        """Wait for the device. Return None if no utterance has a next step, else a value that a step changes."""
         ...
 
 

@@ -56,7 +56,7 @@ def offer(total, key, context, origin, search, lm, work):
 
 @linked
 def recombine(state, search, lm, work):
-    """Move the list of candidates into the table of next tokens. Of equal keys the better candidate stays."""
+    """Move the list of candidates into the table of next tokens. If keys are equal, the better candidate stays."""
     frame, next_tokens = work.frame[0], work.next_tokens
     limited = frame.last_rank != keys.ANY_RANK
     for c in range(frame.candidates):
