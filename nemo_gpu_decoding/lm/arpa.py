@@ -424,7 +424,7 @@ class ArpaReader:
 
 
 def _fault(order: int, row: list[bytes]) -> str | None:
-    """Return the fault in the number or form of the fields of one line, or None."""
+    """Return the fault of a line with a wrong number or form of fields, or None."""
     if len(row) not in (order + 1, order + 2):
         return f"{len(row)} fields, expected {order + 1} or {order + 2}"
     faults = (_number_fault(field) for field in (row[0], *row[order + 1 :]))

@@ -47,7 +47,7 @@ from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath
 def write_aliases(hypothesis: BeamHypothesis) -> None:
     """Replace the aliases of phrases in the words and segments of NeMo's timestamps.
 
-    An alias with several words and a phrase with another number of words gives one entry.
+    If an alias has several words and its phrase another number of words, both give one entry.
     """
     aliases, stamps = hypothesis.aliases, hypothesis.timestamp
     if aliases is None or not isinstance(stamps, dict):
@@ -389,7 +389,7 @@ def _only_user_of(model: Any) -> Iterator[None]:
 
 
 def _are_graphs_off(decoding: Any) -> bool:
-    """Return whether the CUDA graphs of a decoding object are off and could be on."""
+    """Return whether a decoding object supports CUDA graphs and has them switched off."""
     inner = getattr(decoding, "decoding", None)
     if not isinstance(inner, WithOptionalCudaGraphs):
         return False

@@ -234,7 +234,7 @@ class StatelessNetworks(ModuleNetworks):
 
     Args:
         embeddings: V + 1 rows each; the first one is for the last token.
-        norm: applied to the concatenated embeddings.
+        norm: layer that normalises the concatenated embeddings.
         others: see `ModuleNetworks`.
     """
 

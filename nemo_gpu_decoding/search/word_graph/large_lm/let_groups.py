@@ -197,7 +197,7 @@ def _is_closed(member, closed, work):
 
 @linked
 def node_of_group(group, closed, state, work):
-    """Return the node of the group's open tokens: the tokens that the arc is not closed to. Added if there is none.
+    """Return the node of the group's open tokens, which the arc is not closed to. A missing node is added.
 
     Returns:
         the node, or NONE without open tokens; the closure arc to the group if there is one open token, because the
