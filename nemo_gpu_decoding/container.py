@@ -189,7 +189,7 @@ def map_zeros(file: IO[bytes], num_bytes: int, path: str | PathLike[str]) -> np.
     later write.
 
     Raises:
-        OSError: there is not enough space; names `path` and the size.
+        OSError: there is not enough space; the message names `path` and the size.
     """
     try:
         if hasattr(os, "posix_fallocate"):

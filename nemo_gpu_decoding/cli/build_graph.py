@@ -172,7 +172,7 @@ def _listed_pieces(file: Path) -> Vocabulary:
 
 
 def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:
-    """Return the graph of the words of an LM and of added words, with a progress bar on stderr."""
+    """Build the graph of an LM's words and added words, with a progress bar on stderr."""
     from nemo_gpu_decoding.graph.build import build_graph
     from nemo_gpu_decoding.lm.arpa import ArpaReader
 

@@ -210,7 +210,7 @@ def numba_facts() -> list[Fact]:
 
 
 def strategy_paths(*, check: bool = False) -> list[StrategyPath]:
-    """Return each registered strategy and the backend that `auto` means for it; `check`: check its kernels now."""
+    """Return the registered strategies and the backend that `auto` means. With `check`, check kernels now."""
     from nemo_gpu_decoding.cuda.compile import kernel_files
 
     why_not = cuda_obstacle() if kernel_files() else "it has no CUDA kernels in this version"

@@ -159,7 +159,7 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
 
 
 def text_of_row(line: bytes) -> str:
-    """Return the text of a row of a manifest; "" of an empty line.
+    """Return the text of a manifest's row, or "" for an empty line.
 
     Raises:
         ValueError: the row is no JSON object with a `text`.

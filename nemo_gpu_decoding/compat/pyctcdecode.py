@@ -371,7 +371,7 @@ class BeamSearchDecoderCTC:
         return 1 if self._language_model is None else max(1, self._language_model.order - 1)
 
     def _beam(self, path: Path, values: np.ndarray, before: int, score_before: float) -> OutputBeam:
-        """Return a hypothesis without the frames and scores before it; `values`: log-probs, the blank last."""
+        """Return a hypothesis without earlier frames and scores. `values` are log-probs, the blank last."""
         starts = path.frames - before
         stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens.tolist()))
         frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]

@@ -112,7 +112,7 @@ def allowed_tokens(
     texts: Iterable[str] = (),
     price: float = math.inf,
 ) -> AllowedTokens:
-    """Return the tokens of some scripts, of a list and of some texts.
+    """Return the tokens that belong to some scripts, a list and some texts.
 
     Tokens without letters (digits, punctuation, word marks) are always allowed. A token that is a part of a character,
     such as a byte, is allowed only if it is listed.
@@ -168,7 +168,7 @@ def _scripts_of(text: str) -> Iterator[frozenset[str]]:
 
 
 def _checked_names(scripts: Sequence[str], found: frozenset[str]) -> frozenset[str]:
-    """Return the first words in the names of the letters of these scripts; `found`: those of the vocabulary."""
+    """Return the first words in the names of these scripts' letters; `found` has those of the vocabulary."""
     names: frozenset[str] = frozenset()
     for script in scripts:
         own = frozenset(_OTHER_NAMES.get(str(script).upper(), (str(script).upper(),)))

@@ -332,7 +332,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def most_words(self) -> int:
-        """Return the largest number of words, or pieces of unknown words, of one output label."""
+        """Return the largest number of words, or of unknown words' pieces, that one output label has."""
         counts = [1] * len(self.words)
         for first, second in self.arrays.word_sequences.tolist():  # of labels before their own
             counts.append(counts[first] + counts[second])

@@ -96,7 +96,7 @@ def read_fst(path: str | PathLike[str]) -> Fst:
 
     Raises:
         ValueError: not an OpenFst file, of another type than vector or const over the standard arc, or
-            truncated; names the file.
+            truncated; the message names the file.
         OSError: the file cannot be read.
     """
     return _Reader(Path(path)).read()

@@ -135,7 +135,7 @@ class ArpaReader:
 
     Raises:
         FieldError: an added word is empty or has white space.
-        ValueError: on opening (no ARPA header) or while reading blocks; names file and line.
+        ValueError: on opening (no ARPA header) or while reading blocks; the message names file and line.
         OSError: the file cannot be read.
     """
 

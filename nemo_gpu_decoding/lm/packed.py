@@ -319,7 +319,7 @@ def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: s
     """Return an LM from its arrays and the other fields, which the header of a file has.
 
     Raises:
-        ValueError: the file is of an earlier release and has rounded costs; names the file.
+        ValueError: the file is of an earlier release and has rounded costs; the message names the file.
     """
     if (cost_bits := facts.get("cost_bits", COST_BITS)) != COST_BITS:
         raise ValueError(f"{name} has costs of {cost_bits} bits, expected {COST_BITS}: {PACKED_LM.remedy}")

@@ -110,7 +110,7 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
 
 @cache
 def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
-    """Return the subclass of a class of NeMo or of a user, with its name; cached."""
+    """Return a cached subclass of NeMo's or a user's class, which has the name of that class."""
     subclass = adapt(cls)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass

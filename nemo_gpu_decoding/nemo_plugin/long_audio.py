@@ -229,7 +229,7 @@ def joined(
 
 
 def positions(step_seconds: float, rate: int) -> Position:
-    """Return the first sample of a step, or of a part of one."""
+    """Return the first sample that belongs to a step or to a part of a step."""
     return lambda step: round(step * step_seconds * rate)
 
 

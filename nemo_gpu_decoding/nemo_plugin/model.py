@@ -303,7 +303,7 @@ class Head(ABC):
 
     @abstractmethod
     def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
-        """Return first frame, end frame and id of each token of a hypothesis of `greedy_batch`."""
+        """Return first frame, end frame and id of each token in a hypothesis of `greedy_batch`."""
 
     def use(self, config: DictConfig) -> None:
         """Switch to the strategy of `config`, NeMo's `decoding` section."""

@@ -156,7 +156,7 @@ class Streams:
         self.shown = {row: self.shown.get(row, 0) if row in left else 0 for row in self.requests}
 
     def hear(self, inputs: Tensor, counts: Sequence[int], *, copies: bool) -> None:
-        """Keep the inputs that were read; `copies`: the caller may change `inputs` later."""
+        """Keep the inputs that were read. With `copies`, the caller may change `inputs` later."""
         heard = dict(self.heard)
         for row in heard:
             if counts[row] > 0:

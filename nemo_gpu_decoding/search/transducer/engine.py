@@ -272,7 +272,7 @@ class Predictions:
         return (self.outputs, *self.state)
 
     def selected(self, rows: np.ndarray, n: int) -> Predictions:
-        """Return a copy of the entries of some of the n utterances."""
+        """Copy the entries of the utterances `rows`, out of n."""
         numbers = torch.from_numpy(rows).to(self.outputs.device)
 
         def chosen(part: Tensor) -> Tensor:

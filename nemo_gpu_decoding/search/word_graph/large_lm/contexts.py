@@ -166,7 +166,7 @@ def _join_run(row, begin, end, best, least, search, lm, work):
 
 @linked
 def _least_total(row, cost, total, source, search):
-    """Return a lower bound of the total cost of an arc of a state; `total` is that of a large state."""
+    """Return a lower bound of an arc's total cost in a state. A large state has the bound `total`."""
     arcs = search.graph.arcs
     if source.arc_end - source.arc_begin > SMALL_STATE:
         return total
@@ -261,7 +261,7 @@ def _group_table(work):
 
 @linked
 def _widen_tables(work):
-    """Double the used sizes of the hash tables of groups and of LM contexts."""
+    """Double the used sizes of two hash tables, which hold groups and LM contexts."""
     frame = work.frame[0]
     frame.group_mask = frame.context_mask = 2 * frame.context_mask + 1
     work.stamps[1] += 1

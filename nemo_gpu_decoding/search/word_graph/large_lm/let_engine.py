@@ -296,7 +296,7 @@ def _scorers(models: StreamModels) -> tuple[records.Search, LmScorer]:
 def _lattice(
     stream: LetStream, state: let_nodes.NodeArrays, listed: np.ndarray, ends_only: bool, work: records.Workspace
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `links_to_ends` of a stream with expanded nodes; `ends_only`: only for paths to a final state."""
+    """Return `links_to_ends` of a stream with expanded nodes. With `ends_only`, paths lead to final states."""
     assert stream.lattice is not None
     scorers = _scorers(stream.models)
     ends, costs = all_ends(listed, ends_only, *scorers), np.full(len(listed), np.inf)

@@ -115,7 +115,7 @@ class Lattice:
         return replace(self, node_frames=frames, links=links, ends=ends)
 
     def rescored(self, lm: PackedLM, weight: float, *, lm_share: float = 0.0) -> Lattice:
-        """Return the lattice with another LM's costs in place of those of the graph and of its LM; exact.
+        """Return the lattice, exactly rescored: another LM's costs replace those of the graph and its LM.
 
         The cost of a path is reduced by (1 - lm_share) times its costs of the graph. It is increased by weight times
         the LM's cost of its words and of </s>. With paged_biglm, the costs of the graph include the large LM's.

@@ -88,7 +88,7 @@ def rescored_links(
 
 @compiled
 def first_lm_costs(links, ends, reaches_end, contexts, search, lm, link_costs, end_costs):
-    """Add up the weighted costs of the graph and of the large LM of each link and each end.
+    """Add up the weighted costs that links and ends have from the graph and the large LM.
 
     Args:
         contexts: [N] int64, filled: the LM context of each node.
