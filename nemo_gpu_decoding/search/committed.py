@@ -97,8 +97,8 @@ class GrowingColumns:
 def joined(head: Head | None, tail: P) -> P:
     """Join the tokens of `head` and of `tail` to a path of the tail's type.
 
-    Arrays are concatenated when they are first read. Partial results and `after(committed)` therefore take no time for
-    the committed tokens.
+    Arrays are concatenated when they are first read, so partial results take no time for the committed tokens. `after`
+    reads them.
     """
     if head is None:
         return tail

@@ -65,8 +65,8 @@ class Path:
     def after(self: S, n: int) -> S:
         """Return the path after its first n tokens, without alignment.
 
-        A word path keeps the words that end there; their token numbers count from the start of the stream. For
-        partial results the time does not depend on the number of committed tokens:
+        A word path keeps the words that end there; their token numbers count from the start of the stream. A client
+        of partial results reads the new tokens only:
 
             new = nbest.best.after(shown)  # shown: nbest.committed of the partial result before
         """
