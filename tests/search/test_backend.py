@@ -82,7 +82,7 @@ def test_chosen_backend_is_logged_once(said):
 
 
 def test_cpu_tensors_load_no_cuda_runtime(monkeypatch):
-    monkeypatch.setattr(engine, "runtime", lambda: pytest.fail("asked for CUDA"))
+    monkeypatch.setattr(engine, "runtime", lambda: pytest.fail("the CUDA runtime is loaded"))
     assert engine.choose_backend("auto", CPU, nothing) == "cpu"
     assert engine.choose_backend("cpu", GPU, nothing) == "cpu"
 
