@@ -371,6 +371,13 @@ def wait_for(what, seconds=180):  # busy machines start Ray slowly
         time.sleep(0.1)
 
 
+def resumed(command, **options):
+    """Exit status of a run that goes on. A Ray that does not start is killed once: the run goes on from there."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, check=False, timeout=180, **options).returncode
+    return subprocess.run(command, check=False, timeout=180, **options).returncode
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks for processes in /proc")
 def test_killed_workers_and_driver_lose_no_utterance(tmp_path, corpus):
@@ -393,7 +400,7 @@ def test_killed_workers_and_driver_lose_no_utterance(tmp_path, corpus):
             os.kill(pid, signal.SIGKILL)
     assert driver.wait() == -signal.SIGKILL
     assert 3 <= done() < 120
-    assert subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode == 0
+    assert resumed(command, env=environment, cwd=ROOT) == 0
     run = Run(tmp_path, manifest, partition_seconds=2, load=fake.broken)
     assert [row["pred_text"] for row in run.rows()] == expected(("corpus", 240))
     assert sum(totals.rows for totals in run.go()) == 240

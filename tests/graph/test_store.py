@@ -84,7 +84,7 @@ def test_two_processes_that_fill_one_cache_both_have_the_graph(tmp_path, graph):
     command = [sys.executable, "-c", code, str(tmp_path / "lm.arpa"), str(tmp_path / "cache")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     both = [subprocess.Popen(command, cwd=ROOT, env=environment) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
+    assert [process.wait(300) for process in both] == [0, 0]
     (kept,) = (tmp_path / "cache").iterdir()
     assert load_graph(kept).fingerprint == graph.fingerprint
 
