@@ -198,10 +198,6 @@ def test_callers_can_share_a_decoder(subject, decoder, inputs, expected):
     assert seen == [expected] * 4 * subject.calls_per_thread
 
 
-def test_results_of_two_runs_are_equal(subject, decoder, inputs, expected):
-    assert [all_facts(decoder.decode(inputs, LENGTHS)) for _ in range(2)] == [expected] * 2
-
-
 def test_ties_are_broken_alike_in_every_batch(subject, variant):
     decoder, flat = subject.without_preference(variant)
     alone = decoder.decode(flat[:1], [6])[0]
