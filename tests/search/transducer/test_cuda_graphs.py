@@ -324,20 +324,6 @@ def test_graphs_stop_where_nodes_are_full_or_frames_end(played_graphs, monkeypat
 
 
 @emulated
-def test_changed_weights_reach_the_graphs(played_graphs):
-    networks, frames = make_networks(), frames_of(2, 6, seed=2)
-    decoder, plain = (decoder_in(m, "aes_pp", networks) for m in (LOOP, PLAIN))
-    results = []
-    for _ in range(2):
-        found, expected = (each.decode(frames, [6, 6]) for each in (decoder, plain))
-        assert all_facts(found) == all_facts(expected)
-        results.append(all_facts(found))
-        with torch.no_grad():
-            networks.embedding.weight.neg_()
-    assert results[0] != results[1]
-
-
-@emulated
 def test_kernels_of_a_loop_that_the_driver_refuses_are_replaced_by_plain_launches(
     played_graphs, emulated_runtime, monkeypatch, caplog
 ):

@@ -154,17 +154,6 @@ def test_a_workspace_of_a_run_that_failed_is_not_used_again(monkeypatch):
     assert all_facts(device.close(streams)) == all_facts(host.decode(frames, LENGTHS))
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_padding_is_not_read_by_pushes(size):
-    """The sum of all frames is then NaN, and the valid ones are looked at."""
-    device, host = decoders(TableNetworks(V, (0, 1, 2), seed=1))
-    frames = random_frames(3, T, seed=1)
-    expected = all_facts(host.decode(frames, LENGTHS))
-    for b, length in enumerate(LENGTHS):
-        frames[b, length:] = float("nan")
-    assert all_facts(device.close(push_all(device, frames, LENGTHS, size))) == expected
-
-
 def test_frames_whose_sum_overflows_are_accepted():
     """They are finite."""
     device, host = decoders(TableNetworks(V, (0, 1, 2), seed=1))
