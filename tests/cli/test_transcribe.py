@@ -91,14 +91,6 @@ def test_a_head_that_the_model_lacks_is_refused(assets, manifest, capsys):
     assert "head=rnnt, but the model is a EncDecCTCModelBPE" in capsys.readouterr().err
 
 
-def test_an_unknown_key_of_nemo_is_an_error_of_one_line(assets, manifest, capsys):
-    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]
-    assert main(["transcribe", *arguments, "decoding.beam.beam_sise=4"]) == 2
-    err = capsys.readouterr().err
-    assert "beam_sise" in err
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [

@@ -17,7 +17,6 @@ from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.adapters import written_words
-from nemo_gpu_decoding.nemo_plugin.word_graph import WordGraphInfer
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, minimum_bayes_risk
 from tests.assets import speech
 from tests.nemo_plugin.conftest import emissions_of
@@ -198,20 +197,6 @@ def test_requests_find_names_that_the_graph_lacks(ctc_model, cfg, named_emission
 
 
 # ------------------------------------------------------------------------- hybrids, save, restore
-def test_ctc_head_of_a_hybrid_model_is_decoded(hybrid_model, cfg, files):
-    before = texts(hybrid_model.transcribe(files[:3], verbose=False))
-    hybrid_model.change_decoding_strategy(cfg(), decoder_type="ctc", verbose=False)
-    assert isinstance(hybrid_model.ctc_decoding.decoding, WordGraphInfer)
-    found = hybrid_model.transcribe(files[:3], timestamps=True, verbose=False)
-    words = set(hybrid_model.ctc_decoding.decoding.decoder().graph.words)
-    assert all(set(text.split()) <= words for text in texts(found))
-    assert [e["word"] for e in found[0].timestamp["word"]] == found[0].text.split()
-    with utterance_requests(hybrid_model, [None, ["budget"], None], boosting_weight=1.0):
-        assert len(hybrid_model.transcribe(files[:3], verbose=False)) == 3
-    hybrid_model.change_decoding_strategy(None, decoder_type="rnnt", verbose=False)
-    assert texts(hybrid_model.transcribe(files[:3], verbose=False)) == before
-
-
 # ---------------------------------------------------------------------------- how words are written
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")
 GRAPH = SimpleNamespace(pieces=None, words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
