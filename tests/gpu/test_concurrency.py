@@ -1,6 +1,5 @@
 """CUDA streams, threads, several GPUs, memory: nobody disturbs anybody, nothing is kept."""
 
-import contextlib
 import gc
 import resource
 import threading
@@ -123,13 +122,6 @@ def test_results_on_another_gpu_are_the_same(gpu, decoder):
             moved = batch.to(other)
             assert all_facts(decoder.decode(moved, LENGTHS)) == expected
     assert torch.cuda.memory_allocated(gpu) == before
-
-
-def test_log_probs_on_the_host_go_to_the_current_gpu(device, decoder):
-    (batch,) = inputs(1, device)
-    with contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device):
-        found = decoder.decode(batch.cpu(), LENGTHS)
-    assert all_facts(found) == all_facts(decoder.decode(batch, LENGTHS))
 
 
 # ---------------- A steady state asks the driver for no memory, and nothing is kept that nobody needs
