@@ -140,14 +140,6 @@ def test_refused_chunk_after_compacting_does_not_change_streams(search, expected
     assert all_facts(decoder.close(streams)) == expected
 
 
-def test_a_path_that_cannot_go_on_is_named():
-    log_probs = random_log_probs(1, 4, COLUMNS, seed=1)
-    log_probs[0, 0, 1:] = -np.inf
-    log_probs[0, 1, [0, 1, 2, 3, 5]] = -np.inf
-    with pytest.raises(ValueError, match=r"log_probs\[0, 1\] makes every path .* impossible"):
-        on_cuda(toy_graph(0)).decode(log_probs, [4])
-
-
 # ------------------------------------------------------------------------------ what is copied back
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
 def test_final_costs_equal_the_cpu(topology):
