@@ -436,15 +436,6 @@ def test_request_changes_only_its_utterance(subject, decoder, inputs, expected):
     assert own[0] != expected[0]
 
 
-def test_streams_keep_their_requests(subject, decoder, inputs):
-    requests = [subject.request(), None, Request(), None, subject.request(), None]
-    streams = decoder.open(BATCH, requests)
-    for chunk, sizes in subject.random_chunks(inputs, np.random.default_rng(7)):
-        decoder.push(streams, chunk, sizes)
-    whole = decoder.decode(inputs, LENGTHS, requests)
-    assert all_facts(decoder.close(streams)) == all_facts(whole)
-
-
 def test_aliases_change_only_texts_of_their_utterance(subject, decoder, inputs):
     request = subject.request()
     plain = decoder.decode(inputs, LENGTHS, [request] * BATCH)

@@ -85,16 +85,6 @@ def test_first_of_equal_phrases_is_paid():
     assert tree.score((A, B, C, D)) == 4
 
 
-@settings(max_examples=100, deadline=None)
-@given(WHOLE_WEIGHTS, TEXTS, CONTINUATIONS)
-def test_overlapping_phrases_earn_more_and_lists_without_overlaps_the_same(weights, text, continuations):
-    bonuses = {p: abs(w) * len(p) for p, w in weights.items()}
-    assert earned_apart(text, bonuses, continuations) <= earned(text, bonuses, continuations)
-    (phrase, bonus), *_ = bonuses.items()
-    if len(set(phrase)) == len(phrase):  # it overlaps no other occurrence of itself
-        assert earned_apart(text, {phrase: bonus}, continuations) == earned(text, {phrase: bonus}, continuations)
-
-
 @settings(max_examples=300, deadline=None)
 @given(PHRASES, TEXTS, CONTINUATIONS, OUTSIDE)
 def test_a_text_earns_the_phrases_with_which_words_end(weights, text, continuations, outside):

@@ -24,7 +24,6 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace
 from nemo_gpu_decoding.search.transducer.networks import StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.subject import all_facts
-from tests.cuda_emulator.graphs import captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
 from tests.search.transducer.test_cuda_networks import ENCODER, V, lstm_networks, relu_networks, stateless_networks
@@ -268,12 +267,6 @@ NETWORKS = {"lstm": partial(relu_networks, lstm_networks, layers=2), "stateless"
 
 def make_networks(kind="lstm", durations=(0, 1, 2)):
     return NETWORKS[kind](durations=durations, seed=1)
-
-
-@pytest.fixture
-def played_graphs(monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "capture_while", captured_while)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
 def decoder_in(mode, strategy, networks, **options):

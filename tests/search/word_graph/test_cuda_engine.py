@@ -277,21 +277,6 @@ def test_best_paths_and_final_costs_equal_the_cpu_paged(monkeypatch, seed):
 
 
 @checked
-def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
-    placed = cuda_engine.PlacedLM
-
-    def scarce(arrays, how, cache_bytes, name):
-        from nemo_gpu_decoding.lm.on_device import Memory
-
-        return placed(arrays, how, cache_bytes, name, lambda device: Memory(100, 100, 100))
-
-    monkeypatch.setattr(cuda_engine, "PlacedLM", scarce)
-    graph, lms = random_case(6)
-    with pytest.raises(ValueError, match=r"placement is 'paged': .* needs"):
-        on("cuda", graph, lms, placement="paged", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
-
-
-@checked
 def test_static_shared_memory_is_left_free(tmp_path):
     """Rows in shared memory leave the kernel what it takes for itself."""
     source = tmp_path / "sizes.cu"

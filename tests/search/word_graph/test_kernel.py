@@ -78,17 +78,6 @@ def test_kernel_with_boosting_per_utterance_equals_the_cpu(topology):
         assert_equal(graph, log_probs_of(4, 5), lengths, requests, topology=topology, boosting=own, beam=10.0)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("seed", range(2))
-def test_kernel_with_boosting_on_random_graphs_equals_the_cpu(topology, seed):
-    graph = random_graph(seed, columns=12)
-    boosting = build_word_boosting({"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0, "w3": 0.5}, graph)
-    assert_equal(
-        graph, log_probs_of(seed, 2, 10, 12), [10, 7], vocab_size=11, blank_id=11, topology=topology,
-        boosting=boosting, beam=8.0,
-    )  # fmt: skip
-
-
 def test_kernel_with_word_sequences_equals_the_cpu():
     words = ("<eps>", "zero", "one", "two")
     arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4), (4, 1, 0, 0.1, 1)]

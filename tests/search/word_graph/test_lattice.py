@@ -8,7 +8,6 @@ import torch
 
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import lattice_of
 from nemo_gpu_decoding.search.word_graph.result import matches
 from tests.graph.test_store import fst
@@ -130,16 +129,6 @@ def test_n_best_of_a_lattice_checks_the_number():
     lattice = make(toy_graph(1), lattice=True).decode(log_probs, [5])[0].lattice
     with pytest.raises(ValueError, match="n is 0"):
         lattice.n_best(0)
-
-
-def test_without_an_end_the_lattice_ends_anywhere():
-    arcs = [(0, 1, 1, 0.1, 1), (1, 2, 2, 0.1, 2)]
-    graph = WordGraph.from_fst(fst(arcs, 3, [2]), ("<eps>", "one", "two"))
-    log_probs = random_log_probs(1, 1, 3, seed=0)
-    nbest = make(graph, vocab_size=2, blank_id=2, n_best=3, lattice=True).decode(log_probs, [1])[0]
-    assert nbest.notes == (NO_END,)
-    assert not nbest.lattice.reaches_end
-    assert {path.text for path in nbest} == {"", "one"}
 
 
 @pytest.mark.parametrize("seed", range(3))
