@@ -289,19 +289,6 @@ def test_a_model_that_was_saved_with_a_strategy_searches(ctc_model, files, tmp_p
     assert hooks.ctc_search(greedy.asr_model.asr_model) is None
 
 
-def test_partial_transcripts_are_the_best_hypothesis_so_far(ctc_pipeline, files):
-    ours = ctc_pipeline(FLEXCTC)
-    generator = ours.get_request_generator()
-    generator.set_audio_filepaths(files[:1], [ASRRequestOptions()])
-    ours.open_session()
-    outputs = [output for requests in generator for output in ours.transcribe_step(requests)]
-    partial = [output.partial_transcript for output in outputs[:-1]]
-    assert len(set(partial)) > 2
-    assert outputs[-1].final_transcript
-    assert not any(output.final_transcript for output in outputs[:-1])
-    assert any(output.current_step_transcript for output in outputs)
-
-
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
 @pytest.mark.parametrize("kind", ["buffered", "cache_aware"])
 def test_phrases_of_a_stream_boost_it_alone(kind, strategy, files):
