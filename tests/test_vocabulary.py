@@ -287,15 +287,6 @@ def test_aggregate_tokenizers_want_a_language():
         vocabulary.segmentations("a", limit=2, language="en")
 
 
-def test_vocabulary_is_read_from_a_sentencepiece_file(processor, vocabulary, tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(processor.serialized_model_proto())
-    for model in (path, str(path)):
-        loaded = Vocabulary.from_sentencepiece(model)
-        assert loaded.pieces == vocabulary.pieces
-        assert loaded.tokenize("the director") == vocabulary.tokenize("the director")
-
-
 def test_vocabularies_of_equal_content_find_the_same_cache_entry(processor, vocabulary):
     again = Vocabulary.from_sentencepiece(processor)
     assert again == vocabulary

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 import tarfile
 from pathlib import Path
 
@@ -105,15 +104,6 @@ def test_a_model_or_device_that_is_not_there(argument, problem, assets, manifest
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", argument]
     assert main(["transcribe", *arguments]) == 2
     assert problem in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["tune", "transcribe"])
-def test_without_nemo_the_command_says_what_to_install(command, assets, manifest, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "nemo", None)
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    assert main([command, f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]) == 2
-    expected = f"nemo-gpu-decoding {command}: nemo is not installed: pip install 'nemo-gpu-decoding[nemo]'\n"
-    assert capsys.readouterr().err == expected
 
 
 def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, tmp_path, capsys):

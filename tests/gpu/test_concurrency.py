@@ -258,11 +258,6 @@ def test_lookups_over_the_bus_are_those_of_the_cpu(device, lm, asked, expected, 
         assert statistics.hits + statistics.misses == len(asked)
 
 
-def test_lookups_on_the_device_are_those_of_the_cpu(device, lm, asked, expected):
-    table = placed(lm, placement="device").on(device)
-    assert look_up(runtime(), table, asked, **SIZES)[0] == expected
-
-
 def test_threads_with_streams_of_their_own_share_a_small_cache(gpu, lm, asked, expected):
     copies = placed(lm, 64)
 

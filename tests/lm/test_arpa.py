@@ -180,11 +180,6 @@ def test_file_that_is_no_text_is_named(write, content, message):
         read_arpa(write(content))
 
 
-def test_missing_arpa_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_arpa(tmp_path / "none.arpa")
-
-
 # -- added words: as likely as an unknown one, everything else as it was --------------------------------
 def write_table(path, specials=("<s>", "</s>", "<unk>")):
     path.write_text(arpa_text(random_table(("a", "b", "c"), 3, 0.5, seed=1, specials=specials)))
