@@ -151,15 +151,15 @@ def test_kernel_on_random_graphs_equals_the_cpu(topology, lattice_beam):
     links = 0
     for seed in range(2):
         graph = graph_of(seed, topology)
-        found = assert_equal_lattices(
+        results = assert_equal_lattices(
             graph, inputs_of(seed), [8, 5], topology=topology, lattice_beam=lattice_beam, lm_weight=0.7,
             boosting=build_word_boosting({"w1": 1.5, "w2 w3": 2.0}, graph) if seed else None, acoustic_scale=1.3,
             **SEARCH,
         )  # fmt: skip
-        links += sum(nbest.lattice.num_links for nbest in found)
+        links += sum(nbest.lattice.num_links for nbest in results)
     assert links > 50
-    assert any(len(nbest) > 1 for nbest in found)
-    assert all(word.confidence is not None for nbest in found for word in nbest.best.words)
+    assert any(len(nbest) > 1 for nbest in results)
+    assert all(word.confidence is not None for nbest in results for word in nbest.best.words)
 
 
 @in_small_blocks

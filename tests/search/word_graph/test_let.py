@@ -104,8 +104,8 @@ def test_lattices_of_streams_are_those_of_whole_utterances(monkeypatch, first_no
         (stream,) = streams.engine._streams
         listed = max(listed, len(stream.lattice.links))
     expected = lazy.decode(log_probs, [frames])
-    found = let.close(streams)
-    assert_same_lattices(found, expected)
+    closed = let.close(streams)
+    assert_same_lattices(closed, expected)
     assert_same_lattices(let.decode(log_probs, [frames]), expected)
     assert listed > 3
 
