@@ -132,6 +132,15 @@ def test_every_mode_of_graphs_gives_the_same_results(gpu, strategy, monkeypatch)
         assert found._graphs.mode == mode
 
 
+def test_loop_is_the_default_mode(gpu, strategy):
+    if cuda_graphs.why_no_while_graphs(gpu):
+        pytest.skip(cuda_graphs.why_no_while_graphs(gpu))
+    for allowed, mode in ((True, LOOP), (False, PLAIN)):
+        decoder, _ = both(strategy, gpu, allow_cuda_graphs=allowed)
+        decoder.decode(frames_of().to(gpu), LENGTHS)
+        assert decoder._graphs.mode == mode
+
+
 def decode_what_cannot_be_captured(way):
     """In a process of its own: the prediction network does in every step what no capture permits."""
 

@@ -199,14 +199,12 @@ def results(decoder, chunks=None):
     """The n-best lists of two utterances; `chunks`: that many pushes."""
     frames, lengths = frames_of(), [14, 9]
     if chunks is None:
-        found = decoder.decode(frames, lengths)
-    else:
-        streams = decoder.open(2)
-        for begin in range(0, 14, 5):
-            sizes = [max(0, min(length - begin, 5, 14 - begin)) for length in lengths]
-            decoder.push(streams, frames[:, begin : begin + 5], sizes)
-        found = decoder.close(streams)
-    return found
+        return decoder.decode(frames, lengths)
+    streams = decoder.open(2)
+    for begin in range(0, 14, 5):
+        sizes = [max(0, min(length - begin, 5, 14 - begin)) for length in lengths]
+        decoder.push(streams, frames[:, begin : begin + 5], sizes)
+    return decoder.close(streams)
 
 
 @pytest.mark.parametrize("name", list(PRECISIONS))

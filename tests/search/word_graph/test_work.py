@@ -91,19 +91,29 @@ def test_group_size_limits_expanded_contexts(composition):
     assert any(a < b - 1e-3 for a, b in ended)
 
 
-def test_workspace_grows_with_groups(monkeypatch):
-    lms = random_lm(1), random_lm(20, keep=0.8)
-    log_probs = log_probs_of(3)
-    expected = make_paged(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
-    workspaces, new_workspace = [], cpu_engine.new_workspace
+@pytest.mark.parametrize("composition", ["lazy", "let"])
+def test_workspace_grows(monkeypatch, composition):
+    """With room for two entries at first, or two nodes, links and groups."""
+    lms, log_probs = (random_lm(1), random_lm(20, keep=0.8)), log_probs_of(3)
+    decoder = make_paged(*lms, beam=9.0, composition=composition, n_best=4 if composition == "lazy" else 1)
+    expected, made, grown = decoder.decode(log_probs, [FRAMES] * 3), [], []
+    module, name = (cpu_engine, "new_workspace") if composition == "lazy" else (let_engine, "new_let_workspace")
+    new, collected = getattr(module, name), let_engine.collected
 
     def tight(*sizes, **options):
-        workspaces.append(new_workspace(*sizes, **{"entries": 2, **options}))
-        return workspaces[-1]
+        made.append(options)
+        return new(*sizes, **{"entries": 2, **options})
 
-    monkeypatch.setattr(cpu_engine, "new_workspace", tight)
-    results = make_paged(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
-    assert workspaces
+    def counted(*arguments, **options):
+        grown.append(options)
+        return collected(*arguments, **options)
+
+    monkeypatch.setattr(module, name, tight)
+    monkeypatch.setattr(let_engine, "LET_NODES", 2)
+    monkeypatch.setattr(let_engine, "collected", counted)
+    results = decoder.decode(log_probs, [FRAMES] * 3)
+    assert len(made) > 1
+    assert composition == "lazy" or any(options.get("more") for options in grown)
     assert outcomes(results) == outcomes(expected)
 
 
@@ -131,27 +141,6 @@ def test_workspace_is_reused_until_stamps_overflow(monkeypatch):
         decoders[0].decode(torch.full_like(log_probs, float("nan")), [FRAMES] * 3)
     decoders[0].decode(log_probs, [FRAMES] * 3)
     assert len(made) == 3
-
-
-def test_let_nodes_grow(monkeypatch):
-    """With room for two nodes, links and groups at first."""
-    lms, log_probs = (random_lm(1), random_lm(20, keep=0.8)), log_probs_of(3)
-    decoder = make_paged(*lms, beam=9.0, composition="let")
-    expected, grown, collected = decoder.decode(log_probs, [FRAMES] * 3), [], let_engine.collected
-    new_workspace = let_engine.new_let_workspace
-
-    def counted(*arguments, **options):
-        grown.append(options)
-        return collected(*arguments, **options)
-
-    monkeypatch.setattr(let_engine, "LET_NODES", 2)
-    monkeypatch.setattr(let_engine, "collected", counted)
-    monkeypatch.setattr(
-        let_engine, "new_let_workspace", lambda *sizes, **options: new_workspace(*sizes, **{"entries": 2, **options})
-    )
-    results = decoder.decode(log_probs, [FRAMES] * 3)
-    assert any(options.get("more") for options in grown)
-    assert outcomes(results) == outcomes(expected)
 
 
 def test_let_composition_expands_fewer_contexts_than_there_are():
