@@ -10,7 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "assets" / "self"
 CTC_MODEL = ASSETS / "models" / "self_ctc.nemo"
-HYBRID_MODEL = ASSETS / "models" / "self_hybrid_rnnt.nemo"
 
 
 def load_script(path: Path):

@@ -1,4 +1,3 @@
-import errno
 import logging
 import os
 import subprocess
@@ -11,6 +10,7 @@ from numba.core import errors
 from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator
 
 from nemo_gpu_decoding import jit
+from tests.test_container import disk_is_full
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +94,6 @@ def test_cache_folder_is_private_under_any_umask(monkeypatch, tmp_path):
 
 def doubled(value):
     return 2 * value
-
-
-def disk_is_full(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def warnings_of(caplog):

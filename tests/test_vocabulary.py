@@ -6,8 +6,6 @@ import unicodedata
 
 import pytest
 
-from nemo_gpu_decoding.search.word_graph.result import GraphWord
-from nemo_gpu_decoding.transcript import Word as TimedWord
 from nemo_gpu_decoding.vocabulary import Vocabulary, WordSpan
 from tests.assets import sentencepiece_processor
 
@@ -101,14 +99,6 @@ def test_text_of_bytes_word_pieces_and_characters():
 )
 def test_words_have_tokens_and_times(pieces, kind, ids, spans):
     assert Vocabulary(pieces, kind).words(ids) == [WordSpan(*span) for span in spans]
-
-
-def test_words_have_the_same_fields_wherever_they_come_from():
-    """In tokens and frames our own names; in seconds those of NeMo's dicts, which NeMo's users know."""
-    assert set(WordSpan._fields) == {"text", "first_token", "end_token"} < set(GraphWord._fields)
-    model = pytest.importorskip("nemo_gpu_decoding.nemo_plugin.model")
-    assert model.Word is TimedWord
-    assert list(TimedWord("a", 0.0, 1.0).shown()) == ["word", "start", "end", "confidence"]
 
 
 def test_words_join_to_the_text(vocabulary):
@@ -295,15 +285,6 @@ def test_aggregate_tokenizers_want_a_language():
         vocabulary.tokenize("a", "de")
     with pytest.raises(ValueError, match="aggregate"):
         vocabulary.segmentations("a", limit=2, language="en")
-
-
-def test_vocabulary_is_read_from_a_sentencepiece_file(processor, vocabulary, tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(processor.serialized_model_proto())
-    for model in (path, str(path)):
-        loaded = Vocabulary.from_sentencepiece(model)
-        assert loaded.pieces == vocabulary.pieces
-        assert loaded.tokenize("the director") == vocabulary.tokenize("the director")
 
 
 def test_vocabularies_of_equal_content_find_the_same_cache_entry(processor, vocabulary):

@@ -14,23 +14,6 @@ def options(strategy, *more):
     return parse_options(boosting.BoostingOptions, [*files, f"strategy={strategy}", *more])
 
 
-@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
-def test_searches_cover_every_beam_way_and_weight(strategy):
-    found = boosting.searches(options(strategy, "weights=[1,2]", "beams=[4,8]"))
-    names = [*boosting.WAYS] * 2
-    assert [row[:3] for row in found] == [
-        row for beam in (4, 8)
-        for row in [("no phrases", beam, 0.0), *zip(names, [beam] * 6, [1.0] * 3 + [2.0] * 3, strict=True)]
-    ]  # fmt: skip
-    for name, beam, weight, config in found:
-        section = config.beam
-        assert section.beam_size == beam
-        tree = dict(section.get("boosting_tree") or {})
-        assert bool(tree.get("key_phrases_file")) == (weight > 0)
-        assert not weight or section.boosting_tree_alpha == weight
-        assert tree.items() >= boosting.WAYS.get(name, {}).items()
-
-
 def test_searches_of_word_graphs_have_one_way():
     lm = f"lm={ASSETS}/lm/word3.arpa"
     found = boosting.searches(options("cuda_wfst", "weights=5", lm))

@@ -18,7 +18,6 @@ from benchmarks.verify import identical
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.transducer import records as transducer_records
-from nemo_gpu_decoding.search.word_graph import cuda_engine as word_graph_engine
 from tests.benchmarks.test_run import TWIN, changed
 from tests.cuda_emulator.fixtures import emulated_runtime
 
@@ -95,14 +94,6 @@ def options(tiny_options):
 
 
 @pytest.fixture
-def graph_options(options):
-    return replace(
-        options, strategy="cuda_wfst", graph_beams=[12], sentences=300, max_active=300,
-        peers=["riva", "kaldi_decoder"],
-    )  # fmt: skip
-
-
-@pytest.fixture
 def emulated(emulated_runtime, monkeypatch):
     from nemo_gpu_decoding.search.word_graph import kernel_abi
 
@@ -168,10 +159,11 @@ def test_identical_compares_paths_to_the_bit(tiny_options, tiny_task):
 
 
 # --------------------------------------------------------------------------------------- word graphs
-def test_gpu_rows_of_cuda_wfst_beside_kaldi_and_missing_riva(graph_options, emulated, monkeypatch, capsys):
+def test_gpu_rows_of_cuda_wfst_beside_kaldi_and_missing_riva(options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldi_decoder")
     monkeypatch.setitem(sys.modules, "riva", None)  # not found, even if it is installed
-    rows = run(graph_options, HARDWARE)
+    shape = {"graph_beams": [12], "sentences": 300, "max_active": 300, "peers": ["riva", "kaldi_decoder"]}
+    rows = run(replace(options, strategy="cuda_wfst", **shape), HARDWARE)
     assert [(row["batch"], row["peer"]) for row in rows] == [
         (batch, peer) for batch in (1, 2) for peer in ("riva", "kaldi_decoder")
     ]
@@ -188,33 +180,6 @@ def test_gpu_rows_of_cuda_wfst_beside_kaldi_and_missing_riva(graph_options, emul
         assert row["wer"]["ours"] == row["wer"]["peer"]
     assert emulated.launches > 0
     assert "cuda_wfst on Emulated GPU" in capsys.readouterr().out
-
-
-def test_gpu_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
-    pytest.importorskip("kaldifst")
-    placed = word_graph_engine.PlacedLM  # the smallest cache would hold all of this LM: here half of what is asked
-    monkeypatch.setattr(word_graph_engine, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 512, name))
-    rows = run(replace(
-        graph_options, strategy="paged_biglm", peers=["small_lm", "eager"], batches=[2], group_sizes=[1],
-        weights={"small_share": 0.1}, graph_beams=[8],
-    ), HARDWARE)  # fmt: skip
-    *measured, paged = [(row["peer"], row["params"]["group_size"], row["params"]["placement"]) for row in rows]
-    assert measured == [("small_lm", 16, "auto"), ("paged_biglm", 1, "auto")]
-    assert paged == ("paged_biglm", 16, "paged")
-    assert rows[-1]["peer_params"]["placement"] == "device"
-    work = rows[-1]["work"]["ours"]
-    assert 0 < work["cache_hit_rate"] < 1
-    assert work["bus_bytes"] > 0
-    assert "cache_hit_rate" not in rows[-1]["work"]["peer"]
-    assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines() if "paged  " in line] == [
-        f"{work['bus_bytes']:.0f}"
-    ]
-    for row in rows:
-        assert row["verified"], row["verified_by"]
-        assert row["verified_by"].endswith("GPU = CPU to the bit: 2 of 2")
-        assert row["roofline"]["bytes"] > 0
-        assert row["work"]["ours"]["look_ups"] > 0
-    assert emulated.launches > 0
 
 
 @pytest.mark.nemo

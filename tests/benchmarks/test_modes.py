@@ -156,6 +156,8 @@ def test_scale_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
     assert len(rows) == 10
     generated, packed, graph = (by_stage[stage] for stage in ("generate", "pack", "graph"))
     assert packed["ngrams"] == sum(generated["counts"])
+    assert 0.95 * changes["ngrams"] < packed["ngrams"] <= changes["ngrams"]
+    assert packed["repaired"] == 0  # the suffixes of each n-gram are in the LM
     assert graph["graph"]["ngrams"] < packed["ngrams"] / 10
     assert packed["bytes"] < generated["bytes"]
     share = 1 - packed["arrays"]["arcs"] / sum(packed["arrays"].values())

@@ -1,4 +1,4 @@
-"""Options, and the tasks that they name: peaked, hard, the user's files; made-up LMs."""
+"""Options, and the tasks that they name: peaked, hard, the user's files."""
 
 import gzip
 from dataclasses import replace
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import scale
 from benchmarks.options import BenchOptions
 from benchmarks.ours import OURS
 from benchmarks.peers.base import Peer, Setting, collapse
@@ -16,10 +15,8 @@ from benchmarks.peers.text import FLASHLIGHT, PYCTCDECODE
 from benchmarks.sources import make_tasks
 from benchmarks.tasks import Task
 from benchmarks.verify import Errors
-from nemo_gpu_decoding.lm.arpa import read_arpa
 
 pytestmark = pytest.mark.slow
-NGRAMS = 2000
 
 
 # ------------------------------------------------------------------------------------------ options
@@ -149,32 +146,6 @@ def test_files_that_do_not_fit_are_errors(files):
     np.savez(files / "task.npz", log_probs=np.zeros((1, 2, 33)))
     with pytest.raises(ValueError, match="lacks the arrays frame_seconds, lengths, texts, tokens"):
         make_tasks(of_files(files))
-
-
-# --------------------------------------------------------------------------------- made up at any size
-@pytest.fixture(scope="module")
-def scale_options(tiny_options):
-    return replace(tiny_options, strategy="paged_biglm", mode="scale", ngrams=NGRAMS)
-
-
-@pytest.fixture(scope="module")
-def arpa(scale_options, tmp_path_factory):
-    path = tmp_path_factory.mktemp("scale")
-    scale.generate(scale_options, str(path), "peaked")
-    return path / scale.LARGE
-
-
-def test_synthetic_lm_is_closed_and_has_its_size(arpa):
-    lm = read_arpa(arpa)
-    counts = [len(order.symbols) for order in lm.orders]
-    assert len(counts) == 3
-    assert 0.95 * NGRAMS < sum(counts) <= NGRAMS
-    assert min(counts) > 0
-    listed = [set(map(tuple, order.symbols.tolist())) for order in lm.orders]
-    for n in (1, 2):
-        assert {gram[:-1] for gram in listed[n]} <= listed[n - 1]
-        assert {gram[1:] for gram in listed[n]} <= listed[n - 1]
-        assert len(listed[n]) == counts[n]
 
 
 # ----------- Every peer that is installed reads clear emissions, and says so when it is not installed

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.peers.tlg import as_transducer, composed_graph, topology_fst
-from nemo_gpu_decoding.graph.csr import WordGraph
+from benchmarks.peers.tlg import composed_graph, topology_fst
 from tests.graph.toy import PIECES
-from tests.graph.toy import topology_fst as kaldifst_topology
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import make, toy_graph
 
@@ -15,31 +13,6 @@ kaldifst = pytest.importorskip("kaldifst")
 
 TOPOLOGIES = ("compact", "normal", "minimal")
 VOCAB, FRAMES = len(PIECES), 25
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_as_transducer_keeps_the_graph(seed):
-    graph = toy_graph(seed)
-    transducer = as_transducer(graph)
-    assert (transducer.arcs["input"] == 0).sum() < len(graph.arrays.epsilons)
-    again = WordGraph.from_fst(transducer, graph.words)
-    for ours, theirs in zip(graph.arrays, again.arrays, strict=True):
-        assert ours.shape == theirs.shape
-        for name in ours.dtype.names or ():
-            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_topology_fst_equals_nemos(name):
-    ours, theirs = topology_fst(name, VOCAB), kaldifst_topology(name, VOCAB, VOCAB)
-    arcs = {
-        (state, arc.ilabel, arc.olabel, arc.nextstate)
-        for state in range(theirs.num_states)
-        for arc in kaldifst.ArcIterator(theirs, state)
-    }
-    columns = (ours.sources(), ours.arcs["input"], ours.arcs["output"], ours.arcs["target"])
-    assert set(zip(*(column.tolist() for column in columns), strict=True)) == arcs
-    assert [theirs.final(s).value for s in range(theirs.num_states)] == ours.final_costs.tolist()
 
 
 def test_a_ready_made_topology_has_no_transducer():

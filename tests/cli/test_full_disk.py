@@ -1,6 +1,5 @@
 """A full disk ends each command with status 2 and the file's name, and leaves older files as they were."""
 
-import errno
 import gzip
 import os
 from types import SimpleNamespace
@@ -11,10 +10,7 @@ from nemo_gpu_decoding.cli import transcribe
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.jit import compilation
 from nemo_gpu_decoding.presets import load_preset, write_preset
-
-
-def disk_is_full(*_, **__):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+from tests.test_container import disk_is_full
 
 
 @pytest.mark.parametrize("name", ["new.arpa", "new.arpa.gz"])

@@ -66,13 +66,6 @@ def test_examples_of_help_parse(name):
     assert keys <= known
 
 
-def test_usage_errors_take_one_line_and_no_traceback(capsys):
-    assert main(["transcribe", "model=m.nemo", "beam_size=x"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("nemo-gpu-decoding transcribe: beam_size=x: ")
-    assert "Traceback" not in err
-
-
 def raising(error):
     def run(options):
         raise error

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 import tarfile
 from pathlib import Path
 
@@ -91,14 +90,6 @@ def test_a_head_that_the_model_lacks_is_refused(assets, manifest, capsys):
     assert "head=rnnt, but the model is a EncDecCTCModelBPE" in capsys.readouterr().err
 
 
-def test_an_unknown_key_of_nemo_is_an_error_of_one_line(assets, manifest, capsys):
-    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]
-    assert main(["transcribe", *arguments, "decoding.beam.beam_sise=4"]) == 2
-    err = capsys.readouterr().err
-    assert "beam_sise" in err
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
@@ -113,15 +104,6 @@ def test_a_model_or_device_that_is_not_there(argument, problem, assets, manifest
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", argument]
     assert main(["transcribe", *arguments]) == 2
     assert problem in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["tune", "transcribe"])
-def test_without_nemo_the_command_says_what_to_install(command, assets, manifest, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "nemo", None)
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    assert main([command, f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]) == 2
-    expected = f"nemo-gpu-decoding {command}: nemo is not installed: pip install 'nemo-gpu-decoding[nemo]'\n"
-    assert capsys.readouterr().err == expected
 
 
 def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, tmp_path, capsys):

@@ -492,14 +492,6 @@ def test_at_point_sets_the_boosting_weight():
     assert decoded(at_point(decoder, Point())) == plain
 
 
-@needs_kaldifst
-@pytest.mark.parametrize("point", [Point(boosting_weight=-1.0), Point(large_lm_weight=-0.5), Point(beam_width=0.0)])
-def test_values_out_of_range_are_refused(point):
-    decoder = make_paged(random_lm(1), random_lm(20, keep=0.8))
-    with pytest.raises(ValueError, match=r"is -?\d\.\d, expected"):
-        at_point(decoder, point)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "cuda_wfst"])
 def test_confidence_is_mapped_to_the_share_of_right_words(strategy, assets, tmp_path, capsys):

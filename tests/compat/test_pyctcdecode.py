@@ -8,7 +8,6 @@ import math
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -236,30 +235,6 @@ def test_words_that_the_labels_cannot_spell_are_named(tmp_path, caplog):
     assert "2 of 5 words have no spelling, e.g. A, B, and are left out" in record.getMessage()
 
 
-def test_a_batch_is_decoded_as_its_utterances(lm):
-    decoder = build_ctcdecoder(CHARACTERS, lm[1])
-    batch = [random_logits(frames, 4, frames) for frames in (7, 0, 12)]
-    options = {"hotwords": ["bb"], "hotword_weight": 3.0}
-    assert decoder.decode_batch(None, batch, **options) == [decoder.decode(one, **options) for one in batch]
-    beams = decoder.decode_beams_batch(None, batch, **options)
-    for one, found in zip(batch, beams, strict=True):
-        alone = decoder.decode_beams(one, **options)
-        assert [tuple(beam) for beam in found] == [(b.text, *b[2:]) for b in alone]
-    assert decoder.decode_batch(None, []) == []
-
-
-@pytest.mark.parametrize("has_lm", [True, False])
-def test_results_do_not_depend_on_earlier_calls(lm, has_lm):
-    utterances = [random_logits(frames, 4, frames) for frames in (40, 3, 25, 9, 0, 40)]
-    decoder = build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None)
-    alone = [build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None).decode_beams(one) for one in utterances]
-    assert [decoder.decode_beams(one) for one in utterances] == alone
-    texts = [build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None).decode(one) for one in utterances]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(decoder.decode, 5 * utterances)) == 5 * texts
-    assert decoder.decode_batch(None, utterances) == texts
-
-
 def test_weights_change_after_a_call(lm):
     decoder = build_ctcdecoder(CHARACTERS, lm[1], ["a", "bb"])
     logits, weights = random_logits(5, 4, 1), {"alpha": 1.2, "beta": -0.5, "unk_score_offset": -3.0}
@@ -359,13 +334,6 @@ def test_the_graph_follows_the_boundaries_and_the_alphabet(lm):
             fresh = LanguageModel(lm[1], score_boundary=boundary).weighted_graph(alphabet)
             assert all(map(np.array_equal, found[-1].arrays, fresh.arrays))
     assert len({graph.arrays.arcs.tobytes() for graph in found}) == 4
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_float32(lm, dtype):
-    decoder = build_ctcdecoder(CHARACTERS, lm[1])
-    rounded = torch.from_numpy(random_logits(9, 4, 1)).to(dtype)
-    assert decoder.decode_beams(rounded) == decoder.decode_beams(rounded.float())
 
 
 def test_a_copy_has_its_own_lm(lm):

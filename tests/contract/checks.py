@@ -184,7 +184,7 @@ def test_callers_can_share_a_decoder(subject, decoder, inputs, expected):
 
     def work():
         try:
-            for _ in range(subject.calls_per_thread):
+            for _ in range(3):
                 seen.append(all_facts(decoder.decode(inputs, LENGTHS)))
         except Exception as error:
             errors.append(error)
@@ -195,11 +195,7 @@ def test_callers_can_share_a_decoder(subject, decoder, inputs, expected):
     for thread in threads:
         thread.join()
     assert not errors
-    assert seen == [expected] * 4 * subject.calls_per_thread
-
-
-def test_results_of_two_runs_are_equal(subject, decoder, inputs, expected):
-    assert [all_facts(decoder.decode(inputs, LENGTHS)) for _ in range(2)] == [expected] * 2
+    assert seen == [expected] * 4 * 3
 
 
 def test_ties_are_broken_alike_in_every_batch(subject, variant):
@@ -345,18 +341,18 @@ def test_partial_refuses_a_wrong_n_best(subject, decoder, over):
 @pytest.mark.parametrize("seed", range(2))
 def test_results_do_not_depend_on_other_streams(subject, decoder, seed):
     """Utterances begin and end at any time, in any stream, with or without requests of their own."""
-    rng, waiting, found = np.random.default_rng(seed), list(range(8)), {}
+    rng, waiting, results = np.random.default_rng(seed), list(range(8)), {}
     inputs = subject.random_inputs(8, FRAMES, seed=5).to(subject.device)
     lengths = [*LENGTHS, 11, 3]
-    requests = [subject.request() if b % 3 == 1 else None for b in range(8)]
+    requests = [subject.request() if b % 3 == 0 else None for b in range(8)]
     streams = decoder.open(3)
     decoder.close(streams)
     in_stream: dict[int, list[int]] = {}  # stream -> utterance, frames read
     while waiting or in_stream:
-        for row in range(3):
-            if row not in in_stream and waiting:
-                in_stream[row] = [waiting.pop(0), 0]
-                decoder.reopen(streams, [row], [requests[in_stream[row][0]]])
+        begun = [row for row in (2, 0, 1) if row not in in_stream][: len(waiting)]
+        in_stream |= {row: [waiting.pop(0), 0] for row in begun}
+        if begun:
+            decoder.reopen(streams, begun, [requests[in_stream[row][0]] for row in begun])
         rows = [row for row in in_stream if rng.random() < 0.7]
         chunk = torch.full((len(rows), 8, subject.width), float("nan"), device=subject.device)
         sizes = []
@@ -368,8 +364,8 @@ def test_results_do_not_depend_on_other_streams(subject, decoder, seed):
         assert decoder.push(streams, chunk, sizes, rows=rows) == {}
         over = [row for row, (b, done) in in_stream.items() if done == lengths[b]][::-1]
         for row, nbest in zip(over, decoder.close(streams, rows=over), strict=True):
-            found[in_stream.pop(row)[0]] = facts(nbest)
-    assert [found[b] for b in range(8)] == all_facts(decoder.decode(inputs, lengths, requests))
+            results[in_stream.pop(row)[0]] = facts(nbest)
+    assert [results[b] for b in range(8)] == all_facts(decoder.decode(inputs, lengths, requests))
 
 
 def test_reopened_streams_take_no_more_memory(subject, decoder, inputs):
@@ -438,15 +434,6 @@ def test_request_changes_only_its_utterance(subject, decoder, inputs, expected):
     own = all_facts(decoder.decode(inputs, LENGTHS, [request] * BATCH))
     assert mixed == [(own if b in (0, 2, 5) else expected)[b] for b in range(BATCH)]
     assert own[0] != expected[0]
-
-
-def test_streams_keep_their_requests(subject, decoder, inputs):
-    requests = [subject.request(), None, Request(), None, subject.request(), None]
-    streams = decoder.open(BATCH, requests)
-    for chunk, sizes in subject.random_chunks(inputs, np.random.default_rng(7)):
-        decoder.push(streams, chunk, sizes)
-    whole = decoder.decode(inputs, LENGTHS, requests)
-    assert all_facts(decoder.close(streams)) == all_facts(whole)
 
 
 def test_aliases_change_only_texts_of_their_utterance(subject, decoder, inputs):

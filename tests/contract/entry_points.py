@@ -191,7 +191,6 @@ class PyctcdecodeSubject(LogProbs):
             "test_reopened_streams_take_no_more_memory",
             "test_bad_frame_does_not_change_other_streams",
             "test_wrong_rows_are_named",
-            "test_streams_keep_their_requests",
             "test_chunks_without_frames_change_nothing",
             "test_push_takes_one_array_or_a_list",
             "test_refused_chunk_does_not_change_the_streams",

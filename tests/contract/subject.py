@@ -53,8 +53,6 @@ class Subject:
     insertion: float = 0.0
     # by which the parts of a score may miss it
     tolerance: float = 1e-3
-    # decodings by each of several threads that share a decoder
-    calls_per_thread: int = 5
     # whether partial results say how many tokens are committed
     tells_committed: bool = True
     # whether partial results trace back the last tokens only

@@ -72,7 +72,6 @@ class Transducer(TokenFusion):
     width = WIDTH
     forbidden = (float("nan"), float("inf"), -float("inf"))
     most_partial, n_best = 6, 4
-    calls_per_thread = 3
     lm_scores_the_end = False
     insertion = 0.3
 

@@ -8,14 +8,7 @@ import pytest
 
 from nemo_gpu_decoding.cuda import compile as compiling
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import (
-    Architecture,
-    architecture,
-    compiler_options,
-    kernel_code,
-    kernel_files,
-    read_source,
-)
+from nemo_gpu_decoding.cuda.compile import Architecture, architecture, compiler_options, kernel_code, read_source
 from nemo_gpu_decoding.cuda.nvrtc import Compiled, CompileError
 from tests.cuda.marks import needs_nvrtc
 
@@ -196,9 +189,3 @@ def test_missing_header_names_the_file_that_includes_it(tmp_path):
         read_source("kernel.cu", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"kernel source other.cu is not in"):
         read_source("other.cu", tmp_path)
-
-
-def test_kernels_of_the_package_have_their_headers():
-    names = kernel_files()
-    assert "search/flexctc_beam/kernel.cu" in names
-    assert all("cuda/common.cuh" in read_source(name).headers for name in names)

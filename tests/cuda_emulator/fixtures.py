@@ -31,3 +31,15 @@ def new_runtime(request: pytest.FixtureRequest, **options) -> EmulatedRuntime:
     options = {"by_nvrtc": os.environ.get("EMULATOR") == "nvrtc", **options}
     cache = getattr(request.config, "cache", None)  # -p no:cacheprovider: the emulator's own folder
     return EmulatedRuntime(**({"cache": cache.mkdir("cuda_emulator")} if cache else {}), **options)
+
+
+# the race and bounds checker on schedules of all kinds
+on_any_schedule = pytest.mark.parametrize(
+    "emulated_runtime",
+    [
+        {"check": True, "seed": 0},
+        {"check": True, "seed": 100, "yield_percent": 50, "resident": 1},
+        {"check": True, "order": "descending"},
+    ],
+    indirect=True,
+)

@@ -66,13 +66,6 @@ def test_wrong_sizes_are_refused(emulated_runtime, source, sizes, message):
         launch(emulated_runtime, source, "copy", **sizes, numbers=numbers, out=numbers.clone())
 
 
-@pytest.mark.parametrize("emulated_runtime", [{"most_shared_bytes": 100}], indirect=True)
-def test_shared_memory_can_be_made_scarce(emulated_runtime, source):
-    assert emulated_runtime.shared_bytes(CPU) == 100
-    with pytest.raises(ValueError, match="shared_bytes is 101, expected at most 100"):
-        launch(emulated_runtime, source, "copy", shared_bytes=101, numbers=torch.zeros(1), out=torch.zeros(1))
-
-
 def test_arguments_are_checked_as_for_a_gpu(emulated_runtime, source):
     module = emulated_runtime.load(str(source), CPU)
     ints = Tensor(torch.int32, ("N",))

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, BackoffAutomaton, Columns, empty_automaton, lookup
-from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
-from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from tests.random_models import random_boosting, random_lm
 
 A, B = 0, 1
@@ -113,23 +111,3 @@ def test_bounds_of_states_without_arcs_and_impossible_labels():
     lm = BackoffAutomaton.from_columns(columns, vocab_size=2, start_state=1)
     assert lm.arrays.states["upper_bound"].tolist() == pytest.approx([-1.0, -np.inf], abs=1e-4)
     assert lm.arrays.states["backoff_bound"].tolist() == [-np.inf, -np.inf]
-
-
-def test_reopened_streams_get_the_trees_of_their_requests():
-    trees = [random_boosting(4, seed=seed) for seed in range(4)]
-    labels = FusionLabels(4)
-
-    def fusion_of(*requests):
-        return BatchFusion.resolve(Fusion(), len(requests), requests, labels)
-
-    def of_each(fusion):
-        return [
-            (fusion.trees[tree], weight) for tree, weight in zip(fusion.tree_of, fusion.boosting_weights, strict=True)
-        ]
-
-    first = fusion_of(*(Request(boosting=tree, boosting_weight=n + 1.0) for n, tree in enumerate(trees[:3])))
-    own = fusion_of(Request(boosting=trees[3], boosting_weight=4.0), Request(boosting=trees[0], boosting_weight=5.0))
-    assert of_each(first.replaced([2, 0], own)) == [(trees[0], 5.0), (trees[1], 2.0), (trees[3], 4.0)]
-    silent = first.replaced([1], fusion_of(None))
-    assert [weight for _, weight in of_each(silent)] == [1.0, 0.0, 3.0]
-    assert silent.trees == (trees[0], trees[2])

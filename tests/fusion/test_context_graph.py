@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, BackoffAutomaton, Columns, concatenate, lookup
+from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, Columns, concatenate, lookup
 from nemo_gpu_decoding.fusion.context_graph import (
     MAX_BONUSES,
     ROOT,
     ScoredSequence,
-    Trie,
     build_context_graph,
     token_scores,
     with_refunds,
@@ -70,12 +69,6 @@ def bonuses(weights):
 
 
 # -- properties --------------------------------------------------------------------------------------
-@settings(max_examples=150, deadline=None)
-@given(PHRASES, TEXTS)
-def test_a_text_ends_with_exactly_what_its_phrases_earn(weights, text):
-    assert build(weights).score(text) == pytest.approx(earned(text, bonuses(weights)), abs=1e-4)
-
-
 @settings(max_examples=500, deadline=None)
 @given(WHOLE_WEIGHTS, TEXTS, CONTINUATIONS, OUTSIDE)
 def test_no_token_is_paid_for_twice(weights, text, continuations, outside):
@@ -90,23 +83,6 @@ def test_first_of_equal_phrases_is_paid():
     """What begins inside of the second one can then be paid as well."""
     tree = build_apart({(A, B): 1, (B, C): 1, (C, D): 1, (A, B, C, A): 1})
     assert tree.score((A, B, C, D)) == 4
-
-
-@settings(max_examples=100, deadline=None)
-@given(WHOLE_WEIGHTS, TEXTS, CONTINUATIONS)
-def test_overlapping_phrases_earn_more_and_lists_without_overlaps_the_same(weights, text, continuations):
-    bonuses = {p: abs(w) * len(p) for p, w in weights.items()}
-    assert earned_apart(text, bonuses, continuations) <= earned(text, bonuses, continuations)
-    (phrase, bonus), *_ = bonuses.items()
-    if len(set(phrase)) == len(phrase):  # it overlaps no other occurrence of itself
-        assert earned_apart(text, {phrase: bonus}, continuations) == earned(text, {phrase: bonus}, continuations)
-
-
-@settings(max_examples=50, deadline=None)
-@given(PHRASES, TEXTS)
-def test_advances_never_fall_below_the_earned_bonus(weights, text):
-    """While an utterance runs, help for an unfinished phrase comes on top."""
-    assert build(weights).score(text, final=False) >= earned(text, bonuses(weights)) - 1e-4
 
 
 @settings(max_examples=300, deadline=None)
@@ -246,105 +222,6 @@ def test_bonuses_are_rounded_only_where_there_are_too_many(count, tolerance):
     assert (abs(found - exact).max() > 1e-5) == (count > MAX_BONUSES)
 
 
-# -- the trie ----------------------------------------------------------------------------------------
-
-
-RADIX = 3
-SEQUENCES = st.lists(st.lists(st.integers(0, RADIX - 1), min_size=1, max_size=6), min_size=1, max_size=12)
-
-
-def grow(sequences):
-    trie, spelled = Trie(RADIX), {(): ROOT}
-    for depth in range(max(map(len, sequences))):
-        prefixes = sorted({tuple(s[: depth + 1]) for s in sequences if len(s) > depth})
-        parents = np.array([spelled[p[:-1]] for p in prefixes])
-        nodes = trie.find_or_add(parents, np.array([p[-1] for p in prefixes]))
-        spelled.update(zip(prefixes, nodes.tolist(), strict=True))
-    return trie, spelled
-
-
-@settings(deadline=None)
-@given(SEQUENCES)
-def test_trie_has_one_node_per_prefix(sequences):
-    trie, spelled = grow(sequences)
-    assert sorted(spelled.values()) == list(range(len(trie)))
-    for prefix, node in spelled.items():
-        assert trie.depths[node] == len(prefix)
-        for label in range(RADIX):
-            child = trie.find(np.array([node]), np.array([label]))[0]
-            assert child == spelled.get((*prefix, label), -1)
-
-
-@settings(deadline=None)
-@given(SEQUENCES)
-def test_suffix_links_lead_to_the_longest_proper_suffix(sequences):
-    trie, spelled = grow(sequences)
-    links = trie.suffix_links()
-    for prefix, node in spelled.items():
-        suffixes = [prefix[k:] for k in range(1, len(prefix) + 1)]
-        longest = next((s for s in suffixes if s in spelled), ())
-        assert links[node] == spelled[longest]
-
-
-def test_sequence_added_twice_has_one_node():
-    trie, spelled = grow([[0, 1], [1, 0]])
-    assert spelled == {(): 0, (0,): 1, (1,): 2, (0, 1): 3, (1, 0): 4}
-    assert trie.suffix_links().tolist() == [0, 0, 0, 2, 1]
-    assert [level.tolist() for level in trie.levels()] == [[1, 2], [3, 4]]
-    trie = Trie(RADIX)
-    roots, labels = np.zeros(3, np.int64), np.array([1, 1, 2])
-    first = trie.find_or_add(roots, labels)
-    assert (trie.find_or_add(roots, labels) == first).all()
-    assert len(trie) == 3
-
-
-# -- Back-off arcs that cost some labels more, against walking the chain by hand ----------------------
-def random_columns(size, seed):
-    """States that back off to earlier ones, with random arcs; the root is state 0."""
-    draw = np.random.default_rng(seed)
-    arcs = [np.flatnonzero(draw.random(V) < 0.5) for _ in range(size)]
-    ends = np.cumsum([len(labels) for labels in arcs])
-    return Columns(
-        arc_begin=ends - [len(labels) for labels in arcs],
-        arc_end=ends,
-        backoff_to=np.array([0, *(draw.integers(0, state) for state in range(1, size))]),
-        backoff_weights=draw.integers(-3, 4, size).astype(float),
-        final_weights=np.zeros(size),
-        arc_labels=np.concatenate(arcs),
-        arc_weights=draw.integers(-3, 4, ends[-1]).astype(float),
-        arc_targets=draw.integers(0, size, ends[-1]),
-    )
-
-
-def automaton(columns):
-    return BackoffAutomaton.from_columns(columns, V, ROOT)
-
-
-def refund_due(columns, refunds, state, label):
-    """The refunds of the states that the label leaves by back-off, except the root."""
-    total = 0.0
-    while state != ROOT:
-        if label in columns.arc_labels[columns.arc_begin[state] : columns.arc_end[state]]:
-            break
-        total += refunds[state]
-        state = columns.backoff_to[state]
-    return total
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 8), st.integers(0, 10**6), st.sets(st.integers(0, V - 1)))
-def test_refunding_labels_pay_for_the_states_they_leave(size, seed, refunding):
-    columns = random_columns(size, seed)
-    refunds = np.random.default_rng(seed).choice([0.0, 1.0, 2.5, -1.5], size)
-    plain = automaton(columns)
-    refunded = automaton(with_refunds(columns, ROOT, refunds, np.isin(np.arange(V), list(refunding))))
-    for state in range(size):
-        for label in range(V):
-            weight, target = plain.advance(state, label)
-            due = refund_due(columns, refunds, state, label) if label in refunding else 0.0
-            assert refunded.advance(state, label) == (weight - due, target)
-
-
 @pytest.mark.parametrize("refunding", [[], [0], [0, 1, 2], [0, 1, 2, 3]])
 def test_copies_of_the_root_are_shared_and_list_the_fewer_labels(refunding):
     columns = Columns(
@@ -357,9 +234,3 @@ def test_copies_of_the_root_are_shared_and_list_the_fewer_labels(refunding):
     copies = 2 if refunding else 0
     assert len(result.backoff_to) == 101 + copies
     assert len(result.arc_labels) == copies * min(len(refunding), V - len(refunding))
-
-
-def test_refunding_labels_change_nothing_without_refunds():
-    columns = random_columns(5, seed=0)
-    assert with_refunds(columns, ROOT, np.zeros(5), np.ones(V, bool)) is columns
-    assert with_refunds(columns, ROOT, np.ones(5), np.zeros(V, bool)) is columns

@@ -1,6 +1,5 @@
 """CUDA streams, threads, several GPUs, memory: nobody disturbs anybody, nothing is kept."""
 
-import contextlib
 import gc
 import resource
 import threading
@@ -123,13 +122,6 @@ def test_results_on_another_gpu_are_the_same(gpu, decoder):
             moved = batch.to(other)
             assert all_facts(decoder.decode(moved, LENGTHS)) == expected
     assert torch.cuda.memory_allocated(gpu) == before
-
-
-def test_log_probs_on_the_host_go_to_the_current_gpu(device, decoder):
-    (batch,) = inputs(1, device)
-    with contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device):
-        found = decoder.decode(batch.cpu(), LENGTHS)
-    assert all_facts(found) == all_facts(decoder.decode(batch, LENGTHS))
 
 
 # ---------------- A steady state asks the driver for no memory, and nothing is kept that nobody needs
@@ -264,11 +256,6 @@ def test_lookups_over_the_bus_are_those_of_the_cpu(device, lm, asked, expected, 
         found, statistics = look_up(runtime(), copies.on(device), asked, **SIZES)
         assert found == expected
         assert statistics.hits + statistics.misses == len(asked)
-
-
-def test_lookups_on_the_device_are_those_of_the_cpu(device, lm, asked, expected):
-    table = placed(lm, placement="device").on(device)
-    assert look_up(runtime(), table, asked, **SIZES)[0] == expected
 
 
 def test_threads_with_streams_of_their_own_share_a_small_cache(gpu, lm, asked, expected):

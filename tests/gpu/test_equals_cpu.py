@@ -60,18 +60,6 @@ def test_rows_that_do_not_fit_into_shared_memory(device, vocab_size, dtype):
         )
 
 
-@pytest.mark.parametrize("skip", range(1, 8))
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_that_begin_at_any_address(device, dtype, skip):
-    """A view into a larger tensor: the first row lies `skip` numbers behind an aligned address."""
-    frames, columns = 9, 14
-    values = log_probs_on(device, 2, frames, columns - 1, seed=5, dtype=dtype)
-    memory = torch.empty(skip + values.numel(), dtype=dtype, device=device)
-    shifted = memory[skip:].view_as(values)
-    shifted.copy_(values)
-    assert_equal(shifted, [frames, 4], fusion=random_fusion(columns - 1), n_best=3)
-
-
 @pytest.mark.parametrize("seed", range(sized(150, 6)))
 def test_random_shapes_and_options_equal_the_cpu(device, seed):
     """Random sizes and options."""

@@ -130,24 +130,6 @@ def test_replays_decode_chunk_by_chunk(gpu, log_probs, merge, dtype):
     assert all_facts(decoder.close(captured.streams)) == all_facts(expected)
 
 
-def test_graph_of_the_caller_may_hold_other_work(gpu):
-    """From logits to hypotheses in one graph, as a streaming server would have it."""
-    logits = 3 * torch.randn(BATCH, T, V + 1, generator=torch.Generator().manual_seed(0)).to(gpu)
-    decoder = decoder_of()
-    static = torch.zeros(BATCH, T, V + 1, device=gpu)
-    lengths = torch.tensor(LENGTHS, device=gpu)
-    warm = decoder.open(BATCH)
-    decoder.push(warm, torch.log_softmax(static, -1), lengths)
-    streams = decoder.open(BATCH, capacity=T, device=gpu)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        decoder.push(streams, torch.log_softmax(static, -1), lengths)
-    static.copy_(logits)
-    graph.replay()
-    expected = decoder.decode(torch.log_softmax(logits, -1), LENGTHS)
-    assert all_facts(decoder.close(streams)) == all_facts(expected)
-
-
 def test_refused_capture_changes_nothing(gpu, log_probs):
     decoder = decoder_of()
     expected = all_facts(decoder.decode(log_probs, LENGTHS))

@@ -135,12 +135,10 @@ def test_every_mode_of_graphs_gives_the_same_results(gpu, strategy, monkeypatch)
 def test_loop_is_the_default_mode(gpu, strategy):
     if cuda_graphs.why_no_while_graphs(gpu):
         pytest.skip(cuda_graphs.why_no_while_graphs(gpu))
-    found, _ = both(strategy, gpu)
-    found.decode(frames_of().to(gpu), LENGTHS)
-    assert found._graphs.mode == LOOP
-    plain, _ = both(strategy, gpu, allow_cuda_graphs=False)
-    plain.decode(frames_of().to(gpu), LENGTHS)
-    assert plain._graphs.mode == PLAIN
+    for allowed, mode in ((True, LOOP), (False, PLAIN)):
+        decoder, _ = both(strategy, gpu, allow_cuda_graphs=allowed)
+        decoder.decode(frames_of().to(gpu), LENGTHS)
+        assert decoder._graphs.mode == mode
 
 
 def decode_what_cannot_be_captured(way):

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_gpu_decoding.graph.build import build_graph, compose_and_optimize
 from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar
-from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, disambiguated
+from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.toy import LEXICON, PIECES, WORDS, random_texts, spellings_of, toy_arpa, toy_lexicon, toy_table
@@ -170,11 +170,6 @@ def test_guessed_spelling_is_reported(tmp_path, caplog):
         assert not caplog.records
         build_graph(arpa, unigram, cache=False)
     assert "spelled with the fewest pieces" in caplog.text
-
-
-def test_disambiguation_symbols_equal_those_of_kaldi():
-    spellings = [(0,), (1,), (1, 2), (1, 2), (3,)]
-    assert disambiguated(spellings).tolist() == [0, 1, 1, 2, 0]
 
 
 def test_open_vocabulary_reads_any_word(tmp_path):

@@ -18,9 +18,9 @@ from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting, words_of
 from nemo_gpu_decoding.vocabulary import Vocabulary
-from tests.graph.toy import PIECES, WORDS, toy_lexicon, toy_table
+from tests.graph.toy import PIECES, toy_lexicon, toy_table
 from tests.oracles.ngram import arpa_text, earned
-from tests.oracles.viterbi import viterbi
+from tests.oracles.viterbi import all_texts, viterbi
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import fst_of, make, toy_graph
 
@@ -80,44 +80,16 @@ def test_phrase_earns_its_bonus_only_if_complete(seed):
         assert ours.best.score >= least - 1e-4  # what was best before is still there, bonus included
 
 
-def test_phrases_are_searched_exactly_among_all_texts():
-    """The best of all texts up to three words, each scored by forced paths, against the search."""
-    import itertools
-
+@pytest.mark.parametrize("seed", range(3))
+def test_phrases_are_searched_exactly_among_all_texts(seed):
     graph, bonuses = toy_graph(2), {"a bb": 4.0, "bb a a": 3.0, "a": -0.5}
-    boosting = build_word_boosting(bonuses, graph)
-    log_probs = random_log_probs(1, 9, len(PIECES) + 1, seed=11)
     by_labels = {tuple(graph.word_ids[word] for word in phrase.split()): bonus for phrase, bonus in bonuses.items()}
-    best = max(
-        (forced_score(graph, text, log_probs) + earned(text, by_labels), text)
-        for n in (0, 1, 2, 3, 4)
-        for text in itertools.product([graph.word_ids[word] for word in WORDS], repeat=n)
-        if n < 3 or {graph.word_ids["a"], graph.word_ids["bb"]} >= set(text)
-    )
-    found = make(graph, boosting=boosting).decode(log_probs, [9])[0].best
-    labels = tuple(word.label for word in found.words)
-    assert found.score >= best[0] - 1e-4
-    assert found.score == pytest.approx(forced_score(graph, labels, log_probs) + earned(labels, by_labels), abs=1e-4)
-
-
-def forced_score(graph, text, log_probs):
-    """Score of one text: the graph composed with it, searched exactly."""
-    full = fst_of(graph)
-    size = len(full.final_costs)
-    arcs, begin = [], [0]
-    for position in range(len(text) + 1):
-        for state in range(size):
-            for arc in full.arcs[full.arc_begin[state] : full.arc_begin[state + 1]]:
-                word = int(arc["output"])
-                if word and (position == len(text) or text[position] != word):
-                    continue
-                target = int(arc["target"]) + size * (position + (word > 0))
-                arcs.append((arc["input"], word, arc["cost"], target))
-            begin.append(len(arcs))
-    final = np.full(size * (len(text) + 1), np.inf, np.float32)
-    final[-size:] = full.final_costs
-    composed = type(full)(full.start, final, np.array(begin), np.array(arcs, full.arcs.dtype))
-    return -viterbi(composed, log_probs[0].numpy(), len(PIECES), "compact")[0]
+    log_probs = random_log_probs(1, 7, len(PIECES) + 1, seed=seed)
+    costs = all_texts(fst_of(graph), log_probs[0].numpy(), len(PIECES), "compact")
+    score, text = max((earned(text, by_labels) - cost, text) for text, cost in costs.items())
+    best = make(graph, boosting=build_word_boosting(bonuses, graph)).decode(log_probs, [7])[0].best
+    assert best.score == pytest.approx(score, abs=1e-4)
+    assert tuple(word.label for word in best.words) == text
 
 
 def test_word_sequence_labels_are_boosted():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.openfst import write_fst
-from tests.oracles.ngram import Table, arpa_text
+from tests.oracles.ngram import Table, arpa_text, random_table
 
 PIECES = ("▁a", "▁b", "b", "c", "d")  # columns 0 .. 4; the blank is column 5
 BLANK = len(PIECES)
@@ -29,16 +29,8 @@ def toy_lexicon() -> Lexicon:
 
 
 def toy_table(*, seed, order=3, keep=0.3, words=WORDS, specials=("<s>", "</s>", "<unk>")) -> Table:
-    """All 1-grams and a random part of the longer n-grams: contexts and suffixes may well be missing."""
-    draw = random.Random(seed)
-    first = [word for word in (*words, *specials) if word != "</s>"]
-    last = [word for word in (*words, *specials) if word != "<s>"]
-    table = {(w,): (draw.uniform(-3, 0), draw.uniform(-1, 0)) for w in dict.fromkeys([*first, *last])}
-    for n in range(2, order + 1):
-        for ngram in itertools.product(first, *[words] * (n - 2), last):
-            if draw.random() < keep:
-                table[ngram] = (draw.uniform(-3, 0), draw.uniform(-1, 0) if n < order else 0.0)
-    return table
+    """A random LM over the words of the lexicon: contexts and suffixes may well be missing."""
+    return random_table(words, order, keep, seed, specials)
 
 
 def toy_arpa(path, **options):

@@ -134,16 +134,6 @@ def test_first_messages_at_their_limits_are_accepted():
     assert read_start('{"end_silence": -1e300}', Limits()).end_silence == -1e300
 
 
-def test_slots_of_hostile_clients_are_freed():
-    with running(limits=Limits(max_streams=2, idle_seconds=5.0)) as server:
-        for _ in range(3):
-            with stream(server) as first, stream(server) as second:
-                for socket in (first, second):
-                    socket.send(DEEP)
-            wait_for(lambda: not server.batcher.sessions)
-        assert finals(conversation(server, audio(1))[0]) == ["1"]
-
-
 # ---------------------------------------------------------------------------------------- faults
 class Fragile(NumberReader):
     """Its steps raise an error where a chunk says so; the streams are then as before."""

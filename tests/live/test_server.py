@@ -5,7 +5,6 @@ import contextlib
 import gc
 import json
 import random
-import sys
 import threading
 import time
 import urllib.error
@@ -549,12 +548,6 @@ def test_wrong_options_of_serve_are_named(argument, message, capsys, monkeypatch
     monkeypatch.delenv(serve.TOKEN_VARIABLE, raising=False)
     assert main(["serve", "model=a.nemo", argument]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_serve_names_the_missing_extra(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "starlette", None)
-    assert main(["serve", "model=a.nemo"]) == 2
-    assert "starlette is not installed: pip install 'nemo-gpu-decoding[serve]'" in capsys.readouterr().err
 
 
 def test_disconnect_after_the_end_is_counted():

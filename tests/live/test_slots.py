@@ -139,19 +139,6 @@ def test_utterances_have_the_lm_of_their_request():
     assert len({each.best.score for each in expected}) == 5
 
 
-def test_bad_frame_does_not_change_other_slots(decoder):
-    slots = Slots(decoder)
-    good, bad = slots.begin(), slots.begin()
-    chunk = utterance(1, 5)
-    broken = chunk.clone()
-    broken[3, 2] = torch.nan
-    errors = slots.push({good: chunk, bad: broken})
-    assert list(errors) == [bad]
-    assert "log_probs[1, 3" in str(errors[bad])
-    assert [nbest.num_frames for nbest in slots.partial([good, bad])] == [5, 0]
-    assert same(slots.end([good])[0], alone(decoder, chunk))
-
-
 def test_slots_refuse_a_first_size_of_zero(decoder):
     with pytest.raises(ValueError, match="first is 0, expected a number of utterances, >= 1"):
         Slots(decoder, first=0)

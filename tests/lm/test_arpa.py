@@ -10,7 +10,6 @@ import pytest
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm import arpa as arpa_module
-from nemo_gpu_decoding.lm import arpa_scan
 from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
 from nemo_gpu_decoding.lm.arpa_scan import SymbolTable, find_symbol, hashed
 from tests.lm.test_estimate import table_of
@@ -181,11 +180,6 @@ def test_file_that_is_no_text_is_named(write, content, message):
         read_arpa(write(content))
 
 
-def test_missing_arpa_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_arpa(tmp_path / "none.arpa")
-
-
 # -- added words: as likely as an unknown one, everything else as it was --------------------------------
 def write_table(path, specials=("<s>", "</s>", "<unk>")):
     path.write_text(arpa_text(random_table(("a", "b", "c"), 3, 0.5, seed=1, specials=specials)))
@@ -257,18 +251,6 @@ def test_equal_hashes_do_not_make_symbols_equal(monkeypatch):
     text = np.frombuffer(b"ba", np.uint8)
     same = np.uint64(hashed(np.frombuffer(b"ab", np.uint8), 0, 2))
     assert find_symbol(table.arrays, text, 0, 2, same) == -1
-
-
-def test_membership_and_places_of_doubles():
-    table = SymbolTable()
-    assert b"a" not in table
-    table.add([b"a"])
-    assert b"a" in table
-    assert arpa_scan._FIRST_SLOTS >= 2
-    table = SymbolTable()
-    assert table.add([b"a", b"b"]) == -1
-    assert table.add([b"c", b"a"]) == 1
-    assert SymbolTable().add([b"a", b"", b"a"]) == 2
 
 
 EMPTY = BIGRAM.replace("ngram 2=2\n", "ngram 2=2\nngram 3=0\n")

@@ -16,11 +16,10 @@ from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.graph.grammar import read_grammar
 from nemo_gpu_decoding.lm import arpa as arpa_module
 from nemo_gpu_decoding.lm import pack as pack_module
-from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
+from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import load_packed_lm
 from nemo_gpu_decoding.lm.prune import prune_ngram_lm
-from nemo_gpu_decoding.lm.trie import read_trie
 from tests.assets import ROOT
 from tests.oracles.ngram import closed_table, missing_suffixes, write_arpa
 
@@ -140,11 +139,6 @@ def test_a_file_cut_after_any_line_is_refused(write, lines):
         pack_arpa_in_memory(write(cut))
 
 
-def test_a_damaged_gzip_file_is_refused(write):
-    with pytest.raises(ValueError, match="truncated or damaged gzip"):
-        pack_arpa_in_memory(write(gzip.compress(TRIGRAM.encode())[:-20]))
-
-
 def test_a_failure_leaves_an_older_file_alone(write, tmp_path, monkeypatch):
     target = tmp_path / "lm.packed"
     target.write_bytes(b"older")
@@ -229,13 +223,6 @@ def test_a_full_disk_is_an_error_with_the_size_needed(write, tmp_path, monkeypat
             pack_arpa(path, tmp_path / "lm.packed", temporary=temporary)
         assert error.value.filename == str(temporary)
     assert [file.name for file in tmp_path.iterdir()] == ["lm.arpa"]
-
-
-def test_trie_has_the_labels_and_children_of_the_file(write):
-    with ArpaReader(write(TRIGRAM)) as reader:
-        trie = read_trie(reader, np.zeros, lambda: None)
-    assert trie.labels.tolist() == [0, 1, 2, 3, 2, 1, 3, 3]
-    assert trie.children.tolist() == [4, 5, 5, 7, 7, 8, 8, 8]
 
 
 REPEATED = r"""\data\

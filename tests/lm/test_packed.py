@@ -97,10 +97,6 @@ def test_every_word_after_every_history_has_its_backed_off_probability(pack, see
                 state_after[(*words, word)] = state
 
 
-def test_tables_of_these_tests_lack_suffixes(tmp_path):
-    assert missing_suffixes(closed_table(seed=0, order=4, keep=0.5, words=("x", "y"))) > 0
-
-
 @pytest.mark.parametrize("order", [2, 3, 5])
 def test_packed_scores_equal_those_of_kenlm(tmp_path, order):
     kenlm = pytest.importorskip("kenlm")

@@ -16,35 +16,14 @@ from nemo.collections.common.tokenizers.aggregate_tokenizer import AggregateToke
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding import register, unregister, utterance_requests
-from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, TimedNBestList, from_labels, from_path
+from nemo_gpu_decoding.nemo_plugin.hypotheses import NBestList, TimedNBestList, from_labels
 from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
-from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 from tests.nemo_plugin.test_word_graph_files import WordPieces
 from tests.nemo_plugin.usage import texts_of
 
 pytestmark = pytest.mark.slow
 
 BLANK = 5
-
-
-def a_path(tokens=(1, 2), frames=(0, 3), repeats=(2, 1)):
-    columns = (np.array(values, np.int32) for values in (tokens, frames, repeats))
-    return Path(*columns, np.ones(len(tokens), np.float32), -1.5, ScoreParts(-2.0, insertion=0.5))
-
-
-def test_hypothesis_has_the_numbers_of_its_path():
-    hypothesis = from_path(a_path(), NBest((a_path(),), 7), BeamHypothesis)
-    assert hypothesis.y_sequence.tolist() == [1, 2]
-    assert str(hypothesis.y_sequence.dtype) == "torch.int64"
-    assert hypothesis.timestamp == [0, 3]
-    assert hypothesis.length == 7
-    assert hypothesis.score == -1.5
-    assert hypothesis.score_parts.insertion == 0.5
-    assert hypothesis.text is None
-    hypothesis = from_path(a_path(), NBest((a_path(),), 5), BeamHypothesis)
-    assert hypothesis.non_blank_frame_confidence == []
-    hypothesis.frame_confidence = [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert hypothesis.non_blank_frame_confidence == [0.1, 0.2, 0.4]
 
 
 @pytest.mark.parametrize(
@@ -67,15 +46,6 @@ def test_labels_collapse_to_tokens_and_times(labels, tokens, frames, repeats):
 
 def hypothesis(text, score=0.0, **fields):
     return Hypothesis(score=score, y_sequence=[], text=text, **fields)
-
-
-def test_n_best_list_has_the_fields_of_its_best():
-    hypotheses = [hypothesis("a", score=2.0), hypothesis("b", score=1.0)]
-    n_best = NBestList(hypotheses)
-    assert (n_best.text, n_best.score) == ("a", 2.0)
-    assert n_best == hypotheses
-    assert (n_best.y_sequence, n_best.alignments) == (None, None)
-    assert not isinstance(n_best, Hypothesis)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda n_best: pickle.loads(pickle.dumps(n_best))])

@@ -17,7 +17,6 @@ from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.adapters import written_words
-from nemo_gpu_decoding.nemo_plugin.word_graph import WordGraphInfer
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, minimum_bayes_risk
 from tests.assets import speech
 from tests.nemo_plugin.conftest import emissions_of
@@ -178,40 +177,6 @@ def test_open_vocabulary_spells_words_that_the_lm_lacks(ctc_model, cfg, many_emi
     assert not any("unk" in text or "▁" in text for text in texts(opened))
 
 
-def check_names_that_the_graph_lacks(model, config, emissions, utterances, names):
-    """Requests find names that the graph lacks, and the decoder alone finds none."""
-    references = [utterance["text"] for utterance in utterances]
-    plain = texts(decoded(model, config, emissions))
-    graph = model.decoding.decoding.decoder().graph
-    lacking = [name for name in names if name not in graph.word_ids]
-    with utterance_requests(model, [lacking] * len(references)):
-        found = texts(predicted(model.decoding, emissions))
-    assert phrase_score(references, plain, lacking).fscore == 0.0
-    assert phrase_score(references, found, lacking).fscore > 0.15
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-def test_requests_find_names_that_the_graph_lacks(ctc_model, cfg, named_emissions, named_utterances, names, is_open):
-    options = {"beam_width": 30.0, "lm_weight": 0.5, "open_vocabulary_decoding": is_open, "boosting_tree_alpha": 30.0}
-    config = cfg(**options)
-    check_names_that_the_graph_lacks(ctc_model, config, named_emissions, named_utterances, names)
-
-
-# ------------------------------------------------------------------------- hybrids, save, restore
-def test_ctc_head_of_a_hybrid_model_is_decoded(hybrid_model, cfg, files):
-    before = texts(hybrid_model.transcribe(files[:3], verbose=False))
-    hybrid_model.change_decoding_strategy(cfg(), decoder_type="ctc", verbose=False)
-    assert isinstance(hybrid_model.ctc_decoding.decoding, WordGraphInfer)
-    found = hybrid_model.transcribe(files[:3], timestamps=True, verbose=False)
-    words = set(hybrid_model.ctc_decoding.decoding.decoder().graph.words)
-    assert all(set(text.split()) <= words for text in texts(found))
-    assert [e["word"] for e in found[0].timestamp["word"]] == found[0].text.split()
-    with utterance_requests(hybrid_model, [None, ["budget"], None], boosting_weight=1.0):
-        assert len(hybrid_model.transcribe(files[:3], verbose=False)) == 3
-    hybrid_model.change_decoding_strategy(None, decoder_type="rnnt", verbose=False)
-    assert texts(hybrid_model.transcribe(files[:3], verbose=False)) == before
-
-
 # ---------------------------------------------------------------------------- how words are written
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")
 GRAPH = SimpleNamespace(pieces=None, words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
@@ -293,17 +258,6 @@ def paged_cfg(small_word_lm, packed_word_lm):
     return config
 
 
-@pytest.fixture
-def static():
-    """cuda_wfst in the graph of one LM."""
-
-    def config(lm, **wfst):
-        wfst = {"arpa_lm_path": str(lm), "beam_width": 20.0, **wfst}
-        return {"strategy": "cuda_wfst", "wfst": wfst}
-
-    return config
-
-
 # ------------------------------------------------------------------------------------------ texts
 @pytest.mark.parametrize(
     ("paged", "both"),
@@ -314,8 +268,8 @@ def static():
     ],
     ids=str,
 )  # fmt: skip
-def test_results_equal_those_of_the_large_lms_graph(ctc_model, paged_cfg, static, word_lm, emissions, paged, both):
-    expected = decoded(ctc_model, static(word_lm, **both), emissions)
+def test_results_equal_those_of_the_large_lms_graph(ctc_model, paged_cfg, cfg, emissions, paged, both):
+    expected = decoded(ctc_model, cfg(beam_width=20.0, **both), emissions)
     found = decoded(ctc_model, paged_cfg(**paged, **both), emissions)
     if "beam_size" in both:
         expected, found = ([hypothesis for n_best in lists for hypothesis in n_best] for lists in (expected, found))
@@ -351,24 +305,33 @@ def test_hypotheses_have_the_work_of_the_search(ctc_model, paged_cfg, emissions)
         assert look_ups >= work.look_ups  # the best path alone needs no dominated LM contexts
 
 
-@pytest.mark.parametrize(("composition", "is_open"), [("lazy", True), ("lazy", False), ("let", False)])
-def test_requests_with_words_that_both_lms_lack(
-    ctc_model, paged_cfg, named_emissions, named_utterances, names, composition, is_open
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("composition", ["", "lazy", "let"])
+def test_requests_find_names_that_the_graph_lacks(
+    ctc_model, cfg, paged_cfg, named_emissions, named_utterances, names, composition, is_open
 ):
-    options = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 30.0, "composition": composition}
-    config = paged_cfg(open_vocabulary_decoding=is_open, **options)
-    check_names_that_the_graph_lacks(ctc_model, config, named_emissions, named_utterances, names)
+    """And that both LMs lack. The decoder alone finds none of them."""
+    options = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 30.0, "open_vocabulary_decoding": is_open}
+    config = paged_cfg(composition=composition, **options) if composition else cfg(**options)
+    references = [utterance["text"] for utterance in named_utterances]
+    plain = texts(decoded(ctc_model, config, named_emissions))
+    graph = ctc_model.decoding.decoding.decoder().graph
+    lacking = [name for name in names if name not in graph.word_ids]
+    with utterance_requests(ctc_model, [lacking] * len(references)):
+        boosted = texts(predicted(ctc_model.decoding, named_emissions))
+    assert phrase_score(references, plain, lacking).fscore == 0.0
+    assert phrase_score(references, boosted, lacking).fscore > 0.15
 
 
 # --------------------------------------------------------------------------------------- boosting
 @pytest.mark.parametrize("has_unknown", [True, False])
 def test_phrases_with_words_that_no_lm_has_are_found(
-    ctc_model, paged_cfg, static, small_word_lm, word_lm, emissions, tmp_path, has_unknown
+    ctc_model, paged_cfg, cfg, small_word_lm, emissions, tmp_path, has_unknown
 ):
     """They are added to the small LM; the large one takes them for <unk>, which is as likely."""
     lm = small_word_lm if has_unknown else write_without_unknown(small_word_lm, tmp_path / "closed.arpa")
     phrases = {"boosting_tree": {"key_phrases_list": ["graam"]}, "boosting_tree_alpha": 8.0}
-    expected = decoded(ctc_model, static(word_lm, **phrases), emissions)
+    expected = decoded(ctc_model, cfg(beam_width=20.0, **phrases), emissions)
     found = decoded(ctc_model, paged_cfg(arpa_lm_path=str(lm), **phrases), emissions)
     assert texts(found) == texts(expected)
     assert found[0].text.endswith("carla graam")

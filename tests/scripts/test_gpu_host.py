@@ -20,7 +20,6 @@ from tests.gpu.conftest import pytest_runtest_makereport
 from tests.gpu.test_sanitizer import NAMES
 
 FOLDER = ROOT / "scripts" / "gpu_host"
-stages = load_script(FOLDER / "stages.py")
 pack, stages = load_script(FOLDER / "pack.py"), load_script(FOLDER / "stages.py")
 
 
@@ -145,3 +144,6 @@ def test_benchmarks_and_figures_are_rehearsed_to_their_last_line(tmp_path):
     rows = json.loads((tmp_path / "paged_biglm.json").read_text())["rows"]
     assert {row["verified"] for row in rows} == {True}
     assert {row["batch"] for row in rows} == {1, 2}
+    paged = [row["work"]["ours"] for row in rows if row["params"]["placement"] == "paged"]
+    assert paged
+    assert all({"cache_hit_rate", "bus_bytes"} <= work.keys() for work in paged)

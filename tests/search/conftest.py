@@ -1,11 +1,13 @@
 """The emulator for the kernels of all searches, with small blocks: a fiber per thread takes its time."""
 
 import pytest
+import torch
 
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
-from nemo_gpu_decoding.search.transducer import records
+from nemo_gpu_decoding.search.transducer import cuda_graphs, records
 from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.cuda_emulator.fixtures import emulated_runtime
+from tests.cuda_emulator.graphs import captured_while
 
 __all__ = ["emulated_runtime"]
 
@@ -27,3 +29,10 @@ def small_lists(small_blocks, monkeypatch):
     """And lists so short that frames with a large LM go through each of the kernel's loops."""
     monkeypatch.setattr(kernel_abi, "LM_QUERIES", 64)
     monkeypatch.setattr(kernel_abi, "CACHED_SCORES", 96)
+
+
+@pytest.fixture
+def played_graphs(monkeypatch):
+    """CUDA graphs that the host plays."""
+    monkeypatch.setattr(cuda_graphs, "capture_while", captured_while)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)

@@ -43,8 +43,19 @@ def full_arrays(monkeypatch):
 
 @pytest.mark.usefixtures("full_arrays")
 @pytest.mark.parametrize("strategy", PROBLEMS)
-def test_correct_kernels_pass_the_self_check(strategy, emulated_runtime, small_blocks):
+def test_correct_kernels_pass_the_self_check(strategy, emulated_runtime, small_blocks, monkeypatch):
+    """Each kernel file of a strategy is launched and finds what the CPU finds."""
+    launched, launch = set(), emulator.EmulatedModule.launch
+
+    def noted(module, *given, **named):
+        launched.add(module.source)
+        launch(module, *given, **named)
+
+    monkeypatch.setattr(emulator.EmulatedModule, "launch", noted)
     assert first_difference(strategy, CPU) is None
+    others = {"alsd_pp": "search/transducer/aes.cu", "aes_pp": "search/transducer/alsd.cu"}
+    folder = f"search/{KERNELS[strategy]}/"
+    assert launched == {name for name in kernels.kernel_files() if name.startswith(folder)} - {others.get(strategy)}
 
 
 def with_mutant(mutant: Mutant, folder: Path, monkeypatch) -> None:

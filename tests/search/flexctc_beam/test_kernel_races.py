@@ -6,6 +6,7 @@ import pytest
 
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
+from tests.cuda_emulator.fixtures import on_any_schedule
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cuda, random_fusion
@@ -51,16 +52,7 @@ def search_in_chunks() -> None:
 
 
 @pytest.mark.parametrize("merge", MERGES)
-@pytest.mark.parametrize(
-    "emulated_runtime",
-    [
-        {"check": True, "seed": 0},
-        {"check": True, "seed": 100, "yield_percent": 50, "resident": 1},
-        {"check": True, "order": "ascending"},
-        {"check": True, "order": "descending"},
-    ],
-    indirect=True,
-)
+@on_any_schedule
 def test_no_races_and_no_stray_accesses(emulated_runtime, short_lists, merge):
     search_everything(merge)
     assert emulated_runtime.launches == 4

@@ -190,12 +190,6 @@ def test_frames_after_a_blank_do_not_belong_to_the_token():
     assert traces.confidence[0, 0, 0] == pytest.approx(0.4)
 
 
-def test_no_alignments_unless_asked_for():
-    path = FlexCTCBeam(6, 6).decode(random_log_probs(1, 5, 7, seed=0), [5])[0].best
-    assert path.alignment is None
-    assert path.alignment_log_probs is None
-
-
 def test_lm_without_sentence_end_gives_a_result_with_a_note():
     columns = Columns(
         arc_begin=[0], arc_end=[0], backoff_to=[0], backoff_weights=[-1.0], final_weights=[-np.inf],

@@ -26,8 +26,6 @@ from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import NO_ROW
 from tests.oracles.transducer import PRECISIONS, PlainLSTMNetworks, precision
-from tests.search.transducer.nemo_models import HIDDEN, random_nemo_model
-from tests.search.transducer.nemo_models import VOCAB as NEMO_VOCAB
 from tests.search.transducer.table_networks import STRATEGIES, assert_same, random_fusion
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
@@ -186,40 +184,6 @@ def test_stateless_steps_are_those_of_the_modules(sizes, norm):
         assert_outputs(after_a_run(networks, STATELESS), lambda text: stateless_output(networks, text))
 
 
-def assert_steps_are_those_of(decoder, joint, path):
-    """Token by token; `decoder` and `joint` are NeMo's."""
-    from nemo_gpu_decoding.nemo_plugin.transducer import networks_of
-
-    def expected(text):
-        labels = torch.tensor([[NEMO_VOCAB, *text]])
-        outputs, _ = decoder.predict(labels, None, add_sos=False, batch_size=1)
-        return joint.project_prednet(outputs)[0, -1]
-
-    with torch.inference_mode():
-        assert_outputs(after_a_run(networks_of(decoder, joint), path), expected)
-
-
-@pytest.mark.nemo
-@pytest.mark.parametrize("layers", [1, 2])
-def test_lstm_steps_are_those_of_nemos_decoder(layers):
-    pytest.importorskip("nemo.collections.asr")
-    assert_steps_are_those_of(*random_nemo_model(layers=layers), LSTM)
-
-
-@pytest.mark.nemo
-@pytest.mark.parametrize("context", [1, 2, 4])
-@pytest.mark.parametrize("mode", ["layer", None])
-def test_stateless_steps_are_those_of_nemos_decoder(context, mode):
-    pytest.importorskip("nemo.collections.asr")
-    from nemo.collections.asr.modules.rnnt import StatelessTransducerDecoder
-
-    _, joint = random_nemo_model()
-    decoder = StatelessTransducerDecoder(
-        {"pred_hidden": HIDDEN}, NEMO_VOCAB, context_size=context, normalization_mode=mode
-    )
-    assert_steps_are_those_of(decoder.eval(), joint, STATELESS)
-
-
 # ------------------------------------------------------------------------------- whole searches
 def on_both(networks, strategy="alsd_pp", fusion=None, **options):
     """Decoders on the device and on the host."""
@@ -235,14 +199,12 @@ def results(decoder, chunks=None):
     """The n-best lists of two utterances; `chunks`: that many pushes."""
     frames, lengths = frames_of(), [14, 9]
     if chunks is None:
-        found = decoder.decode(frames, lengths)
-    else:
-        streams = decoder.open(2)
-        for begin in range(0, 14, 5):
-            sizes = [max(0, min(length - begin, 5, 14 - begin)) for length in lengths]
-            decoder.push(streams, frames[:, begin : begin + 5], sizes)
-        found = decoder.close(streams)
-    return found
+        return decoder.decode(frames, lengths)
+    streams = decoder.open(2)
+    for begin in range(0, 14, 5):
+        sizes = [max(0, min(length - begin, 5, 14 - begin)) for length in lengths]
+        decoder.push(streams, frames[:, begin : begin + 5], sizes)
+    return decoder.close(streams)
 
 
 @pytest.mark.parametrize("name", list(PRECISIONS))

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_graphs, cuda_workspace
+from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace
 from nemo_gpu_decoding.search.transducer.cuda_graphs import LOOP
 from tests.contract.subject import all_facts
-from tests.cuda_emulator.graphs import captured_while
 from tests.search.pushes import operators
 from tests.search.transducer.table_networks import STRATEGIES, TableNetworks, assert_same, random_frames, random_fusion
 from tests.search.transducer.test_cuda_networks import ENCODER, V, lstm_networks, relu_networks, stateless_networks
@@ -20,12 +19,6 @@ T, LENGTHS = 14, [14, 0, 9]
 KINDS = {"lstm": lstm_networks, "stateless": stateless_networks}
 PRODUCTS = {"addmm", "mm"}  # of the replayed steps
 NO_COPIES = {"flatten", "to"}  # of contiguous tensors on the device
-
-
-@pytest.fixture
-def played_graphs(monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "capture_while", captured_while)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
 def decoders(networks, strategy="alsd_pp", **options):
@@ -152,17 +145,6 @@ def test_a_workspace_of_a_run_that_failed_is_not_used_again(monkeypatch):
     assert streams.engine._held.work is not work
     assert device._workspaces._held == 1
     assert all_facts(device.close(streams)) == all_facts(host.decode(frames, LENGTHS))
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_padding_is_not_read_by_pushes(size):
-    """The sum of all frames is then NaN, and the valid ones are looked at."""
-    device, host = decoders(TableNetworks(V, (0, 1, 2), seed=1))
-    frames = random_frames(3, T, seed=1)
-    expected = all_facts(host.decode(frames, LENGTHS))
-    for b, length in enumerate(LENGTHS):
-        frames[b, length:] = float("nan")
-    assert all_facts(device.close(push_all(device, frames, LENGTHS, size))) == expected
 
 
 def test_frames_whose_sum_overflows_are_accepted():

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
+from tests.cuda_emulator.fixtures import on_any_schedule
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.search.transducer.table_networks import (
     STRATEGIES,
@@ -52,15 +53,7 @@ def short_lists(monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-@pytest.mark.parametrize(
-    "emulated_runtime",
-    [
-        {"check": True, "seed": 0},
-        {"check": True, "seed": 100, "yield_percent": 50, "resident": 1},
-        {"check": True, "order": "descending"},
-    ],
-    indirect=True,
-)
+@on_any_schedule
 def test_no_races_and_no_stray_accesses(emulated_runtime, short_lists, strategy):
     search_everything(strategy)
 

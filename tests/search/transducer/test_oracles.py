@@ -13,7 +13,7 @@ from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import JointRows
-from nemo_gpu_decoding.search.transducer.scoring import best_labels, count_within_gamma, new_candidates
+from nemo_gpu_decoding.search.transducer.scoring import count_within_gamma, new_candidates
 from tests.contract.subject import all_facts, facts
 from tests.oracles.transducer import Scorer, aes, alsd, brute_force
 from tests.random_models import random_boosting, random_lm
@@ -245,25 +245,12 @@ def test_partial_results_of_long_streams_look_at_the_last_nodes_only(strategy, d
 
 # ------------------------------------------------------------------------------------------ ties
 @compiled
-def labels_of(row, labels):
-    return best_labels(row, labels)
-
-
-@compiled
 def within_gamma(candidates, count, params):
     return count_within_gamma(candidates, count, params)
 
 
 class Params(NamedTuple):
     gamma: np.float32
-
-
-@pytest.mark.parametrize("size", range(1, 7))
-def test_equally_probable_labels_keep_the_first(size):
-    row = np.array([-2, -1, -1, -np.inf, -2, -1, -3], np.float32)
-    labels = np.full(size, -1, np.int32)
-    assert labels_of(row, labels) == size
-    assert labels.tolist() == [1, 2, 5, 0, 4, 6][:size]
 
 
 @pytest.mark.parametrize(("gamma", "count"), [(2.0, 2), (2.5, 3), (0.5, 1), (0.0, 0)])

@@ -23,19 +23,6 @@ pytest.importorskip("kaldifst")
 TABLE = rows("cpu", "cuda_wfst", "paged_biglm")
 
 
-def test_back_pointers_are_compacted_in_long_streams():
-    decoder = make(toy_graph(0), beam=12.0)
-    log_probs = random_log_probs(1, 3000, len(PIECES) + 1, seed=1)
-    streams = decoder.open(1)
-    for begin in range(0, 3000, 50):
-        decoder.push(streams, log_probs[:, begin : begin + 50], [50])
-    (utterance,) = streams.engine.results([0], 1, final=False)
-    tokens = sum(len(n.best) for n in decoder.partial(streams))
-    assert len(utterance.back_pointers) < 8 * tokens
-    expected = decoder.decode(log_probs, [3000])[0].best
-    assert decoder.close(streams)[0].best.frames.tolist() == expected.frames.tolist()
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
@@ -96,13 +83,14 @@ def test_graphs_and_phrases_of_another_model_are_named():
         make(toy_graph(0), boosting=empty_automaton(3))
 
 
-def test_a_path_that_cannot_go_on_is_named():
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_a_path_that_cannot_go_on_is_named(backend, emulated_runtime):
     log_probs = random_log_probs(1, 4, len(PIECES) + 1, seed=1)
     log_probs[0, 0, 1:] = -np.inf  # ▁a, then a label that no word goes on with
     log_probs[0, 1, [0, 1, 2, 3, 5]] = -np.inf
     message = r"log_probs\[0, 1\] makes every path through the graph impossible"
     with pytest.raises(ValueError, match=message):
-        make(toy_graph(0)).decode(log_probs, [4])
+        make(toy_graph(0), backend=backend).decode(log_probs, [4])
 
 
 def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_fields():

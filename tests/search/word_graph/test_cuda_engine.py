@@ -140,14 +140,6 @@ def test_refused_chunk_after_compacting_does_not_change_streams(search, expected
     assert all_facts(decoder.close(streams)) == expected
 
 
-def test_a_path_that_cannot_go_on_is_named():
-    log_probs = random_log_probs(1, 4, COLUMNS, seed=1)
-    log_probs[0, 0, 1:] = -np.inf
-    log_probs[0, 1, [0, 1, 2, 3, 5]] = -np.inf
-    with pytest.raises(ValueError, match=r"log_probs\[0, 1\] makes every path .* impossible"):
-        on_cuda(toy_graph(0)).decode(log_probs, [4])
-
-
 # ------------------------------------------------------------------------------ what is copied back
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
 def test_final_costs_equal_the_cpu(topology):
@@ -282,21 +274,6 @@ def test_best_paths_and_final_costs_equal_the_cpu_paged(monkeypatch, seed):
                 seen[-1] += [all_facts(partial), [(nbest.relative_cost, nbest.committed) for nbest in partial]]
         seen[-1].append(all_facts(decoder.close(streams)))
     assert seen[0] == seen[1]
-
-
-@checked
-def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
-    placed = cuda_engine.PlacedLM
-
-    def scarce(arrays, how, cache_bytes, name):
-        from nemo_gpu_decoding.lm.on_device import Memory
-
-        return placed(arrays, how, cache_bytes, name, lambda device: Memory(100, 100, 100))
-
-    monkeypatch.setattr(cuda_engine, "PlacedLM", scarce)
-    graph, lms = random_case(6)
-    with pytest.raises(ValueError, match=r"placement is 'paged': .* needs"):
-        on("cuda", graph, lms, placement="paged", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
 
 
 @checked

@@ -17,7 +17,6 @@ from tests.search.word_graph.both import (
     assert_equal,
     assert_equal_paged,
     checked,
-    everything,
     limit_tokens,
     on,
     on_cpu,
@@ -77,17 +76,6 @@ def test_kernel_with_boosting_per_utterance_equals_the_cpu(topology):
     lengths = [T, 11, 0, 17, T]
     for own in (None, trees[2]):
         assert_equal(graph, log_probs_of(4, 5), lengths, requests, topology=topology, boosting=own, beam=10.0)
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("seed", range(2))
-def test_kernel_with_boosting_on_random_graphs_equals_the_cpu(topology, seed):
-    graph = random_graph(seed, columns=12)
-    boosting = build_word_boosting({"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0, "w3": 0.5}, graph)
-    assert_equal(
-        graph, log_probs_of(seed, 2, 10, 12), [10, 7], vocab_size=11, blank_id=11, topology=topology,
-        boosting=boosting, beam=8.0,
-    )  # fmt: skip
 
 
 def test_kernel_with_word_sequences_equals_the_cpu():
@@ -314,11 +302,3 @@ def test_arcs_in_host_memory_give_the_same(monkeypatch, cache_bytes):
         assert work.cache_misses > 0
         assert (work.cache_hit_rate > 0.5) == (cache_bytes > 16)
         assert 32 * work.cache_misses <= work.bus_bytes <= 64 * work.cache_misses
-
-
-@checked
-def test_comparison_detects_another_beam():
-    graph, lms = case(0)
-    assert everything(on("cpu", graph, lms, beam=5.0), inputs_of(0), [FRAMES, 5]) != everything(
-        on("cpu", graph, lms, beam=9.0), inputs_of(0), [FRAMES, 5]
-    )

@@ -1,6 +1,5 @@
 """Lattices, n-best lists and confidence against an exhaustive search of all texts, and Kaldi's."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +8,8 @@ import torch
 
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import lattice_of
-from nemo_gpu_decoding.search.word_graph.result import matches, minimum_bayes_risk, with_confidence
+from nemo_gpu_decoding.search.word_graph.result import matches
 from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, PIECES, write_tlg
 from tests.oracles.viterbi import all_texts
@@ -133,16 +131,6 @@ def test_n_best_of_a_lattice_checks_the_number():
         lattice.n_best(0)
 
 
-def test_without_an_end_the_lattice_ends_anywhere():
-    arcs = [(0, 1, 1, 0.1, 1), (1, 2, 2, 0.1, 2)]
-    graph = WordGraph.from_fst(fst(arcs, 3, [2]), ("<eps>", "one", "two"))
-    log_probs = random_log_probs(1, 1, 3, seed=0)
-    nbest = make(graph, vocab_size=2, blank_id=2, n_best=3, lattice=True).decode(log_probs, [1])[0]
-    assert nbest.notes == (NO_END,)
-    assert not nbest.lattice.reaches_end
-    assert {path.text for path in nbest} == {"", "one"}
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_the_search_does_not_matter(seed):
     """Tokens of each frame in another order, links in another one: the same lattice, ties included."""
@@ -180,25 +168,6 @@ def test_words_that_all_paths_share_are_certain():
             assert word.confidence == pytest.approx(float(shares @ np.array(same)), abs=1e-9)
     alone = make(toy_graph(0), n_best=2, lattice_beam=1e-3).decode(log_probs, [12])[0]
     assert all(word.confidence == 1.0 for word in alone.best.words)
-
-
-def test_minimum_bayes_risk_takes_what_is_least_wrong():
-    log_probs = random_log_probs(1, 12, len(PIECES) + 1, seed=3)
-    path = make(toy_graph(0)).decode(log_probs, [12])[0].best
-    words = path.words[0]
-
-    def with_words(ids, probability):
-        return replace(path, words=tuple(words._replace(label=i) for i in ids), score=math.log(probability))
-
-    # the most likely text differs in two words from each of the others, which differ in one
-    texts = [with_words([1, 2, 9], 0.4), with_words([3, 4, 9], 0.31), with_words([3, 5, 9], 0.29)]
-    assert labels(minimum_bayes_risk(texts)) == (3, 4, 9)
-    assert minimum_bayes_risk(texts[:1]) is texts[0]
-    rated = with_confidence(texts)
-    assert [word.confidence for word in rated[0].words] == pytest.approx([0.4, 0.4, 1.0])
-    assert [word.confidence for word in rated[2].words] == pytest.approx([0.6, 0.29, 1.0])
-    with pytest.raises(ValueError, match="paths is empty"):
-        minimum_bayes_risk([])
 
 
 # -------------------- The same words and costs as kaldi_decoder, Kaldi's decoders as a Python package

@@ -101,3 +101,5 @@ def test_the_better_score_decides_among_equal_risks():
     paths = [path_of(text, math.log(share)) for text, share in {(): 0.5, (1,): 0.3, (1, 1): 0.2}.items()]
     for shift in range(3):
         assert text_of(minimum_bayes_risk(paths[shift:] + paths[:shift])) == ()
+    with pytest.raises(ValueError, match="paths is empty"):
+        minimum_bayes_risk([])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
 import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
@@ -97,20 +96,6 @@ def test_new_words_do_not_change_other_utterances(search, emulated_runtime):
     again = decoder.close(streams)
     for n in (1, 2, 3):
         assert all_facts([again[n]]) == all_facts([expected[n]])
-
-
-def test_new_word_loop_follows_the_graph():
-    graph = closed_graph(0)
-    opened = with_new_words(graph)
-    for name in ("arcs", "epsilons"):
-        ours, theirs = getattr(opened.arrays, name), getattr(graph.arrays, name)
-        assert (ours[: len(theirs)] == theirs).all()
-    assert (opened.shut[: graph.num_states] == graph.arrays.states).all()
-    assert opened.words[: len(graph.words)] == graph.words
-    assert set(opened.output_words) == {*graph.output_words, opened.unknown}
-    behind = opened.arrays.states[-1]
-    assert opened.arrays.epsilons["olabel"][behind["epsilon_begin"]] == opened.pieces.end
-    assert np.isinf(opened.arrays.states["final_cost"][-2:]).all()
 
 
 def test_graphs_of_other_versions_are_to_be_built_anew(tmp_path):

@@ -366,11 +366,6 @@ def test_a_running_stream_has_alternatives(composition):
     assert all_facts(decoder.close(streams)) == all_facts(whole)
 
 
-def test_alternatives_of_a_running_stream_need_its_links():
-    with pytest.raises(ValueError, match="n_best is 2, expected 1: alternatives are kept where the config has"):
-        make(toy_graph(1)).partial(make(toy_graph(1)).open(1), n_best=2)
-
-
 # ---------------------------------------------------------------------------------- oracle texts
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("reference", ["a ab cab", "", "bb unheard a a abc", "AB"])
