@@ -152,7 +152,6 @@ class Totals:
     insertions: int = 0
     with_oracle: int = 0
     oracle_errors: int = 0
-    slowest: tuple[tuple[float, str], ...] = ()  # seconds of work per second of audio, and the file
 
     @property
     def word_errors(self) -> WordErrors:

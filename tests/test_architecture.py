@@ -205,22 +205,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1885,
-    "cli": 2233,
-    "cluster": 487,
-    "compat": 1031,
-    "cuda": 979,
+    "(root)": 1878,
+    "cli": 2190,
+    "cluster": 473,
+    "compat": 1017,
+    "cuda": 973,
     "fusion": 2140,
-    "graph": 1698,
-    "live": 1302,
-    "lm": 1993,
-    "nemo_plugin": 3785,
-    "search": 11404,
+    "graph": 1692,
+    "live": 1269,
+    "lm": 1954,
+    "nemo_plugin": 3704,
+    "search": 11362,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43100
+PACKAGE_LINES = 42799
 PACKAGE_FILES = 189
-TESTS_LINES = 39995
+TESTS_LINES = 40001
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

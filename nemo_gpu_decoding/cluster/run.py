@@ -30,8 +30,6 @@ from nemo_gpu_decoding.nemo_plugin.transcribing import Transcriber, is_fatal, na
 from nemo_gpu_decoding.plain_text import format_table
 from nemo_gpu_decoding.transcript import Totals, Transcript, one_line, row_of
 
-SLOWEST, SHOWN = 3, 5  # number of slowest files in a marker and in the summary
-
 
 class Workers(NamedTuple):
     """The number and place of the workers that decode partitions.
@@ -110,16 +108,6 @@ class Worker(Transcriber):
         self.folder.write(self.folder.partition_file(partition), "".join(written[n] for n in sorted(written)).encode())
         self.folder.write_json(self.folder.marker_file(partition), vars(totals))
         return totals
-
-    def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
-        """Run `Transcriber.batch`, and add the time to the totals."""
-        started = time.perf_counter()
-        transcripts = super().batch(rows, read)
-        longest = max(rows, key=lambda row: row.duration)
-        pace = (time.perf_counter() - started) / max(sum(row.duration for row in rows), 1e-9)
-        slowest = [*self.totals.slowest, (round(pace, 4), longest.label)]
-        self.totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
-        return transcripts
 
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
         """Run `Transcriber.decode`. If the batch fails, each utterance is decoded alone."""
@@ -312,19 +300,14 @@ def _connected(workers: Workers) -> Any:
 
 
 def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
-    """Return a table with a row per manifest and one for all, the slowest files, and the errors."""
+    """Return a table with a row per manifest and one for all."""
     header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins", "oracle WER %"]
     named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
     rows = [_summary_row(name, partitions) for name, partitions in named]
     if len(rows) > 1:
         rows.append(_summary_row("all", totals))
     shown = [n for n in range(len(header)) if any(row[n] != "" for row in rows)]
-    text = format_table([header[n] for n in shown], [[row[n] for n in shown] for row in rows])
-    slowest = sorted((entry for part in totals for entry in map(tuple, part.slowest)), reverse=True)[:SHOWN]
-    if slowest:
-        lines = [[name, f"{pace:.3f}"] for pace, name in slowest]
-        text += "\n\n" + format_table(["slowest batches, by their longest file", "s of work per s of audio"], lines)
-    return text
+    return format_table([header[n] for n in shown], [[row[n] for n in shown] for row in rows])
 
 
 def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:

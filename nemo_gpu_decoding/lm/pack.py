@@ -46,7 +46,6 @@ class PackReport:
     states: int
     num_bytes: int  # of the packed file
     seconds: float
-    peak_rss: int  # bytes, of the whole process, including mapped pages; 0: unknown
 
     @property
     def num_ngrams(self) -> int:
@@ -91,7 +90,6 @@ def pack_arpa(
         states=packing.automaton.num_states,
         num_bytes=num_bytes,
         seconds=time.perf_counter() - begin,
-        peak_rss=_peak_rss(),
     )
 
 
@@ -114,15 +112,6 @@ def _mapped_zeros(folder: str | PathLike[str], count: int, dtype: DTypeLike) -> 
         return np.zeros(0, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
         return map_zeros(file, count * np.dtype(dtype).itemsize, folder).view(dtype)
-
-
-def _peak_rss() -> int:
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class _Packing:
