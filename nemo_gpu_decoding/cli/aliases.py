@@ -143,13 +143,11 @@ def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path)
 def speak(command: str, text: str, wav: Path) -> None:
     """Run a command that turns a text into a WAV file; a ValueError if it makes none."""
     command = command if "{wav}" in command else f"{command} {{wav}} {{text}}"
-    arguments = [part.replace("{text}", text).replace("{wav}", str(wav)) for part in shlex.split(command)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    words = [part.replace("{text}", text).replace("{wav}", str(wav)) for part in shlex.split(command)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode or not wav.is_file():
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
-        raise ValueError(
-            f"command {shlex.join(arguments)} made no WAV file (exit status {done.returncode}): {last[0]}"
-        )
+        raise ValueError(f"command {shlex.join(words)} made no WAV file (exit status {done.returncode}): {last[0]}")
 
 
 def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> Iterator[list[str]]:

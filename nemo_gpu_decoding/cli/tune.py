@@ -169,9 +169,7 @@ def run(options: TuneOptions) -> int:
     from nemo_gpu_decoding.cli.dev_set import encode
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    model = Model.load(
-        options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
-    )
+    model = Model.load(options.model, device=options.device, verbose=options.verbose, channel=options.channel_selector)
     strategy = choose_strategy(options, model.default_head)
     decoding.check_weight(
         "lm_weight", options.lm_weight, options.lm is not None or decoding.section_of(strategy) == "wfst"
@@ -260,10 +258,7 @@ def try_points(
 
 
 def ranked(
-    trials: Sequence[Trial],
-    objective: str,
-    false_phrase_cost: float = FALSE_PHRASE_COST,
-    most_false: float = float("inf"),
+    trials: list[Trial], objective: str, false_phrase_cost: float = FALSE_PHRASE_COST, most_false: float = float("inf")
 ) -> list[Trial]:
     """Sort the trials, best first; ties go to the smaller beam, then to the smaller weights.
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,10 +77,7 @@ class Exchange:
     """
 
     def __init__(
-        self,
-        arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
-        device: torch.device,
-        new: Callable[..., torch.Tensor] = torch.zeros,
+        self, arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]], device: torch.device, new: Any = torch.zeros
     ) -> None:
         self._begins: dict[str, int] = {}
         ends: dict[str, int] = {}

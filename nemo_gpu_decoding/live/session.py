@@ -23,14 +23,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, as_phrase, written_request
-from nemo_gpu_decoding.live.interface import (
-    MAX_END_SILENCE,
-    MAX_GRAMMAR_LETTERS,
-    Chunk,
-    Limits,
-    StepOutput,
-    StreamOptions,
-)
+from nemo_gpu_decoding.live.interface import MAX_END_SILENCE, MAX_LETTERS, Chunk, Limits, StepOutput, StreamOptions
 from nemo_gpu_decoding.transcript import Transcript, details_of
 
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -112,8 +105,8 @@ def _check_grammar(message: dict[str, Any]) -> None:
     for name in ("allowed_scripts", "allowed_tokens", "grammar"):
         texts = message.get(name)
         letters = sum(map(len, map(str, texts if isinstance(texts, list) else [texts or ""])))
-        if letters > MAX_GRAMMAR_LETTERS:
-            raise FieldError(name, f"{letters} characters", f"at most {MAX_GRAMMAR_LETTERS}")
+        if letters > MAX_LETTERS:
+            raise FieldError(name, f"{letters} characters", f"at most {MAX_LETTERS}")
 
 
 def _check_phrases(phrases: Any, limits: Limits) -> None:

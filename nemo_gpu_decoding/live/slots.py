@@ -152,9 +152,8 @@ class Slots:
 
     def final(self, slots: Sequence[LiveSlot]) -> list[Any]:
         """Return the result that `end` would return; the utterances continue."""
-        return self._asked(
-            slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows)
-        )  # a copy is closed
+        # a copy is closed
+        return self._asked(slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows))
 
     def end(self, slots: Sequence[LiveSlot]) -> list[Any]:
         """End these utterances and free their slots; returns an `NBest` for each."""

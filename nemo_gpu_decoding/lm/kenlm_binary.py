@@ -180,25 +180,19 @@ class KenlmBinary:
         return _find_bigrams(keys, words, _FIRST, _INVERSE)
 
     def _longer(
-        self,
-        n: int,
-        sought: np.ndarray,
-        keys: np.ndarray,
-        first: np.ndarray,
-        suffixes: np.ndarray,
-        prefixes: np.ndarray,
+        self, n: int, new: np.ndarray, keys: np.ndarray, first: np.ndarray, suffixes: np.ndarray, prefixes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the entries of the n-grams, and the rows of their last and first n - 1 words.
 
         Args:
-            sought: [N] keys of the n-grams, ascending.
+            new: [N] keys of the n-grams, ascending.
             keys: [M] those of the (n - 1)-grams; first: their first words.
             suffixes: [M] rows of the last n - 2 words of the (n - 1)-grams; prefixes: those of the first ones.
         """
         before = np.argsort(suffixes, kind="stable")  # (n - 1)-grams by their last words
         begin = np.searchsorted(suffixes[before], np.arange(int(max(suffixes.max(), prefixes.max())) + 2))
         self._check_trials(n, int((begin[prefixes + 1] - begin[prefixes]).sum()))
-        return _find_longer(sought, keys, first, prefixes, before, begin, _FIRST, _SECOND)
+        return _find_longer(new, keys, first, prefixes, before, begin, _FIRST, _SECOND)
 
     def _check_trials(self, n: int, trials: int) -> None:
         if trials > MOST_TRIALS:
@@ -248,10 +242,8 @@ class _Trie:
         if self._is_chopped and params.order > 2:
             self._chop_limit = int(data[begin + 1])
         self._word_bits = counts[0].bit_length()
-        self._begins, self._pointers = (
-            [],
-            [],
-        )  # of orders 2 and above: first bit of the entries, high parts of pointers
+        # of orders 2 and above: first bit of the entries, high parts of pointers
+        self._begins, self._pointers = [], []
         for n in range(2, params.order):
             inline = counts[n].bit_length() - self._chop(counts[n - 1] + 1, counts[n])
             high = np.zeros(1, np.uint64)
@@ -316,9 +308,7 @@ class _Trie:
         if not self._is_chopped:
             return 0
         required = most.bit_length()
-        change = [
-            (most >> (required - chop)) * 64 - entries * chop for chop in range(min(required, self._chop_limit) + 1)
-        ]
+        change = [(most >> (required - c)) * 64 - entries * c for c in range(min(required, self._chop_limit) + 1)]
         return change.index(min(change))
 
 

@@ -51,7 +51,7 @@ from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.records import CACHED_ARC, LM_STATE
 
 PLACEMENTS = ("auto", "device", "paged")
-ResolvedPlacement = Literal["device", "paged"]
+Placement = Literal["device", "paged"]
 
 SLOT_BYTES = CACHED_ARC.itemsize  # of the cache
 # `auto` keeps the larger of both free on a GPU, for the activations of an acoustic model and for the
@@ -112,9 +112,7 @@ def cache_slots(arrays: PackedArrays, cache_bytes: int) -> int:
     return max(1, min(cache_bytes // SLOT_BYTES, int(arrays.states["arc_begin"][-1])))
 
 
-def resolve_placement(
-    placement: str, need: Footprint, free: Memory, name: str, device: torch.device
-) -> ResolvedPlacement:
+def resolve_placement(placement: str, need: Footprint, free: Memory, name: str, device: torch.device) -> Placement:
     """Return the placement of an LM, "auto" resolved.
 
     Args:
@@ -201,7 +199,7 @@ class DeviceLM:
 
     source: PackedArrays  # the arrays that were copied
     device: torch.device
-    placement: ResolvedPlacement
+    placement: Placement
     states: torch.Tensor  # [S + 1, 12] uint8
     labels: torch.Tensor  # packed, int64
     arcs: torch.Tensor | None  # packed, int64; None: in host memory
@@ -297,9 +295,7 @@ _copies: weakref.WeakValueDictionary[tuple[Any, ...], DeviceLM] = weakref.WeakVa
 _host_tables: weakref.WeakValueDictionary[int, HostTable] = weakref.WeakValueDictionary()
 
 
-def _upload(
-    arrays: PackedArrays, device: torch.device, placement: ResolvedPlacement, slots: int, name: str
-) -> DeviceLM:
+def _upload(arrays: PackedArrays, device: torch.device, placement: Placement, slots: int, name: str) -> DeviceLM:
     cache = None
     if placement == "paged":
         cache = torch.zeros((slots, SLOT_BYTES // 8), dtype=_WORD, device=device)

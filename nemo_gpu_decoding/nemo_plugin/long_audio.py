@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -152,13 +152,11 @@ class _Windows:
             kept = kept[at(max(begin - self.context, 0)) - at(first) :]
 
 
-def segment_files(
-    model: Model, file: AudioSource, plan: Plan, batch_size: int, first: int = 0
-) -> Iterator[list[Path]]:
+def segment_files(model: Model, file: AudioSource, plan: Plan, size: int, first: int = 0) -> Iterator[list[Path]]:
     """Write the segments of a recording from the `first` on to files, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
-        for batch in grouped(plan.segments[first:], batch_size):
+        for batch in grouped(plan.segments[first:], size):
             read = []
             for begin, end in batch:
                 reader.skip(position(begin) - at)
@@ -181,10 +179,7 @@ def return_memory() -> None:
 
 
 def joined(
-    spans: Sequence[tuple[float, float]],
-    transcripts: Sequence[Transcript | str],
-    fault: str = "",
-    min_confidence: float = 0.0,
+    spans: list[tuple[float, float]], transcripts: list[Transcript | str], fault: str = "", min_confidence: float = 0.0
 ) -> Transcript:
     """Return the transcript of a recording from those of its segments; an error of a segment is named with its time.
 

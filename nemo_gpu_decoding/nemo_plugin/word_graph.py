@@ -46,10 +46,10 @@ class WordGraphInfer(CTCInfer):
         if graph.pieces is not None or lacks_words(known, fused.boosting, graph):
             graph, language = decoder.opened_graph, self.options.graph.source_lang
             speller = Speller(in_language(self.vocabulary(), language), fused.lm_weight / weight)
-        return _boosting(known, fused.boosting, graph, "error", "requests", speller)
+        return _boosting(known, fused.boosting, graph, missing="error", name="requests", speller=speller)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
-        return _boosting(configured_phrases(config), config, self.decoder().graph, "error", "requests")
+        return _boosting(configured_phrases(config), config, self.decoder().graph, missing="error", name="requests")
 
     def _load(self) -> CudaWFST:
         fused, vocabulary = self.options.fusion, self.vocabulary()
@@ -63,7 +63,7 @@ class WordGraphInfer(CTCInfer):
         boosting = None
         if phrases:
             name = str(fused.boosting.key_phrases_file or "wfst.boosting_tree")
-            boosting = _boosting(phrases, fused.boosting, graph, "skip", name)
+            boosting = _boosting(phrases, fused.boosting, graph, missing="skip", name=name)
         return self._search(
             graph,
             config=replace(self.options.search, topology=topology),
@@ -130,14 +130,7 @@ class PagedInfer(WordGraphInfer):
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, **others)
 
 
-def _boosting(
-    phrases: Sequence[Phrase],
-    config: BoostingConfig,
-    graph: WordGraph,
-    missing: str,
-    name: str,
-    speller: Speller | None = None,
-) -> BackoffAutomaton:
+def _boosting(phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph, **how: Any) -> BackoffAutomaton:
     """Cache `word_boosting`, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
-    key = ("word boosting", tuple(phrases), config, graph.fingerprint, missing, speller)
-    return cached(key, partial(word_boosting, phrases, config, graph, missing=missing, name=name, speller=speller))
+    key = ("word boosting", tuple(phrases), config, graph.fingerprint, how["missing"], how.get("speller"))
+    return cached(key, partial(word_boosting, phrases, config, graph, **how))

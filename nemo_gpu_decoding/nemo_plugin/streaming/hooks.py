@@ -25,16 +25,10 @@ from nemo_gpu_decoding.live.endpointing import read_rules
 from nemo_gpu_decoding.live.interface import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.adapters import adapted
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
+from nemo_gpu_decoding.nemo_plugin.register import GREEDY, STRATEGIES, find_strategy
 from nemo_gpu_decoding.nemo_plugin.restore import model_config
-from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import (
-    buffered_transducer,
-    cache_aware_transducer,
-    searching_ctc,
-)
+from nemo_gpu_decoding.nemo_plugin.streaming import searching_pipelines as pipelines
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
-
-GREEDY = ("greedy", "greedy_batch")
 
 
 def ctc_search(model: Any) -> CTCInfer | None:
@@ -201,8 +195,10 @@ def _anew(cfg: Any) -> str:
 
 
 KINDS = {
-    "BufferedCTCPipeline": PipelineKind(ctc_search, searching_ctc),
-    "CacheAwareCTCPipeline": PipelineKind(ctc_search, searching_ctc),
-    "BufferedRNNTPipeline": PipelineKind(transducer_search, buffered_transducer, lambda cfg: bool(_anew(cfg)), _anew),
-    "CacheAwareRNNTPipeline": PipelineKind(transducer_search, cache_aware_transducer, lambda cfg: True),
+    "BufferedCTCPipeline": PipelineKind(ctc_search, pipelines.searching_ctc),
+    "CacheAwareCTCPipeline": PipelineKind(ctc_search, pipelines.searching_ctc),
+    "BufferedRNNTPipeline": PipelineKind(
+        transducer_search, pipelines.buffered_transducer, lambda cfg: bool(_anew(cfg)), _anew
+    ),
+    "CacheAwareRNNTPipeline": PipelineKind(transducer_search, pipelines.cache_aware_transducer, lambda cfg: True),
 }

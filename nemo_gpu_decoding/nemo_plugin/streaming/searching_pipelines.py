@@ -192,10 +192,8 @@ def searching_ctc(base: Any) -> type:
             rows = [row[:n] for row, n in zip(log_probs.cpu(), self.lengths, strict=True)]
             for turn in turns(requests):
                 requests_of_turn = [requests[i] for i in turn]
-                clips = [self.get_cut_off_range(size, request.is_last) for request in requests_of_turn]
-                inputs = [
-                    (rows[i], start, min(end, len(rows[i]))) for i, (start, end) in zip(turn, clips, strict=True)
-                ]
+                cuts = [self.get_cut_off_range(size, request.is_last) for request in requests_of_turn]
+                inputs = [(rows[i], start, min(end, len(rows[i]))) for i, (start, end) in zip(turn, cuts, strict=True)]
                 ready = self.search(requests_of_turn, inputs)
                 if ready:
                     self.text_processor.process(self.get_states(ready))
@@ -365,12 +363,7 @@ def buffered_transducer(base: Any) -> type:
                 state.committed = len(state.tokens)  # NeMo keeps the tokens of earlier steps
 
         def stateful_transcribe_step(
-            self,
-            requests: list[Any],
-            encs: Tensor,
-            enc_lens_chunk: Tensor,
-            enc_lens: Tensor,
-            ready_state_ids: set[int],
+            self, requests: list, encs: Tensor, enc_lens_chunk: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
         ) -> None:
             """Read the frames of this step's chunks. The frames to their right are context of the encoder and belong
             to the next chunk."""
