@@ -205,7 +205,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1878,
+    "(root)": 1886,
     "cli": 2190,
     "cluster": 473,
     "compat": 1017,
@@ -214,11 +214,11 @@ CODE_BUDGETS = {
     "graph": 1692,
     "live": 1269,
     "lm": 1954,
-    "nemo_plugin": 3704,
+    "nemo_plugin": 3655,
     "search": 11362,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42799
+PACKAGE_LINES = 42758
 PACKAGE_FILES = 189
 TESTS_LINES = 40001
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -29,6 +29,7 @@ from nemo.utils import logging
 from nemo.utils.app_state import AppState
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gpu_decoding.checks import having
 from nemo_gpu_decoding.metrics import calibrated
 from nemo_gpu_decoding.nemo_plugin import hypotheses as kinds
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
@@ -330,15 +331,11 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     So a file that does not fit the model raises here, and the model keeps its strategy. Restoring a model does
     not load them, because NeMo then creates the decoding object more than once. CUDA graphs that are off stay off.
     """
-    token = _changing.set(True)
-    try:
-        with _only_user_of(instance):
-            are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
-            wrapped(*call.args, **call.kwargs)
-            if are_graphs_off:
-                instance.disable_cuda_graphs()
-    finally:
-        _changing.reset(token)
+    with having(_changing, True), _only_user_of(instance):
+        are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
+        wrapped(*call.args, **call.kwargs)
+        if are_graphs_off:
+            instance.disable_cuda_graphs()
 
 
 def alone(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Any:

@@ -87,10 +87,8 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
     segments, doubtful = choose_segments(spans, levels, cutting.limits(model.trained_seconds), step_seconds)
     if doubtful:
         times = ", ".join(clock(step * step_seconds) for step in doubtful[:5])
-        more = "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
-        logger.warning(
-            "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, MIN_PAUSE, times, more
-        )
+        times += "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
+        logger.warning("%s: no pause of %g s at %s; the cut is at the longest pause there", file, MIN_PAUSE, times)
     begun = list(_begun(model, file, segments, levels, position)) if segments else []
     return Plan(begun, step_seconds, windows.seconds, windows.fault)
 

@@ -59,10 +59,7 @@ class TransducerInfer(FusedInfer):
         self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
 
     def __call__(
-        self,
-        encoder_output: Tensor,
-        encoded_lengths: Tensor,
-        partial_hypotheses: Sequence[Hypothesis | Sequence[Hypothesis] | None] | None = None,
+        self, encoder_output: Tensor, encoded_lengths: Tensor, partial_hypotheses: Sequence[Any] | None = None
     ) -> tuple[list[Hypothesis | NBestHypotheses]]:
         """Decode a batch, or the next chunk of a batch of streams.
 

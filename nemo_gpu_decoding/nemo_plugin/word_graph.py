@@ -64,12 +64,9 @@ class WordGraphInfer(CTCInfer):
         if phrases:
             name = str(fused.boosting.key_phrases_file or "wfst.boosting_tree")
             boosting = _boosting(phrases, fused.boosting, graph, missing="skip", name=name)
-        return self._search(
-            graph,
-            config=replace(self.options.search, topology=topology),
-            fusion=Fusion(None, fused.lm_weight, boosting, fused.boosting_weight),
-            pieces=vocabulary.pieces,
-        )
+        fusion = Fusion(None, fused.lm_weight, boosting, fused.boosting_weight)
+        config = replace(self.options.search, topology=topology)
+        return self._search(graph, config=config, fusion=fusion, pieces=vocabulary.pieces)
 
     def _boosted_words(self, phrases: Sequence[Phrase]) -> list[str]:
         """Return the words of phrases and aliases, for a graph that is built."""

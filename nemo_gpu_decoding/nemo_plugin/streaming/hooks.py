@@ -20,7 +20,7 @@ from nemo.utils import logging
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.checks import FieldError, check_int, having
 from nemo_gpu_decoding.live.endpointing import read_rules
 from nemo_gpu_decoding.live.interface import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.adapters import adapted
@@ -67,7 +67,7 @@ def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -
         lengths -= torch.tensor([len(row) for row in previous])
         states = [_state_of(row, b, infer.strategy) for b, row in enumerate(previous)]
     decoding = model.ctc_decoding if is_ctc_head else model.decoding
-    with continued_streams(states):
+    with having(continued_streams, states):
         texts = decoding.ctc_decoder_predictions_tensor(outputs[0], lengths)
     for row, state in zip(labels, states, strict=True):
         row.search_state = state
@@ -185,7 +185,7 @@ class PipelineKind(NamedTuple):
 
     search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
     adapt: Callable[[Any], type]
-    reads_tail: Callable[[Any], bool] = lambda cfg: False  # by its config: whether it searches tails, or NeMo has none
+    reads_tail: Callable[[Any], Any] = lambda cfg: False  # by its config: whether it searches tails, or NeMo has none
     why_one_best: Callable[[Any], str] = lambda cfg: ""  # by its config: why it gives no n-best lists; empty: it does
 
 
@@ -197,8 +197,6 @@ def _anew(cfg: Any) -> str:
 KINDS = {
     "BufferedCTCPipeline": PipelineKind(ctc_search, pipelines.searching_ctc),
     "CacheAwareCTCPipeline": PipelineKind(ctc_search, pipelines.searching_ctc),
-    "BufferedRNNTPipeline": PipelineKind(
-        transducer_search, pipelines.buffered_transducer, lambda cfg: bool(_anew(cfg)), _anew
-    ),
+    "BufferedRNNTPipeline": PipelineKind(transducer_search, pipelines.buffered_transducer, _anew, _anew),
     "CacheAwareRNNTPipeline": PipelineKind(transducer_search, pipelines.cache_aware_transducer, lambda cfg: True),
 }
