@@ -205,22 +205,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1886,
-    "cli": 2190,
+    "(root)": 1884,
+    "cli": 2182,
     "cluster": 473,
-    "compat": 1017,
-    "cuda": 973,
+    "compat": 1005,
+    "cuda": 969,
     "fusion": 2140,
-    "graph": 1692,
-    "live": 1269,
-    "lm": 1954,
+    "graph": 1674,
+    "live": 1266,
+    "lm": 1936,
     "nemo_plugin": 3655,
-    "search": 11362,
+    "search": 11330,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42758
-PACKAGE_FILES = 189
-TESTS_LINES = 40001
+PACKAGE_LINES = 42654
+PACKAGE_FILES = 188
+TESTS_LINES = 40003
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

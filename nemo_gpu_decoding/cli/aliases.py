@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import MISSING, DictConfig
 from tqdm import tqdm
 
-from nemo_gpu_decoding.audio import part_of
+from nemo_gpu_decoding.audio import AudioSource, part_of
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.metrics import PhraseWords
@@ -23,7 +23,6 @@ from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.audio import AudioSource
     from nemo_gpu_decoding.fusion.phrases import Phrase
 
 EXAMPLES = (

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from nemo_gpu_decoding.nemo_plugin.model import Head
+    from nemo_gpu_decoding.nemo_plugin.model import Head, Outputs
     from nemo_gpu_decoding.search.decoder import Decoder
     from nemo_gpu_decoding.search.rescoring import Rescoring
     from nemo_gpu_decoding.search.result import NBest, Path
 
     Search = Decoder[Any, Any]
-    from nemo_gpu_decoding.nemo_plugin.model import Outputs
 
 
 BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect on results

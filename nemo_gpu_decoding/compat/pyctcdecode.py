@@ -29,8 +29,7 @@ import torch
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet, spellings
-from nemo_gpu_decoding.compat.bonuses import hotword_automaton
-from nemo_gpu_decoding.compat.language_model import LanguageModel
+from nemo_gpu_decoding.compat.language_model import LanguageModel, hotword_automaton
 from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, WordSearch, aligned_score, likely_of, log_probs_of
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.fusion.fusion import Request
@@ -158,9 +157,7 @@ class BeamSearchDecoderCTC:
         return cls(alphabet, None if folder is None else LanguageModel.load_from_dir(folder, unigram_encoding))
 
     @classmethod
-    def load_from_hf_hub(
-        cls, model_id: str, cache_dir: str | FilePath | None = None, **kwargs: Any
-    ) -> BeamSearchDecoderCTC:
+    def load_from_hf_hub(cls, model_id: str, cache_dir: Any = None, **kwargs: Any) -> BeamSearchDecoderCTC:
         """Read a decoder from a repository of Hugging Face; `kwargs` are those of `snapshot_download`."""
         require("huggingface_hub")
         from huggingface_hub import snapshot_download

@@ -34,9 +34,7 @@ def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.
     with _lock:
         copies = _uploaded.setdefault(owner, {})
         if device not in copies:
-            copies[device] = tuple(
-                (as_records(array) if array.dtype.names else torch.tensor(array)).to(device) for array in arrays
-            )
+            copies[device] = tuple((as_records(a) if a.dtype.names else torch.tensor(a)).to(device) for a in arrays)
         return copies[device]
 
 

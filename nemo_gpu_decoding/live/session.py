@@ -127,15 +127,13 @@ def _check_phrases(phrases: Any, limits: Limits) -> None:
         raise FieldError("phrases", f"{total} characters", f"at most {most} in all phrases together")
 
 
-def _texts_of(number: int, phrase: Any) -> list[Any]:
+def _texts_of(n: int, phrase: Any) -> list[Any]:
     """Return a phrase and its aliases, not checked yet."""
     if not isinstance(phrase, dict):
         return [phrase]
     aliases = phrase.get("aliases")
     if phrase.keys() - {"phrase", "aliases"} or not isinstance(aliases, list | None):
-        raise FieldError(
-            f"phrases[{number}]", _short(phrase), "a text, or an object with phrase and a list of aliases"
-        )
+        raise FieldError(f"phrases[{n}]", _short(phrase), "a text, or an object with phrase and a list of aliases")
     return [phrase.get("phrase"), *(aliases or ())]
 
 

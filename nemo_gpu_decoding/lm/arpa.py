@@ -311,12 +311,9 @@ class ArpaReader:
         self._table = SymbolTable()
         self._table.add([symbol.encode() for symbol in self.symbols])
         new = len(self.added)
-        self._one_grams = NGramBlock(
-            1,
-            np.arange(len(self.symbols), dtype=np.int32)[:, None],
-            np.append(np.full(new, unknown), listed.log10_probs),
-            np.append(np.zeros(new), listed.log10_backoffs),
-        )
+        symbols = np.arange(len(self.symbols), dtype=np.int32)[:, None]
+        probs = np.append(np.full(new, unknown), listed.log10_probs)
+        self._one_grams = NGramBlock(1, symbols, probs, np.append(np.zeros(new), listed.log10_backoffs))
 
     def _section(self, order: int) -> Iterator[NGramBlock]:
         """Yield the n-grams of one order; their number must be that of the header."""

@@ -35,7 +35,6 @@ import mmap
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -239,12 +238,7 @@ class PlacedLM:
     """
 
     def __init__(
-        self,
-        arrays: PackedArrays,
-        placement: str,
-        cache_bytes: int,
-        name: str = "the LM",
-        measure: Callable[[torch.device], Memory] = free_memory,
+        self, arrays: PackedArrays, placement: str, cache_bytes: int, name: str = "the LM", measure: Any = free_memory
     ) -> None:
         check_choice("placement", placement, PLACEMENTS)
         if cache_bytes < SLOT_BYTES:

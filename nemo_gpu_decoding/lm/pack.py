@@ -35,6 +35,7 @@ from nemo_gpu_decoding.lm.trie import BackoffArcs, Zeros, read_trie
 
 _CHUNK = 1 << 20  # n-grams at a time
 _START, _END = "<s>", "</s>"
+Name = str | PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,7 @@ class PackReport:
         return sum(self.counts)
 
 
-def pack_arpa(
-    source: str | PathLike[str],
-    target: str | PathLike[str],
-    *,
-    temporary: str | PathLike[str] | None = None,
-    progress: bool = False,
-) -> PackReport:
+def pack_arpa(source: Name, target: Name, *, temporary: Name | None = None, progress: bool = False) -> PackReport:
     """Pack an ARPA file of any size.
 
     Scores are those of the ARPA file. An unlisted n-gram has its backed-off weight, also if it is the
@@ -93,7 +88,7 @@ def pack_arpa(
     )
 
 
-def pack_arpa_in_memory(source: str | PathLike[str], *, added_words: Sequence[str] = ()) -> packed.PackedLM:
+def pack_arpa_in_memory(source: Name, *, added_words: Sequence[str] = ()) -> packed.PackedLM:
     """Pack an ARPA file in memory; other arguments and errors are those of `pack_arpa`.
 
     Args:
@@ -106,7 +101,7 @@ def pack_arpa_in_memory(source: str | PathLike[str], *, added_words: Sequence[st
     return packed.assemble(arrays, packing.facts, str(source))
 
 
-def _mapped_zeros(folder: str | PathLike[str], count: int, dtype: DTypeLike) -> np.ndarray:
+def _mapped_zeros(folder: Name, count: int, dtype: DTypeLike) -> np.ndarray:
     """Return an array [count] in a file of `folder` without a name, which the system removes with the array."""
     if not count:
         return np.zeros(0, dtype)

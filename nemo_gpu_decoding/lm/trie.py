@@ -143,11 +143,7 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
 
 
 def _is_filled(
-    trie: NGramTrie,
-    ngrams: Iterable[NGramBlock],
-    symbols: Sequence[str],
-    progress: Callable[[], None],
-    fault: Callable[[int, str], ValueError],
+    trie: NGramTrie, ngrams: Iterable[NGramBlock], symbols: Sequence[str], progress: Callable, fault: Callable
 ) -> bool:
     """Add all n-grams until one is added twice; return whether none was. `fault` makes an error about a row."""
     for order, blocks in groupby(ngrams, attrgetter("order")):

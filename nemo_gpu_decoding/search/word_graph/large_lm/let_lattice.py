@@ -51,12 +51,11 @@ class Reached(NamedTuple):
     total: np.ndarray  # [1] int64, number of links, including links beyond the capacity
 
 
+Models = tuple[records.Search, LmScorer | None]
+
+
 def more_links(
-    state: let_nodes.NodeArrays,
-    tokens: np.ndarray,
-    lattice: LatticeLinks,
-    models: tuple[records.Search, LmScorer | None],
-    work: records.Workspace,
+    state: let_nodes.NodeArrays, tokens: np.ndarray, lattice: LatticeLinks, models: Models, work: records.Workspace
 ) -> tuple[let_nodes.NodeArrays, LatticeLinks]:
     """List the ways to all expanded nodes that lead to a context from which the search may go on.
 
@@ -77,7 +76,7 @@ def links_to_ends(
     listed: np.ndarray,
     extra: np.ndarray,
     lattice: LatticeLinks,
-    models: tuple[records.Search, LmScorer | None],
+    models: Models,
     work: records.Workspace,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the links of a lattice and the tokens at its end.
@@ -112,12 +111,7 @@ def _sizes(lattice: LatticeLinks, state: let_nodes.NodeArrays) -> np.ndarray:
     return sizes
 
 
-def _listed(
-    state: let_nodes.NodeArrays,
-    extra: np.ndarray,
-    models: tuple[records.Search, LmScorer | None],
-    work: records.Workspace,
-) -> np.ndarray:
+def _listed(state: let_nodes.NodeArrays, extra: np.ndarray, models: Models, work: records.Workspace) -> np.ndarray:
     """Return the links from context to context, [n] LINK."""
     capacity = 4 * int(state.counters["links"][0]) + 64
     while True:
