@@ -207,7 +207,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 CODE_BUDGETS = {
     "(root)": 1884,
     "cli": 2182,
-    "cluster": 473,
+    "cluster": 448,
     "compat": 1005,
     "cuda": 969,
     "fusion": 2140,
@@ -218,7 +218,7 @@ CODE_BUDGETS = {
     "search": 11330,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42654
+PACKAGE_LINES = 42620
 PACKAGE_FILES = 188
 TESTS_LINES = 40003
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -332,10 +332,6 @@ class RunPlan(NamedTuple):
     partitions: list[Partition]
     shards: list[str]
 
-    @property
-    def seconds(self) -> float:
-        return sum(partition.seconds for partition in self.partitions)
-
 
 def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: Mapping[str, Any]) -> RunPlan:
     """Begin a run in a folder, or resume the run that began there.

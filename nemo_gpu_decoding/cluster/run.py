@@ -166,15 +166,16 @@ def transcribe_corpus(
     if retry_errors:
         totals = {number: done for number, done in totals.items() if not done.errors}
     todo = [partition for partition in plan.partitions if partition.number not in totals]
-    progress = ProgressBar(plan, list(totals.values()))
-    with progress.bar:
+    shown: dict[str, Any] = {"unit": " partitions", "desc": "transcribing", "disable": None, "file": sys.stderr}
+    with tqdm(total=len(plan.partitions), initial=len(totals), **shown) as bar:
         _check_errors(totals.values(), max_errors)
         new_totals: Iterable[Totals] = ()
         if todo:
             new_totals = _on_ray(job, todo, workers) if workers.address else map(Worker(job).transcribe, todo)
         for done in new_totals:
             totals[done.number] = done
-            progress.add(done)
+            bar.update()
+            bar.set_postfix(errors=sum(partition.errors for partition in totals.values()))
             _check_errors(totals.values(), max_errors)
     return [totals[number] for number in sorted(totals)]
 
@@ -194,37 +195,6 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
             f"max_errors={max_errors}, but {count} utterances failed, the last one with: {failed[-1].last_error}; "
             "mend that and run again with retry_errors=true, or allow more"
         )
-
-
-class ProgressBar:
-    """A progress bar that shows hours of audio, speed relative to real time, errors and remaining time.
-
-    If the hours of a partition are unknown, the bar counts partitions.
-    """
-
-    def __init__(self, plan: RunPlan, done: Sequence[Totals]) -> None:
-        in_hours = all(partition.seconds for partition in plan.partitions)
-        self.parts = {partition.number: partition.seconds / 3600 if in_hours else 1 for partition in plan.partitions}
-        self.hours = 0.0
-        self.bar: Any = tqdm(
-            total=sum(self.parts.values()),
-            initial=sum(self.parts[partition.number] for partition in done),
-            desc="transcribing",
-            bar_format="{desc}: {percentage:3.0f}% |{bar:20}| "
-            + ("{n:.2f}/{total:.2f} h" if in_hours else "{n_fmt}/{total_fmt} partitions")
-            + "{postfix}, {remaining} to go",
-            disable=None,
-            file=sys.stderr,
-            dynamic_ncols=True,
-        )
-        self.errors = sum(partition.errors for partition in done)
-
-    def add(self, totals: Totals) -> None:
-        self.bar.update(self.parts[totals.number])
-        self.hours += totals.audio / 3600
-        self.errors += totals.errors
-        elapsed = max(self.bar.format_dict["elapsed"], 1e-9)
-        self.bar.set_postfix_str(f"{3600 * self.hours / elapsed:.1f} x real time, {self.errors} errors")
 
 
 # ------------------------------------------------------------------------------------------------- Ray
