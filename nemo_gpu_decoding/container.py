@@ -14,8 +14,6 @@ body       CRC-32 of the body, likewise
 facts      JSON: all other fields
 """
 
-from __future__ import annotations
-
 import errno
 import glob
 import json

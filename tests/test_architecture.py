@@ -205,20 +205,20 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1884,
-    "cli": 2182,
-    "cluster": 448,
-    "compat": 1005,
-    "cuda": 969,
+    "(root)": 1876,
+    "cli": 2180,
+    "cluster": 446,
+    "compat": 1002,
+    "cuda": 963,
     "fusion": 2140,
-    "graph": 1674,
-    "live": 1266,
-    "lm": 1936,
-    "nemo_plugin": 3655,
-    "search": 11330,
+    "graph": 1671,
+    "live": 1263,
+    "lm": 1929,
+    "nemo_plugin": 3647,
+    "search": 11296,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42620
+PACKAGE_LINES = 42468
 PACKAGE_FILES = 188
 TESTS_LINES = 40003
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

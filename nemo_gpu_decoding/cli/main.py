@@ -1,7 +1,5 @@
 """`nemo-gpu-decoding COMMAND key=value ...`: runs the command if its extras are installed; user errors take a line."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

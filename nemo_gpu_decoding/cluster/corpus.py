@@ -14,8 +14,6 @@ Files are written atomically, and a marker is written after its partition. A run
 If a partition is written twice, the content is the same.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

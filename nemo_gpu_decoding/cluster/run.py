@@ -3,8 +3,6 @@
 A worker needs no Ray: it loads a model once, and decodes partitions to one file of transcripts each.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Run the searches behind pyctcdecode's interface, and compute the log-probs that they read."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

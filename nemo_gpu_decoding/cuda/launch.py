@@ -7,8 +7,6 @@ The runtime of a process is CUDA's (`driver.py`). Tests replace it by an emulato
 kernels on the CPU.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Constant tables are uploaded once per owner and device. An `Exchange` moves many arrays in one copy.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence

@@ -10,8 +10,6 @@ is 2^-10, which changes path costs by up to 2e-3 (measured).
     graph = build_graph("lm.arpa.gz", Lexicon.from_file("lexicon.txt", pieces))
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

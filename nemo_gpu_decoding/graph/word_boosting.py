@@ -6,8 +6,6 @@ when the graph emits the word, before pruning. It should be below half the beam;
 larger bonus are pruned too early.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

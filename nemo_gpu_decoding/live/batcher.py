@@ -4,8 +4,6 @@ The recognizer runs in its own thread, so that the event loop continues to read 
 step form the next batch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

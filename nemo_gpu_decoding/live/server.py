@@ -12,8 +12,6 @@ If the server has a token, all but / and /healthz require it: "Authorization: Be
 browsers, which cannot set headers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -11,8 +11,6 @@ begin in the largest group, and the other groups are dropped when they are empty
 one `push` and one `partial`, or a few of each for a while after the number of utterances has grown.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

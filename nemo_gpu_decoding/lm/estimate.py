@@ -15,8 +15,6 @@ number of an n-gram depends on the number of its context and its last symbol. So
 columns.
 """
 
-from __future__ import annotations
-
 import gzip
 import logging
 from array import array

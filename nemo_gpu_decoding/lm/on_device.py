@@ -29,8 +29,6 @@ A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's 
 `paged.cuh` is the counterpart in kernels.
 """
 
-from __future__ import annotations
-
 import mmap
 import sys
 import threading

@@ -11,8 +11,6 @@ states, back-offs and targets; the result is packed.
 The words and blocks of a few MB are in memory; the system decides how many mapped pages are.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -19,8 +19,6 @@ because an absent context has back-off weight 0. A context that the file does no
 the trie; its arc gets the cost of backing off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter

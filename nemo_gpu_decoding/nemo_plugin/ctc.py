@@ -1,7 +1,5 @@
 """Decode CTC log-probs for NeMo: the base class of these decoders, and flexctc_beam."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar

@@ -5,8 +5,6 @@ every word. Cuts are between words, so that segments need no overlap. The second
 model's strategy. Both passes read the file in order, and hold a batch of windows or segments.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Decode encoder output for NeMo with alsd_pp and aes_pp, and adapt NeMo's networks to these searches."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Decode CTC log-probs in word graphs for NeMo, with cuda_wfst and paged_biglm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -7,8 +7,6 @@ search, and texts are the result if the audio ended here. Without `asr.decoding`
 its model was saved with, if that is one of this package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import BoundArguments
 from typing import Any, NamedTuple

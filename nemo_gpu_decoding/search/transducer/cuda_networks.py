@@ -15,8 +15,6 @@ with the layer's weights then writes the logits into a buffer of the workspace. 
 in which torch would multiply. All other joints are called as torch modules, on rows that a kernel has gathered.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import ABC, abstractmethod

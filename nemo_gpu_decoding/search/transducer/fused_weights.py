@@ -20,8 +20,6 @@ instead of in every step. Sums and the tables of a stateless network are float32
 rounding only.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 

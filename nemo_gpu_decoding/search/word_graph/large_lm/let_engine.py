@@ -3,8 +3,6 @@
 Streams drop nodes that no token needs, and convert nodes to tokens for results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

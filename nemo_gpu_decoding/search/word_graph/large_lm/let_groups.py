@@ -8,8 +8,6 @@ This module makes all LM queries of the search. With a lattice, a node after a w
 If an array is full, functions that return a node set the status of the frame and return NONE.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Build word lattices, whose arcs have at most one word, and determinise them: one path per word sequence."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
