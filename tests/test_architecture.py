@@ -213,12 +213,12 @@ CODE_BUDGETS = {
     "fusion": 2140,
     "graph": 1671,
     "live": 1263,
-    "lm": 1929,
+    "lm": 1925,
     "nemo_plugin": 3647,
     "search": 11296,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42468
+PACKAGE_LINES = 42460
 PACKAGE_FILES = 188
 TESTS_LINES = 40003
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -62,7 +62,7 @@ class KenlmBinary:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         self._params = self._read_header()
         self.counts = dict(enumerate(self._params.counts, 1))
-        header = _aligned(_SANITY + 20 + 8 * self._params.order)
+        header = (_SANITY + 27 + 8 * self._params.order) // 8 * 8
         self._search = header + self._vocabulary_size()
         try:
             end = self._trie().end if self._params.kind >= _TRIE else self._tables()[-1].end
@@ -161,7 +161,8 @@ class KenlmBinary:
             entries = table.read(self._bytes)
             entries = entries[np.argsort(entries["key"], kind="stable")]
             if n == 2:
-                rows, suffixes, prefixes = self._bigrams(entries["key"], counts[0])
+                self._check_trials(2, len(entries) * counts[0])
+                rows, suffixes, prefixes = _find_bigrams(entries["key"], counts[0], _FIRST, _INVERSE)
             else:
                 rows, suffixes, prefixes = self._longer(n, entries["key"], keys, symbols[:, 0], suffixes, prefixes)
             read = entries[rows]
@@ -173,11 +174,6 @@ class KenlmBinary:
             keys = read["key"]
             symbols = np.concatenate([symbols[prefixes][:, :1], symbols[suffixes]], axis=1)
             yield symbols, read["prob"], read["backoff"]
-
-    def _bigrams(self, keys: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the entries of the bigrams, and their last and first words."""
-        self._check_trials(2, len(keys) * words)
-        return _find_bigrams(keys, words, _FIRST, _INVERSE)
 
     def _longer(
         self, n: int, new: np.ndarray, keys: np.ndarray, first: np.ndarray, suffixes: np.ndarray, prefixes: np.ndarray
@@ -310,10 +306,6 @@ class _Trie:
         required = most.bit_length()
         change = [(most >> (required - c)) * 64 - entries * c for c in range(min(required, self._chop_limit) + 1)]
         return change.index(min(change))
-
-
-def _aligned(size: int) -> int:
-    return (size + 7) // 8 * 8
 
 
 @compiled
