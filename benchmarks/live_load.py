@@ -250,11 +250,11 @@ class Load:
             metric: reads a metric of the server.
         """
         loop = asyncio.get_running_loop()
-        started, cpu = loop.time(), await metric("cpu_seconds_total")
+        started, cpu = loop.time(), await metric("process_cpu_seconds_total")
         watch = asyncio.create_task(self._watch_memory(metric))
         hostile = [asyncio.create_task(self._attack(connect, seed)) for seed in range(self.options.hostile)]
         audio = sum(await asyncio.gather(*(self._client(connect, seed) for seed in range(self.options.clients))))
-        seconds, cpu = loop.time() - started, await metric("cpu_seconds_total") - cpu
+        seconds, cpu = loop.time() - started, await metric("process_cpu_seconds_total") - cpu
         for task in (watch, *hostile):
             task.cancel()
         for ended in await asyncio.gather(watch, *hostile, return_exceptions=True):
@@ -286,7 +286,7 @@ class Load:
         loop = asyncio.get_running_loop()
         started = loop.time()
         while True:
-            self.memory.append((loop.time() - started, await metric("resident_bytes") / 1e6))
+            self.memory.append((loop.time() - started, await metric("process_resident_memory_bytes") / 1e6))
             await asyncio.sleep(0.5)
 
     async def _client(self, connect: Callable[[], Any], seed: int) -> float:

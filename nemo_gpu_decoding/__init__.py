@@ -7,6 +7,7 @@ each name is loaded on first use. docs/api.md lists the names.
 
 from __future__ import annotations
 
+import ast
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -45,47 +46,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {  # module -> its public names
-    "fusion.allowed": "AllowedTokens allowed_tokens",
-    "fusion.automaton": "BackoffAutomaton",
-    "fusion.boosting": "BoostingConfig Phrase build_boosting_tree",
-    "fusion.fusion": "Fusion Request",
-    "fusion.grammar": "Grammar build_grammar",
-    "fusion.ngram": "load_ngram_lm",
-    "graph.build": "build_graph load_fst_graph",
-    "graph.store": "load_graph",
-    "graph.word_boosting": "build_word_boosting",
-    "live.endpointing": "EndpointConfig find_endpoint progress_of",
-    "lm.arpa": "read_arpa",
-    "lm.estimate": "estimate_ngram_lm write_arpa",
-    "lm.pack": "pack_arpa pack_arpa_in_memory",
-    "lm.packed": "load_packed_lm",
-    "lm.prune": "prune_ngram_lm",
-    "nemo_plugin.cutting": "Cutting",
-    "nemo_plugin.register": "register unregister",
-    "nemo_plugin.requests": "utterance_requests",
-    "nemo_plugin.transcribing": "transcribe_long",
-    "presets": "load_preset preset_names",
-    "search.flexctc_beam.config": "FlexCTCConfig",
-    "search.flexctc_beam.decoder": "FlexCTCBeam",
-    "search.rescoring": "rescored",
-    "search.result": "NBest Path ScoreParts",
-    "search.transducer.aes": "AESPlusPlus",
-    "search.transducer.alsd": "ALSDPlusPlus",
-    "search.transducer.config": "AESConfig ALSDConfig",
-    "search.transducer.networks": "LSTMNetworks StatelessNetworks",
-    "search.word_graph.config": "WFSTConfig PagedBigLMConfig",
-    "search.word_graph.decoder": "CudaWFST PagedBigLM",
-    "vocabulary": "Vocabulary",
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+# the imports above are for type checkers; they name the module of each name, too
+_SOURCE = __spec__.loader.get_source(__name__)  # type: ignore[union-attr]
+_IMPORTS = next(node for node in ast.parse(_SOURCE).body if isinstance(node, ast.If))
+_HOMES = {name.name: node.module for node in _IMPORTS.body if isinstance(node, ast.ImportFrom) for name in node.names}
 __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(str(_HOMES[name])), name)
     globals()[name] = value
     return value
 

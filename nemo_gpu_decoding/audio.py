@@ -1,7 +1,5 @@
 """Read audio files and parts of them: durations, checks of samples, and selection of a channel."""
 
-from __future__ import annotations
-
 import io
 import mmap
 import re

@@ -5,8 +5,6 @@ This cache keeps LMs and trees, which take seconds to load. Its keys contain eve
 depends on.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator

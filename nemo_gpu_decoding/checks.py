@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
@@ -50,6 +51,16 @@ def fields_named(form: str) -> Iterator[None]:
         yield
     except FieldError as error:
         raise error.named(form.format(error.field)) from None
+
+
+@contextmanager
+def having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Give a context variable this value within this block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 @lru_cache(4096)

@@ -14,8 +14,6 @@ body       CRC-32 of the body, likewise
 facts      JSON: all other fields
 """
 
-from __future__ import annotations
-
 import errno
 import glob
 import json
@@ -219,9 +217,7 @@ def decode_words(text: np.ndarray) -> tuple[str, ...]:
 # -- reading ------------------------------------------------------------------------------------------
 
 
-def map_container(
-    path: Path, kind: Kind, verify: bool, check: Callable[[Content], None] = lambda content: None
-) -> Content:
+def map_container(path: Path, kind: Kind, verify: bool, check: Callable[[Content], None] = lambda _: None) -> Content:
     """Return the facts and arrays of a file, the arrays mapped.
 
     Args:

@@ -1,7 +1,5 @@
 """Name the modules of each extra of pyproject.toml, and check that they are installed."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 

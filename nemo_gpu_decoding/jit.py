@@ -5,8 +5,6 @@ would use stale code; if a type is renamed, it cannot read the cache. So the cac
 a fingerprint of all sources of compiled code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

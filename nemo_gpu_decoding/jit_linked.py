@@ -4,8 +4,6 @@ By default, numba optimises each function together with its callees, and generat
 wrapper; it repeats this for each caller. With five levels of calls, it compiles the innermost loop six times.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

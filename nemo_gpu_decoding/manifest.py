@@ -159,9 +159,7 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
         fault = str(error)
     row = {}
     with suppress(ValueError, RecursionError):
-        row = json.loads(
-            json.dumps(json.loads(line, parse_constant=str), ensure_ascii=False).encode("utf-8", "replace")
-        )
+        row = json.loads(json.dumps(json.loads(line, parse_constant=str), ensure_ascii=False).encode(errors="replace"))
     row = row if isinstance(row, dict) else {}
     texts = {key: row[key] for key in ("audio_filepath", "text") if isinstance(row.get(key), str)}
     row.pop("offset", None)
@@ -209,9 +207,7 @@ def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
     """Return the utterances that can be decoded and scored; a warning names each other one."""
-    faults = [
-        utterance.fault or f"{utterance.label} has no text" * ("text" in utterance.fields) for utterance in utterances
-    ]
+    faults = [row.fault or f"{row.label} has no text" * ("text" in row.fields) for row in utterances]
     if all(faults):
         raise ValueError(faults[0])
     for fault in filter(None, faults):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from kaldialign import align, edit_distance
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,6 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
         ValueError: the two lists differ in length.
     """
     _check_pairs(references, hypotheses)
-    from kaldialign import edit_distance
-
     words = substitutions = deletions = insertions = 0
     for reference, hypothesis in zip(references, hypotheses, strict=True):
         counts = edit_distance(reference.split(), hypothesis.split())
@@ -203,6 +202,4 @@ def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration
 
 def right_words(reference: str, words: Iterable[str]) -> list[bool]:
     """Return which words of a transcript are right, by an alignment with the fewest word errors."""
-    from kaldialign import align
-
     return [word == said for said, word in align(reference.split(), list(words), "\0") if word != "\0"]

@@ -1,7 +1,5 @@
 """Resolve names of files, read lines of text with errors that name file and line, and format tables."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -18,8 +18,6 @@ and in Python:
     model.change_decoding_strategy(cfg)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

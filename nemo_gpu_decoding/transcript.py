@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
-from nemo_gpu_decoding.search.result import Place, WordOption, places_as_json
+from nemo_gpu_decoding.search.result import FoundPhrase, Place, WordOption, places_as_json
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.manifest import Utterance
-    from nemo_gpu_decoding.search.result import FoundPhrase
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 
@@ -152,7 +151,6 @@ class Totals:
     insertions: int = 0
     with_oracle: int = 0
     oracle_errors: int = 0
-    slowest: tuple[tuple[float, str], ...] = ()  # seconds of work per second of audio, and the file
 
     @property
     def word_errors(self) -> WordErrors:

@@ -162,25 +162,15 @@ def imported_names(source: str) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_exists_and_has_a_docstring(name):
-    assert inspect.getdoc(getattr(nemo_gpu_decoding, name))
+    value = getattr(nemo_gpu_decoding, name)
+    assert inspect.getdoc(value)
+    assert value.__module__.startswith("nemo_gpu_decoding.")
     assert name in dir(nemo_gpu_decoding)
 
 
 def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="has no attribute 'FlexCTCBeem'"):
         _ = nemo_gpu_decoding.FlexCTCBeem
-
-
-def test_type_checkers_see_the_same_names():
-    tree = ast.parse(inspect.getsource(nemo_gpu_decoding))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    homes = {
-        alias.name: node.module.removeprefix("nemo_gpu_decoding.")
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert homes == nemo_gpu_decoding._HOMES
 
 
 def test_the_docs_list_every_name_once():
@@ -215,22 +205,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1915,
-    "cli": 2233,
-    "cluster": 487,
-    "compat": 1031,
-    "cuda": 979,
+    "(root)": 1876,
+    "cli": 2180,
+    "cluster": 446,
+    "compat": 1002,
+    "cuda": 963,
     "fusion": 2140,
-    "graph": 1698,
-    "live": 1302,
-    "lm": 1993,
-    "nemo_plugin": 3785,
-    "search": 11404,
+    "graph": 1671,
+    "live": 1263,
+    "lm": 1925,
+    "nemo_plugin": 3647,
+    "search": 11296,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43129
-PACKAGE_FILES = 189
-TESTS_LINES = 38897
+PACKAGE_LINES = 42460
+PACKAGE_FILES = 188
+TESTS_LINES = 38895
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

@@ -296,8 +296,7 @@ def audio(record: Record) -> str:
     """Of each task, how much of it there is."""
     unique = {task["name"].partition("-")[0]: task for task in record["tasks"]}
     return "; ".join(
-        f"{name}: {task['utterances']} utterances, {task['audio_seconds']:.0f} s of audio, "
-        f"V = {task['vocab_size']}"
+        f"{name}: {task['utterances']} utterances, {task['audio_seconds']:.0f} s of audio, V = {task['vocab_size']}"
         for name, task in unique.items()
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import MISSING, DictConfig
 from tqdm import tqdm
 
-from nemo_gpu_decoding.audio import part_of
+from nemo_gpu_decoding.audio import AudioSource, part_of
 from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.metrics import PhraseWords
@@ -23,7 +23,6 @@ from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.schema import checked_options, option
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.audio import AudioSource
     from nemo_gpu_decoding.fusion.phrases import Phrase
 
 EXAMPLES = (
@@ -143,13 +142,11 @@ def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path)
 def speak(command: str, text: str, wav: Path) -> None:
     """Run a command that turns a text into a WAV file; a ValueError if it makes none."""
     command = command if "{wav}" in command else f"{command} {{wav}} {{text}}"
-    arguments = [part.replace("{text}", text).replace("{wav}", str(wav)) for part in shlex.split(command)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    words = [part.replace("{text}", text).replace("{wav}", str(wav)) for part in shlex.split(command)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode or not wav.is_file():
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
-        raise ValueError(
-            f"command {shlex.join(arguments)} made no WAV file (exit status {done.returncode}): {last[0]}"
-        )
+        raise ValueError(f"command {shlex.join(words)} made no WAV file (exit status {done.returncode}): {last[0]}")
 
 
 def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> Iterator[list[str]]:

@@ -56,16 +56,13 @@ PHRASE_KEYS = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase
 
 # strategy -> values that replace those of its shipped preset if there is an LM, phrases, or both
 _WORD_PHRASES = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 15.0}
+_TOKEN_PHRASES: dict[str, Any] = {"phrases": {"beam_size": 6}, "both": {"boosting_tree_alpha": 0.5}}
 SUITED: dict[str, dict[str, dict[str, Any]]] = {
     "flexctc_beam": {"lm": {"beam_size": 16, "beam_beta": 1.0}, "phrases": {"beam_size": 16}},
     "cuda_wfst": {"phrases": _WORD_PHRASES},
     "paged_biglm": {"phrases": _WORD_PHRASES},
-    "alsd_pp": {"lm": {"beam_size": 6}, "phrases": {"beam_size": 6}, "both": {"boosting_tree_alpha": 0.5}},
-    "aes_pp": {
-        "lm": {"beam_size": 6, "pruning_mode": "early"},
-        "phrases": {"beam_size": 6},
-        "both": {"boosting_tree_alpha": 0.5},
-    },
+    "alsd_pp": {"lm": {"beam_size": 6}, **_TOKEN_PHRASES},
+    "aes_pp": {"lm": {"beam_size": 6, "pruning_mode": "early"}, **_TOKEN_PHRASES},
 }
 
 
@@ -152,12 +149,10 @@ def fields_of(cls: type[T], options: Any) -> T:
     return cls(**{field.name: getattr(options, field.name) for field in fields(cast(Any, cls))})
 
 
-def check_rescoring(options: Any) -> None:
+def check_rescoring(given: Any) -> None:
     """Raise a ValueError for a second pass (`rescore`) with n_best=1."""
-    if options.rescore and options.n_best < 2:
-        raise ValueError(
-            f"rescore={options.rescore} orders n_best hypotheses; n_best is {options.n_best}, expected >= 2"
-        )
+    if given.rescore and given.n_best < 2:
+        raise ValueError(f"rescore={given.rescore} orders n_best hypotheses; n_best is {given.n_best}, expected >= 2")
 
 
 def check_weight(name: str, value: Any, is_used: bool) -> None:
@@ -286,9 +281,7 @@ def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> 
     return config
 
 
-def load_model(
-    options: Any, build: Callable[[Any, str], DictConfig], head: str | None = None, channel: Any = None
-) -> Model:
+def load_model(options: Any, build: Callable[..., DictConfig], head: str | None = None, channel: Any = None) -> Model:
     """Load a command's model, which decodes with the section that `build` makes of options and default head.
 
     Args:
@@ -297,7 +290,7 @@ def load_model(
     """
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    model = Model.load(options.model, device=options.device, verbose=options.verbose, channel_selector=channel)
+    model = Model.load(options.model, device=options.device, verbose=options.verbose, channel=channel)
     config = build(options, model.default_head)
     head_for(model, str(config.strategy), head).use(config)
     return model

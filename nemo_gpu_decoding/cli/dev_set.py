@@ -14,33 +14,21 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
+from nemo_gpu_decoding import metrics
 from nemo_gpu_decoding.cli.decoding import section_of
 from nemo_gpu_decoding.manifest import Utterance, references_of
-from nemo_gpu_decoding.metrics import (
-    ConfidenceMap,
-    PhraseScore,
-    WordErrors,
-    calibrated,
-    fit_map,
-    measure,
-    oracle_text,
-    phrase_score,
-    right_words,
-    word_errors,
-)
 from nemo_gpu_decoding.plain_text import format_table
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from nemo_gpu_decoding.nemo_plugin.model import Head
+    from nemo_gpu_decoding.nemo_plugin.model import Head, Outputs
     from nemo_gpu_decoding.search.decoder import Decoder
     from nemo_gpu_decoding.search.rescoring import Rescoring
     from nemo_gpu_decoding.search.result import NBest, Path
 
     Search = Decoder[Any, Any]
-    from nemo_gpu_decoding.nemo_plugin.model import Outputs
 
 
 BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect on results
@@ -87,14 +75,14 @@ class DevSet:
         oracles: tuple[str, ...] = ()
         if any(len(nbest) > 1 or nbest.lattice is not None for nbest in results):
             pairs = zip(self.references, results, strict=True)
-            oracles = tuple(oracle_text(text, nbest.texts(text_of), nbest.lattice) for text, nbest in pairs)
+            oracles = tuple(metrics.oracle_text(text, nbest.texts(text_of), nbest.lattice) for text, nbest in pairs)
         return Decoded(tuple(nbest.texts(text_of)[0] for nbest in results), seconds, oracles)
 
     def score(self, texts: Sequence[str], phrases: Sequence[str], oracles: Sequence[str] = ()) -> Score:
         return Score(
-            word_errors(self.references, texts),
-            phrase_score(self.references, texts, phrases) if phrases else None,
-            word_errors(self.references, oracles) if oracles else None,
+            metrics.word_errors(self.references, texts),
+            metrics.phrase_score(self.references, texts, phrases) if phrases else None,
+            metrics.word_errors(self.references, oracles) if oracles else None,
         )
 
 
@@ -111,9 +99,9 @@ class Decoded:
 class Score:
     """The quality of one decoding; it has `phrases` only if a list was given."""
 
-    errors: WordErrors
-    phrases: PhraseScore | None
-    oracle: WordErrors | None = None  # of the best texts of lattices or n-best lists
+    errors: metrics.WordErrors
+    phrases: metrics.PhraseScore | None
+    oracle: metrics.WordErrors | None = None  # of the best texts of lattices or n-best lists
 
 
 def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32") -> DevSet:
@@ -163,36 +151,34 @@ def with_confidence_map(
     """
     outputs = list(head.model.encode([utterance.audio for utterance in utterances], batch_size))
     rows: list[list[Any]] = []
-    best: tuple[float, str, ConfidenceMap] | None = None
+    best: tuple[float, str, metrics.ConfidenceMap] | None = None
     for aggregation in aggregations:
         words = words_of(head, _with(config, aggregation, None), utterances, outputs)
-        before = measure(*joined(words))
-        after = measure(*joined(_held_out(words)))
+        before = metrics.measure(*joined(words))
+        after = metrics.measure(*joined(_held_out(words)))
         rows += [[aggregation, *(f"{value:.3f}" for value in (*before, *after))]]
         if best is None or after.nce > best[0]:
-            best = after.nce, aggregation, fit_map(*joined(words))
+            best = after.nce, aggregation, metrics.fit_map(*joined(words))
     assert best is not None
     header = ["aggregation", "ECE", "NCE", "AUC", "mapped: ECE", "NCE", "AUC"]
     table = format_table(header, rows)
     return _with(config, *best[1:]), f"word confidence on the dev set, cross-validated:\n{table}"
 
 
-def _with(config: DictConfig, aggregation: str, fitted: ConfidenceMap | None) -> DictConfig:
+def _with(config: DictConfig, aggregation: str, fitted: metrics.ConfidenceMap | None) -> DictConfig:
     """Return the section with this confidence."""
     given: dict[str, Any] = {"confidence_cfg": {"preserve_word_confidence": True, "aggregation": aggregation}}
     given[section_of(str(config.strategy))] = {"confidence_map": fitted and list(fitted)}
     return cast(DictConfig, OmegaConf.merge(config, given))
 
 
-def words_of(
-    head: Head, config: DictConfig, utterances: Sequence[Utterance], outputs: Sequence[Outputs]
-) -> list[Words]:
+def words_of(head: Head, config: DictConfig, utterances: Sequence[Utterance], outputs: list[Outputs]) -> list[Words]:
     """Return the words of each utterance."""
     head.use(cast(DictConfig, OmegaConf.merge(config, {"compute_timestamps": True})))
     words_of_utterances = [transcript.words for batch in outputs for transcript in head.model.decode(batch)]
     words: list[Words] = []
     for utterance, heard in zip(utterances, words_of_utterances, strict=True):
-        right = right_words(str(utterance.text), [word.word for word in heard])
+        right = metrics.right_words(str(utterance.text), [word.word for word in heard])
         pairs = [(word.confidence, ok) for word, ok in zip(heard, right, strict=True) if word.confidence is not None]
         words.append(([confidence for confidence, _ in pairs], [ok for _, ok in pairs]))
     return words
@@ -202,8 +188,8 @@ def _held_out(words: Sequence[Words]) -> list[Words]:
     """Return the words with their confidence mapped, by maps that were fitted on other utterances."""
     mapped = []
     for fold in range(FOLDS):
-        fitted = fit_map(*joined([utterance for n, utterance in enumerate(words) if n % FOLDS != fold]))
-        mapped += [(calibrated(confidence, fitted), right) for confidence, right in words[fold::FOLDS]]
+        fitted = metrics.fit_map(*joined([utterance for n, utterance in enumerate(words) if n % FOLDS != fold]))
+        mapped += [(metrics.calibrated(confidence, fitted), right) for confidence, right in words[fold::FOLDS]]
     return mapped
 
 

@@ -3,8 +3,6 @@
 The functions import what they examine, so that `--help` imports no torch.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

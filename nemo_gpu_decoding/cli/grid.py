@@ -300,13 +300,11 @@ def _paid(ways: Sequence[dict[str, Any]], weights: Sequence[float], best: Point)
     return [best._replace(**way, boosting_weight=weight) for way in ways for weight in weights if weight]
 
 
-def _heard(
-    options: TuneOptions, thresholds: Sequence[float], section: str, most_bonus: float, best: Point
-) -> list[Point]:
-    """Return points with thresholds of a phrase's probability, with the best boosting weight and larger ones."""
+def _heard(options: TuneOptions, values: Sequence[float], section: str, most_bonus: float, best: Point) -> list[Point]:
+    """Return points with values of a phrase's probability, with the best boosting weight and larger ones."""
     every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
     weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
-    points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in thresholds for weight in weights]
+    points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in values for weight in weights]
     if section == "beam" or options.beam_width:
         return points
     return [point._replace(beam_width=_beam_width(point, most_bonus)) for point in points]

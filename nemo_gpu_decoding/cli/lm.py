@@ -247,7 +247,6 @@ def _pack_report(facts: Mapping[str, Any]) -> str:
         ("contexts", facts["states"], ""),
         ("size in MB", f"{facts['num_bytes'] / 1e6:.1f}", f"{per_ngram:.1f} bytes per n-gram"),
         ("seconds", f"{facts['seconds']:.1f}", f"{speed:.0f} n-grams per second"),
-        ("peak memory in MB", f"{facts['peak_rss'] / 1e6:.0f}", "with mapped files"),
     ]
     return format_table(["what", "found", "remark"], rows)
 

@@ -1,7 +1,5 @@
 """`nemo-gpu-decoding COMMAND key=value ...`: runs the command if its extras are installed; user errors take a line."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -101,20 +99,14 @@ def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(("nemo_gpu_decoding", module))
 
 
-def _dispatch(name: str, arguments: list[str]) -> int:
+def _dispatch(name: str, given: list[str]) -> int:
     if name not in COMMANDS:
         raise ValueError(f"unknown command{did_you_mean(name, COMMANDS, '; did you mean {}?')}\n{overview()}")
-    return run_program(
-        f"nemo-gpu-decoding {name}", COMMANDS[name], load_command(name), arguments, partial(needed, name)
-    )
+    return run_program(f"nemo-gpu-decoding {name}", COMMANDS[name], load_command(name), given, partial(needed, name))
 
 
 def run_program(
-    program: str,
-    summary: str,
-    module: Any,
-    arguments: Sequence[str],
-    needs: Callable[[Any], Sequence[str]] = lambda options: (),
+    program: str, summary: str, module: Any, arguments: Sequence[str], needs: Callable[..., Any] = lambda _: ()
 ) -> int:
     """Run a program, or print its help if an argument is `-h` or `--help`; return its exit code.
 

@@ -99,12 +99,7 @@ def parse_options(options_class: type[T], arguments: Sequence[str], positional: 
 
 
 def help_text(
-    program: str,
-    summary: str,
-    options_class: type,
-    examples: Sequence[str],
-    positional: str | None = None,
-    first: Sequence[str] = (),
+    program: str, summary: str, cls: type, examples: Sequence[str], positional: str | None = None, first: Any = ()
 ) -> str:
     """Return the text of `PROGRAM --help`: options with default and meaning, and examples.
 
@@ -112,7 +107,7 @@ def help_text(
         first: names of the options that most people need. A sentence explains each of them, and the others are listed
             by topic. (): all options are explained by topic.
     """
-    options = {shown.name: shown for shown in options_of(options_class)}
+    options = {shown.name: shown for shown in options_of(cls)}
     names = [shown.name for shown in options.values() if shown.required]
     required = [f"{name.upper()} ..." if name == positional else f"{name}=..." for name in names]
     lines = [f"{program}: {summary}\n\nusage: {' '.join([program, *required, '[key=value ...]'])}\n"]
@@ -131,19 +126,17 @@ def help_text(
     return "\n".join([*lines, *[""] * bool(first), "examples:", *calls])
 
 
-def options_of(options_class: type) -> tuple[Option, ...]:
+def options_of(cls: type) -> tuple[Option, ...]:
     """Return the options of a dataclass in the order of their definition, comments included."""
-    if not is_dataclass(options_class):
-        raise TypeError(f"{options_class.__name__} is no dataclass")
-    comments = field_comments(options_class)
-    defaults = OmegaConf.to_container(OmegaConf.structured(options_class), enum_to_str=True)
+    if not is_dataclass(cls):
+        raise TypeError(f"{cls.__name__} is no dataclass")
+    comments = field_comments(cls)
+    defaults = OmegaConf.to_container(OmegaConf.structured(cls), enum_to_str=True)
     assert isinstance(defaults, dict)
     topics: dict[str, str] = {}
-    for base in options_class.__mro__:  # the first class that declares a field gives its topic
+    for base in cls.__mro__:  # the first class that declares a field gives its topic
         topics |= dict.fromkeys(inspect.get_annotations(base), getattr(base, "topic", "options"))
-    return tuple(
-        Option(f.name, defaults[f.name], comments.get(f.name, ""), topics[f.name]) for f in fields(options_class)
-    )
+    return tuple(Option(f.name, defaults[f.name], comments.get(f.name, ""), topics[f.name]) for f in fields(cls))
 
 
 def keys_for_commands(source: type, marks: Collection[Any] = (True, "tune")) -> dict[str, str]:

@@ -202,10 +202,8 @@ def run(options: TranscribeOptions) -> int:
     model = load(options)
     log = Log(kept_file(out), options_of_transcripts(options), partial(tqdm.write, file=sys.stderr))
     started, compiled = working_seconds(), compilation.seconds
-    with ExitStack() as stack:  # a run that dies leaves an older file as it was
-        sink = (
-            stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
-        )
+    with ExitStack() as run:  # a run that dies leaves an older file as it was
+        sink = run.enter_context(run.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
         transcripts = _transcripts(model, utterances, options, log)
         if options.subtitles:
             transcripts = _subtitled(utterances, transcripts, options)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import MISSING
 from tqdm import tqdm
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.cli.dev_set import Score
+from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode, with_confidence_map
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, points_of, tried_values, varied
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
@@ -25,9 +25,6 @@ from nemo_gpu_decoding.plain_text import format_table, path_of
 from nemo_gpu_decoding.presets import load_preset, write_preset
 from nemo_gpu_decoding.schema import option
 from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
-
-if TYPE_CHECKING:
-    from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
 
 EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa out=best.yaml",
@@ -166,12 +163,9 @@ def run(options: TuneOptions) -> int:
     if options.source_lm:
         loaded["source_lm_weight"] = 1.0
 
-    from nemo_gpu_decoding.cli.dev_set import encode
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    model = Model.load(
-        options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
-    )
+    model = Model.load(options.model, device=options.device, verbose=options.verbose, channel=options.channel_selector)
     strategy = choose_strategy(options, model.default_head)
     decoding.check_weight(
         "lm_weight", options.lm_weight, options.lm is not None or decoding.section_of(strategy) == "wfst"
@@ -186,8 +180,6 @@ def run(options: TuneOptions) -> int:
     print(f"tried: {tried_values([trial.point for trial in trials])}")
     preset = decoding.decoding_config(strategy, options.preset, {**files, **best._asdict()})
     if options.confidence:
-        from nemo_gpu_decoding.cli.dev_set import with_confidence_map
-
         preset, shown = with_confidence_map(head, preset, utterances, options.confidence, options.batch_size)
         print(shown)
     if out:
@@ -260,10 +252,7 @@ def try_points(
 
 
 def ranked(
-    trials: Sequence[Trial],
-    objective: str,
-    false_phrase_cost: float = FALSE_PHRASE_COST,
-    most_false: float = float("inf"),
+    trials: list[Trial], objective: str, false_phrase_cost: float = FALSE_PHRASE_COST, most_false: float = float("inf")
 ) -> list[Trial]:
     """Sort the trials, best first; ties go to the smaller beam, then to the smaller weights.
 

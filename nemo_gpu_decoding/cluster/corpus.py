@@ -14,8 +14,6 @@ Files are written atomically, and a marker is written after its partition. A run
 If a partition is written twice, the content is the same.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json
@@ -331,10 +329,6 @@ class RunPlan(NamedTuple):
 
     partitions: list[Partition]
     shards: list[str]
-
-    @property
-    def seconds(self) -> float:
-        return sum(partition.seconds for partition in self.partitions)
 
 
 def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: Mapping[str, Any]) -> RunPlan:

@@ -3,8 +3,6 @@
 A worker needs no Ray: it loads a model once, and decodes partitions to one file of transcripts each.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -29,8 +27,6 @@ from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
 from nemo_gpu_decoding.nemo_plugin.transcribing import Transcriber, is_fatal, named
 from nemo_gpu_decoding.plain_text import format_table
 from nemo_gpu_decoding.transcript import Totals, Transcript, one_line, row_of
-
-SLOWEST, SHOWN = 3, 5  # number of slowest files in a marker and in the summary
 
 
 class Workers(NamedTuple):
@@ -111,16 +107,6 @@ class Worker(Transcriber):
         self.folder.write_json(self.folder.marker_file(partition), vars(totals))
         return totals
 
-    def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
-        """Run `Transcriber.batch`, and add the time to the totals."""
-        started = time.perf_counter()
-        transcripts = super().batch(rows, read)
-        longest = max(rows, key=lambda row: row.duration)
-        pace = (time.perf_counter() - started) / max(sum(row.duration for row in rows), 1e-9)
-        slowest = [*self.totals.slowest, (round(pace, 4), longest.label)]
-        self.totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
-        return transcripts
-
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
         """Run `Transcriber.decode`. If the batch fails, each utterance is decoded alone."""
         try:
@@ -178,15 +164,16 @@ def transcribe_corpus(
     if retry_errors:
         totals = {number: done for number, done in totals.items() if not done.errors}
     todo = [partition for partition in plan.partitions if partition.number not in totals]
-    progress = ProgressBar(plan, list(totals.values()))
-    with progress.bar:
+    shown: dict[str, Any] = {"unit": " partitions", "desc": "transcribing", "disable": None, "file": sys.stderr}
+    with tqdm(total=len(plan.partitions), initial=len(totals), **shown) as bar:
         _check_errors(totals.values(), max_errors)
         new_totals: Iterable[Totals] = ()
         if todo:
             new_totals = _on_ray(job, todo, workers) if workers.address else map(Worker(job).transcribe, todo)
         for done in new_totals:
             totals[done.number] = done
-            progress.add(done)
+            bar.update()
+            bar.set_postfix(errors=sum(partition.errors for partition in totals.values()))
             _check_errors(totals.values(), max_errors)
     return [totals[number] for number in sorted(totals)]
 
@@ -206,37 +193,6 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
             f"max_errors={max_errors}, but {count} utterances failed, the last one with: {failed[-1].last_error}; "
             "mend that and run again with retry_errors=true, or allow more"
         )
-
-
-class ProgressBar:
-    """A progress bar that shows hours of audio, speed relative to real time, errors and remaining time.
-
-    If the hours of a partition are unknown, the bar counts partitions.
-    """
-
-    def __init__(self, plan: RunPlan, done: Sequence[Totals]) -> None:
-        in_hours = all(partition.seconds for partition in plan.partitions)
-        self.parts = {partition.number: partition.seconds / 3600 if in_hours else 1 for partition in plan.partitions}
-        self.hours = 0.0
-        self.bar: Any = tqdm(
-            total=sum(self.parts.values()),
-            initial=sum(self.parts[partition.number] for partition in done),
-            desc="transcribing",
-            bar_format="{desc}: {percentage:3.0f}% |{bar:20}| "
-            + ("{n:.2f}/{total:.2f} h" if in_hours else "{n_fmt}/{total_fmt} partitions")
-            + "{postfix}, {remaining} to go",
-            disable=None,
-            file=sys.stderr,
-            dynamic_ncols=True,
-        )
-        self.errors = sum(partition.errors for partition in done)
-
-    def add(self, totals: Totals) -> None:
-        self.bar.update(self.parts[totals.number])
-        self.hours += totals.audio / 3600
-        self.errors += totals.errors
-        elapsed = max(self.bar.format_dict["elapsed"], 1e-9)
-        self.bar.set_postfix_str(f"{3600 * self.hours / elapsed:.1f} x real time, {self.errors} errors")
 
 
 # ------------------------------------------------------------------------------------------------- Ray
@@ -312,19 +268,14 @@ def _connected(workers: Workers) -> Any:
 
 
 def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
-    """Return a table with a row per manifest and one for all, the slowest files, and the errors."""
+    """Return a table with a row per manifest and one for all."""
     header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins", "oracle WER %"]
     named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
     rows = [_summary_row(name, partitions) for name, partitions in named]
     if len(rows) > 1:
         rows.append(_summary_row("all", totals))
     shown = [n for n in range(len(header)) if any(row[n] != "" for row in rows)]
-    text = format_table([header[n] for n in shown], [[row[n] for n in shown] for row in rows])
-    slowest = sorted((entry for part in totals for entry in map(tuple, part.slowest)), reverse=True)[:SHOWN]
-    if slowest:
-        lines = [[name, f"{pace:.3f}"] for pace, name in slowest]
-        text += "\n\n" + format_table(["slowest batches, by their longest file", "s of work per s of audio"], lines)
-    return text
+    return format_table([header[n] for n in shown], [[row[n] for n in shown] for row in rows])
 
 
 def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:

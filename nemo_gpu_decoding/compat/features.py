@@ -1,7 +1,5 @@
 """Compute log-mel spectra with the defaults of NeMo's `AudioToMelSpectrogramPreprocessor`."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -75,9 +75,7 @@ class OnnxTransducer:
         self._zeros = tuple(torch.zeros(1, layers, size) for layers, _, size in map(graph.sizes, states))
         first, _ = self.start()
         columns = self.join(self.project_encoder(torch.zeros(1, self.encoder_size)), first).shape[1]
-        self.durations = checked_durations(
-            range(columns - len(self.vocabulary) - 1) if durations is None else durations
-        )
+        self.durations = checked_durations(range(columns - self.vocab_size - 1) if durations is None else durations)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments
@@ -185,10 +183,8 @@ class _Session:
             raise ValueError(f"the type of {other[0]} is none of {', '.join(TYPES)}")
 
     def __call__(self, *values: Tensor) -> list[np.ndarray]:
-        feeds = {
-            name: x.numpy().astype(dtype, copy=False) for (name, dtype), x in zip(self._inputs, values, strict=True)
-        }
-        return self._session.run(None, feeds)
+        fed = {name: x.numpy().astype(kind, copy=False) for (name, kind), x in zip(self._inputs, values, strict=True)}
+        return self._session.run(None, fed)
 
 
 class _Rows(_Session):

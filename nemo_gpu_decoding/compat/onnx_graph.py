@@ -60,19 +60,17 @@ class Graph:
             ValueError: there is more than one of either.
         """
         depends = {name: {"texts"} for name in self.texts} | {self.frames: {"frames"}}
-        meeting: dict[str, set[str]] = {"frames": set(), "texts": set()}
+        both: dict[str, set[str]] = {"frames": set(), "texts": set()}
         for node in self._model.graph.node:
             on = set().union(*(depends.get(name, set()) for name in node.input))
             depends.update(dict.fromkeys(node.output, on))
             if len(on) == 2:
                 for name in node.input:
                     if len(own := depends.get(name, set())) == 1:
-                        meeting[next(iter(own))].add(name)
-        if any(len(names) != 1 for names in meeting.values()):
-            raise ValueError(
-                f"in the joint {meeting} meet, expected one value that depends on frames and one on texts"
-            )
-        return [name for names in meeting.values() for name in names]
+                        both[next(iter(own))].add(name)
+        if any(len(names) != 1 for names in both.values()):
+            raise ValueError(f"in the joint {both} meet, expected one value that depends on frames and one on texts")
+        return [name for names in both.values() for name in names]
 
     def part(self, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
         """Return the nodes between some values as a model whose inputs have any shape."""

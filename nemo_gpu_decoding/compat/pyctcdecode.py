@@ -29,8 +29,7 @@ import torch
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet, spellings
-from nemo_gpu_decoding.compat.bonuses import hotword_automaton
-from nemo_gpu_decoding.compat.language_model import LanguageModel
+from nemo_gpu_decoding.compat.language_model import LanguageModel, hotword_automaton
 from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, WordSearch, aligned_score, likely_of, log_probs_of
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.fusion.fusion import Request
@@ -158,9 +157,7 @@ class BeamSearchDecoderCTC:
         return cls(alphabet, None if folder is None else LanguageModel.load_from_dir(folder, unigram_encoding))
 
     @classmethod
-    def load_from_hf_hub(
-        cls, model_id: str, cache_dir: str | FilePath | None = None, **kwargs: Any
-    ) -> BeamSearchDecoderCTC:
+    def load_from_hf_hub(cls, model_id: str, cache_dir: Any = None, **kwargs: Any) -> BeamSearchDecoderCTC:
         """Read a decoder from a repository of Hugging Face; `kwargs` are those of `snapshot_download`."""
         require("huggingface_hub")
         from huggingface_hub import snapshot_download
@@ -180,8 +177,8 @@ class BeamSearchDecoderCTC:
         lm_start_state: LMState | None = None,
     ) -> str:
         """Return the text of one utterance; arguments as in `decode_beams`."""
-        options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
-        return self._texts({"logits": logits}, options, lm_start_state)[0]
+        given = _read(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
+        return self._texts({"logits": logits}, given, lm_start_state)[0]
 
     def decode_batch(
         self,
@@ -194,8 +191,8 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[str]:
         """Return the texts of several utterances; arguments as in `decode_beams_batch`."""
-        options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
-        return self._texts(_named(logits_list), options)
+        given = _read(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
+        return self._texts(_named(logits_list), given)
 
     def decode_beams(
         self,
@@ -221,10 +218,8 @@ class BeamSearchDecoderCTC:
             hotword_weight: bonus of each occurrence of a hotword, natural log.
             lm_start_state: `last_lm_state` of the utterance that this one continues.
         """
-        options = _options(
-            beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width
-        )
-        return self._decode({"logits": logits}, options, lm_start_state)[0]
+        given = _read(beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width)
+        return self._decode({"logits": logits}, given, lm_start_state)[0]
 
     def decode_beams_batch(
         self,
@@ -245,24 +240,20 @@ class BeamSearchDecoderCTC:
             hotwords: as in `decode_beams`, or one such list for each utterance; None in their place: no words.
             beam_width and the others: as in `decode_beams`.
         """
-        options = _options(
-            beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width
-        )
-        results = self._decode(_named(logits_list), options)
+        given = _read(beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width)
+        results = self._decode(_named(logits_list), given)
         return [[OutputBeamMPSafe(beam.text, *beam[2:]) for beam in beams] for beams in results]
 
-    def _decode(
-        self, named: Mapping[str, Any], options: _Options, state: LMState | None = None
-    ) -> list[list[OutputBeam]]:
+    def _decode(self, named: dict[str, Any], given: _Options, state: LMState | None = None) -> list[list[OutputBeam]]:
         """Return the hypotheses of each utterance; arguments as for `_results`."""
-        log_probs, results, before = self._results(named, options, state)
+        log_probs, results, before = self._results(named, given, state)
         lm, score = self._language_model, 0.0
         if lm is not None and before:
             assert state is not None
             words = [word.text for word in self._alphabet.words(state.tokens)]
-            score = lm.score(words, options.hotwords[0])
+            score = lm.score(words, given.hotwords[0])
         return [
-            self._beams([self._beam(path, values, before, score) for path in nbest.paths], options)
+            self._beams([self._beam(path, values, before, score) for path in nbest.paths], given)
             for values, nbest in zip(log_probs, results, strict=True)
         ]
 
@@ -388,7 +379,7 @@ def _named(logits_list: Iterable[Any]) -> dict[str, Any]:
     return {f"logits_list[{i}]": logits for i, logits in enumerate(logits_list)}
 
 
-def _options(
+def _read(
     beam_width: int,
     beam_prune_logp: float,
     token_min_logp: float,

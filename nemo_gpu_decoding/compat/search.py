@@ -1,7 +1,5 @@
 """Run the searches behind pyctcdecode's interface, and compute the log-probs that they read."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -50,9 +48,7 @@ class TokenSearch(FlexCTCBeam):
 class WordSearch(CudaWFST):
     """The search that runs with a word LM; other arguments as for `TokenSearch`."""
 
-    def __init__(
-        self, graph: WordGraph, vocab_size: int, beam_width: int, beam_prune_logp: float, n_best: int
-    ) -> None:
+    def __init__(self, graph: WordGraph, size: int, beam_width: int, beam_prune_logp: float, n_best: int) -> None:
         config = WFSTConfig(
             beam=LEAD - beam_prune_logp,
             lattice_beam=-beam_prune_logp,
@@ -61,7 +57,7 @@ class WordSearch(CudaWFST):
             topology="normal",
             backend="cpu",
         )
-        super().__init__(graph, vocab_size, vocab_size, config)
+        super().__init__(graph, size, size, config)
         self._is_sampled = True
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:

@@ -11,8 +11,6 @@ tested with transformers 5.24; earlier releases lack some of them. For wav2vec2 
 see `pyctcdecode.py` and `provide_pyctcdecode`.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec

@@ -4,8 +4,6 @@ The checks go from safe to unsafe calls. Libraries of the driver are called only
 device, because some of their calls hang without one.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 

@@ -1,7 +1,5 @@
 """Read the package's kernel files and compile them for the driver, with a cache on disk that processes may share."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

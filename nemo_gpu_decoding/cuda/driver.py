@@ -98,9 +98,7 @@ class CudaModule:
     def find(self, signature: Signature) -> None:
         self._kernel(signature)
 
-    def launch(
-        self, signature: Signature, /, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any
-    ) -> None:
+    def launch(self, signature: Signature, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any) -> None:
         values = checked_arguments(signature, self.device, arguments)
         kernel = self._kernel(signature)
         kernel.check_sizes(grid, block, shared_bytes)

@@ -7,8 +7,6 @@ The runtime of a process is CUDA's (`driver.py`). Tests replace it by an emulato
 kernels on the CPU.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,9 +27,7 @@ class Module(Protocol):
     def find(self, signature: Signature) -> None:
         """Prepare a kernel, so that its first launch may be captured into a CUDA graph."""
 
-    def launch(
-        self, signature: Signature, /, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any
-    ) -> None:
+    def launch(self, signature: Signature, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any) -> None:
         """Start `grid` blocks of `block` threads on torch's current stream of the device, asynchronously.
 
         Args:

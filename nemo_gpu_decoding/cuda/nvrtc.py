@@ -1,7 +1,5 @@
 """Compile CUDA C++ to CUBIN or PTX with NVRTC through cuda-python, without a driver or GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

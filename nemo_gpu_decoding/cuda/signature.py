@@ -217,9 +217,7 @@ def as_records(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize)
 
 
-def _check_form(
-    name: str, expected: Tensor, device: torch.device, tensor: Any, axes: dict[str, tuple[int, str]]
-) -> None:
+def _check_form(name: str, expected: Tensor, device: torch.device, tensor: Any, axes: dict[str, Any]) -> None:
     if tensor is None and expected.optional:
         return
     if not isinstance(tensor, torch.Tensor):

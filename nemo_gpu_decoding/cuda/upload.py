@@ -3,11 +3,10 @@
 Constant tables are uploaded once per owner and device. An `Exchange` moves many arrays in one copy.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +32,7 @@ def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.
     with _lock:
         copies = _uploaded.setdefault(owner, {})
         if device not in copies:
-            copies[device] = tuple(
-                (as_records(array) if array.dtype.names else torch.tensor(array)).to(device) for array in arrays
-            )
+            copies[device] = tuple((as_records(a) if a.dtype.names else torch.tensor(a)).to(device) for a in arrays)
         return copies[device]
 
 
@@ -76,10 +73,7 @@ class Exchange:
     """
 
     def __init__(
-        self,
-        arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
-        device: torch.device,
-        new: Callable[..., torch.Tensor] = torch.zeros,
+        self, arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]], device: torch.device, new: Any = torch.zeros
     ) -> None:
         self._begins: dict[str, int] = {}
         ends: dict[str, int] = {}

@@ -12,8 +12,6 @@ torch captures nothing: `torch.cuda.graph` cannot capture into the body of a nod
 request 180395) does not recover from a capture that CUDA refuses to end.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

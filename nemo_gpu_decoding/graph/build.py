@@ -10,8 +10,6 @@ is 2^-10, which changes path costs by up to 2e-3 (measured).
     graph = build_graph("lm.arpa.gz", Lexicon.from_file("lexicon.txt", pieces))
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -286,11 +284,7 @@ class Recipe:
         return is_plain and self.open_vocabulary is None and bool(self.lexicon.beginning_tokens)
 
     def _spellings(self) -> Spellings:
-        entries = [
-            (label, spelling)
-            for label, word in enumerate(self.words)
-            for spelling in self.lexicon.spellings.get(word, ())
-        ]
+        entries = [(n, tokens) for n, word in enumerate(self.words) for tokens in self.lexicon.spellings.get(word, ())]
         lengths = [len(spelling) for _, spelling in entries]
         unknown = self.open_vocabulary
         beginning = self.lexicon.beginning_tokens if unknown is None else unknown.beginning_tokens
@@ -358,11 +352,9 @@ def _determinize(lg: Any, progress: Progress) -> None:
     try:
         kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA, max_states=most)
     except RuntimeError as error:
-        reason = (
-            f"more than {most:,} states" if "aborted since passed" in str(error) else str(error).rsplit("[E] ")[-1]
-        )
+        why = f"more than {most:,} states" if "aborted since passed" in str(error) else str(error).rsplit("[E] ")[-1]
         raise ValueError(
-            f"L o G cannot be determinized ({reason}), expected spellings that tell the LM's words apart"
+            f"L o G cannot be determinized ({why}), expected spellings that tell the LM's words apart"
         ) from error
 
 

@@ -219,9 +219,8 @@ class _Copies:
 
     def redirect(self, state: int) -> None:
         """Let a state back off to a copy that lacks its worse words."""
-        self.backoff_to[state] = self._copied(
-            int(self.automaton.arrays.states["backoff_to"][state]), self.worse[state]
-        )
+        before = int(self.automaton.arrays.states["backoff_to"][state])
+        self.backoff_to[state] = self._copied(before, self.worse[state])
 
     def _copied(self, state: int, without: set[int]) -> int:
         key = state, frozenset(without)

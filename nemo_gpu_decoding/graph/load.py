@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, leave_out
@@ -48,20 +48,16 @@ class LoadedGraph(NamedTuple):
 
 
 def load_word_graph(
-    options: GraphOptions,
-    vocabulary: Vocabulary,
-    blank_id: int,
-    boosted_words: Sequence[str] = (),
-    ignore_case: bool = False,
+    options: GraphOptions, vocabulary: Vocabulary, blank_id: int, boosted: Sequence[str] = (), any_case: bool = False
 ) -> LoadedGraph:
     """Load or build the graph of a config, with a cache.
 
     Args:
         vocabulary: the model's tokens.
         blank_id: the blank's column in the model's log-probs.
-        boosted_words: words of phrases, which are added to the LM if it lacks them; no effect on a
+        boosted: words of phrases, which are added to the LM if it lacks them; no effect on a
             ready-made graph.
-        ignore_case: accept words of the LM in another letter case.
+        any_case: accept words of the LM in another letter case.
 
     Raises:
         ValueError: a file is damaged, the graph was made for another model, or it contradicts the config.
@@ -69,17 +65,12 @@ def load_word_graph(
     """
     if options.ready_made is not None:
         path = _graph_file(options.ready_made)
-        return cached(
-            ("ready-made graph", file_key(path), options, vocabulary, blank_id),
-            partial(_load, path, options, vocabulary, blank_id),
-        )
+        key: Any = "ready-made graph", file_key(path), options, vocabulary, blank_id
+        return cached(key, partial(_load, path, options, vocabulary, blank_id))
     assert options.arpa is not None
-    added, boosted = tuple(_words_of(options.added_words or ())), tuple(boosted_words)
-    words = added, boosted, ignore_case
-    return cached(
-        ("built graph", file_key(options.arpa), options, vocabulary, words),
-        partial(_build, options, vocabulary, *words),
-    )
+    words = tuple(_words_of(options.added_words or ())), tuple(boosted), any_case
+    key = "built graph", file_key(options.arpa), options, vocabulary, words
+    return cached(key, partial(_build, options, vocabulary, *words))
 
 
 def _build(

@@ -1,7 +1,5 @@
 """Store word graphs on disk in files of `container.py`, with the words, the graph and its lexicon."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from os import PathLike

@@ -6,8 +6,6 @@ when the graph emits the word, before pruning. It should be below half the beam;
 larger bonus are pruned too early.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -19,18 +17,10 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, leave_out
+from nemo_gpu_decoding.fusion import phrases as phrase_lists
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
-from nemo_gpu_decoding.fusion.phrases import (
-    Phrase,
-    aliases_of,
-    as_phrase,
-    read_phrases,
-    spelled_phrases,
-    weight_of,
-    without_repetitions,
-)  # fmt: skip
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.unknown_words import Speller
 from nemo_gpu_decoding.vocabulary import spellings_of
@@ -40,29 +30,29 @@ logger = logging.getLogger("nemo_gpu_decoding")
 _MOST_CASES = 64  # limit on letter-case variants of one phrase
 
 
-def configured_phrases(config: BoostingConfig) -> list[Phrase]:
+def configured_phrases(config: BoostingConfig) -> list[phrase_lists.Phrase]:
     """Return the phrases of a `boosting_tree` section, or [] without any."""
     lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
     if config.key_phrases_file is None:
         return as_phrases(lists)
     if lists:
         raise ValueError("wfst.boosting_tree has key_phrases_file and lists of phrases, expected one source")
-    return read_phrases(config.key_phrases_file)
+    return phrase_lists.read_phrases(config.key_phrases_file)
 
 
-def as_phrases(items: Sequence[Any]) -> list[Phrase]:
+def as_phrases(items: Sequence[Any]) -> list[phrase_lists.Phrase]:
     """Convert texts and items to phrases."""
-    return without_repetitions(map(as_phrase, items), "phrases") if items else []
+    return phrase_lists.without_repetitions(map(phrase_lists.as_phrase, items), "phrases") if items else []
 
 
-def words_of(phrases: Sequence[Phrase]) -> list[str]:
+def words_of(phrases: Sequence[phrase_lists.Phrase]) -> list[str]:
     """Return all words of phrases, as written, without phrases of negative weight."""
-    boosted = [phrase for phrase in phrases if weight_of(phrase) >= 0]
+    boosted = [phrase for phrase in phrases if phrase_lists.weight_of(phrase) >= 0]
     return list(dict.fromkeys(word for phrase in boosted for word in phrase.text.split()))
 
 
 def word_boosting(
-    phrases: Sequence[Phrase],
+    phrases: Sequence[phrase_lists.Phrase],
     config: BoostingConfig,
     graph: WordGraph,
     *,
@@ -80,9 +70,9 @@ def word_boosting(
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
         speller: spells words that the graph lacks, see `build_word_boosting`.
     """
-    aliases = aliases_of(phrases, name, config.is_case_ignored)
+    aliases = phrase_lists.aliases_of(phrases, name, config.is_case_ignored)
     bonuses: dict[str, float] = {}
-    for phrase in spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, speller)):
+    for phrase in phrase_lists.spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, speller)):
         for text in _spellings(phrase.text, config, graph):
             bonus = _bonus(phrase, config)
             bonuses[text] = max(bonus, bonuses.get(text, bonus))
@@ -100,13 +90,13 @@ def word_boosting(
     return replace(tree, aliases=aliases, table=table, ac_threshold=config.ac_threshold)
 
 
-def lacks_words(phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph) -> bool:
+def lacks_words(phrases: Sequence[phrase_lists.Phrase], config: BoostingConfig, graph: WordGraph) -> bool:
     """Return whether the graph lacks a word of a phrase as it is spelled: of its aliases, if it has some."""
-    spelled = spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, None))
+    spelled = phrase_lists.spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, None))
     return any(not _is_known(phrase, config, graph, None) for phrase in spelled)
 
 
-def _is_known(phrase: Phrase, config: BoostingConfig, graph: WordGraph, speller: Speller | None) -> bool:
+def _is_known(phrase: phrase_lists.Phrase, config: BoostingConfig, graph: WordGraph, speller: Speller | None) -> bool:
     """Return whether the graph has all words of a phrase, or the speller can spell them."""
     if any(set(text.split()) <= graph.word_ids.keys() for text in _spellings(phrase.text, config, graph)):
         return True
@@ -133,9 +123,9 @@ def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
     return ""
 
 
-def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
+def _bonus(phrase: phrase_lists.Phrase, config: BoostingConfig) -> float:
     """Return the bonus of the whole phrase, natural log."""
-    weight = weight_of(phrase)
+    weight = phrase_lists.weight_of(phrase)
     if config.score_per_phrase:
         return weight * config.score_per_phrase
     length = len(phrase.text.split())

@@ -4,21 +4,16 @@ The recognizer runs in its own thread, so that the event loop continues to read 
 step form the next batch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from nemo_gpu_decoding.live.interface import Chunk, Limits, Recognizer, StepOutput, StreamOptions
 from nemo_gpu_decoding.live.session import Session
@@ -241,26 +236,8 @@ class Metrics:
         self.partial_seconds = Histogram(
             "partial_seconds", "From audio received to its partial transcript.", buckets=SECONDS, **settings
         )
-        self.registry.register(_Process())
+        ProcessCollector(NAMESPACE, registry=self.registry)
 
     def value(self, name: str, **labels: str) -> float:
         """Return the present value of a metric, or 0 if nothing was counted. `name` lacks the namespace."""
         return self.registry.get_sample_value(f"{NAMESPACE}_{name}", labels) or 0.0
-
-
-class _Process(Collector):
-    """The CPU time and memory that this process uses, on all operating systems."""
-
-    def collect(self) -> Iterator[Metric]:
-        cpu, resident = f"{NAMESPACE}_cpu_seconds", f"{NAMESPACE}_resident_bytes"
-        yield CounterMetricFamily(cpu, "CPU time of the process, seconds.", value=time.process_time())
-        yield GaugeMetricFamily(resident, "Memory of the process, bytes.", value=resident_bytes())
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes, or 0 if the system does not provide it."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

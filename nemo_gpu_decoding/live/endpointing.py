@@ -34,9 +34,8 @@ class StreamProgress:
     """
 
     utterance_length: float = option(low=0, infinite=True)  # since the stream was opened
-    trailing_silence: float = option(
-        low=0, infinite=True
-    )  # since the last token; all of the utterance if there is none
+    # since the last token; all of the utterance if there is none
+    trailing_silence: float = option(low=0, infinite=True)
     # Score of the best hypothesis minus that of the best hypothesis that may end here, natural log. 0 if any
     # hypothesis may end; inf if none may, or if it is unknown.
     relative_cost: float = option(math.inf, low=0, infinite=True)

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.transcript import Transcript
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
-MAX_GRAMMAR_LETTERS = 20_000  # of a stream's grammar
+MAX_LETTERS = 20_000  # of a stream's grammar
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
 
 

@@ -12,8 +12,6 @@ If the server has a token, all but / and /healthz require it: "Authorization: Be
 browsers, which cannot set headers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes
@@ -211,7 +209,8 @@ class LiveServer(uvicorn.Server):
                 logger.warning("a client is dropped: it does not read its messages")
                 self._abort(socket)
             except Exception as error:
-                if not _is_gone(socket):  # else Starlette raised it, because the connection was closed
+                states = socket.client_state, socket.application_state
+                if WebSocketState.DISCONNECTED not in states:  # else Starlette raised it: the connection was closed
                     outcomes.append("server")
                     logger.error("a connection ended by a fault of the server", exc_info=error)
                     with contextlib.suppress(Exception):
@@ -366,11 +365,6 @@ async def _receive(socket: WebSocket) -> str | bytes:
         raise WebSocketDisconnect(message.get("code", 1006))
     text = message.get("text")
     return message["bytes"] if text is None else text
-
-
-def _is_gone(socket: WebSocket) -> bool:
-    """Return whether nothing can be sent any more: the client has disconnected, or the close was sent."""
-    return WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state)
 
 
 def _outcome(field: str) -> str:

@@ -23,14 +23,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, as_phrase, written_request
-from nemo_gpu_decoding.live.interface import (
-    MAX_END_SILENCE,
-    MAX_GRAMMAR_LETTERS,
-    Chunk,
-    Limits,
-    StepOutput,
-    StreamOptions,
-)
+from nemo_gpu_decoding.live.interface import MAX_END_SILENCE, MAX_LETTERS, Chunk, Limits, StepOutput, StreamOptions
 from nemo_gpu_decoding.transcript import Transcript, details_of
 
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -112,8 +105,8 @@ def _check_grammar(message: dict[str, Any]) -> None:
     for name in ("allowed_scripts", "allowed_tokens", "grammar"):
         texts = message.get(name)
         letters = sum(map(len, map(str, texts if isinstance(texts, list) else [texts or ""])))
-        if letters > MAX_GRAMMAR_LETTERS:
-            raise FieldError(name, f"{letters} characters", f"at most {MAX_GRAMMAR_LETTERS}")
+        if letters > MAX_LETTERS:
+            raise FieldError(name, f"{letters} characters", f"at most {MAX_LETTERS}")
 
 
 def _check_phrases(phrases: Any, limits: Limits) -> None:
@@ -134,15 +127,13 @@ def _check_phrases(phrases: Any, limits: Limits) -> None:
         raise FieldError("phrases", f"{total} characters", f"at most {most} in all phrases together")
 
 
-def _texts_of(number: int, phrase: Any) -> list[Any]:
+def _texts_of(n: int, phrase: Any) -> list[Any]:
     """Return a phrase and its aliases, not checked yet."""
     if not isinstance(phrase, dict):
         return [phrase]
     aliases = phrase.get("aliases")
     if phrase.keys() - {"phrase", "aliases"} or not isinstance(aliases, list | None):
-        raise FieldError(
-            f"phrases[{number}]", _short(phrase), "a text, or an object with phrase and a list of aliases"
-        )
+        raise FieldError(f"phrases[{n}]", _short(phrase), "a text, or an object with phrase and a list of aliases")
     return [phrase.get("phrase"), *(aliases or ())]
 
 

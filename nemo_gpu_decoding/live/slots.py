@@ -11,8 +11,6 @@ begin in the largest group, and the other groups are dropped when they are empty
 one `push` and one `partial`, or a few of each for a while after the number of utterances has grown.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -152,9 +150,8 @@ class Slots:
 
     def final(self, slots: Sequence[LiveSlot]) -> list[Any]:
         """Return the result that `end` would return; the utterances continue."""
-        return self._asked(
-            slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows)
-        )  # a copy is closed
+        # a copy is closed
+        return self._asked(slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows))
 
     def end(self, slots: Sequence[LiveSlot]) -> list[Any]:
         """End these utterances and free their slots; returns an `NBest` for each."""

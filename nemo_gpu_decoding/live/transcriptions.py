@@ -69,24 +69,23 @@ async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
     Returns:
         The outcome for the metrics, as of a stream, and the response.
     """
+    limits = batcher.limits
     try:
         if batcher.is_full:
             raise ServerFullError
-        async with _timely(request, batcher.limits).form(
-            max_files=1, max_fields=batcher.limits.max_phrases + 20
-        ) as form:
-            upload = _read(form, batcher.limits)
+        async with _timely(request, limits).form(max_files=1, max_fields=limits.max_phrases + 20) as form:
+            upload = _read(form, limits)
             if not batcher.recognizer.languages and (language := upload.options.pop("language", None)):
                 warn_once(f"language={language} of a request is ignored, because the model has no choice of languages")
             return "end", await _transcribed(request, batcher, upload)
     except ServerFullError:
-        return "streams", failure(503, f"no more than {batcher.limits.max_streams} streams are served at a time")
+        return "streams", failure(503, f"no more than {limits.max_streams} streams are served at a time")
     except Stopped:
         return "restart", failure(503, "the server stops")
     except ClientDisconnect:
         return "disconnect", Response(status_code=499)
     except asyncio.TimeoutError:
-        return "idle_seconds", failure(408, f"nothing arrived for {batcher.limits.idle_seconds:g} seconds")
+        return "idle_seconds", failure(408, f"nothing arrived for {limits.idle_seconds:g} seconds")
     except ValueError as error:
         field = getattr(error, "field", "message")
         return field, failure(400, str(error), field)
@@ -264,9 +263,7 @@ async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batche
 # -------------------------------------------------------------------------------------- the response
 
 
-def _response(
-    finals: list[dict[str, Any]], seconds: float, upload: Upload, fault: str, notes: dict[str, Any]
-) -> Response:
+def _response(finals: list[Any], seconds: float, upload: Upload, fault: str, notes: dict[str, Any]) -> Response:
     """Return the transcript in the format of a request, with `notes`; times are seconds since the recording began."""
     if fault:
         notes["error"] = f"{upload.file.filename} cannot be read to its end: {fault}"
@@ -293,13 +290,8 @@ def _response(
     if upload.response_format == "json":
         return JSONResponse({"text": text, **notes})
     if upload.response_format == "verbose_json":
-        content = {
-            "task": "transcribe",
-            "language": upload.options.get("language", ""),
-            "duration": seconds,
-            "text": text,
-            **notes,
-        }
+        content: Any = {"task": "transcribe", "language": upload.options.get("language", ""), "duration": seconds}
+        content |= {"text": text, **notes}
         if "segment" in upload.granularities:
             content["segments"] = segments
         if "word" in upload.granularities:

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -46,12 +45,7 @@ _BLOCK_BYTES = 1 << 22
 _COUNT_LINE = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
 _SECTION_LINE = re.compile(rb"\\(\d{1,3})-grams:$")
 _SPACES = re.compile(rb"[ \t\r\n]+")
-_COMPRESSED: dict[bytes, Any] = {
-    b"\x1f\x8b": gzip.open,
-    b"\xfd7zXZ\0": lzma.open,
-    b"BZh": bz2.open,
-    b"]\0\0": lzma.open,
-}
+_COMPRESSED: Any = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open, b"]\0\0": lzma.open}
 _OTHER_FILES = dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"\\\0", b"\0\\"), "text in UTF-16") | {
     b"(\xb5/\xfd": "compressed by zstd",
     b"PK\x03\x04": "a zip archive",
@@ -175,9 +169,7 @@ class ArpaReader:
     def __enter__(self) -> ArpaReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     @property
@@ -319,12 +311,9 @@ class ArpaReader:
         self._table = SymbolTable()
         self._table.add([symbol.encode() for symbol in self.symbols])
         new = len(self.added)
-        self._one_grams = NGramBlock(
-            1,
-            np.arange(len(self.symbols), dtype=np.int32)[:, None],
-            np.append(np.full(new, unknown), listed.log10_probs),
-            np.append(np.zeros(new), listed.log10_backoffs),
-        )
+        symbols = np.arange(len(self.symbols), dtype=np.int32)[:, None]
+        probs = np.append(np.full(new, unknown), listed.log10_probs)
+        self._one_grams = NGramBlock(1, symbols, probs, np.append(np.zeros(new), listed.log10_backoffs))
 
     def _section(self, order: int) -> Iterator[NGramBlock]:
         """Yield the n-grams of one order; their number must be that of the header."""

@@ -10,8 +10,6 @@ else
     bits [32, 64)   the upper half of the symbol's hash, which avoids most comparisons of bytes
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -15,8 +15,6 @@ number of an n-gram depends on the number of its context and its last symbol. So
 columns.
 """
 
-from __future__ import annotations
-
 import gzip
 import logging
 from array import array
@@ -124,15 +122,11 @@ def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
     The file is created only if writing succeeds.
     """
     counts = [len(block.symbols) for block in arpa.orders]
-    write_ngrams(path, arpa.symbols, counts, arpa.orders, tokenizer=arpa.tokenizer)
+    write_ngrams(Path(path), arpa.symbols, counts, arpa.orders, tokenizer=arpa.tokenizer)
 
 
 def write_ngrams(
-    path: str | PathLike[str],
-    symbols: Sequence[str],
-    counts: Sequence[int],
-    blocks: Iterable[NGramBlock],
-    tokenizer: str = "",
+    path: Path, symbols: Sequence[str], counts: Sequence[int], blocks: Iterable[NGramBlock], tokenizer: str = ""
 ) -> None:
     """Write an LM like `write_arpa`, also one that is larger than memory.
 
@@ -140,7 +134,6 @@ def write_ngrams(
         counts: number of n-grams of each order.
         blocks: all n-grams, orders ascending, at least one block of each order.
     """
-    path = Path(path)
     opened = gzip.open if path.suffix == ".gz" else open
     with written_whole(path) as temporary, opened(temporary, "wt", encoding="utf-8", newline="\n") as file:
         file.write(f"{TOKENIZER.decode()}{tokenizer}\n" * bool(tokenizer) + "\\data\\\n")
@@ -169,9 +162,7 @@ def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:
     given = list(min_counts) or [1]
     least = [*given, *[given[-1]] * order][:order]
     if len(given) > order or any(not isinstance(c, int) or c < 1 for c in given) or least != sorted(least):
-        raise FieldError(
-            "min_counts", list(min_counts), f"up to {order} integers >= 1, none smaller than the one before"
-        )
+        raise FieldError("min_counts", given, f"up to {order} integers >= 1, none smaller than the one before")
     return least
 
 

@@ -62,7 +62,7 @@ class KenlmBinary:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         self._params = self._read_header()
         self.counts = dict(enumerate(self._params.counts, 1))
-        header = _aligned(_SANITY + 20 + 8 * self._params.order)
+        header = (_SANITY + 27 + 8 * self._params.order) // 8 * 8
         self._search = header + self._vocabulary_size()
         try:
             end = self._trie().end if self._params.kind >= _TRIE else self._tables()[-1].end
@@ -161,7 +161,8 @@ class KenlmBinary:
             entries = table.read(self._bytes)
             entries = entries[np.argsort(entries["key"], kind="stable")]
             if n == 2:
-                rows, suffixes, prefixes = self._bigrams(entries["key"], counts[0])
+                self._check_trials(2, len(entries) * counts[0])
+                rows, suffixes, prefixes = _find_bigrams(entries["key"], counts[0], _FIRST, _INVERSE)
             else:
                 rows, suffixes, prefixes = self._longer(n, entries["key"], keys, symbols[:, 0], suffixes, prefixes)
             read = entries[rows]
@@ -174,31 +175,20 @@ class KenlmBinary:
             symbols = np.concatenate([symbols[prefixes][:, :1], symbols[suffixes]], axis=1)
             yield symbols, read["prob"], read["backoff"]
 
-    def _bigrams(self, keys: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the entries of the bigrams, and their last and first words."""
-        self._check_trials(2, len(keys) * words)
-        return _find_bigrams(keys, words, _FIRST, _INVERSE)
-
     def _longer(
-        self,
-        n: int,
-        sought: np.ndarray,
-        keys: np.ndarray,
-        first: np.ndarray,
-        suffixes: np.ndarray,
-        prefixes: np.ndarray,
+        self, n: int, new: np.ndarray, keys: np.ndarray, first: np.ndarray, suffixes: np.ndarray, prefixes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the entries of the n-grams, and the rows of their last and first n - 1 words.
 
         Args:
-            sought: [N] keys of the n-grams, ascending.
+            new: [N] keys of the n-grams, ascending.
             keys: [M] those of the (n - 1)-grams; first: their first words.
             suffixes: [M] rows of the last n - 2 words of the (n - 1)-grams; prefixes: those of the first ones.
         """
         before = np.argsort(suffixes, kind="stable")  # (n - 1)-grams by their last words
         begin = np.searchsorted(suffixes[before], np.arange(int(max(suffixes.max(), prefixes.max())) + 2))
         self._check_trials(n, int((begin[prefixes + 1] - begin[prefixes]).sum()))
-        return _find_longer(sought, keys, first, prefixes, before, begin, _FIRST, _SECOND)
+        return _find_longer(new, keys, first, prefixes, before, begin, _FIRST, _SECOND)
 
     def _check_trials(self, n: int, trials: int) -> None:
         if trials > MOST_TRIALS:
@@ -248,10 +238,8 @@ class _Trie:
         if self._is_chopped and params.order > 2:
             self._chop_limit = int(data[begin + 1])
         self._word_bits = counts[0].bit_length()
-        self._begins, self._pointers = (
-            [],
-            [],
-        )  # of orders 2 and above: first bit of the entries, high parts of pointers
+        # of orders 2 and above: first bit of the entries, high parts of pointers
+        self._begins, self._pointers = [], []
         for n in range(2, params.order):
             inline = counts[n].bit_length() - self._chop(counts[n - 1] + 1, counts[n])
             high = np.zeros(1, np.uint64)
@@ -316,14 +304,8 @@ class _Trie:
         if not self._is_chopped:
             return 0
         required = most.bit_length()
-        change = [
-            (most >> (required - chop)) * 64 - entries * chop for chop in range(min(required, self._chop_limit) + 1)
-        ]
+        change = [(most >> (required - c)) * 64 - entries * c for c in range(min(required, self._chop_limit) + 1)]
         return change.index(min(change))
-
-
-def _aligned(size: int) -> int:
-    return (size + 7) // 8 * 8
 
 
 @compiled

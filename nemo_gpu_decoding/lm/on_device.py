@@ -29,13 +29,10 @@ A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's 
 `paged.cuh` is the counterpart in kernels.
 """
 
-from __future__ import annotations
-
 import mmap
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -51,7 +48,7 @@ from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.records import CACHED_ARC, LM_STATE
 
 PLACEMENTS = ("auto", "device", "paged")
-ResolvedPlacement = Literal["device", "paged"]
+Placement = Literal["device", "paged"]
 
 SLOT_BYTES = CACHED_ARC.itemsize  # of the cache
 # `auto` keeps the larger of both free on a GPU, for the activations of an acoustic model and for the
@@ -112,9 +109,7 @@ def cache_slots(arrays: PackedArrays, cache_bytes: int) -> int:
     return max(1, min(cache_bytes // SLOT_BYTES, int(arrays.states["arc_begin"][-1])))
 
 
-def resolve_placement(
-    placement: str, need: Footprint, free: Memory, name: str, device: torch.device
-) -> ResolvedPlacement:
+def resolve_placement(placement: str, need: Footprint, free: Memory, name: str, device: torch.device) -> Placement:
     """Return the placement of an LM, "auto" resolved.
 
     Args:
@@ -201,7 +196,7 @@ class DeviceLM:
 
     source: PackedArrays  # the arrays that were copied
     device: torch.device
-    placement: ResolvedPlacement
+    placement: Placement
     states: torch.Tensor  # [S + 1, 12] uint8
     labels: torch.Tensor  # packed, int64
     arcs: torch.Tensor | None  # packed, int64; None: in host memory
@@ -241,12 +236,7 @@ class PlacedLM:
     """
 
     def __init__(
-        self,
-        arrays: PackedArrays,
-        placement: str,
-        cache_bytes: int,
-        name: str = "the LM",
-        measure: Callable[[torch.device], Memory] = free_memory,
+        self, arrays: PackedArrays, placement: str, cache_bytes: int, name: str = "the LM", measure: Any = free_memory
     ) -> None:
         check_choice("placement", placement, PLACEMENTS)
         if cache_bytes < SLOT_BYTES:
@@ -297,9 +287,7 @@ _copies: weakref.WeakValueDictionary[tuple[Any, ...], DeviceLM] = weakref.WeakVa
 _host_tables: weakref.WeakValueDictionary[int, HostTable] = weakref.WeakValueDictionary()
 
 
-def _upload(
-    arrays: PackedArrays, device: torch.device, placement: ResolvedPlacement, slots: int, name: str
-) -> DeviceLM:
+def _upload(arrays: PackedArrays, device: torch.device, placement: Placement, slots: int, name: str) -> DeviceLM:
     cache = None
     if placement == "paged":
         cache = torch.zeros((slots, SLOT_BYTES // 8), dtype=_WORD, device=device)

@@ -11,8 +11,6 @@ states, back-offs and targets; the result is packed.
 The words and blocks of a few MB are in memory; the system decides how many mapped pages are.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time
@@ -35,6 +33,7 @@ from nemo_gpu_decoding.lm.trie import BackoffArcs, Zeros, read_trie
 
 _CHUNK = 1 << 20  # n-grams at a time
 _START, _END = "<s>", "</s>"
+Name = str | PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -46,20 +45,13 @@ class PackReport:
     states: int
     num_bytes: int  # of the packed file
     seconds: float
-    peak_rss: int  # bytes, of the whole process, including mapped pages; 0: unknown
 
     @property
     def num_ngrams(self) -> int:
         return sum(self.counts)
 
 
-def pack_arpa(
-    source: str | PathLike[str],
-    target: str | PathLike[str],
-    *,
-    temporary: str | PathLike[str] | None = None,
-    progress: bool = False,
-) -> PackReport:
+def pack_arpa(source: Name, target: Name, *, temporary: Name | None = None, progress: bool = False) -> PackReport:
     """Pack an ARPA file of any size.
 
     Scores are those of the ARPA file. An unlisted n-gram has its backed-off weight, also if it is the
@@ -91,11 +83,10 @@ def pack_arpa(
         states=packing.automaton.num_states,
         num_bytes=num_bytes,
         seconds=time.perf_counter() - begin,
-        peak_rss=_peak_rss(),
     )
 
 
-def pack_arpa_in_memory(source: str | PathLike[str], *, added_words: Sequence[str] = ()) -> packed.PackedLM:
+def pack_arpa_in_memory(source: Name, *, added_words: Sequence[str] = ()) -> packed.PackedLM:
     """Pack an ARPA file in memory; other arguments and errors are those of `pack_arpa`.
 
     Args:
@@ -108,21 +99,12 @@ def pack_arpa_in_memory(source: str | PathLike[str], *, added_words: Sequence[st
     return packed.assemble(arrays, packing.facts, str(source))
 
 
-def _mapped_zeros(folder: str | PathLike[str], count: int, dtype: DTypeLike) -> np.ndarray:
+def _mapped_zeros(folder: Name, count: int, dtype: DTypeLike) -> np.ndarray:
     """Return an array [count] in a file of `folder` without a name, which the system removes with the array."""
     if not count:
         return np.zeros(0, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
         return map_zeros(file, count * np.dtype(dtype).itemsize, folder).view(dtype)
-
-
-def _peak_rss() -> int:
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class _Packing:

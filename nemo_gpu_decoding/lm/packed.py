@@ -35,8 +35,6 @@ With 400,000 words, 100 M n-grams and 11 M states, a label takes 19 bits and a t
 takes 10.7 bytes, including states. `packed.cuh` is the counterpart of this file on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

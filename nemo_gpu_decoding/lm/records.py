@@ -1,7 +1,5 @@
 """Declare the records of packed LMs; `records.cuh` is printed from here."""
 
-from __future__ import annotations
-
 import numpy as np
 
 LM_STATE = np.dtype(

@@ -19,8 +19,6 @@ because an absent context has back-off weight 0. A context that the file does no
 the trie; its arc gets the cost of backing off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -143,11 +141,7 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
 
 
 def _is_filled(
-    trie: NGramTrie,
-    ngrams: Iterable[NGramBlock],
-    symbols: Sequence[str],
-    progress: Callable[[], None],
-    fault: Callable[[int, str], ValueError],
+    trie: NGramTrie, ngrams: Iterable[NGramBlock], symbols: Sequence[str], progress: Callable, fault: Callable
 ) -> bool:
     """Add all n-grams until one is added twice; return whether none was. `fault` makes an error about a row."""
     for order, blocks in groupby(ngrams, attrgetter("order")):

@@ -29,14 +29,9 @@ from nemo.utils import logging
 from nemo.utils.app_state import AppState
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gpu_decoding.checks import having
 from nemo_gpu_decoding.metrics import calibrated
-from nemo_gpu_decoding.nemo_plugin.hypotheses import (
-    BeamHypothesis,
-    NBestList,
-    TimedNBestList,
-    TransducerHypothesis,
-    WordHypothesis,
-)
+from nemo_gpu_decoding.nemo_plugin import hypotheses as kinds
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 from nemo_gpu_decoding.nemo_plugin.register import StrategySpec, find_strategy, other_strategies, wrong_family
 from nemo_gpu_decoding.nemo_plugin.section import check_confidence
@@ -44,7 +39,7 @@ from nemo_gpu_decoding.presets import check_sections
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath
 
 
-def write_aliases(hypothesis: BeamHypothesis) -> None:
+def write_aliases(hypothesis: kinds.BeamHypothesis) -> None:
     """Replace the aliases of phrases in the words and segments of NeMo's timestamps.
 
     If an alias has several words and its phrase another number of words, both give one entry.
@@ -130,21 +125,21 @@ def adapted_ctc(base: Any) -> type:
                 if self.compute_timestamps is True:
                     lengths = np.diff(hypothesis.token_frames, prepend=0).tolist()
                     hypothesis.text = (ids, lengths, hypothesis.token_repeats)
-                elif isinstance(hypothesis, WordHypothesis):
+                elif isinstance(hypothesis, kinds.WordHypothesis):
                     hypothesis.text = self.text_of(hypothesis)
                 else:
                     text = self.decode_tokens_to_str_with_strip_punctuation(ids)
                     hypothesis.text = written_text(hypothesis, text)
             return hypotheses_list
 
-        def compute_ctc_timestamps(self, hypothesis: BeamHypothesis, timestamp_type: str = "all") -> Any:
+        def compute_ctc_timestamps(self, hypothesis: kinds.BeamHypothesis, timestamp_type: str = "all") -> Any:
             """Accept the triple in `text` from NeMo's n-best branch, and add the confidence that this branch
             does not compute. Words of a graph have the frames of the search."""
             if len(hypothesis.text) == 3:
                 if self.preserve_token_confidence:
                     self.compute_confidence([hypothesis])
                 hypothesis.text = hypothesis.text[:2]
-            if isinstance(hypothesis, WordHypothesis):
+            if isinstance(hypothesis, kinds.WordHypothesis):
                 hypothesis.timestamp = self._stamps(hypothesis, timestamp_type)
                 hypothesis.text = self.text_of(hypothesis)
                 return hypothesis
@@ -155,17 +150,17 @@ def adapted_ctc(base: Any) -> type:
 
         def ctc_decoder_predictions_tensor(self, *args: Any, **kwargs: Any) -> list:
             results = super().ctc_decoder_predictions_tensor(*args, **kwargs)
-            list_type = TimedNBestList if self.compute_timestamps is True else NBestList
+            list_type = kinds.TimedNBestList if self.compute_timestamps is True else kinds.NBestList
             return [list_type(result) if isinstance(result, list) else result for result in results]
 
         def _aggregate_token_confidence(self, hypothesis: Any) -> list[Any]:
-            if not isinstance(hypothesis, WordHypothesis):
+            if not isinstance(hypothesis, kinds.WordHypothesis):
                 return mapped(self, confidence_of_words(self, hypothesis, super()._aggregate_token_confidence))
             of_tokens, words = hypothesis.token_confidence, self._written(hypothesis)
             confidences = (of_tokens[word.first_token : word.end_token] for word in words)
             return mapped(self, [self._aggregate_confidence(of_word) for of_word in confidences])
 
-        def _written(self, hypothesis: WordHypothesis | WordPath) -> list[GraphWord]:
+        def _written(self, hypothesis: kinds.WordHypothesis | WordPath) -> list[GraphWord]:
             words = written_words(hypothesis.words, self.supported_punctuation or ())
             aliases = getattr(hypothesis, "aliases", None)
             if aliases is None:
@@ -176,10 +171,10 @@ def adapted_ctc(base: Any) -> type:
                 for last in [words[end - 1]]
             ]
 
-        def text_of(self, hypothesis: WordHypothesis | WordPath) -> str:
+        def text_of(self, hypothesis: kinds.WordHypothesis | WordPath) -> str:
             return self.word_seperator.join(word.text for word in self._written(hypothesis))
 
-        def _stamps(self, hypothesis: WordHypothesis, level: str) -> dict[str, list]:
+        def _stamps(self, hypothesis: kinds.WordHypothesis, level: str) -> dict[str, list]:
             """Return NeMo's `timestamp`, with the frames of tokens and words from the search."""
             words = [
                 {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
@@ -195,7 +190,7 @@ def adapted_ctc(base: Any) -> type:
             selected = {name: spans for name, spans in levels.items() if level in (name, "all")}
             return {"timestep": list(hypothesis.token_frames), **selected}
 
-        def _token_offsets(self, hypothesis: WordHypothesis) -> list[dict[str, Any]]:
+        def _token_offsets(self, hypothesis: kinds.WordHypothesis) -> list[dict[str, Any]]:
             tokens = hypothesis.y_sequence.tolist()
             texts = [self.decode_tokens_to_str(self.decode_ids_to_tokens([token])) for token in tokens]
             spans = zip(texts, hypothesis.token_frames, hypothesis.token_repeats, strict=True)
@@ -219,11 +214,7 @@ def adapted_rnnt(base: Any) -> type:
             return hypothesis
 
         def rnnt_decoder_predictions_tensor(
-            self,
-            encoder_output: Any,
-            encoded_lengths: Any,
-            return_hypotheses: bool = False,
-            partial_hypotheses: list[Any] | None = None,
+            self, encoder_output, encoded_lengths, return_hypotheses: bool = False, partial_hypotheses: Any = None
         ) -> list:
             """Decode like NeMo's method, n-best lists too: they have the fields of a hypothesis that NeMo reads,
             and confidence, which NeMo computes for single hypotheses only."""
@@ -231,7 +222,7 @@ def adapted_rnnt(base: Any) -> type:
                 encoder_output, encoded_lengths, return_hypotheses, partial_hypotheses
             )
             timed = self.compute_timestamps is True and return_hypotheses
-            list_type = TimedNBestList if timed else NBestList
+            list_type = kinds.TimedNBestList if timed else kinds.NBestList
             for result in results:
                 if return_hypotheses and isinstance(result, list) and self.preserve_token_confidence:
                     self.compute_confidence(result)
@@ -242,7 +233,7 @@ def adapted_rnnt(base: Any) -> type:
             words and segments have replaced them."""
             stamps = [hypothesis.timestamp for hypothesis in hypotheses_list]
             for hypothesis in hypotheses_list:
-                if isinstance(hypothesis, TransducerHypothesis):
+                if isinstance(hypothesis, kinds.TransducerHypothesis):
                     hypothesis.timestamp = hypothesis.token_frames
             try:
                 return super().compute_confidence(hypotheses_list)
@@ -271,12 +262,8 @@ def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> l
 
 # options of NeMo's greedy decoders that must be off, because another strategy is used
 GREEDY_EXTRAS = (
-    "ngram_lm_model",
-    "boosting_tree",
-    "enable_per_stream_biasing",
-    "preserve_alignments",
-    "compute_timestamps",
-    "preserve_frame_confidence",
+    *("ngram_lm_model", "boosting_tree", "enable_per_stream_biasing"),
+    *("preserve_alignments", "compute_timestamps", "preserve_frame_confidence"),
 )
 
 
@@ -344,15 +331,11 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     So a file that does not fit the model raises here, and the model keeps its strategy. Restoring a model does
     not load them, because NeMo then creates the decoding object more than once. CUDA graphs that are off stay off.
     """
-    token = _changing.set(True)
-    try:
-        with _only_user_of(instance):
-            are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
-            wrapped(*call.args, **call.kwargs)
-            if are_graphs_off:
-                instance.disable_cuda_graphs()
-    finally:
-        _changing.reset(token)
+    with having(_changing, True), _only_user_of(instance):
+        are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
+        wrapped(*call.args, **call.kwargs)
+        if are_graphs_off:
+            instance.disable_cuda_graphs()
 
 
 def alone(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Any:

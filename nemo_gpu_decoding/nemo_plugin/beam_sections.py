@@ -5,8 +5,6 @@ CTC has the keys of NeMo's `beam_batch`, transducers those of its `malsd_batch` 
 `allowed_*` (language lock) and `grammar`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

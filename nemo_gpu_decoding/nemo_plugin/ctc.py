@@ -1,10 +1,7 @@
 """Decode CTC log-probs for NeMo: the base class of these decoders, and flexctc_beam."""
 
-from __future__ import annotations
-
-import contextlib
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -77,7 +74,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             return (self._collapse(decoder_output.cpu().numpy(), decoder_lengths.tolist()),)
         aligned = self.needs_frames
         frames: list[Any] = [None] * len(decoder_output)
-        states = _streams.get()
+        states = continued_streams.get()
         requests = next_requests(self, len(decoder_output) if states is None else states.count(None))
         if states is not None:
             advanced = self._continuation.advance(
@@ -144,19 +141,9 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         return [NBestHypotheses([hypothesis]) for hypothesis in hypotheses]
 
 
-# the state of each utterance before and, afterwards, after a batch; None begins an utterance
-_streams: ContextVar[list[StreamState | None] | None] = ContextVar("stream_states", default=None)
-
-
-@contextlib.contextmanager
-def continued_streams(states: list[StreamState | None]) -> Iterator[None]:
-    """Let decoders in this block continue utterances with the next chunk of log-probs, and replace `states`
-    by the new ones."""
-    token = _streams.set(states)
-    try:
-        yield
-    finally:
-        _streams.reset(token)
+# The state of each utterance of a batch; None begins an utterance. With it, decoders continue utterances with the next
+# chunk of log-probs, and replace the states by the new ones.
+continued_streams: ContextVar[list[StreamState | None] | None] = ContextVar("stream_states", default=None)
 
 
 class FlexCTCInfer(CTCInfer):

@@ -22,6 +22,7 @@ _LONG_SHARE = 0.02  # of the sound, in segments that are too long to be left as 
 SHORTEST = 1.0  # seconds of a segment; NeMo pads shorter files on both sides, which would shift times
 _ROOM = 0.5  # seconds between a cut and the next word; more is not better
 _WORD_SILENCE = 0.4  # seconds; a longer silence within a greedy word is a pause, closures of stops are below 0.2
+Span = tuple[int, int]  # first and end step
 _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound: fricatives, breath, reverberation
 
 
@@ -82,7 +83,7 @@ class _Levels(NamedTuple):
 
 def choose_segments(
     words: np.ndarray, loudness: np.ndarray, limits: Limits, step_seconds: float
-) -> tuple[list[tuple[int, int]], list[int]]:
+) -> tuple[list[Span], list[int]]:
     """Return first and end step of each segment; and the cuts that are at no pause of `MIN_PAUSE`.
 
     A pause of some length or longer always ends a segment: the longest one of `limits` with which nearly all sound is
@@ -191,11 +192,9 @@ def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: 
     return is_quiet
 
 
-def _with_faint(
-    is_sound: np.ndarray, loudness: np.ndarray, segment: tuple[int, int], levels: _Levels, step_seconds: float
-) -> tuple[int, int]:
-    """Return first and end step of the sound in a segment, with the faint sound beside it; empty if it is silent."""
-    begin, end = segment
+def _with_faint(is_sound: np.ndarray, loudness: np.ndarray, span: Span, levels: _Levels, step_seconds: float) -> Span:
+    """Return first and end step of the sound in a span, with the faint sound beside it; empty if it is silent."""
+    begin, end = span
     active = begin + np.flatnonzero(is_sound[begin:end])
     if not len(active):
         return begin, begin
@@ -209,7 +208,7 @@ def _with_faint(
     )
 
 
-def _lengthened(sound: tuple[int, int], segment: tuple[int, int], step_seconds: float) -> tuple[int, int]:
+def _lengthened(sound: Span, segment: Span, step_seconds: float) -> Span:
     """Lengthen the sound of a segment by the silence beside it until it has SHORTEST seconds, if there is enough."""
     (begin, end), (first, last) = segment, sound
     if first == last:
@@ -221,12 +220,7 @@ def _lengthened(sound: tuple[int, int], segment: tuple[int, int], step_seconds: 
 
 
 def _cuts(
-    words: np.ndarray,
-    loudness: np.ndarray,
-    span: tuple[int, int],
-    longest: float,
-    step_seconds: float,
-    levels: _Levels,
+    words: np.ndarray, loudness: np.ndarray, span: Span, longest: float, step_seconds: float, levels: _Levels
 ) -> tuple[list[int], list[int]]:
     """Return the ends of a span and the cuts within it; and those of the cuts that are at no pause of `MIN_PAUSE`."""
     target, most, shortest = (_steps(seconds, step_seconds) for seconds in (longest / 2, longest, SHORTEST))

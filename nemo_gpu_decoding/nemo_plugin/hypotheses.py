@@ -12,10 +12,9 @@ import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
 from nemo_gpu_decoding.fusion.phrases import Aliases
-from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, ScoreParts, Work
+from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, Place, ScoreParts, Work
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.result import Place
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
     from nemo_gpu_decoding.search.word_graph.result import GraphWord
 

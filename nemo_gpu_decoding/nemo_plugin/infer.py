@@ -210,11 +210,7 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
 
 
 def load_grammar(
-    source: Path | Sequence[str],
-    price: float,
-    vocabulary: Vocabulary,
-    section: str = "beam.",
-    most_letters: int = MOST_LETTERS,
+    source: Path | Sequence[str], price: float, vocabulary: Vocabulary, where: str = "beam.", most: int = MOST_LETTERS
 ) -> Grammar:
     """Return the grammar of a config or a request: sentences, or a file with one sentence per line.
 
@@ -227,24 +223,22 @@ def load_grammar(
     if isinstance(source, Path):
         source = [line for line in read_lines(source) if line.strip()]
     try:
-        return build_grammar(source, vocabulary, price, most_letters)
+        return build_grammar(source, vocabulary, price, most)
     except FieldError as error:
-        raise error.named(f"{section}grammar{'_price' if error.field == 'price' else ''}") from None
+        raise error.named(f"{where}grammar{'_price' if error.field == 'price' else ''}") from None
     except ValueError as error:
         shown = [*source][:3]
-        raise FieldError(f"{section}grammar", shown, "a grammar of the model's tokens", f"({error})") from None
+        raise FieldError(f"{where}grammar", shown, "a grammar of the model's tokens", f"({error})") from None
 
 
-def load_allowed(options: AllowedOptions, vocabulary: Vocabulary, section: str = "beam.") -> AllowedTokens | None:
+def load_allowed(lock: AllowedOptions, vocabulary: Vocabulary, section: str = "beam.") -> AllowedTokens | None:
     """Return the allowed tokens of a config or a request, with a cache; None: all. `section` as in `load_grammar`."""
-    if not (options.scripts or options.tokens or options.text):
+    if not (lock.scripts or lock.tokens or lock.text):
         return None
 
     def load() -> AllowedTokens:
-        texts = read_lines(options.text) if options.text else []
-        return allowed_tokens(
-            vocabulary, scripts=options.scripts, tokens=options.tokens, texts=texts, price=options.price
-        )
+        texts = read_lines(lock.text) if lock.text else []
+        return allowed_tokens(vocabulary, scripts=lock.scripts, tokens=lock.tokens, texts=texts, price=lock.price)
 
     with fields_named(f"{section}allowed_{{}}"):
-        return cached(("allowed", options, options.text and file_key(options.text), vocabulary), load)
+        return cached(("allowed", lock, lock.text and file_key(lock.text), vocabulary), load)

@@ -5,12 +5,10 @@ every word. Cuts are between words, so that segments need no overlap. The second
 model's strategy. Both passes read the file in order, and hold a batch of windows or segments.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,10 +85,8 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
     segments, doubtful = choose_segments(spans, levels, cutting.limits(model.trained_seconds), step_seconds)
     if doubtful:
         times = ", ".join(clock(step * step_seconds) for step in doubtful[:5])
-        more = "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
-        logger.warning(
-            "%s: no pause of %g s at %s%s; the cut is at the longest pause there", file, MIN_PAUSE, times, more
-        )
+        times += "" if len(doubtful) <= 5 else f" and {len(doubtful) - 5} more"
+        logger.warning("%s: no pause of %g s at %s; the cut is at the longest pause there", file, MIN_PAUSE, times)
     begun = list(_begun(model, file, segments, levels, position)) if segments else []
     return Plan(begun, step_seconds, windows.seconds, windows.fault)
 
@@ -152,13 +148,11 @@ class _Windows:
             kept = kept[at(max(begin - self.context, 0)) - at(first) :]
 
 
-def segment_files(
-    model: Model, file: AudioSource, plan: Plan, batch_size: int, first: int = 0
-) -> Iterator[list[Path]]:
+def segment_files(model: Model, file: AudioSource, plan: Plan, size: int, first: int = 0) -> Iterator[list[Path]]:
     """Write the segments of a recording from the `first` on to files, in batches; they exist until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
-        for batch in grouped(plan.segments[first:], batch_size):
+        for batch in grouped(plan.segments[first:], size):
             read = []
             for begin, end in batch:
                 reader.skip(position(begin) - at)
@@ -181,10 +175,7 @@ def return_memory() -> None:
 
 
 def joined(
-    spans: Sequence[tuple[float, float]],
-    transcripts: Sequence[Transcript | str],
-    fault: str = "",
-    min_confidence: float = 0.0,
+    spans: list[tuple[float, float]], transcripts: list[Transcript | str], fault: str = "", min_confidence: float = 0.0
 ) -> Transcript:
     """Return the transcript of a recording from those of its segments; an error of a segment is named with its time.
 

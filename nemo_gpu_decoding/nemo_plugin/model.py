@@ -80,15 +80,13 @@ class Model:
             self.heads["rnnt"] = TransducerHead(self)
 
     @classmethod
-    def load(
-        cls, name: str, *, device: str = "auto", verbose: bool = False, channel_selector: int | str | None = None
-    ) -> Model:
+    def load(cls, name: str, *, device: str = "auto", verbose: bool = False, channel: Any = None) -> Model:
         """Restore a `.nemo` file, or download a pretrained model by its name."""
-        check_channel_selector(channel_selector)
+        check_channel_selector(channel)
         check_model_file(name)
         where = usable_device(device)
         import_nemo(verbose)
-        return cls(restore(name, map_location=where).to(where).eval(), channel_selector)
+        return cls(restore(name, map_location=where).to(where).eval(), channel)
 
     @property
     def default_head(self) -> str:

@@ -57,18 +57,12 @@ STRATEGIES: dict[str, StrategySpec] = {
     )
 }
 
+GREEDY = ("greedy", "greedy_batch")
 # NeMo's strategies, by family and by the section that they read. With such a strategy, `<section>.search_type`
 # may name a strategy of this package, for scripts that accept only NeMo's strategies.
 NATIVE: dict[str, dict[str, tuple[str, ...]]] = {
-    "ctc": {
-        "greedy": ("greedy", "greedy_batch"),
-        "beam": ("beam", "beam_batch", "pyctcdecode", "flashlight"),
-        "wfst": ("wfst",),
-    },
-    "rnnt": {
-        "greedy": ("greedy", "greedy_batch"),
-        "beam": ("beam", "tsd", "alsd", "maes", "malsd_batch", "maes_batch"),
-    },
+    "ctc": {"greedy": GREEDY, "beam": ("beam", "beam_batch", "pyctcdecode", "flashlight"), "wfst": ("wfst",)},
+    "rnnt": {"greedy": GREEDY, "beam": ("beam", "tsd", "alsd", "maes", "malsd_batch", "maes_batch")},
 }
 
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.checks import FieldError, check_number, fields_named
+from nemo_gpu_decoding.checks import FieldError, check_number, fields_named, having
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
@@ -48,12 +48,9 @@ def utterance_requests(
     infer = infer_of(model)
     queue = deque(_as_request(infer, wanted, boosting_weight) for wanted in requests)
     pending = _Pending(model, queue, total=len(queue))
-    token = _pending.set(pending)
-    try:
+    with having(_pending, pending):
         yield
-    finally:
-        _pending.reset(token)
-    # not in `finally`: an error inside the block is more informative than leftover requests
+    # not if the block fails: an error inside the block is more informative than leftover requests
     if pending.queue:
         used = pending.total - len(pending.queue)
         raise ValueError(f"requests has {pending.total} entries, but {used} utterances were decoded")

@@ -1,7 +1,5 @@
 """Find and restore NeMo models, for the command line and the live server."""
 
-from __future__ import annotations
-
 import logging
 import tarfile
 from typing import Any

@@ -44,9 +44,7 @@ class Log:
         tell: gets a message for each recording that the interrupted run has begun.
     """
 
-    def __init__(
-        self, file: Path | None = None, run: Any = None, tell: Callable[[str], object] = lambda message: None
-    ) -> None:
+    def __init__(self, file: Path | None = None, run: Any = None, tell: Callable[[str], Any] = lambda _: None) -> None:
         self.file, self._run, self.tell = file, json.dumps(run, sort_keys=True), tell
         self._places: dict[str, int] = {}  # first byte of the values of the interrupted run
         self.utterances = 0  # of that run, without segments
@@ -134,11 +132,9 @@ class Transcriber:
 
     def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
         """Return transcripts or error messages of a batch, from the log or decoded; `read` reads the batch's audio."""
-        transcripts = self.log.kept(
-            rows, lambda: [text for encoded in self._encoded(read()) for text in self.decode(*encoded)]
-        )
+        results = self.log.kept(rows, lambda: [text for pair in self._encoded(read()) for text in self.decode(*pair)])
         self.progress(sum(row.duration for row in rows))
-        return transcripts
+        return results
 
     def _encoded(self, utterances: Sequence[Utterance]) -> list[tuple[Sequence[Utterance], Outputs | str]]:
         """Return the encoder's output for a batch; if that fails, for each utterance alone, or its error message."""
@@ -161,11 +157,9 @@ class Transcriber:
         pairs = zip(utterances, transcripts, strict=True)
         return [named(utterance, found.error) if found.error else found for utterance, found in pairs]
 
-    def plan(self, utterance: Utterance) -> Plan:
+    def plan(self, row: Utterance) -> Plan:
         """Return the segments of a recording; an error if it cannot be read."""
-        cuts = self.log.kept(
-            [utterance], lambda: find_cuts(self.model, utterance.audio, self.cutting, self.batch_size), "plan"
-        )
+        cuts = self.log.kept([row], lambda: find_cuts(self.model, row.audio, self.cutting, self.batch_size), "plan")
         return Plan(*cuts)
 
     def decode_segments(self, utterance: Utterance, plan: Plan) -> Transcript:
@@ -264,9 +258,7 @@ def _segment(recording: Utterance, start: float, end: float) -> Utterance:
 
 def _with_audio(rows: Sequence[Utterance], files: Iterator[list[Path]]) -> list[Utterance]:
     """Return the segments with their audio, the next files."""
-    return [
-        replace(row, audio=AudioPart(file, 0.0, is_mono=True)) for row, file in zip(rows, next(files), strict=True)
-    ]
+    return [replace(row, audio=AudioPart(wav, 0.0, is_mono=True)) for row, wav in zip(rows, next(files), strict=True)]
 
 
 def named(utterance: Utterance, fault: str) -> str:

@@ -1,12 +1,10 @@
 """Decode encoder output for NeMo with alsd_pp and aes_pp, and adapt NeMo's networks to these searches."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from nemo.collections.asr.modules.hybrid_autoregressive_transducer import HATJoint
@@ -30,6 +28,8 @@ from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.networks import whole_blocks
 from nemo_gpu_decoding.search.transducer.trace_back import step_log_probs
+
+Predictor: TypeAlias = RNNTDecoder | StatelessTransducerDecoder
 
 
 class TransducerInfer(FusedInfer):
@@ -57,10 +57,7 @@ class TransducerInfer(FusedInfer):
         self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
 
     def __call__(
-        self,
-        encoder_output: Tensor,
-        encoded_lengths: Tensor,
-        partial_hypotheses: Sequence[Hypothesis | Sequence[Hypothesis] | None] | None = None,
+        self, encoder_output: Tensor, encoded_lengths: Tensor, partial_hypotheses: Sequence[Any] | None = None
     ) -> tuple[list[Hypothesis | NBestHypotheses]]:
         """Decode a batch, or the next chunk of a batch of streams.
 
@@ -200,15 +197,13 @@ def _by_frame(values: Sequence[Any], path: Path) -> list[list[Any]]:
     return [[value for _, value in group] for _, group in groupby(steps, key=lambda step: step[0])]
 
 
-def _states(partial_hypotheses: Sequence[Any] | None, batch: int) -> list[StreamState | None]:
+def _states(partials: Sequence[Any] | None, batch: int) -> list[StreamState | None]:
     """Return the state of each utterance of the batch; None begins an utterance."""
-    if partial_hypotheses is None:
+    if partials is None:
         return [None] * batch
-    if len(partial_hypotheses) != batch:
-        raise ValueError(
-            f"partial_hypotheses has {len(partial_hypotheses)} entries, expected {batch}, one per utterance"
-        )
-    return [_state(b, partial) for b, partial in enumerate(partial_hypotheses)]
+    if len(partials) != batch:
+        raise ValueError(f"partial_hypotheses has {len(partials)} entries, expected {batch}, one per utterance")
+    return [_state(b, partial) for b, partial in enumerate(partials)]
 
 
 def _state(b: int, partial: Any) -> StreamState | None:
@@ -226,9 +221,7 @@ def _state(b: int, partial: Any) -> StreamState | None:
     )
 
 
-def networks_of(
-    decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
-) -> networks.TransducerNetworks:
+def networks_of(decoder: Predictor, joint: RNNTJoint, durations: Sequence[int] = ()) -> networks.TransducerNetworks:
     """Return the networks of a NeMo transducer.
 
     The layers of plain LSTM and stateless prediction networks with a plain joint are called directly, which is
@@ -261,9 +254,7 @@ def networks_of(
 class NemoNetworks:
     """A NeMo prediction network and joint of any kind, which are called through NeMo's methods."""
 
-    def __init__(
-        self, decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, decoder: Predictor, joint: RNNTJoint, durations: Sequence[int] = ()) -> None:
         self.decoder = decoder
         self.joint = joint
         self.durations = networks.checked_durations(durations)
@@ -290,10 +281,8 @@ class NemoNetworks:
         return self._projected(output), self._rows(state)
 
     def predict(self, labels: Tensor, state: networks.State) -> tuple[Tensor, networks.State]:
-        whole, before = whole_blocks(labels), tuple(whole_blocks(part) for part in state)
-        output, after = self.decoder.predict(
-            whole[:, None], self._packed(before), add_sos=False, batch_size=len(whole)
-        )
+        whole, held = whole_blocks(labels), tuple(whole_blocks(part) for part in state)
+        output, after = self.decoder.predict(whole[:, None], self._packed(held), add_sos=False, batch_size=len(whole))
         rows = slice(len(labels))
         return self._projected(output)[rows], tuple(part[rows] for part in self._rows(after))
 

@@ -1,7 +1,5 @@
 """Decode CTC log-probs in word graphs for NeMo, with cuda_wfst and paged_biglm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,10 +44,10 @@ class WordGraphInfer(CTCInfer):
         if graph.pieces is not None or lacks_words(known, fused.boosting, graph):
             graph, language = decoder.opened_graph, self.options.graph.source_lang
             speller = Speller(in_language(self.vocabulary(), language), fused.lm_weight / weight)
-        return _boosting(known, fused.boosting, graph, "error", "requests", speller)
+        return _boosting(known, fused.boosting, graph, missing="error", name="requests", speller=speller)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
-        return _boosting(configured_phrases(config), config, self.decoder().graph, "error", "requests")
+        return _boosting(configured_phrases(config), config, self.decoder().graph, missing="error", name="requests")
 
     def _load(self) -> CudaWFST:
         fused, vocabulary = self.options.fusion, self.vocabulary()
@@ -63,13 +61,10 @@ class WordGraphInfer(CTCInfer):
         boosting = None
         if phrases:
             name = str(fused.boosting.key_phrases_file or "wfst.boosting_tree")
-            boosting = _boosting(phrases, fused.boosting, graph, "skip", name)
-        return self._search(
-            graph,
-            config=replace(self.options.search, topology=topology),
-            fusion=Fusion(None, fused.lm_weight, boosting, fused.boosting_weight),
-            pieces=vocabulary.pieces,
-        )
+            boosting = _boosting(phrases, fused.boosting, graph, missing="skip", name=name)
+        fusion = Fusion(None, fused.lm_weight, boosting, fused.boosting_weight)
+        config = replace(self.options.search, topology=topology)
+        return self._search(graph, config=config, fusion=fusion, pieces=vocabulary.pieces)
 
     def _boosted_words(self, phrases: Sequence[Phrase]) -> list[str]:
         """Return the words of phrases and aliases, for a graph that is built."""
@@ -130,14 +125,7 @@ class PagedInfer(WordGraphInfer):
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, **others)
 
 
-def _boosting(
-    phrases: Sequence[Phrase],
-    config: BoostingConfig,
-    graph: WordGraph,
-    missing: str,
-    name: str,
-    speller: Speller | None = None,
-) -> BackoffAutomaton:
+def _boosting(phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph, **how: Any) -> BackoffAutomaton:
     """Cache `word_boosting`, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
-    key = ("word boosting", tuple(phrases), config, graph.fingerprint, missing, speller)
-    return cached(key, partial(word_boosting, phrases, config, graph, missing=missing, name=name, speller=speller))
+    key = ("word boosting", tuple(phrases), config, graph.fingerprint, how["missing"], how.get("speller"))
+    return cached(key, partial(word_boosting, phrases, config, graph, **how))

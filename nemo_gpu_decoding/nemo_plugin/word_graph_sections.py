@@ -6,8 +6,6 @@ of Riva and k2 (`riva_decoding_cfg`, `k2_decoding_cfg`) have no effect here: a v
 to use.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast

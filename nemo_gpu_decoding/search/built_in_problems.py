@@ -6,8 +6,6 @@ Weights and scores are multiples of 1/8, so that there are ties, and matrix prod
 the bit. An LSTM's gates are rounded differently on each device: scores with an LSTM may differ by `ROUNDING`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -8,8 +8,6 @@ The score of a path becomes acoustic + lm_share * lm + boosting + insertion + we
 word_bonus * words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar

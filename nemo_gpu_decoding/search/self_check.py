@@ -6,8 +6,6 @@ check may run while this process captures a CUDA graph. The result is kept on di
 and the contents of the kernels, so that each of them is checked once per machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

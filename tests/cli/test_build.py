@@ -193,7 +193,6 @@ def test_pack_lm_equals_the_library(with_lm, capsys):
     assert facts["states"] == lm.num_states
     assert facts["num_bytes"] == (with_lm / "lm.packed").stat().st_size
     assert facts["seconds"] > 0
-    assert facts["peak_rss"] > 1e7
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,7 @@ def test_run_into_a_folder_can_be_repeated(assets, manifest, tmp_path, capsys):
     out = tmp_path / "parts"
     partitioned = ["transcribe", *arguments, f"manifest={manifest}", f"out={out}/", "partition_seconds=4"]
     assert main(partitioned) == 0
-    table = capsys.readouterr().out
-    assert "slowest" in table
+    capsys.readouterr()
     found = [row for part in sorted(out.glob("part-*.jsonl")) for row in rows_of(part)]
     assert found[1]["error"].startswith("bad.flac: cannot be read after 0:00:0")
     assert [row["line"] for row in found] == [1, 2, 3]

@@ -97,8 +97,10 @@ def test_bad_options_are_refused(argument, problem, capsys):
 
 
 def test_words_are_mapped_by_maps_of_other_utterances(monkeypatch):
-    monkeypatch.setattr(dev_set, "fit_map", lambda confidences, rights: set(confidences))
-    monkeypatch.setattr(dev_set, "calibrated", lambda confidences, fitted: [(c, c in fitted) for c in confidences])
+    monkeypatch.setattr(dev_set.metrics, "fit_map", lambda confidences, rights: set(confidences))
+    monkeypatch.setattr(
+        dev_set.metrics, "calibrated", lambda confidences, fitted: [(c, c in fitted) for c in confidences]
+    )
     words = [([n, n + 0.5], [True, False]) for n in range(2 * dev_set.FOLDS + 1)]
     mapped = [pair for pairs, _ in dev_set._held_out(words) for pair in pairs]
     assert sorted(mapped) == [(c, False) for confidences, _ in words for c in confidences]

@@ -484,7 +484,7 @@ def test_metrics_count_streams_and_outcomes():
     assert status == 200
     assert openmetrics.endswith("# EOF\n")
     families = {family.name: family.type for family in text_string_to_metric_families(text)}
-    assert families["nemo_gpu_decoding_cpu_seconds"] == families["nemo_gpu_decoding_finals"] == "counter"
+    assert families["nemo_gpu_decoding_process_cpu_seconds"] == families["nemo_gpu_decoding_finals"] == "counter"
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     values = {key.removeprefix("nemo_gpu_decoding_"): float(value) for key, value in lines.items()}
     assert values["streams_open"] == 0
@@ -493,8 +493,8 @@ def test_metrics_count_streams_and_outcomes():
     assert values['streams_total{outcome="message"}'] == 2  # clients cannot make up outcomes
     assert values["finals_total"] == 2
     assert values["audio_seconds_total"] == pytest.approx(0.03)
-    assert values["resident_bytes"] > 1e6
-    assert values["cpu_seconds_total"] > 0
+    assert values["process_resident_memory_bytes"] > 1e6
+    assert values["process_cpu_seconds_total"] > 0
     assert values['partial_seconds_bucket{le="+Inf"}'] == values["partial_seconds_count"]
     assert values["step_seconds_sum"] > 0
     assert values["step_streams_sum"] == 3

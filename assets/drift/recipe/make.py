@@ -32,11 +32,7 @@ TRAINING = {"en": 5400, "fr": 300, "es": 300}
 HELD_OUT = {"en": 20, "fr": 40, "es": 20}
 MORE = 200  # further test utterances of TWIN
 LM_SENTENCES = 4000  # of each language
-ACCENTS = {
-    "en": speech.TRAINING_ACCENTS,
-    "fr": ("fr-fr", "fr-fr", "fr-be", "fr-ch"),
-    "es": ("es", "es", "es-419"),
-}
+ACCENTS = {"en": speech.TRAINING_ACCENTS, "fr": ("fr-fr", "fr-fr", "fr-be", "fr-ch"), "es": ("es", "es", "es-419")}
 HELD_OUT_VARIANTS = ("+f3", "+m5", "+steph")  # that training never hears
 SHIPPED = Path(__file__).parents[2] / "self" / "models" / "self_hybrid_rnnt.nemo"  # its encoder is the start
 

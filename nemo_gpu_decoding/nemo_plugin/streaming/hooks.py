@@ -7,8 +7,6 @@ search, and texts are the result if the audio ended here. Without `asr.decoding`
 its model was saved with, if that is one of this package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import BoundArguments
 from typing import Any, NamedTuple
@@ -20,21 +18,15 @@ from nemo.utils import logging
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.checks import FieldError, check_int, having
 from nemo_gpu_decoding.live.endpointing import read_rules
 from nemo_gpu_decoding.live.interface import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.adapters import adapted
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
+from nemo_gpu_decoding.nemo_plugin.register import GREEDY, STRATEGIES, find_strategy
 from nemo_gpu_decoding.nemo_plugin.restore import model_config
-from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import (
-    buffered_transducer,
-    cache_aware_transducer,
-    searching_ctc,
-)
+from nemo_gpu_decoding.nemo_plugin.streaming import searching_pipelines as pipelines
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
-
-GREEDY = ("greedy", "greedy_batch")
 
 
 def ctc_search(model: Any) -> CTCInfer | None:
@@ -73,7 +65,7 @@ def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -
         lengths -= torch.tensor([len(row) for row in previous])
         states = [_state_of(row, b, infer.strategy) for b, row in enumerate(previous)]
     decoding = model.ctc_decoding if is_ctc_head else model.decoding
-    with continued_streams(states):
+    with having(continued_streams, states):
         texts = decoding.ctc_decoder_predictions_tensor(outputs[0], lengths)
     for row, state in zip(labels, states, strict=True):
         row.search_state = state
@@ -191,7 +183,7 @@ class PipelineKind(NamedTuple):
 
     search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
     adapt: Callable[[Any], type]
-    reads_tail: Callable[[Any], bool] = lambda cfg: False  # by its config: whether it searches tails, or NeMo has none
+    reads_tail: Callable[[Any], Any] = lambda cfg: False  # by its config: whether it searches tails, or NeMo has none
     why_one_best: Callable[[Any], str] = lambda cfg: ""  # by its config: why it gives no n-best lists; empty: it does
 
 
@@ -201,8 +193,8 @@ def _anew(cfg: Any) -> str:
 
 
 KINDS = {
-    "BufferedCTCPipeline": PipelineKind(ctc_search, searching_ctc),
-    "CacheAwareCTCPipeline": PipelineKind(ctc_search, searching_ctc),
-    "BufferedRNNTPipeline": PipelineKind(transducer_search, buffered_transducer, lambda cfg: bool(_anew(cfg)), _anew),
-    "CacheAwareRNNTPipeline": PipelineKind(transducer_search, cache_aware_transducer, lambda cfg: True),
+    "BufferedCTCPipeline": PipelineKind(ctc_search, pipelines.searching_ctc),
+    "CacheAwareCTCPipeline": PipelineKind(ctc_search, pipelines.searching_ctc),
+    "BufferedRNNTPipeline": PipelineKind(transducer_search, pipelines.buffered_transducer, _anew, _anew),
+    "CacheAwareRNNTPipeline": PipelineKind(transducer_search, pipelines.cache_aware_transducer, lambda cfg: True),
 }

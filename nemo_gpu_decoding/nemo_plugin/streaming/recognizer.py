@@ -92,9 +92,7 @@ class PipelineRecognizer:
         if options.max_n_best is None:
             options = replace(options, max_n_best=_cheap_n_best(decoding, f"{kind} {head}"))
         try:
-            pipeline = PipelineBuilder.build_pipeline(
-                _pipeline_config(model, decoding, options, kind=kind, head=head, device=where)
-            )
+            pipeline = PipelineBuilder.build_pipeline(_config_of(model, decoding, options, kind, head, where))
         except FieldError as error:
             raise error.named("max_n_best") if error.field == "streaming.n_best" else error from None
         return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
@@ -233,11 +231,9 @@ class PipelineRecognizer:
         def text_of(path: SearchPath) -> str:
             return self._transcript(path.tokens.tolist()).strip()
 
-        distinct = nbest.distinct(text_of, n)
-        texts = distinct.texts(text_of)
-        return tuple(
-            Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, distinct, strict=True)
-        )
+        paths = nbest.distinct(text_of, n)
+        texts = paths.texts(text_of)
+        return tuple(Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, paths, strict=True))
 
     def _infer(self) -> Any:
         """Return the search of the model, or None for NeMo's strategies."""
@@ -257,9 +253,7 @@ class PipelineRecognizer:
         if infer is None:
             name, value = next(iter(wanted.request.shown.items()))
             raise FieldError(name, value, f"none: strategy {self.strategy} takes no requests")
-        return StreamRequest(
-            request=request_of(infer, wanted.request, wanted.boosting_weight, live.MAX_GRAMMAR_LETTERS)
-        )
+        return StreamRequest(request=request_of(infer, wanted.request, wanted.boosting_weight, live.MAX_LETTERS))
 
 
 def head_of(config: DictConfig, strategy: str) -> str:
@@ -296,8 +290,8 @@ def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
     return min(N_BEST, int(OmegaConf.select(decoding, "beam.beam_size", default=1)))
 
 
-def _pipeline_config(
-    model: str, decoding: DictConfig, options: PipelineOptions, *, kind: str, head: str, device: torch.device
+def _config_of(
+    model: str, decoding: DictConfig, options: PipelineOptions, kind: str, head: str, device: torch.device
 ) -> DictConfig:
     """Return the config of NeMo's YAML files for streaming inference."""
     streaming: dict[str, Any] = {

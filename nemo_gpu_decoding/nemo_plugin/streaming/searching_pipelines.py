@@ -21,13 +21,13 @@ from nemo.utils import logging
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_gpu_decoding.checks import fields_named
+from nemo_gpu_decoding.checks import fields_named, having
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.phrases import Aliases
 from nemo_gpu_decoding.live.endpointing import StreamProgress, find_endpoint, progress_of
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
-from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import using_slots
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import shared_slots
 from nemo_gpu_decoding.search.result import NBest, Path
 
 MOST_AT_FIRST = 64  # largest number of slots that a pipeline allocates at first
@@ -179,9 +179,7 @@ def searching_ctc(base: Any) -> type:
     is_buffered = hasattr(base, "get_cut_off_range")
 
     class SearchingCTC(in_slots(base)):  # type: ignore[misc]
-        def decode_log_probs(
-            self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
-        ) -> None:
+        def decode_log_probs(self, requests: list, log_probs: Tensor, tail_log_probs, ready_state_ids: set) -> None:
             """Decode a step of cache-aware streams."""
             for turn in turns(requests):
                 ready_state_ids.update(self.search([requests[i] for i in turn], [(log_probs[i],) for i in turn]))
@@ -192,10 +190,8 @@ def searching_ctc(base: Any) -> type:
             rows = [row[:n] for row, n in zip(log_probs.cpu(), self.lengths, strict=True)]
             for turn in turns(requests):
                 requests_of_turn = [requests[i] for i in turn]
-                clips = [self.get_cut_off_range(size, request.is_last) for request in requests_of_turn]
-                inputs = [
-                    (rows[i], start, min(end, len(rows[i]))) for i, (start, end) in zip(turn, clips, strict=True)
-                ]
+                cuts = [self.get_cut_off_range(size, request.is_last) for request in requests_of_turn]
+                inputs = [(rows[i], start, min(end, len(rows[i]))) for i, (start, end) in zip(turn, cuts, strict=True)]
                 ready = self.search(requests_of_turn, inputs)
                 if ready:
                     self.text_processor.process(self.get_states(ready))
@@ -344,9 +340,7 @@ def buffered_transducer(base: Any) -> type:
         def init_decoding_computer(self) -> None:
             self.decoding_computer = None  # NeMo's is greedy
 
-        def decode(
-            self, encs: Tensor, enc_lens: Tensor, states: list[Any], offsets: list[float]
-        ) -> tuple[list[Any], list[int]]:
+        def decode(self, encs: Tensor, enc_lens: Tensor, states: list, offsets: list) -> tuple[list[Any], list[int]]:
             """Search frames; the first one is frame `offset` of its stream. Frames below 0 are padding, in which
             models may output words, and are skipped. Returns hypotheses and the number of skipped frames of each."""
             paddings = [max(0, round(-offset)) for offset in offsets]
@@ -354,7 +348,7 @@ def buffered_transducer(base: Any) -> type:
             frames = [enc[:, begin:end].T for enc, begin, end in zip(encs, paddings, ends, strict=True)]
             lengths = torch.tensor([len(rows) for rows in frames])
             before = [state.hyp_decoding_state for state in states]
-            with using_slots(self.slots):
+            with having(shared_slots, self.slots):
                 return self.asr_model.decode(pad_sequence(frames, True).transpose(1, 2), lengths, before), paddings
 
         def find_committed(self, states: list[Any]) -> None:
@@ -365,12 +359,7 @@ def buffered_transducer(base: Any) -> type:
                 state.committed = len(state.tokens)  # NeMo keeps the tokens of earlier steps
 
         def stateful_transcribe_step(
-            self,
-            requests: list[Any],
-            encs: Tensor,
-            enc_lens_chunk: Tensor,
-            enc_lens: Tensor,
-            ready_state_ids: set[int],
+            self, requests: list, encs: Tensor, enc_lens_chunk: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
         ) -> None:
             """Read the frames of this step's chunks. The frames to their right are context of the encoder and belong
             to the next chunk."""
@@ -425,9 +414,7 @@ def buffered_transducer(base: Any) -> type:
             last = torch.tensor(hypothesis.token_frames[-1:])
             return self.endpointer.detect_eou_given_timestamps(last, last, state.frames_read, stop)[0]
 
-        def stateless_transcribe_step(
-            self, requests: list[Any], encs: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
-        ) -> None:
+        def stateless_transcribe_step(self, requests, encs: Tensor, enc_lens: Tensor, ready_state_ids: set) -> None:
             states = [self.get_state(request.stream_id) for request in requests]
             for state in states:
                 state.hyp_decoding_state = _beginning(getattr(state.options, "biasing_cfg", None))
@@ -474,7 +461,7 @@ def cache_aware_transducer(base: Any) -> type:
             return state
 
         def cache_aware_transcribe_step(self, *args: Any, **kwargs: Any) -> None:
-            with using_slots(self.slots):
+            with having(shared_slots, self.slots):
                 super().cache_aware_transcribe_step(*args, **kwargs)
 
         def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:

@@ -12,7 +12,7 @@ NeMo does not mark the last call. So each call returns the result for audio that
 of the streams and keeps the streams open. After the last chunk, this is the result of the whole utterance,
 whatever the chunk sizes.
 
-NeMo's pipelines mark ends of utterances. Their utterances share one `Slots`, see `using_slots`.
+NeMo's pipelines mark ends of utterances. Their utterances share one `Slots`, see `shared_slots`.
 
 `all_or_nothing` undoes a step of NeMo's pipelines after an error:
 
@@ -83,6 +83,10 @@ class StreamState:
         return self  # copies share one search, which only one call can continue
 
 
+States = Sequence[StreamState | None]
+Requests = Sequence[Request | None] | None
+
+
 class Continuation:
     """An object that begins and continues the utterances of a batch.
 
@@ -95,14 +99,7 @@ class Continuation:
         self._recent: deque[list[StreamState]] = deque()
 
     def advance(
-        self,
-        decoder: Decoder[Any, Any],
-        frames: Tensor,
-        lengths: Tensor,
-        states: Sequence[StreamState | None],
-        requests: Sequence[Request | None] | None,
-        *,
-        keep_history: bool,
+        self, decoder: Any, frames: Tensor, lengths: Tensor, states: States, requests: Requests, *, keep_history: bool
     ) -> list[tuple[NBest, StreamState]]:
         """Decode the next chunk of every utterance.
 
@@ -121,7 +118,7 @@ class Continuation:
             ValueError: see `Decoder.push`; a state cannot be continued. If the chunk of an utterance cannot be
                 read, its state has the error, and the other utterances continue.
         """
-        shared = _slots.get()
+        shared = shared_slots.get()
         if shared is not None:
             return _advance_in(shared, frames, lengths, states, requests, keep_history=keep_history)
         self._check(states)
@@ -167,27 +164,12 @@ class Continuation:
                 state.release()
 
 
-_slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
-
-
-@contextlib.contextmanager
-def using_slots(slots: Slots) -> Iterator[None]:
-    """Begin utterances in these slots within this block; the caller ends them."""
-    token = _slots.set(slots)
-    try:
-        yield
-    finally:
-        _slots.reset(token)
+# slots in which utterances begin; the caller ends them
+shared_slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
 
 
 def _advance_in(
-    slots: Slots,
-    frames: Tensor,
-    lengths: Tensor,
-    states: Sequence[StreamState | None],
-    requests: Sequence[Request | None] | None,
-    *,
-    keep_history: bool,
+    slots: Slots, frames: Tensor, lengths: Tensor, states: States, requests: Requests, *, keep_history: bool
 ) -> list[tuple[NBest, StreamState]]:
     """Decode like `Continuation.advance`, for utterances in slots, in one push."""
     request = iter(requests or repeat(None))

@@ -11,8 +11,6 @@ RNN-T this holds for every text of the beam, as in NeMo; in TDT for texts at the
 the same later frame, in TDT, are recombined by adding probabilities. Scores are those of `alsd.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

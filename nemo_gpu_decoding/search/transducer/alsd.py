@@ -9,8 +9,6 @@ with blanks scored as in `scoring.py`. The blanks of all hypotheses are offered 
 floor that a token must reach before the LM is queried.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

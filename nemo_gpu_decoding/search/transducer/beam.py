@@ -17,8 +17,6 @@ every frame. The outputs of the prediction network are therefore cached by the h
 replaces the least recently used entry, and the network runs only for texts that are not in the cache.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -30,8 +30,6 @@ vectors of 16 values fit in the 32 registers of AVX-512. The last rows are compu
 numba's loops cannot express this, so the block is written with llvmlite. LLVM splits the vectors on other CPUs.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from functools import partial

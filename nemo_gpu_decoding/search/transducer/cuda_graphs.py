@@ -8,8 +8,6 @@ because the cause may pass: another thread, a lack of memory. The first reason i
 effect.
 """
 
-from __future__ import annotations
-
 import logging
 import operator
 from collections.abc import Collection, Hashable, Iterator

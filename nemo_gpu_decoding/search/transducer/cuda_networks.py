@@ -15,8 +15,6 @@ with the layer's weights then writes the logits into a buffer of the workspace. 
 in which torch would multiply. All other joints are called as torch modules, on rows that a kernel has gathered.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -30,17 +28,10 @@ from torch.nn import functional
 
 from nemo_gpu_decoding.cuda.launch import Signature, runtime
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
+from nemo_gpu_decoding.search.transducer import networks as nets
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.cuda_workspace import RunWorkspace
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedLSTM, FusedStateless, FusedWeights
-from nemo_gpu_decoding.search.transducer.networks import (
-    LSTMNetworks,
-    MadeOfWeights,
-    StatelessNetworks,
-    TransducerNetworks,
-    product_dtype,
-    versions,
-)
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -73,7 +64,7 @@ class Prediction(ABC):
 class PredictionPaths:
     """An object that selects the implementation of a decoder's prediction network on the GPU, and logs it."""
 
-    def __init__(self, networks: TransducerNetworks) -> None:
+    def __init__(self, networks: nets.TransducerNetworks) -> None:
         self._networks = networks
         self._weights = FusedWeights(networks)
         self.path: str | None = None  # of the last run: LSTM, STATELESS or TORCH
@@ -102,7 +93,7 @@ class PredictionPaths:
 class TorchPrediction(Prediction):
     """A prediction network of any kind, which torch runs for all rows of the batch, also unused ones."""
 
-    def __init__(self, networks: TransducerNetworks, work: RunWorkspace) -> None:
+    def __init__(self, networks: nets.TransducerNetworks, work: RunWorkspace) -> None:
         super().__init__(work)
         self._networks = networks
         self._before = tuple(
@@ -223,7 +214,7 @@ class Joint(ABC):
 class TorchJoint(Joint):
     """A joint of any kind, which torch runs."""
 
-    def __init__(self, networks: TransducerNetworks, work: RunWorkspace) -> None:
+    def __init__(self, networks: nets.TransducerNetworks, work: RunWorkspace) -> None:
         self._networks, self._work = networks, work
         # rows of hypotheses that read no frame keep old values
         self._frames, self._predictions = (
@@ -270,23 +261,23 @@ class FusedJoint(Joint):
 class JointPaths:
     """An object that selects the implementation of a decoder's joint on the GPU, for all threads."""
 
-    def __init__(self, networks: TransducerNetworks) -> None:
+    def __init__(self, networks: nets.TransducerNetworks) -> None:
         self._networks = networks
         self._lock = threading.Lock()
-        self._layers: dict[torch.dtype, MadeOfWeights[OutputLayer]] = {}
+        self._layers: dict[torch.dtype, nets.MadeOfWeights[OutputLayer]] = {}
 
     def on(self, work: RunWorkspace) -> Joint:
         """Return the joint for one run on a workspace that already holds the frames."""
         linear = self._linear()
         if linear is None or linear.weight.device != work.shape.device:
             return TorchJoint(self._networks, work)
-        dtype = product_dtype(linear.weight)
+        dtype = nets.product_dtype(linear.weight)
         sources = list(linear.parameters())
         given = {work.frames.dtype, work.cache[0].dtype}
-        if given != {dtype} or dtype not in FLOAT_TYPES or versions(sources) is None:
+        if given != {dtype} or dtype not in FLOAT_TYPES or nets.versions(sources) is None:
             return TorchJoint(self._networks, work)
         with self._lock:
-            made = self._layers.setdefault(dtype, MadeOfWeights())
+            made = self._layers.setdefault(dtype, nets.MadeOfWeights())
             layer = made.current(sources, lambda: _output_layer(linear, dtype))
         assert layer is not None
         return FusedJoint(layer, work)
@@ -294,9 +285,9 @@ class JointPaths:
     def _linear(self) -> nn.Linear | None:
         """Return the layer after the ReLU, or None if the joint has another form."""
         networks = self._networks
-        if type(networks) not in (LSTMNetworks, StatelessNetworks):
+        if type(networks) not in (nets.LSTMNetworks, nets.StatelessNetworks):
             return None
-        assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
+        assert isinstance(networks, (nets.LSTMNetworks, nets.StatelessNetworks))
         output = networks.output
         if type(output) is not nn.Sequential:
             return None

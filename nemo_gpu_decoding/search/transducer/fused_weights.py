@@ -20,8 +20,6 @@ instead of in every step. Sums and the tables of a stateless network are float32
 rounding only.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 
@@ -29,15 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from nemo_gpu_decoding.cuda.signature import FLOAT_TYPES
-from nemo_gpu_decoding.search.transducer.networks import (
-    MAX_TABLE_BYTES,
-    LSTMNetworks,
-    MadeOfWeights,
-    StatelessNetworks,
-    TransducerNetworks,
-    product_dtype,
-    versions,
-)
+from nemo_gpu_decoding.search.transducer import networks as nets
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,61 +58,61 @@ Fused = FusedLSTM | FusedStateless
 class FusedWeights:
     """The fused weights that networks have, computed again when a weight has changed; for all threads."""
 
-    def __init__(self, networks: TransducerNetworks) -> None:
+    def __init__(self, networks: nets.TransducerNetworks) -> None:
         self._networks = networks
         self._lock = threading.Lock()
-        self._fused: dict[torch.dtype, MadeOfWeights[Fused]] = {}  # by the type that products are computed in
+        self._fused: dict[torch.dtype, nets.MadeOfWeights[Fused]] = {}  # by the type that products are computed in
 
     def why_not(self, device: torch.device) -> str | None:
         """Return None if the networks can be fused for `device`, else the reason in one line."""
         networks = self._networks
-        if type(networks) is not LSTMNetworks and type(networks) is not StatelessNetworks:
+        if type(networks) is not nets.LSTMNetworks and type(networks) is not nets.StatelessNetworks:
             return f"{type(networks).__name__} are called through methods of their own"
         for module, kind in _modules(networks):
             if type(module) is not kind:
                 return f"the networks have a {type(module).__name__} in place of a plain {kind.__name__}"
         size = networks.prediction_projection.in_features
-        if isinstance(networks, StatelessNetworks) and not _is_known_norm(networks.norm, size):
+        if isinstance(networks, nets.StatelessNetworks) and not _is_known_norm(networks.norm, size):
             return f"the norm is {networks.norm}, which is not fused"
-        if (size := _table_bytes(networks)) > MAX_TABLE_BYTES:
-            return f"tables of {size} bytes exceed {MAX_TABLE_BYTES}"
+        if (size := _table_bytes(networks)) > nets.MAX_TABLE_BYTES:
+            return f"tables of {size} bytes exceed {nets.MAX_TABLE_BYTES}"
         sources = _sources(networks)
         kinds = sorted({f"{source.dtype} on {source.device}" for source in sources})
         if len(kinds) > 1 or sources[0].dtype not in FLOAT_TYPES or sources[0].device != device:
             return f"the weights are {' and '.join(kinds)}, not float32, float16 or bfloat16 on {device}"
-        if versions(sources) is None:
+        if nets.versions(sources) is None:
             return "the weights were made in inference mode, so changes cannot be detected"
         return None
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the type of the networks' outputs; requires that `why_not` is None."""
-        assert isinstance(self._networks, (LSTMNetworks, StatelessNetworks))
-        return product_dtype(self._networks.prediction_projection.weight)
+        assert isinstance(self._networks, (nets.LSTMNetworks, nets.StatelessNetworks))
+        return nets.product_dtype(self._networks.prediction_projection.weight)
 
     def current(self) -> Fused:
         """Return the fused weights for the present weights and autocast type; requires that `why_not` is None."""
         networks = self._networks
-        assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
+        assert isinstance(networks, (nets.LSTMNetworks, nets.StatelessNetworks))
         with self._lock:
-            made = self._fused.setdefault(self.dtype, MadeOfWeights())
+            made = self._fused.setdefault(self.dtype, nets.MadeOfWeights())
             fused = made.current(_sources(networks), lambda: _fused(networks))
         assert fused is not None
         return fused
 
 
-def _fused(networks: LSTMNetworks | StatelessNetworks) -> Fused:
-    fused = _fused_lstm(networks) if isinstance(networks, LSTMNetworks) else _fused_stateless(networks)
+def _fused(networks: nets.LSTMNetworks | nets.StatelessNetworks) -> Fused:
+    fused = _fused_lstm(networks) if isinstance(networks, nets.LSTMNetworks) else _fused_stateless(networks)
     device = networks.prediction_projection.weight.device
     if device.type == "cuda":  # later work may be on any stream
         torch.cuda.current_stream(device).synchronize()
     return fused
 
 
-def _modules(networks: LSTMNetworks | StatelessNetworks) -> list[tuple[nn.Module, type[nn.Module]]]:
+def _modules(networks: nets.LSTMNetworks | nets.StatelessNetworks) -> list[tuple[nn.Module, type[nn.Module]]]:
     """Return the modules that are fused, except for a norm, and their supported types."""
     modules: list[tuple[nn.Module, type[nn.Module]]] = [(networks.prediction_projection, nn.Linear)]
-    if isinstance(networks, LSTMNetworks):
+    if isinstance(networks, nets.LSTMNetworks):
         return [*modules, (networks.embedding, nn.Embedding), (networks.lstm, nn.LSTM)]
     return [*modules, *((embedding, nn.Embedding) for embedding in networks.embeddings)]
 
@@ -133,20 +123,20 @@ def _is_known_norm(norm: nn.Module, size: int) -> bool:
     return type(norm) is nn.Identity
 
 
-def _table_bytes(networks: LSTMNetworks | StatelessNetworks) -> int:
-    if isinstance(networks, LSTMNetworks):
+def _table_bytes(networks: nets.LSTMNetworks | nets.StatelessNetworks) -> int:
+    if isinstance(networks, nets.LSTMNetworks):
         return networks.table_bytes()
     rows = sum(embedding.num_embeddings for embedding in networks.embeddings)
     return rows * networks.prediction_projection.out_features * torch.float32.itemsize
 
 
-def _sources(networks: LSTMNetworks | StatelessNetworks) -> list[Tensor]:
+def _sources(networks: nets.LSTMNetworks | nets.StatelessNetworks) -> list[Tensor]:
     """Return the weights that are fused."""
-    norm = [networks.norm] if isinstance(networks, StatelessNetworks) else []
+    norm = [networks.norm] if isinstance(networks, nets.StatelessNetworks) else []
     return [weight for module in [*(m for m, _ in _modules(networks)), *norm] for weight in module.parameters()]
 
 
-def _fused_lstm(networks: LSTMNetworks) -> FusedLSTM:
+def _fused_lstm(networks: nets.LSTMNetworks) -> FusedLSTM:
     layers, projection = networks.lstm.all_weights, networks.prediction_projection
     table = networks.input_table()
     assert table is not None  # checked by `why_not`
@@ -158,7 +148,7 @@ def _fused_lstm(networks: LSTMNetworks) -> FusedLSTM:
     return FusedLSTM(table, torch.stack(biases).float(), tuple(products), _bias_of(projection).float())
 
 
-def _fused_stateless(networks: StatelessNetworks) -> FusedStateless:
+def _fused_stateless(networks: nets.StatelessNetworks) -> FusedStateless:
     norm, projection = networks.norm, networks.prediction_projection
     weight, bias = projection.weight.double(), _bias_of(projection).double()
     if isinstance(norm, nn.LayerNorm):

@@ -6,8 +6,6 @@ arXiv 2011.01991, section 3. There the prediction network reads the whole text. 
 result is a bigram, which is subtracted like an LM of the training text.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

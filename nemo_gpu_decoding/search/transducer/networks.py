@@ -22,8 +22,6 @@ store packed weights, so a search packs each weight once, and again when it has 
 alike; the BLAS works on blocks of rows and rounds the remaining rows differently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """Declare records, kernel arguments and block sizes of alsd_pp and aes_pp; `records.cuh` is generated from it."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 import numpy as np

@@ -31,8 +31,6 @@ Only such tokens are looked up. The result is the same to the bit: the bound is 
 floating-point addition is monotonic.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

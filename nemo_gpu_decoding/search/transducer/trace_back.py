@@ -1,7 +1,5 @@
 """Make n-best lists of a beam: rank, trace back through the tree of tokens, split scores, compute log-probs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compute costs of candidates for the next frame, and recombine them in hash tables that find equal keys."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

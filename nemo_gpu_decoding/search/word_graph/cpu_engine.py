@@ -16,14 +16,7 @@ from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import keys, records, stream_state
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
-from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
-    GROUP_ARC,
-    LM_CONTEXT,
-    LM_FRAME_STATE,
-    LM_GROUP,
-    ORDERED,
-    LmWorkspace,
-)
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts as lm_contexts
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE
 from nemo_gpu_decoding.search.word_graph.lattice.links import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
@@ -118,10 +111,13 @@ def new_workspace(
     """
     capacity = records.token_capacity(max_active)
     entries = entries or 2 * capacity
-    lm: LmWorkspace | None = None
+    lm: lm_contexts.LmWorkspace | None = None
     if composes:
-        groups, contexts, order, deferred = map(partial(np.empty, entries), (LM_GROUP, LM_CONTEXT, ORDERED, GROUP_ARC))
-        lm = LmWorkspace(groups, contexts, order, deferred, slots_for(entries), query_cache())
+        groups, contexts, order, deferred = map(
+            partial(np.empty, entries),
+            (lm_contexts.LM_GROUP, lm_contexts.LM_CONTEXT, lm_contexts.ORDERED, lm_contexts.GROUP_ARC),
+        )
+        lm = lm_contexts.LmWorkspace(groups, contexts, order, deferred, slots_for(entries), query_cache())
     return records.Workspace(
         current=np.empty(capacity, records.LM_TOKEN if composes else records.TOKEN),
         next_tokens=np.empty(capacity, records.LM_TOKEN if composes else records.TOKEN),
@@ -134,7 +130,7 @@ def new_workspace(
         labels=np.empty(columns, np.int32),
         histogram=np.empty(BINS, np.int64),
         renumbered=np.empty(capacity, np.int32),
-        frame=np.zeros(1, LM_FRAME_STATE if composes else records.FRAME_STATE),
+        frame=np.zeros(1, lm_contexts.LM_FRAME_STATE if composes else records.FRAME_STATE),
         stamps=np.zeros(3, np.int32),
         lm=lm,
     )

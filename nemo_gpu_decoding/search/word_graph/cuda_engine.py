@@ -17,8 +17,6 @@ a long stream needs no more memory on the device.
 An engine has one set of kernels: `PLAIN_KERNELS` for cuda_wfst, `LargeLMKernels` for paged_biglm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

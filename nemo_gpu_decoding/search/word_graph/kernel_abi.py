@@ -4,8 +4,6 @@ The same kernel sources serve cuda_wfst and, with COMPOSE=1, paged_biglm, whose 
 Names that begin with PLAIN belong to cuda_wfst, names that begin with LM to paged_biglm, and all others to both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ large LM the LM context is a second part of the key. It packs the states of both
 the arc, then by the key of the source. Results therefore do not depend on the order of work.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

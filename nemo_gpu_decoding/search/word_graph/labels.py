@@ -1,7 +1,5 @@
 """Choose the labels of a frame that may stay below the cutoff, and find the cheapest step of the best token."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import GRAPH, NORMAL, first_arc

@@ -1,7 +1,5 @@
 """Prune at the end of a frame: keep the surviving tokens, their back-pointers, and the links between them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import GRAPH

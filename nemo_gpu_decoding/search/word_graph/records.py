@@ -12,8 +12,6 @@ one. Example: "▁hel" in frame 3, then "lo" in frames 5 and 6:
 Names that begin with LM belong to the search with a large LM.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ label, so that a group also keeps the cheapest token with another last label. Fo
 With a large LM the fields of a group are those of its LM contexts, see `large_lm/contexts.py`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -92,7 +92,16 @@ def test_texts_with_word_sequences_are_different():
 
 # ------------------------------------------------------------------------------------- exports
 def best_of_kaldi(lattice):
-    path = kaldifst.shortest_path(lattice.to_fst())
+    rows = lattice.arcs()
+    fst, final = kaldifst.Lattice(), int(rows["target"].max())
+    for _ in range(final + 1):
+        fst.add_state()
+    fst.start = 0
+    fst.set_final(final, kaldifst.LatticeWeight(0.0, 0.0))
+    for source, target, label, word, graph_cost, acoustic_cost in rows.tolist():
+        weight = kaldifst.LatticeWeight(graph_cost, acoustic_cost)
+        fst.add_arc(source, kaldifst.LatticeArc(label, word, weight, target))
+    path = kaldifst.shortest_path(fst)
     _, _, words, weight = kaldifst.get_linear_symbol_sequence(path)
     return list(words), weight.value1, weight.value2
 

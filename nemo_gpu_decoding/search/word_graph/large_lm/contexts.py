@@ -23,8 +23,6 @@ The groups are in `work.lm.groups`, their LM contexts in `work.lm.contexts`. The
 linked list.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

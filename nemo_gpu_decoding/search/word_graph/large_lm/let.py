@@ -18,8 +18,6 @@ long silence is one node. In noise without words, the search expands all nodes e
 that memory stays bounded.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -3,8 +3,6 @@
 Streams drop nodes that no token needs, and convert nodes to tokens for results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +10,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.jit import compiled, linked, no_refcount
-from nemo_gpu_decoding.search.word_graph import cpu_engine, keys, records
+from nemo_gpu_decoding.search.word_graph import cpu_engine, keys, records, stream_state
 from nemo_gpu_decoding.search.word_graph.best_path import all_ends
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, state_of
 from nemo_gpu_decoding.search.word_graph.large_lm import let, let_lattice, let_nodes
@@ -20,13 +18,6 @@ from nemo_gpu_decoding.search.word_graph.large_lm.contexts import GROUP_ARC, LM_
 from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.links import grown
-from nemo_gpu_decoding.search.word_graph.stream_state import (
-    Committed,
-    StreamModels,
-    WordGraphStream,
-    more_committed,
-    raise_stop,
-)
 
 LET_NODES = 8192  # first capacity for nodes, links, contexts and back-pointers
 
@@ -35,14 +26,14 @@ LET_NODES = 8192  # first capacity for nodes, links, contexts and back-pointers
 class LetStream:
     """The state of an utterance after some frames, with `composition: let`. Arrays are as in `NodeArrays`."""
 
-    models: StreamModels
+    models: stream_state.StreamModels
     tokens: np.ndarray  # [n] TOKEN; `back_pointer` is a node
     arrays: let_nodes.NodeArrays
-    committed: Committed | None = None  # as in `WordGraphStream`
+    committed: stream_state.Committed | None = None  # as in `WordGraphStream`
     lattice: let_lattice.LatticeLinks | None = None  # of the dropped nodes; None: the search keeps no lattice
 
 
-def new_let_stream(models: StreamModels) -> LetStream:
+def new_let_stream(models: stream_state.StreamModels) -> LetStream:
     """Return a stream before its first frame: one token, whose node has one context, the start states of the LMs."""
     assert models.lm_scorer is not None
     tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, let_nodes.LET_COUNTERS)
@@ -53,7 +44,7 @@ def new_let_stream(models: StreamModels) -> LetStream:
     arrays.nodes[0] = (models.first_key, 0, 0, NONE, 0, 1)
     arrays.contexts[0] = (models.lm_scorer.lms.start, 0, NONE, 0, 0, NONE, 0)
     lattice = let_lattice.LatticeLinks.nothing() if models.params.keeps_links else None
-    return LetStream(models, tokens, arrays, Committed.nothing(models), lattice)
+    return LetStream(models, tokens, arrays, stream_state.Committed.nothing(models), lattice)
 
 
 def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> let_nodes.NodeArrays:
@@ -149,7 +140,7 @@ def _collect_back_pointers(state, new, past):
             new.contexts[c].back_pointer = past[new.contexts[c].back_pointer]
 
 
-def without(stream: LetStream, committed: Committed, root: int) -> LetStream:
+def without(stream: LetStream, committed: stream_state.Committed, root: int) -> LetStream:
     """Return the stream without the back-pointers before `root`, which `collect` then drops."""
     stream.arrays.back_pointers["previous"][root] = NONE
     return replace(stream, committed=committed)
@@ -247,14 +238,14 @@ def read_let_chunk(
         elif status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         elif status != keys.DONE:
-            raise_stop(log_probs, b, frame, status)
+            stream_state.raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(state.counters["tokens"][0])].view(np.uint8).copy().view(records.TOKEN)
     return replace(stream, tokens=tokens), work
 
 
 def listed_stream(
     stream: LetStream, work: records.Workspace, *, final: bool, n_best: int = 1
-) -> tuple[LetStream, WordGraphStream, records.Workspace]:
+) -> tuple[LetStream, stream_state.WordGraphStream, records.Workspace]:
     """Convert a stream to the form of `CPUEngine`: the LM contexts of the best token and of all that may end.
 
     With `n_best` > 1 or `final`, the result includes the links of a lattice if the search keeps links.
@@ -285,10 +276,14 @@ def listed_stream(
     counters = stream.arrays.counters.view(np.uint8)[-LM_COUNTERS.itemsize :].copy().view(LM_COUNTERS)
     counters["links"] = len(links)
     back_pointers = stream.arrays.back_pointers
-    return stream, WordGraphStream(models, listed, back_pointers, links, counters, pasts, stream.committed), work
+    return (
+        stream,
+        stream_state.WordGraphStream(models, listed, back_pointers, links, counters, pasts, stream.committed),
+        work,
+    )
 
 
-def _scorers(models: StreamModels) -> tuple[records.Search, LmScorer]:
+def _scorers(models: stream_state.StreamModels) -> tuple[records.Search, LmScorer]:
     assert models.lm_scorer is not None
     return models.search, models.lm_scorer
 
@@ -348,7 +343,7 @@ class LetEngine(cpu_engine.CPUEngine):
                 forget_contexts(stream.arrays)
             raise
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[WordGraphStream]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[stream_state.WordGraphStream]:
         listed = []
 
         def read(row: int, work: records.Workspace) -> records.Workspace:
@@ -361,5 +356,5 @@ class LetEngine(cpu_engine.CPUEngine):
 
     def commit(self, rows: Sequence[int]) -> None:
         for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
-            if more := more_committed(state):
+            if more := stream_state.more_committed(state):
                 self._streams[row] = without(self._streams[row], *more)

@@ -1,4 +1,4 @@
-"""Expand token groups of composition "let" in a frame, and make nodes after words; see `let.py`, `let_nodes.py`.
+"""Expand token groups of composition "let" in a frame, and make nodes after words; see `let.py`, `nodes.py`.
 
 A record of work.groups represents all tokens in one graph state and boosting state, with any last label. So the
 search visits the arcs once for all of them. Tokens behind closure arcs with words form separate groups, because
@@ -7,8 +7,6 @@ all arcs of these groups need the LMs.
 This module makes all LM queries of the search. With a lattice, a node after a word keeps links to the nodes before it.
 If an array is full, functions that return a node set the status of the frame and return NONE.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -20,22 +18,7 @@ from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total, lower_cutoff
 from nemo_gpu_decoding.search.word_graph.labels import SMALL_STATE, labels_within, likeliest_step
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
-    ARC_WORD,
-    ARENA_FULL,
-    BEST_ONLY,
-    CLOSURE_WORD,
-    JOIN_MOVE,
-    add_link,
-    begin_merge,
-    best_context,
-    expand,
-    has_room,
-    limit_contexts,
-    new_node,
-    number_of,
-    without_dominated,
-)
+from nemo_gpu_decoding.search.word_graph.large_lm import let_nodes as nodes
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import query
 from nemo_gpu_decoding.search.word_graph.records import GROUP_FIELDS, KEY
 from nemo_gpu_decoding.search.word_graph.token_groups import AFTER_WORD, target_key
@@ -217,15 +200,15 @@ def node_of_group(group, closed, state, work):
         return work.current[members[last].source].back_pointer, members[last].epsilon, least
     if is_whole and group.node != keys.NONE:
         return group.node, np.int32(keys.NONE), least
-    if not has_room(1, count, 0, state):
-        work.frame[0].status = ARENA_FULL
+    if not nodes.has_room(1, count, 0, state):
+        work.frame[0].status = nodes.ARENA_FULL
         return np.int32(keys.NONE), np.int32(keys.NONE), least
-    node, at = new_node(group.key << 16, least, state), group.newest
+    node, at = nodes.new_node(group.key << 16, least, state), group.newest
     while at != keys.NONE:
         member = members[at]
         if not _is_closed(member, closed, work):
             source = work.current[member.source].back_pointer
-            add_link(node, source, JOIN_MOVE, member.epsilon, member.cost - least, np.float32(0.0), state)
+            nodes.add_link(node, source, nodes.JOIN_MOVE, member.epsilon, member.cost - least, np.float32(0.0), state)
         at = member.next
     if is_whole:
         group.node = node
@@ -251,7 +234,7 @@ def node_after_closure(group, closed, cutoff, state, models, work):
     while at != keys.NONE:
         if not _is_closed(members[at], closed, work) and members[at].cost <= most:
             source = work.current[members[at].source].back_pointer
-            work.frame[0].status = expand(source, state, search, lm, work)
+            work.frame[0].status = nodes.expand(source, state, search, lm, work)
             if work.frame[0].status != keys.DONE:
                 return np.int32(keys.NONE)
             total += state.nodes[source].count
@@ -274,7 +257,9 @@ def node_after_closure(group, closed, cutoff, state, models, work):
             member = members[at]
             if not _is_closed(member, closed, work) and member.cost <= most:
                 source = work.current[member.source].back_pointer
-                add_link(node, source, CLOSURE_WORD, member.epsilon, member.cost - least, most - member.cost, state)
+                nodes.add_link(
+                    node, source, nodes.CLOSURE_WORD, member.epsilon, member.cost - least, most - member.cost, state
+                )
             at = member.next
     if is_whole:
         group.node = node
@@ -294,7 +279,7 @@ def node_after_arc(before, a, state, models, work):
     """
     search, lm = models
     node, base, most, epsilon = before
-    work.frame[0].status = expand(node, state, search, lm, work)
+    work.frame[0].status = nodes.expand(node, state, search, lm, work)
     if work.frame[0].status != keys.DONE or not _may_begin(state.nodes[node].count, 1, state, work):
         return np.int32(keys.NONE)
     source, begin, olabel = state.nodes[node], state.counters[0].contexts, search.graph.arcs[a].olabel
@@ -302,7 +287,7 @@ def node_after_arc(before, a, state, models, work):
     count = _enter_words(begin, 0, source.count, way, models, state, work)
     after = _node_of_contexts(source.key, begin, count, state, models)
     if search.params.keeps_links and after != keys.NONE:
-        add_link(after, node, ARC_WORD - a, epsilon, base - state.nodes[after].cost, most - base, state)
+        nodes.add_link(after, node, nodes.ARC_WORD - a, epsilon, base - state.nodes[after].cost, most - base, state)
     return after
 
 
@@ -315,24 +300,24 @@ def best_after_words(token, epsilon, a, state, models, work):
     """
     search, lm = models
     graph, none = search.graph, np.int32(0)
-    work.frame[0].status = expand(token.back_pointer, state, search, lm, work)
+    work.frame[0].status = nodes.expand(token.back_pointer, state, search, lm, work)
     if work.frame[0].status != keys.DONE or not _may_begin(1, 1, state, work):
         return np.int32(keys.NONE), np.float32(0.0)
-    source = state.contexts[best_context(state.nodes[token.back_pointer], state.contexts)]
+    source = state.contexts[nodes.best_context(state.nodes[token.back_pointer], state.contexts)]
     total, after = np.float32(0.0), source.lm
     for olabel in (graph.epsilons[epsilon].olabel if epsilon != keys.NONE else none, graph.arcs[a].olabel):
         if olabel != 0:
             difference, after = query(olabel, after, search, lm, work)
             total += difference
-    node, counters = new_node(token.key, token.cost, state), state.counters[0]
+    node, counters = nodes.new_node(token.key, token.cost, state), state.counters[0]
     state.nodes[node].begin, state.nodes[node].count = counters.contexts, 1
     context = state.contexts[counters.contexts]
     context.lm, context.cost, context.epsilon = after, np.float32(0.0), epsilon
     _copy_past(context, source)
     counters.contexts += 1
     if search.params.keeps_links:
-        move = CLOSURE_WORD if graph.arcs[a].olabel == 0 else ARC_WORD - a
-        add_link(node, token.back_pointer, move, epsilon, -total, BEST_ONLY, state)
+        move = nodes.CLOSURE_WORD if graph.arcs[a].olabel == 0 else nodes.ARC_WORD - a
+        nodes.add_link(node, token.back_pointer, move, epsilon, -total, nodes.BEST_ONLY, state)
     return node, total
 
 
@@ -362,7 +347,7 @@ def _enter_words(begin, count, total, before, models, state, work):
         total_cost = cost + difference
         if total_cost > most:
             continue
-        n = number_of(after, begin, count, total, state, work)
+        n = nodes.number_of(after, begin, count, total, state, work)
         context = contexts[begin + n]
         replaces = n == count or total_cost < context.cost
         if not replaces and total_cost == context.cost:
@@ -395,12 +380,12 @@ def _node_of_contexts(key, begin, count, state, models):
     least = state.contexts[begin].cost
     for n in range(begin + 1, begin + count):
         least = min(least, state.contexts[n].cost)
-    count = without_dominated(begin, count, search, lm, state)
-    count = limit_contexts(begin, count, lm, state)
+    count = nodes.without_dominated(begin, count, search, lm, state)
+    count = nodes.limit_contexts(begin, count, lm, state)
     for n in range(begin, begin + count):
         state.contexts[n].cost -= least
         _copy_past(state.contexts[n], state.contexts[state.contexts[n].back_pointer])
-    node = new_node(key, least, state)
+    node = nodes.new_node(key, least, state)
     state.nodes[node].begin, state.nodes[node].count = begin, count
     state.counters[0].contexts += count
     return node
@@ -417,8 +402,8 @@ def _copy_past(context, source):
 @linked
 def _may_begin(total, links, state, work):
     """Return whether there is capacity for a new node with up to `links` links and `total` contexts."""
-    if not has_room(1, links, total, state):
-        work.frame[0].status = ARENA_FULL
-    elif not begin_merge(total, work):
+    if not nodes.has_room(1, links, total, state):
+        work.frame[0].status = nodes.ARENA_FULL
+    elif not nodes.begin_merge(total, work):
         work.frame[0].status = keys.GROUPS_FULL
     return work.frame[0].status == keys.DONE

@@ -24,16 +24,7 @@ from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.search.word_graph import keys, records
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.candidates import boosted
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
-    ARC_WORD,
-    BEST_ONLY,
-    CLOSURE_WORD,
-    NodeArrays,
-    Past,
-    best_context,
-    is_within,
-    most_above,
-)
+from nemo_gpu_decoding.search.word_graph.large_lm import let_nodes
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer, query
 from nemo_gpu_decoding.search.word_graph.prune import label_read, move_of
 
@@ -60,13 +51,12 @@ class Reached(NamedTuple):
     total: np.ndarray  # [1] int64, number of links, including links beyond the capacity
 
 
+Models = tuple[records.Search, LmScorer | None]
+
+
 def more_links(
-    state: NodeArrays,
-    tokens: np.ndarray,
-    lattice: LatticeLinks,
-    models: tuple[records.Search, LmScorer | None],
-    work: records.Workspace,
-) -> tuple[NodeArrays, LatticeLinks]:
+    state: let_nodes.NodeArrays, tokens: np.ndarray, lattice: LatticeLinks, models: Models, work: records.Workspace
+) -> tuple[let_nodes.NodeArrays, LatticeLinks]:
     """List the ways to all expanded nodes that lead to a context from which the search may go on.
 
     Returns:
@@ -82,11 +72,11 @@ def more_links(
 
 
 def links_to_ends(
-    state: NodeArrays,
+    state: let_nodes.NodeArrays,
     listed: np.ndarray,
     extra: np.ndarray,
     lattice: LatticeLinks,
-    models: tuple[records.Search, LmScorer | None],
+    models: Models,
     work: records.Workspace,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the links of a lattice and the tokens at its end.
@@ -115,15 +105,13 @@ def links_to_ends(
     return links[np.argsort(links["frame"], kind="stable")], tokens
 
 
-def _sizes(lattice: LatticeLinks, state: NodeArrays) -> np.ndarray:
+def _sizes(lattice: LatticeLinks, state: let_nodes.NodeArrays) -> np.ndarray:
     sizes = np.zeros(int(state.counters["frames"][0]) + 2, np.int32)
     sizes[: len(lattice.sizes)] = lattice.sizes[: len(sizes)]
     return sizes
 
 
-def _listed(
-    state: NodeArrays, extra: np.ndarray, models: tuple[records.Search, LmScorer | None], work: records.Workspace
-) -> np.ndarray:
+def _listed(state: let_nodes.NodeArrays, extra: np.ndarray, models: Models, work: records.Workspace) -> np.ndarray:
     """Return the links from context to context, [n] LINK."""
     capacity = 4 * int(state.counters["links"][0]) + 64
     while True:
@@ -137,7 +125,7 @@ def _listed(
 @linked
 def is_open(n, state, keeps_links):
     """Return whether the nodes before this one are still needed: it is not expanded, or a lattice needs its links."""
-    return state.nodes[n].begin == keys.NONE or (keeps_links and is_within(n, state))
+    return state.nodes[n].begin == keys.NONE or (keeps_links and let_nodes.is_within(n, state))
 
 
 @linked
@@ -184,7 +172,7 @@ def list_links(state, reached, models, work):
     beam = models[0].params.lattice_beam + np.float64(SLACK)
     for n in range(state.counters[0].nodes - 1, 0, -1):
         node, least = state.nodes[n], np.float64(np.inf)
-        if node.begin == keys.NONE or is_within(n, state):
+        if node.begin == keys.NONE or let_nodes.is_within(n, state):
             continue
         for c in range(node.begin, node.begin + node.count):
             least = min(least, reached.extra[c])
@@ -206,17 +194,19 @@ def _list_ways(n, of_best_only, begin, reached, state, models, work):
     none, first = np.int64(keys.NONE), np.int64(nodes[n].newest)
     while first != none:
         node = links[first].node
-        if not is_within(node, state):
+        if not let_nodes.is_within(node, state):
             if not of_best_only:
                 _list_chain(n, (first, none, none), none, reached, state, models, work)
         else:
             second = np.int64(nodes[node].newest)
             while second != none:
-                is_best_only = links[second].arc <= CLOSURE_WORD and links[second].log_prob == BEST_ONLY
+                is_best_only = (
+                    links[second].arc <= let_nodes.CLOSURE_WORD and links[second].log_prob == let_nodes.BEST_ONLY
+                )
                 before = links[second].node
                 if is_best_only != of_best_only:
                     pass
-                elif is_within(before, state):
+                elif let_nodes.is_within(before, state):
                     third = np.int64(nodes[before].newest)
                     while third != none:
                         _list_chain(n, (first, second, third), none, reached, state, models, work)
@@ -241,7 +231,7 @@ def _list_chain(n, chain, known, reached, state, models, work):
     source = state.nodes[state.links[last].node]
     beam = models[0].params.lattice_beam + np.float64(SLACK)
     for c in range(source.begin, source.begin + source.count):
-        if known != keys.NONE and c != best_context(source, state.contexts):
+        if known != keys.NONE and c != let_nodes.best_context(source, state.contexts):
             continue
         target, cost, difference, epsilon = _follow(n, c, chain, state, models, work)
         if target == keys.NONE:
@@ -276,11 +266,11 @@ def _follow(n, c, chain, state, models, work):
         link, olabel, second = links[chain[i]], np.int32(0), np.int32(0)
         if link.epsilon != keys.NONE:
             epsilon = np.int64(link.epsilon)
-        if link.arc <= CLOSURE_WORD:
-            if link.log_prob != BEST_ONLY and cost > link.log_prob + ROUNDING:
+        if link.arc <= let_nodes.CLOSURE_WORD:
+            if link.log_prob != let_nodes.BEST_ONLY and cost > link.log_prob + ROUNDING:
                 return none, cost, total, epsilon
             olabel = graph.epsilons[link.epsilon].olabel if link.epsilon != keys.NONE else olabel
-            second = graph.arcs[ARC_WORD - link.arc].olabel if link.arc <= ARC_WORD else second
+            second = graph.arcs[let_nodes.ARC_WORD - link.arc].olabel if link.arc <= let_nodes.ARC_WORD else second
         for word in (olabel, second):
             if word != 0:
                 difference, context = query(word, context, search, lm, work)
@@ -290,7 +280,7 @@ def _follow(n, c, chain, state, models, work):
         after = _context_with(context, n if i == 0 else links[chain[i - 1]].node, state)
         if after == none:
             return none, cost, total, epsilon
-    if cost > most_above(n, state, search) + ROUNDING and cost > 0:
+    if cost > let_nodes.most_above(n, state, search) + ROUNDING and cost > 0:
         after = none
     return after, cost, total, epsilon
 
@@ -338,4 +328,4 @@ def _fill_link(link, n, before, step, state, search):
     link.acoustic_cost = -(search.params.acoustic_scale * last_link.log_prob)
     link.cost = cost + link.acoustic_cost + difference
     link.ilabel = label_read(last_link.arc, node.key, search)
-    link.move = move_of(last_link.arc, link.epsilon, Past(source.key, context.back_pointer), state, search)
+    link.move = move_of(last_link.arc, link.epsilon, let_nodes.Past(source.key, context.back_pointer), state, search)

@@ -20,8 +20,6 @@ node is higher than the numbers of the nodes that it links to. `let_engine.py` d
 token leads to.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -13,8 +13,6 @@ both LMs back off together:
 The automaton has the states and arcs of the large LM. Only the costs differ; they are float32.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from dataclasses import replace

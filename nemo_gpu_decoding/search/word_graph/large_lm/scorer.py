@@ -18,8 +18,6 @@ for any words, `over` is how much more they cost after a state than after its ba
 Only the difference automaton (`pair.py`) has bounds. A search that keeps a lattice drops nothing.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

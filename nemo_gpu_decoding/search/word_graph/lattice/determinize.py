@@ -12,8 +12,6 @@ the beam is created. If the search stops early, its result is complete within a 
 units of 2**-24: sums do not depend on the order of addition, and equal subsets compare equal.
 """
 
-from __future__ import annotations
-
 import heapq
 from typing import Any, NamedTuple
 

@@ -15,26 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from nemo_gpu_decoding.checks import check_int, check_number
-from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.best_path import END, FoundPaths, Steps, all_ends
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import lm_labels
+from nemo_gpu_decoding.search.word_graph.lattice import links as of_links
 from nemo_gpu_decoding.search.word_graph.lattice.determinize import closest_words
-from nemo_gpu_decoding.search.word_graph.lattice.links import (
-    BEAM_SLACK,
-    backward_costs,
-    best_texts,
-    forward_costs,
-    name_links,
-    path_links,
-)
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice, determinized_lattice, word_arcs
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordGraphStream
@@ -56,10 +47,8 @@ def lattice_paths(paths: Sequence[LatticePath], ended: bool) -> FoundPaths:
     for name in ("cost", "state", "epsilon"):
         ends[name] = [getattr(path, name) for path in paths]
     steps = [path.steps for path in paths]
-    step_ends = np.cumsum([len(steps_of_path.arcs) for steps_of_path in steps])
-    return FoundPaths(
-        Steps(*map(np.concatenate, zip(*steps, strict=True))), step_ends, ends, np.full(len(paths), ended)
-    )
+    stops = np.cumsum([len(steps_of_path.arcs) for steps_of_path in steps])
+    return FoundPaths(Steps(*map(np.concatenate, zip(*steps, strict=True))), stops, ends, np.full(len(paths), ended))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +87,11 @@ class Lattice:
         if n < 1:
             raise ValueError(f"n is {n}, expected at least 1")
         links, ends, graph, texts = self.links, self.ends, self.graph, []
-        entries, last = best_texts(n, self.num_nodes, links, ends, graph.arrays, len(graph.words), graph.num_spoken)
+        entries, last = of_links.best_texts(
+            n, self.num_nodes, links, ends, graph.arrays, len(graph.words), graph.num_spoken
+        )
         for path in last:
-            steps, end = self._steps(links[path_links(entries, int(path["previous"]))]), ends[path["link"]]
+            steps, end = (self._steps(links[of_links.path_links(entries, int(path["previous"]))]), ends[path["link"]])
             texts.append(LatticePath(float(path["cost"]), steps, int(end["state"]), int(end["epsilon"])))
         return texts
 
@@ -141,10 +132,8 @@ class Lattice:
         if self.second is not None:
             raise ValueError(f"the lattice was rescored with {self.second.lm.name}, expected the search's own")
         second = SecondLM(lm, lm_labels(self.graph, lm, "lm"), float(weight), float(lm_share))
-        links, ends, nodes = rescored_links(
-            self.links, self.ends, self.num_nodes, self.models, second, self.reaches_end
-        )
-        return replace(self, node_frames=self.node_frames[nodes], links=links, ends=ends, second=second)
+        new, ends, nodes = rescored_links(self.links, self.ends, self.num_nodes, self.models, second, self.reaches_end)
+        return replace(self, node_frames=self.node_frames[nodes], links=new, ends=ends, second=second)
 
     def _steps(self, links: np.ndarray) -> Steps:
         """Convert the links of a path to the back-pointers that the search keeps for it."""
@@ -197,27 +186,6 @@ class Lattice:
         lines = [f"{s} {t} {label} {word} {g:.6g},{a:.6g}" for s, t, label, word, g, a in rows.tolist()]
         return "\n".join([key, *lines, str(rows["target"].max()), "", ""])
 
-    def to_fst(self) -> Any:
-        """Convert to `kaldifst.Lattice`.
-
-        Raises:
-            ImportError: kaldifst is not installed.
-        """
-        require("kaldifst")
-        import kaldifst
-
-        rows = self.arcs()
-        lattice = kaldifst.Lattice()
-        final = int(rows["target"].max())
-        for _ in range(final + 1):
-            lattice.add_state()
-        lattice.start = 0
-        lattice.set_final(final, kaldifst.LatticeWeight(0.0, 0.0))
-        for source, target, label, word, graph_cost, acoustic_cost in rows.tolist():
-            weight = kaldifst.LatticeWeight(graph_cost, acoustic_cost)
-            lattice.add_arc(source, kaldifst.LatticeArc(label, word, weight, target))
-        return lattice
-
 
 def lattice_of(state: WordGraphStream, reaches_end: bool) -> Lattice:
     """Build the lattice of an utterance from the links that its search recorded, pruned to the lattice beam.
@@ -249,9 +217,9 @@ def _pruned(
     """Drop links, ends and nodes that are on no path within the beam of the best one, and renumber the nodes."""
     nodes = len(frames)
     before, after = np.empty(nodes), np.empty(nodes)
-    forward_costs(nodes, links, before)
-    backward_costs(nodes, links, ends["node"].copy(), ends["cost"].copy(), after)
-    limit = after[0] + beam + BEAM_SLACK
+    of_links.forward_costs(nodes, links, before)
+    of_links.backward_costs(nodes, links, ends["node"].copy(), ends["cost"].copy(), after)
+    limit = after[0] + beam + of_links.BEAM_SLACK
     links = links[before[links["source"]] + links["cost"] + after[links["target"]] <= limit]
     ends = ends[before[ends["node"]] + ends["cost"] <= limit]
     kept = np.zeros(nodes, bool)
@@ -270,7 +238,7 @@ def _in_order(frames: np.ndarray, links: np.ndarray, ends: np.ndarray) -> tuple[
     decide between paths of equal cost.
     """
     nodes, names = np.empty(len(frames), np.uint64), np.empty(len(links), np.uint64)
-    name_links(links, nodes, names)
+    of_links.name_links(links, nodes, names)
     number = np.empty(len(frames), np.int32)
     number[np.lexsort((nodes, frames))] = np.arange(len(frames))
     for table, column in ((links, "source"), (links, "target"), (ends, "node")):

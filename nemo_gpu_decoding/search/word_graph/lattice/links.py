@@ -6,8 +6,6 @@ wide lattice belong to no good text. The search therefore skips paths whose cost
 margin. The margin grows until n texts are within it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end

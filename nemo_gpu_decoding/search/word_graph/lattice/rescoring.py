@@ -6,8 +6,6 @@ the LM. A link with words leads to the LM state after these words; a link withou
 "cat". With a 3-gram LM it becomes two nodes.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Build word lattices, whose arcs have at most one word, and determinise them: one path per word sequence."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,11 +168,9 @@ def determinized_lattice(arcs: np.ndarray, words: tuple[str, ...], beam: float, 
     graph_costs = np.rint(arcs["graph_cost"] / determinize.COST_UNIT).astype(np.int64)
     costs = graph_costs + np.rint(arcs["acoustic_cost"] / determinize.COST_UNIT).astype(np.int64)
     begin = np.searchsorted(arcs["source"], np.arange(num_states + 1))
-    lattice = determinize.CostLattice(
-        arcs, begin, costs, graph_costs, determinize.costs_to_end(arcs, num_states, costs)
-    )
+    given = determinize.CostLattice(arcs, begin, costs, graph_costs, determinize.costs_to_end(arcs, num_states, costs))
     rows, first_nodes, *strings, within = determinize.determinized(
-        lattice, np.int64(beam / determinize.COST_UNIT), max_states
+        given, np.int64(beam / determinize.COST_UNIT), max_states
     )
     # topological order: the first node of a subset precedes those of the subsets that it leads to
     states = np.unique(np.append(rows[:, 0], 0))
