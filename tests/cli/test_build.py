@@ -160,9 +160,6 @@ TOKENS = ["lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]
 def test_build_graph_errors_are_named(here, arguments, problem, capsys):
     toy_arpa(here / "tokens.arpa", seed=0, order=1, words=PIECES)
     toy_arpa(here / "nemo.arpa", seed=0, order=1, words=[chr(100 + i) for i in range(len(PIECES))])
-    (here / "bad.txt").write_text("a\n")
-    (here / "gap.txt").write_text("▁a\n\nb\n")
-    (here / "odd.txt").write_text("aa\nb\n")
     (here / "nemo").mkdir()
     for name in ("broken.model", "broken.model.txt", "nemo/tokenizer.model", "nemo/vocab.txt"):
         (here / name).write_bytes(b"\xff\xfe\xff")

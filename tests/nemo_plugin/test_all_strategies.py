@@ -124,13 +124,6 @@ def test_nan_changes_only_its_utterance(case):
     assert not any(hypothesis.error for hypothesis in found[1:])
 
 
-def test_bfloat16_inputs_are_decoded(case):
-    case.use()
-    found = predicted(case.model.decoding, (case.inputs[0].bfloat16(), case.inputs[1]))
-    assert len(found) == len(case.inputs[1])
-    assert all(hypothesis.text for hypothesis in found)
-
-
 # ---------------------------------------------------------------------------- validation, training
 @pytest.mark.parametrize("return_best_hypothesis", [True, False])
 def test_validation_reports_the_wer_of_the_strategy(case, utterances, files, tmp_path, return_best_hypothesis):

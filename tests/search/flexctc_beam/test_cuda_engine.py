@@ -109,17 +109,6 @@ def test_pushes_allocate_nothing_and_copy_once(decoder, log_probs, expected, emu
     assert all_facts(decoder.close(streams)) == expected
 
 
-def test_capacity_is_a_number_of_frames_that_are_enough(decoder, log_probs, expected):
-    streams = decoder.open(3, capacity=T, device="cpu")
-    history = streams.engine._back_pointers["back_pointer_labels"]
-    for t in range(T):
-        decoder.push(streams, log_probs[:, t : t + 1], [int(t < length) for length in LENGTHS])
-    assert streams.engine._back_pointers["back_pointer_labels"] is history
-    assert all_facts(decoder.close(streams)) == expected
-    with pytest.raises(ValueError, match=r"capacity is -1, expected an integer 0 \.\. 16777216"):
-        decoder.open(1, capacity=-1)
-
-
 # ---------------------------------------------------------------------- lengths on the device
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_lengths_on_the_device_give_the_same_results(decoder, log_probs, expected, dtype):
@@ -265,7 +254,6 @@ def test_a_graph_needs_a_device_and_lengths_there(decoder, log_probs, monkeypatc
     monkeypatch.setattr(cuda_engine, "is_capturing", lambda device: True)
     with pytest.raises(ValueError, match="lengths came from the host while a CUDA graph is captured"):
         decoder.push(streams, log_probs, LENGTHS)
-    monkeypatch.setattr(cuda_engine, "is_capturing", lambda device: True)
     with pytest.raises(ValueError, match="streams were opened without device"):
         decoder.push(decoder.open(3), log_probs, torch.tensor(LENGTHS))
 
