@@ -218,19 +218,19 @@ CODE_BUDGETS = {
     "(root)": 1915,
     "cli": 2233,
     "cluster": 487,
-    "compat": 1031,
+    "compat": 1028,
     "cuda": 979,
     "fusion": 2140,
     "graph": 1698,
     "live": 1302,
     "lm": 1993,
     "nemo_plugin": 3785,
-    "search": 11404,
+    "search": 11455,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43129
+PACKAGE_LINES = 43186
 PACKAGE_FILES = 189
-TESTS_LINES = 40005
+TESTS_LINES = 40035
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400
