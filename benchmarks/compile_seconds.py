@@ -1,10 +1,11 @@
-"""CPU seconds that the first decoding of each strategy takes with an empty cache of compiled code.
+"""CPU seconds that the first decoding of each strategy takes with an empty cache of compiled code, and later calls.
 
     python -m benchmarks.compile_seconds              # all strategies
     python -m benchmarks.compile_seconds cuda_wfst
 
 Each strategy decodes two utterances of `assets/hard_speech` with an LM, in a separate process with an empty cache. The
-compilation of the code that reads LMs and graphs is a separate column.
+compilation of the code that reads LMs and graphs is a separate column. The last column has the microseconds of a
+later call with one frame of one utterance, which hardly has anything to search.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from itertools import pairwise
 
 from nemo_gpu_decoding.jit import CACHE_VARIABLE, compilation
 
 STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm")
+CALLS = 2000  # of which the fastest counts
 
 
 def measure(strategy: str) -> str:
-    """One row: seconds of the decoder's construction and of its first call, functions compiled."""
+    """One row: seconds of the decoder's construction and first call, functions; microseconds of later calls."""
     from benchmarks.options import GRAPH_STRATEGIES, BenchOptions
     from benchmarks.ours import OURS
     from benchmarks.peers.base import Setting
@@ -36,8 +39,9 @@ def measure(strategy: str) -> str:
     marks.append((time.process_time(), compilation.count))
     decoder.decode(task.inputs[:2], task.lengths[:2])
     marks.append((time.process_time(), compilation.count))
+    later = min(timeit.repeat(lambda: decoder.decode(task.inputs[:1, :1], [1]), number=1, repeat=CALLS))
     columns = [f"{b[0] - a[0]:6.1f} s {b[1] - a[1]:5d}" for a, b in pairwise(marks)]
-    return f"{strategy:14}" + "".join(columns)
+    return f"{strategy:14}" + "".join(columns) + f"{1e6 * later:8.0f} us"
 
 
 def main() -> int:
@@ -45,7 +49,7 @@ def main() -> int:
     if sys.argv[1:2] == ["--row"]:
         print(measure(sys.argv[2]))
         return 0
-    print(f"{'':14}{'LM and graph, functions':>16}{'first call, functions':>23}")
+    print(f"{'':14}{'LM and graph, functions':>16}{'first call, functions':>23}{'later':>11}")
     for strategy in sys.argv[1:] or STRATEGIES:
         with tempfile.TemporaryDirectory() as folder:
             environment = {**os.environ, CACHE_VARIABLE: folder, "OMP_NUM_THREADS": "1"}

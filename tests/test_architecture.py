@@ -208,19 +208,19 @@ CODE_BUDGETS = {
     "(root)": 1876,
     "cli": 2180,
     "cluster": 446,
-    "compat": 1002,
+    "compat": 999,
     "cuda": 963,
     "fusion": 2140,
     "graph": 1671,
     "live": 1263,
     "lm": 1925,
     "nemo_plugin": 3647,
-    "search": 11296,
+    "search": 11347,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42460
+PACKAGE_LINES = 42517
 PACKAGE_FILES = 188
-TESTS_LINES = 38862
+TESTS_LINES = 38892
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

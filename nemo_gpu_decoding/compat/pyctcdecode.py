@@ -290,7 +290,7 @@ class BeamSearchDecoderCTC:
 
     # ------------------------------------------------------------------------------------ search
 
-    def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request | None]]]:
+    def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request] | None]]:
         """Return the utterances without and with hotwords: their numbers, their search and the weights of each."""
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
@@ -300,7 +300,7 @@ class BeamSearchDecoderCTC:
             if rows := [n for n, words in enumerate(hotwords) if bool(words) == has_hotwords]:
                 sizes = options.beam_width, options.beam_prune_logp, options.n_best
                 search = self._search(*sizes, self._graph(has_hotwords))
-                yield rows, search, [self._request(hotwords[n]) if has_hotwords else None for n in rows]
+                yield rows, search, [self._request(hotwords[n]) for n in rows] if has_hotwords else None
 
     def _spelled(self, hotwords: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
         """Return the hotwords without those that the labels cannot spell; these are warned of once."""

@@ -1,7 +1,6 @@
 """Run the searches behind pyctcdecode's interface, and compute the log-probs that they read."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,10 +62,6 @@ class WordSearch(CudaWFST):
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
         """Return the largest bonus without a warning, because the user does not choose the beam of the graph."""
         return weight * max(0.0, float(boosting.arrays.states["upper_bound"].max())) * self.graph.most_words
-
-    def _parts(self, *path: Any) -> tuple[float, float, float]:
-        """Return zeros: beams have whole scores, and the parts take time to add up."""
-        return 0.0, 0.0, 0.0
 
 
 def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarray:

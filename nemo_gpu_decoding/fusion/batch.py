@@ -18,7 +18,7 @@ from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton
 from nemo_gpu_decoding.fusion.fusion import NO_LM, Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import Grammar
 from nemo_gpu_decoding.fusion.phrases import Aliases, warn_if_large
-from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.jit import CopiedByFields, inlined
 
 # LM and boosting of an utterance; constant over its frames.
 UTTERANCE = np.dtype(
@@ -58,7 +58,7 @@ class FusionLabels(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BatchFusion:
+class BatchFusion(CopiedByFields):
     """The LMs, boosting trees and weights that n utterances use from their first frame to their last."""
 
     lm: BackoffAutomaton  # all LMs of the decoder

@@ -85,6 +85,7 @@ class Decoder(ABC, Generic[C, R]):
         # until it has scored MANY_TOKENS of best hypotheses; None: scores that contain other LMs cannot be compared
         self._unjudged_lm = None if self.fusion.source_lm or self.fusion.lm_pool else self.fusion.lm
         self._lm_score, self._lm_tokens = 0.0, 0
+        self._usual: BatchFusion | None = None  # of the last utterances without requests
         check_fusion(self.fusion, labels)
 
     # ------------------------------------------------------------------------------------ verbs
@@ -114,7 +115,7 @@ class Decoder(ABC, Generic[C, R]):
         self._check_inputs(inputs, batch=None)
         streams = self.open(len(inputs), requests, capacity=inputs.shape[1])
         self._push(streams, inputs, lengths, is_whole, deferred=True)
-        return self.close(streams)
+        return self._ended(streams, range(len(streams)))
 
     def open(
         self,
@@ -135,7 +136,11 @@ class Decoder(ABC, Generic[C, R]):
         """
         check_int("n", n, 0, MOST_STREAMS)
         check_int("capacity", capacity, 0, MOST_FRAMES)
-        fusion = BatchFusion.resolve(self.fusion, n, requests, self._labels)
+        fusion = self._usual
+        if requests is not None or fusion is None or len(fusion) != n:
+            fusion = BatchFusion.resolve(self.fusion, n, requests, self._labels)
+        if requests is None:
+            self._usual = fusion
         streams = Streams(fusion, capacity, np.ones(n, bool))
         streams.remember(range(n), requests)
         if device is not None:
@@ -210,8 +215,7 @@ class Decoder(ABC, Generic[C, R]):
         """
         numbers = _open_numbers(streams, rows)
         streams.set_open(numbers, False)
-        results = self._hypotheses(streams, numbers, self.config.n_best, final=True)
-        return with_evidence(streams, numbers, results, self._units, self.decode)
+        return self._ended(streams, numbers)
 
     def reopen(self, streams: Streams, rows: Sequence[int], requests: Sequence[Request | None] | None = None) -> None:
         """Begin new utterances in closed streams. Their results do not depend on earlier utterances or other streams.
@@ -312,8 +316,10 @@ class Decoder(ABC, Generic[C, R]):
         is_taken = isinstance(lengths, Tensor) and engine.accepts_device_lengths(lengths) and len(lengths) == n
         is_taken = is_taken and not streams.heard
         counts: Any = lengths
-        if not is_taken or not streams.is_open.all():
+        is_open = streams.is_open.all()
+        if not is_whole and not (is_taken and is_open):
             counts = checked_lengths(lengths, n, frames, of=self.input_name)
+        if not is_open:
             for row in np.flatnonzero((counts > 0) & ~streams.is_open)[:1]:
                 raise ValueError(f"lengths[{row}] is {counts[row]}, expected 0: stream {row} is closed")
         if not self._is_sampled and (not self._is_checked or (is_whole and frames and may_be_padded(inputs))):
@@ -369,6 +375,11 @@ class Decoder(ABC, Generic[C, R]):
             streams.commit_frames = streams.commit_frames.copy()
             streams.commit_frames[due] = [frames[row] for row in due]
 
+    def _ended(self, streams: Streams, rows: Sequence[int]) -> list[R]:
+        """Return the hypotheses of utterances that have ended."""
+        results = self._hypotheses(streams, rows, self.config.n_best, final=True)
+        return with_evidence(streams, rows, results, self._units, self.decode)
+
     def _hypotheses(self, streams: Streams, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
         if len(rows) == 0:
             return []
@@ -417,7 +428,7 @@ def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: boo
     """Return `rows` if these streams are open; None: the numbers of all open streams."""
     _check_open(streams)
     if rows is None:
-        return np.flatnonzero(streams.is_open).tolist()
+        return streams.is_open.nonzero()[0].tolist()
     return _numbers(streams, rows, expect_open=True, distinct=distinct)
 
 

@@ -115,7 +115,7 @@ class Streams:
     capacity: int  # frames to allocate buffers for
     is_open: np.ndarray  # [n] bool
     engine: Engine | None = None  # created by the first push, on the backend for its inputs
-    commit_frames: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [n] at the last commit
+    commit_frames: np.ndarray = field(init=False)  # [n] int64, at the last commit
     # Of utterances whose phrases need evidence, by their numbers. A copy of these streams keeps its own values.
     requests: dict[int, Request] = field(default_factory=dict)
     heard: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # all inputs

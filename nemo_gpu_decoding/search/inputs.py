@@ -135,7 +135,7 @@ def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log
             f"lengths holds {values.tolist()}, expected integers: frames, no fractions of the longest row"
         )
     values = values.astype(np.int64)
-    bad = np.flatnonzero((values < 0) | (values > frames))
+    bad = ((values < 0) | (values > frames)).nonzero()[0]
     if len(bad):
         raise ValueError(f"lengths[{bad[0]}] is {values[bad[0]]}, expected 0 .. {frames} (T of {of})")
     return values
@@ -177,8 +177,9 @@ def _remedy(row: np.ndarray) -> str:
 
 def may_be_padded(log_probs: Tensor) -> bool:
     """Return whether the last frame of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
-    sums = log_probs[:, -1].detach().exp().sum(-1, dtype=torch.float32)
-    return not bool(((sums - 1).abs() <= NORMALISED).all())
+    with np.errstate(over="ignore"):
+        sums = np.exp(as_float32(log_probs.select(1, -1))).sum(-1)
+    return not all(abs(total - 1) <= NORMALISED for total in sums.tolist())
 
 
 def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool | None:

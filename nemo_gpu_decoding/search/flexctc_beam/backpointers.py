@@ -66,7 +66,7 @@ def grown(back_pointers: BackPointers, frames: int) -> BackPointers:
 
 def new_traces(rows: int, n_best: int, frames: int, *, alignments: bool = False) -> Traces:
     shape, aligned = (rows, n_best, frames), (rows, n_best, frames if alignments else 0)
-    tokens, starts, repeats = (np.empty(shape, np.int32) for _ in range(3))
+    tokens, starts, repeats = np.empty((3, *shape), np.int32)
     lengths, confidence = np.zeros((rows, n_best), np.int32), np.empty(shape, np.float32)
     alignment = np.empty(aligned, np.int32), np.empty(aligned, np.float32)
     return Traces(lengths, tokens, starts, repeats, confidence, *alignment)

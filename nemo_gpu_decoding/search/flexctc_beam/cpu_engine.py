@@ -12,7 +12,7 @@ from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.engine import Engine, Streams, for_each_share
 from nemo_gpu_decoding.search.flexctc_beam import backpointers
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, commit_shared, rank, trace_back_all
+from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, commit_shared, finish
 from nemo_gpu_decoding.search.flexctc_beam.frame import FlexCTCBeams, advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.records import SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
@@ -33,8 +33,10 @@ class CPUEngine(Engine):
         values = as_float32(log_probs)
         back_pointers = self._back_pointers_for(lengths)
         before = self._state
-        beam, sizes, frames_done = (part.copy() for part in before[:3])
-        state = FlexCTCBeams(beam, sizes, frames_done, back_pointers, before.offsets.copy())
+        beam, sizes, frames_done, _, offsets = before
+        if not deferred:  # an error leaves the streams unchanged
+            beam, sizes, offsets = beam.copy(), sizes.copy(), offsets.copy()
+        state = FlexCTCBeams(beam, sizes, frames_done.copy(), back_pointers, offsets)
         fusions = self._fusion.arrays
 
         def advance_rows(rows: np.ndarray) -> None:
@@ -42,14 +44,14 @@ class CPUEngine(Engine):
             advance(rows, values, lengths, state, self._params, fusions, workspace)
 
         for_each_share(advance_rows, lengths, self._config.threads)
-        for b in np.flatnonzero(sizes <= 0):  # an error; the state of the streams is not replaced
-            raise_bad_frame(values, int(b), int(frames_done[b] - before.frames_done[b]))
+        for b in (sizes <= 0).nonzero()[0]:  # an error; the state of the streams is not replaced
+            raise_bad_frame(values, int(b), int(state.frames_done[b] - frames_done[b]))
         self._state = state
 
     def _back_pointers_for(self, lengths: np.ndarray) -> backpointers.BackPointers:
         """Return back-pointers with room for `lengths` more frames; those of committed frames are dropped first."""
         state = self._state
-        needed, capacity = int((state.frames_done + lengths).max(initial=0)), state.back_pointers.labels.shape[1]
+        needed, capacity = max((state.frames_done + lengths).tolist(), default=0), state.back_pointers.labels.shape[1]
         if capacity < needed and worth_committing(capacity):
             self._drop_committed()
             needed = int((self._state.frames_done + lengths).max())
@@ -69,28 +71,25 @@ class CPUEngine(Engine):
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> FlexCTCNBest:
         state, numbers = self._state, np.array(rows, np.int64)
         dropped, last, fusions = self._dropped[numbers], state.frames_done[numbers], self._fusion.arrays
-        order = np.full((len(numbers), n_best), -1, np.int32)
-        scores = np.zeros((len(numbers), n_best), np.float32)
-        rank(np.arange(len(numbers)), numbers, state, self._params, fusions, final, order, scores)
-        without_final = order[:, 0] < 0
-        if without_final.any():  # the LM forbids the end after every hypothesis: return them without final weights
-            rank(np.flatnonzero(without_final), numbers, state, self._params, fusions, False, order, scores)
         committed = [self._committed[b] for b in rows]
         first = np.array([tokens.frames for tokens in committed], np.int64) - dropped
-        most = int((last - first).max(initial=0))
-        traces = backpointers.new_traces(len(numbers), n_best, most, alignments=self._config.alignments)
+        frames, shape = last - first, (len(numbers), n_best)
+        order, scores = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        without_final = np.zeros(len(numbers), np.bool_)
+        traces = backpointers.new_traces(*shape, max(frames.tolist(), default=0), alignments=self._config.alignments)
 
-        def trace_back_rows(which: np.ndarray) -> None:
-            trace_back_all(which, numbers, first, state, self._params, order, traces)
+        def finish_rows(which: np.ndarray) -> None:
+            finish(which, numbers, first, state, self._params, fusions, final, order, scores, without_final, traces)
 
-        for_each_share(trace_back_rows, last - first + 1, self._config.threads)
-        if dropped.any():
+        for_each_share(finish_rows, frames + 1, self._config.threads)
+        if any(dropped.tolist()):
             traces = traces._replace(frames=traces.frames + dropped[:, None, None].astype(np.int32))
-        shared = last.copy()
+        ends = shared = last + dropped
         if not final:
+            shared = ends.copy()
             for r, b in enumerate(rows):
-                shared[r] = backpointers.shared_frames(state.back_pointers, b, int(last[r]), int(state.sizes[b]))
-        ends, shared = last + dropped, shared + dropped
+                count = backpointers.shared_frames(state.back_pointers, b, int(last[r]), int(state.sizes[b]))
+                shared[r] = dropped[r] + count
         return FlexCTCNBest(numbers, ends, order, scores, without_final, traces, shared, committed)
 
     def commit(self, rows: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.checks import check_int, check_kind
-from nemo_gpu_decoding.fusion.batch import FusionLabels
+from nemo_gpu_decoding.fusion.batch import FusionArrays, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder
@@ -17,9 +17,10 @@ from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
-from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, fusion_scores
+from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, without_gaps
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
 from nemo_gpu_decoding.search.inputs import check_log_probs
+from nemo_gpu_decoding.search.numerics import TEXT_SCORES
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
 
 NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
@@ -91,7 +92,8 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
         hypotheses: FlexCTCNBest = engine.results(rows, n_best, final=final)
-        paths = self._paths(hypotheses, fusion_scores(hypotheses, self._params, streams.fusion.arrays, final))
+        ended = final & ~hypotheses.without_final
+        paths = self._paths(hypotheses, ended, streams.fusion.arrays)
         frames, forbidden = hypotheses.frames.tolist(), (final & hypotheses.without_final).tolist()
         return [
             new_frozen(
@@ -110,33 +112,26 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         before = 0 if head is None else len(head["tokens"])
         return before + int(np.searchsorted(frames, hypotheses.shared[r]))
 
-    def _paths(self, hypotheses: FlexCTCNBest, fused: np.ndarray) -> list[tuple[Path, ...]]:
-        """Return the hypotheses of each utterance; `fused`: [R, N] TEXT_SCORES.
-
-        Most fields are computed for all hypotheses at once, because NumPy operations on single numbers are slow.
-        """
+    def _paths(self, hypotheses: FlexCTCNBest, ended: np.ndarray, fusions: FusionArrays) -> list[tuple[Path, ...]]:
+        """Return the hypotheses of each utterance; `ended` [R] bool: include final weights."""
+        fused = np.zeros(hypotheses.order.shape, TEXT_SCORES)
+        for r, committed in enumerate(hypotheses.committed):
+            if committed.frames:
+                fused[r] = committed.scores
         heads = [tokens.head for tokens in hypotheses.committed]
-        exists = hypotheses.order >= 0
-        counts = np.where(exists, hypotheses.traces.lengths, 0)
-        is_used = np.arange(hypotheses.traces.tokens.shape[2]) < counts[..., None]
-        tokens, frames, repeats, confidence = (values[is_used] for values in hypotheses.traces[1:5])
-        ends = np.cumsum(counts).reshape(counts.shape)
-        lengths = counts + np.array([0 if head is None else len(head["tokens"]) for head in heads])[:, None]
-        scores, insertion = hypotheses.scores.astype(np.float64), self.config.beam_beta * lengths
-        acoustic = scores - fused["lm"] - fused["boosting"] - insertion
-        rows, ranks = np.nonzero(exists)
-        columns = (ends - counts, ends, scores, acoustic, fused["lm"], fused["boosting"], insertion)
-        numbers = (values[exists].tolist() for values in columns)
+        before = np.array([0 if head is None else len(head["tokens"]) for head in heads])
+        arrays = hypotheses.rows, hypotheses.order, hypotheses.scores, hypotheses.traces, fused, before, ended
+        numbers, tokens, confidence = without_gaps(*arrays, float(self.config.beam_beta), self._params, fusions)
         results: list[list[Path]] = [[] for _ in heads]
-        for r, n, begin, end, score, *parts in zip(rows.tolist(), ranks.tolist(), *numbers, strict=True):
+        for r, n, begin, end, score, acoustic, lm, boosting, insertion in numbers.tolist():
             path = new_frozen(
                 Path,
-                tokens=tokens[begin:end],
-                frames=frames[begin:end],
-                repeats=repeats[begin:end],
+                tokens=tokens[0, begin:end],
+                frames=tokens[1, begin:end],
+                repeats=tokens[2, begin:end],
                 token_confidence=confidence[begin:end],
                 score=score,
-                parts=ScoreParts(*parts),
+                parts=new_frozen(ScoreParts, acoustic=acoustic, lm=lm, boosting=boosting, insertion=insertion),
                 **self._alignment(hypotheses, r, n),
             )
             results[r].append(joined(heads[r], path))

@@ -11,7 +11,7 @@ from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
-from nemo_gpu_decoding.search.numerics import TEXT_SCORES, add_text_scores, merge_equal_texts, select_best
+from nemo_gpu_decoding.search.numerics import add_text_scores, merge_equal_texts, select_best
 
 
 class FlexCTCNBest(NamedTuple):
@@ -28,6 +28,14 @@ class FlexCTCNBest(NamedTuple):
     traces: Traces
     shared: np.ndarray  # [R] int64, number of first frames in which all live hypotheses share one path
     committed: list[CommittedTokens]  # [R]
+
+
+HYPOTHESIS_PARTS = np.dtype(
+    [
+        *((name, np.int64) for name in ("r", "n", "begin", "end")),
+        *((name, np.float64) for name in ("score", "acoustic", "lm", "boosting", "insertion")),
+    ]
+)
 
 
 def commit_shared(hypotheses: FlexCTCNBest, params: SearchParams, fusions: FusionArrays) -> None:
@@ -54,69 +62,76 @@ def commit_shared(hypotheses: FlexCTCNBest, params: SearchParams, fusions: Fusio
 
 
 @compiled
-def rank(which, rows, state, params, fusions, final, order, scores):
-    """Sort the hypotheses of utterances rows[r], and keep the N best with different texts.
+def finish(which, rows, first, state, params, fusions, final, order, scores, without_final, traces):
+    """Fill fields of a `FlexCTCNBest`: sort the hypotheses of utterances rows[r], keep the N best, trace them back.
 
     Args:
         which: the indices r into rows that this thread handles.
         rows: [R] numbers of the utterances.
+        first: [R] first frame of the traces.
         final: add the final weights of LM and boosting, because the utterances have ended.
-        order: [R, N] is filled with slots of the beam, best first; -1 where there are fewer.
-        scores: [R, N] is filled with their scores.
     """
     for r in which:
         b = rows[r]
-        fusion, beam = of_utterance(fusions, b), state.beam[b]
-        score = np.empty(state.sizes[b], np.float32)
-        for k in range(len(score)):
-            score[k] = beam[k].score
-            if final and fusion.lm_weight > 0:
-                score[k] += fusion.lm_weight * fusion.lm.states[beam[k].lm_state].final_weight
-            if final and fusion.boosting_weight > 0:
-                end = fusion.boosting.states[beam[k].boosting_state]
-                score[k] += fusion.boosting_weight * end.final_weight
-        merge_equal_texts(beam, score, params.merge == MERGE_SUM)
-        select_best(score, score, order[r], scores[r])
-        scores[r] += np.float32(state.offsets[b])
-
-
-@compiled
-def trace_back_all(which, rows, first, state, params, order, traces):
-    """Trace back the hypotheses order [R, N] of utterances rows[r] to frame first [R]; `which` as in `rank`."""
-    for r in which:
+        fusion = of_utterance(fusions, b)
+        order[r], scores[r] = -1, 0.0
+        _rank(b, state, params, fusion, final, order[r], scores[r])
+        if order[r, 0] < 0:  # the LM forbids the end after every hypothesis: return them without final weights
+            without_final[r] = True
+            _rank(b, state, params, fusion, False, order[r], scores[r])
         for n in range(order.shape[1]):
             if order[r, n] >= 0:
-                frames_of = first[r], state.frames_done[rows[r]]
-                trace_back(state.back_pointers, rows[r], frames_of, order[r, n], params.blank_id, traces, r, n)
-
-
-def fusion_scores(hypotheses: FlexCTCNBest, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
-    """Return LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
-
-    Args:
-        hypotheses: the engine's hypotheses.
-        params, fusions: options and fusion of the search.
-        final: include final weights, except for utterances with `hypotheses.without_final`.
-    """
-    scores = np.zeros(hypotheses.order.shape, TEXT_SCORES)
-    for r, committed in enumerate(hypotheses.committed):
-        if committed.frames:
-            scores[r] = committed.scores
-    if fusions.utterances["lm_weight"].any() or fusions.utterances["boosting_weight"].any():
-        ended = final & ~hypotheses.without_final
-        _add_scores(hypotheses.rows, hypotheses.order, hypotheses.traces, params, fusions, ended, scores)
-    return scores
+                frames_of = first[r], state.frames_done[b]
+                trace_back(state.back_pointers, b, frames_of, order[r, n], params.blank_id, traces, r, n)
 
 
 @compiled
-def _add_scores(rows, order, traces, params, fusions, ended, scores):
+def _rank(b, state, params, fusion, final, order, scores):
+    """Fill order [N] with slots of hypotheses with different texts, best first, and scores [N]."""
+    beam, score = state.beam[b], np.empty(state.sizes[b], np.float32)
+    for k in range(len(score)):
+        score[k] = beam[k].score
+        if final and fusion.lm_weight > 0:
+            score[k] += fusion.lm_weight * fusion.lm.states[beam[k].lm_state].final_weight
+        if final and fusion.boosting_weight > 0:
+            end = fusion.boosting.states[beam[k].boosting_state]
+            score[k] += fusion.boosting_weight * end.final_weight
+    merge_equal_texts(beam, score, params.merge == MERGE_SUM)
+    select_best(score, score, order, scores)
+    scores += np.float32(state.offsets[b])
+
+
+@compiled
+def without_gaps(rows, order, scores, traces, fused, before, ended, beam_beta, params, fusions):
+    """Return the parts of all hypotheses, and their tokens one after the other.
+
+    Args:
+        rows, order, scores, traces: of a `FlexCTCNBest`.
+        fused: [R, N] TEXT_SCORES of the committed tokens; those of the traces are added.
+        before: [R] number of committed tokens.
+        ended: [R] whether to include final weights.
+
+    Returns:
+        [H] HYPOTHESIS_PARTS; [3, tokens] tokens, frames and repeats; [tokens] confidence.
+    """
+    parts, size = np.empty(np.sum(order >= 0), HYPOTHESIS_PARTS), np.sum(np.where(order >= 0, traces.lengths, 0))
+    tokens, confidence, h, end = np.empty((3, size), np.int32), np.empty(size, np.float32), 0, 0
     for r in range(order.shape[0]):
         for n in range(order.shape[1]):
             if order[r, n] >= 0:
-                tokens, sums = traces.tokens[r, n, : traces.lengths[r, n]], scores[r, n : n + 1]
-                _add_scores_of(tokens, params, fusions, rows[r], sums)
+                part, begin, count, sums = parts[h], end, traces.lengths[r, n], fused[r, n : n + 1]
+                h, end = h + 1, end + count
+                tokens[0, begin:end], tokens[1, begin:end] = traces.tokens[r, n, :count], traces.frames[r, n, :count]
+                tokens[2, begin:end] = traces.repeats[r, n, :count]
+                confidence[begin:end] = traces.confidence[r, n, :count]
+                _add_scores_of(tokens[0, begin:end], params, fusions, rows[r], sums)
                 if ended[r]:
                     _add_final_weights(of_utterance(fusions, rows[r]), fusions.utterances[rows[r]], sums[0])
+                part.r, part.n, part.begin, part.end, part.score = r, n, begin, end, scores[r, n]
+                part.lm, part.boosting = sums[0].lm, sums[0].boosting
+                part.insertion = beam_beta * (before[r] + count)
+                part.acoustic = part.score - part.lm - part.boosting - part.insertion
+    return parts, tokens, confidence
 
 
 @compiled

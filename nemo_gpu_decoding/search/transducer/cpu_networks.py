@@ -45,7 +45,7 @@ from torch import Tensor, nn
 
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
-from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, MadeOfWeights, TransducerNetworks
+from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, MadeOfWeights, TransducerNetworks, own_weights
 
 intrinsic: Any = extending.intrinsic  # its type does not describe calls
 
@@ -339,23 +339,31 @@ class CompiledNetworks:
         self._networks = networks
         self._fused = FusedWeights(networks)
         self._lock = threading.Lock()
-        self._packed: MadeOfWeights[PackedNetworks] = MadeOfWeights()
+        self._packed: MadeOfWeights[PackedNetworks | None] = MadeOfWeights()
+        self._kind: tuple[Any, ...] = ()  # types of the modules and of products for which `_packed` holds
 
     def current(self) -> PackedNetworks | None:
         """Return the packed weights, or None if torch must run the networks."""
         networks = self._networks
-        if not (isinstance(networks, LSTMNetworks) and self._fused.why_not(torch.device("cpu")) is None):
+        if not isinstance(networks, LSTMNetworks):
             return None
+        modules = networks.embedding, networks.lstm, networks.prediction_projection, networks.output
+        modules = *modules, *networks.output._modules.values()
+        kind = *map(type, modules), self._fused.dtype
+        weights = [weight for module in modules for weight in own_weights(module)]
+        with self._lock:
+            if kind != self._kind:
+                self._packed, self._kind = MadeOfWeights(), kind
+            return self._packed.current(weights, lambda: self._make(networks))
+
+    def _make(self, networks: LSTMNetworks) -> PackedNetworks | None:
         layers = _joint_layers(networks.output)
-        weights = [*networks.lstm.parameters(), *networks.embedding.parameters()]
-        weights += networks.prediction_projection.parameters()
-        if layers is None or self._fused.dtype != torch.float32:
+        if layers is None or self._fused.why_not(torch.device("cpu")) or self._fused.dtype != torch.float32:
             return None
-        weights += layers[1].parameters()
+        weights = [networks.embedding.weight, *own_weights(layers[1])]
         if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in weights):
             return None
-        with self._lock:
-            return self._packed.current(weights, lambda: _packed(networks, *layers))
+        return _packed(networks, *layers)
 
 
 def _joint_layers(output: nn.Module) -> tuple[int, nn.Linear] | None:

@@ -18,7 +18,7 @@ from nemo_gpu_decoding.search.committed import common_ancestor, joined
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.engine import Engine, Streams
 from nemo_gpu_decoding.search.inputs import check_batch
-from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
+from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
 from nemo_gpu_decoding.search.transducer import cuda_engine
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
@@ -139,7 +139,7 @@ class TransducerDecoder(Decoder[C, NBest]):
             paths = tuple(self._path(hypotheses, r, n, final) for n in range(n_best) if hypotheses.order[r, n] >= 0)
             committed = None if final else len(paths[0]) - self._open_tokens(hypotheses, r)
             num_frames = int(hypotheses.state.beams.ends[hypotheses.rows[r]])
-            results.append(NBest(paths, num_frames=num_frames, committed=committed))
+            results.append(new_frozen(NBest, paths=paths, num_frames=num_frames, committed=committed))
         return results
 
     def _open_tokens(self, hypotheses: TransducerNBest, r: int) -> int:
@@ -161,4 +161,4 @@ class TransducerDecoder(Decoder[C, NBest]):
         lm, insertion = float(fused["lm"][0]), self.config.beam_beta * count
         boosting = float(fused["boosting"][0]) - insertion
         parts = ScoreParts(score - lm - boosting - insertion, lm, boosting, insertion)
-        return joined(head, Path(**columns, score=score, parts=parts))
+        return joined(head, new_frozen(Path, **columns, score=score, parts=parts))

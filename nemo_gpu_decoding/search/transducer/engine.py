@@ -5,6 +5,7 @@ Between runs both backends keep a `TransducerStreams`; a subclass implements a r
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from nemo_gpu_decoding.search.transducer.networks import State, TransducerNetwor
 from nemo_gpu_decoding.search.transducer.records import SearchParams
 from nemo_gpu_decoding.search.transducer.trace_back import add_scores, drop_nodes, path_fields, rank, trace_back
 
+MOST_FRAME = np.iinfo(np.int32).max
 FIRST_COMMIT = 1 << 12  # nodes of a tree, 20 bytes each
 
 
@@ -75,7 +77,7 @@ class TransducerStreams:
     @property
     def needed(self) -> np.ndarray:
         """Return the first frame that a hypothesis may still read, [n]."""
-        return np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
+        return np.where(self.beams.live, self.beams.beam["frame"], MOST_FRAME).min(axis=1)
 
     def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:
         """Begin new utterances in these rows; the numbers of the others' boosting states change by `moved` [n]."""
@@ -142,9 +144,10 @@ class TransducerEngine(Engine):
             projected = networks.project_encoder(new)
             self._state.add_frames(projected, lengths)
             self._lost = True  # reset below, unless the networks fail
-            self._run(self._state, ended=False)
+            self._run(self._state, ended=deferred)
             self._lost = False
-            self._state.add_frames(projected[:0], np.zeros_like(lengths))  # frees memory
+            if not deferred:
+                self._state.add_frames(projected[:0], np.zeros_like(lengths))  # frees memory
 
     def _commit_long_trees(self) -> None:
         if self._state.beams.counters["node_count"].max() > self._most_nodes:
@@ -225,7 +228,7 @@ def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
     """
     frames = concatenated(encoder_output, lengths)
     # one pass instead of several: in double, a sum of finite float32 numbers is finite
-    if not torch.isfinite(frames.sum(dtype=torch.float64)) and not torch.isfinite(frames).all():
+    if not math.isfinite(float(frames.sum(dtype=torch.float64))) and not torch.isfinite(frames).all():
         row, column = torch.nonzero(~torch.isfinite(frames))[0].tolist()
         b = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
         frame = row - int(lengths[:b].sum())
@@ -332,6 +335,8 @@ class UnreadFrames:
         """
         kept = np.maximum(ends - needed, 0)
         first = ends - kept
+        if len(kept) == 1 and not kept[0] and len(projected):
+            return UnreadFrames(projected[None], first)
         columns = int((kept + lengths).max(initial=0))
         values = projected.new_zeros(len(lengths), columns, projected.shape[1])
         for b in np.flatnonzero(kept):

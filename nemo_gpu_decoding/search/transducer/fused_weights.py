@@ -77,10 +77,11 @@ class FusedWeights:
         if (size := _table_bytes(networks)) > nets.MAX_TABLE_BYTES:
             return f"tables of {size} bytes exceed {nets.MAX_TABLE_BYTES}"
         sources = _sources(networks)
-        kinds = sorted({f"{source.dtype} on {source.device}" for source in sources})
+        kinds = {(source.dtype, source.device) for source in sources}
         if len(kinds) > 1 or sources[0].dtype not in FLOAT_TYPES or sources[0].device != device:
-            return f"the weights are {' and '.join(kinds)}, not float32, float16 or bfloat16 on {device}"
-        if nets.versions(sources) is None:
+            names = sorted(f"{dtype} on {place}" for dtype, place in kinds)
+            return f"the weights are {' and '.join(names)}, not float32, float16 or bfloat16 on {device}"
+        if any(source.is_inference() for source in sources):
             return "the weights were made in inference mode, so changes cannot be detected"
         return None
 
@@ -133,7 +134,7 @@ def _table_bytes(networks: nets.LSTMNetworks | nets.StatelessNetworks) -> int:
 def _sources(networks: nets.LSTMNetworks | nets.StatelessNetworks) -> list[Tensor]:
     """Return the weights that are fused."""
     norm = [networks.norm] if isinstance(networks, nets.StatelessNetworks) else []
-    return [weight for module in [*(m for m, _ in _modules(networks)), *norm] for weight in module.parameters()]
+    return [weight for module in [*(m for m, _ in _modules(networks)), *norm] for weight in nets.own_weights(module)]
 
 
 def _fused_lstm(networks: nets.LSTMNetworks) -> FusedLSTM:

@@ -167,10 +167,19 @@ class LSTMNetworks(ModuleNetworks):
         self.embedding = embedding
         self.lstm = lstm
         self._tables: dict[torch.dtype, MadeOfWeights[Tensor]] = {}  # by the type of products
+        self._starts: dict[torch.dtype, MadeOfWeights[tuple[Tensor, State]]] = {}
         self._input_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
         self._recurrent_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
 
     def start(self) -> tuple[Tensor, State]:
+        modules = self.embedding, self.lstm, self.prediction_projection
+        if (*map(type, modules),) != (nn.Embedding, nn.LSTM, nn.Linear):
+            return self._start()
+        started = self._starts.setdefault(product_dtype(self.embedding.weight), MadeOfWeights())
+        weights = [weight for module in modules for weight in own_weights(module)]
+        return started.current(weights, self._start) or self._start()
+
+    def _start(self) -> tuple[Tensor, State]:
         weight = self.embedding.weight
         zeros = weight.new_zeros(1, self.lstm.num_layers, self.lstm.hidden_size)
         blank = torch.full((1,), self.vocab_size, dtype=torch.int64, device=weight.device)
@@ -309,6 +318,11 @@ def versions(sources: Sequence[Tensor]) -> Versions | None:
     if any(source.is_inference() for source in sources):
         return None
     return [(source.data_ptr(), source._version) for source in sources]
+
+
+def own_weights(module: nn.Module) -> list[Tensor]:
+    """Return the weights of a module without parts; `parameters` takes ten times as long."""
+    return [weight for weight in module._parameters.values() if weight is not None]
 
 
 def whole_blocks(rows: Tensor) -> Tensor:

@@ -197,17 +197,21 @@ def ends_of(states: Sequence[WordGraphStream], final: bool) -> np.ndarray:
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
         ends_of_group = ends if len(alike) == 1 else np.empty(len(rows), END)
         counts = np.array([len(tokens_of_stream) for tokens_of_stream in tokens])
-        joined = tokens[0] if len(tokens) == 1 else concatenated(tokens)
-        best_ends(joined, counts, final, models.search, models.lm_scorer, ends_of_group)
+        best_ends(together(tokens), counts, final, models.search, models.lm_scorer, ends_of_group)
         if ends_of_group is not ends:
             ends[rows] = ends_of_group
-    ends["cost"] += concatenated([state.counters for state in states])["cost"]
+    ends["cost"] += together([state.counters for state in states])["cost"]
     return ends
 
 
 def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Concatenate records of one type as bytes, because np.concatenate copies records field by field."""
     return np.concatenate([array.view(np.uint8) for array in arrays]).view(arrays[0].dtype)
+
+
+def together(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return `concatenated` arrays to read; a single array is not copied."""
+    return arrays[0] if len(arrays) == 1 else concatenated(arrays)
 
 
 def best_paths(states: Sequence[WordGraphStream], final: bool) -> FoundPaths:

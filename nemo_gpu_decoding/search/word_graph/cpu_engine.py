@@ -23,7 +23,7 @@ from nemo_gpu_decoding.search.word_graph.prune import BINS
 
 CANDIDATES = 4096  # length of the list before it is recombined
 MOST_STAMPS = 1 << 30  # a workspace is replaced when its stamps exceed it, before they overflow
-MOST_KEPT = 1 << 23  # bytes of the tokens of a workspace that is kept between calls; all of it takes ten times as much
+MOST_KEPT = 1 << 24  # bytes of the tokens of a workspace that is kept between calls; all of it takes ten times as much
 CACHED_SCORES = 1 << 14  # size of the LM query cache, a power of 2
 
 Advance = Callable[..., tuple[int, int]]  # `frame.advance`

@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.evidence import Units
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
 from nemo_gpu_decoding.search.word_graph import records, result
-from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
+from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, ends_of, together
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine, LargeLMKernels
@@ -102,6 +102,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
             unlocked="a word graph writes its own words only; build it from the words that may be written",
         )
         super().__init__(config, fusion, labels)
+        self._plain_models: StreamModels | None = None  # of the last utterance without phrases
         self._nothing = empty_automaton(len(graph.words))
         self._params = records.SearchParams(
             blank_id=blank_id,
@@ -163,7 +164,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         states: list[WordGraphStream] = engine.results(rows, n_best, final=final)
         best = best_paths(states, final)
         paths = self._word_paths(best, [state.models for state in states], states)
-        overflows = concatenated([state.counters for state in states])["overflowed"].tolist()
+        overflows = together([state.counters for state in states])["overflowed"].tolist()
         arguments = zip(states, paths, best.ended.tolist(), overflows, strict=True)
         results = [self._result(*of_stream, n_best, final) for of_stream in arguments]
         if final:
@@ -287,7 +288,15 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     # ------------------------------------------------------------------------------------ models
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
-        """Return the models of utterance i of a batch."""
+        """Return the models of utterance i of a batch; utterances without phrases share them, also between calls."""
+        if fusion.boosting_weights[i] > 0:
+            return self._new_models(fusion, i)
+        plain = self._plain_models
+        if plain is None or plain.weights.lm_weight != fusion.lm_weights[i]:
+            plain = self._plain_models = self._new_models(fusion, i)
+        return plain
+
+    def _new_models(self, fusion: BatchFusion, i: int) -> StreamModels:
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
@@ -390,8 +399,8 @@ class PagedBigLM(CudaWFST):
             return "composition is 'let', expected 'lazy': 'let' has no CUDA kernels"
         return super()._why_not_cuda(streams, device)
 
-    def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
-        models = super()._models_of(fusion, i)
+    def _new_models(self, fusion: BatchFusion, i: int) -> StreamModels:
+        models = super()._new_models(fusion, i)
         weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)
         lms = self._lms if models.graph is self.graph else self._opened_lms
         return replace(models, lm_scorer=LmScorer(lms, weight, self.config.group_size or 1 << 30))

@@ -76,7 +76,8 @@ ModelsOf = Callable[[BatchFusion, int], StreamModels]  # the models of utterance
 def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]) -> list[StreamModels]:
     """Return the models of some utterances; utterances with equal weights and trees share them."""
     columns = (fusion.lm_weights, fusion.boosting_weights, fusion.tree_of)
-    options = list(zip(*(values[rows].tolist() for values in columns), strict=True))
+    options = list(zip(*(values.tolist() for values in columns), strict=True))
+    options = [options[row] for row in rows]
     models = {option: models_of(fusion, row) for option, row in dict(zip(options, rows, strict=True)).items()}
     return [models[option] for option in options]
 
