@@ -375,6 +375,7 @@ def test_reopened_streams_take_no_more_memory(subject, decoder, inputs):
         decoder.push(streams, inputs[:3], LENGTHS[:3])
         decoder.close(streams)
         sizes.append(bytes_of(streams))
+        decoder.reopen(streams, [])
         decoder.reopen(streams, range(3), [subject.request(), None, None] if turn % 2 else None)
     assert sizes[2:4] == sizes[4:]
 

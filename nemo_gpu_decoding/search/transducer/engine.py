@@ -265,7 +265,7 @@ class Predictions:
     def restart(self, networks: TransducerNetworks, rows: list[int], n: int) -> None:
         """Reset entry 0 of the utterances `rows`, of n, to the empty text."""
         output, state = networks.start()
-        first = torch.tensor(rows, device=self.outputs.device) * (len(self.outputs) // n)
+        first = torch.tensor(rows, dtype=torch.long, device=self.outputs.device) * (len(self.outputs) // n)
         for part, row in zip(self.parts, (output, *state), strict=True):
             part[first] = row.to(part.dtype)
 
