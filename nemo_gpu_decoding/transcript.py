@@ -50,7 +50,7 @@ class BoostedPhrase(NamedTuple):
     """A boosted phrase that occurs in a transcript."""
 
     phrase: str  # as in the list of phrases
-    probability: float  # smallest posterior of its tokens, 0 .. 1
+    evidence: float  # smallest posterior of its tokens, 0 .. 1
 
 
 class Segment(NamedTuple):
@@ -91,7 +91,7 @@ class Transcript:
 
 def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
     """Return the phrases of a hypothesis for output."""
-    return tuple(BoostedPhrase(phrase.text, float(f"{phrase.probability:.4g}")) for phrase in phrases)
+    return tuple(BoostedPhrase(phrase.text, float(f"{phrase.evidence:.4g}")) for phrase in phrases)
 
 
 def error_of(transcript: Transcript | str) -> str:

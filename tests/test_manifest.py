@@ -155,7 +155,7 @@ def test_fields_of_a_manifest_are_kept_but_for_those_of_results(folder):
 def test_rows_name_the_boosted_phrases(folder):
     (utterance,) = read_manifest(write_manifest(folder, {"audio_filepath": "b.wav"}))
     row = row_of(utterance, Transcript("ho", -1.0, phrases=(BoostedPhrase("ho", 0.25),)), Totals())
-    assert json.loads(json.dumps(row))["found_phrases"] == [{"phrase": "ho", "probability": 0.25}]
+    assert json.loads(json.dumps(row))["found_phrases"] == [{"phrase": "ho", "evidence": 0.25}]
 
 
 @pytest.mark.parametrize(("selector", "expected"), [(None, 0.375), ("average", 0.375), (0, 0.5), (1, 0.25)])

@@ -133,7 +133,7 @@ def test_final_transcripts_name_their_phrases(shared, speech):
     found = [phrase for final in finals for phrase in final.phrases]
     assert len(found) == sum(final.text.split().count("zebra") for final in finals) > 0
     assert {phrase.phrase for phrase in found} == {"zebra"}
-    assert all(0 <= phrase.probability < 0.5 for phrase in found)
+    assert all(0 <= phrase.evidence < 0.5 for phrase in found)
 
 
 @pytest.mark.parametrize(
