@@ -85,7 +85,7 @@ class NumberReader:
             return StepOutput(error="not finite")
         if value:
             text = "x" * 100_000 if value == LONG else str(value)
-            words = [*words, Word(text, n * seconds, (n + 1) * seconds, 0.5)]
+            words = [*words, Word(text, n * seconds, (n + 1) * seconds, confidence=0.5)]
         text, known = (" ".join(word.word for word in own) for own in (words, words[:-1]))
         n_best = [Alternative(f"{text}{'?' * n}", -float(n)) for n in range(chunk.options.n_best)]
         found = Transcript(text, words=tuple(words), committed=known)
