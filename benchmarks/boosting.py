@@ -51,7 +51,7 @@ class BoostingOptions:
     lm_weight: float = 0.5
     # Boosting weights, natural log, > 0.
     weights: list[float] = field(default_factory=lambda: [0.75, 1.5])
-    # Threshold of a phrase's probability, 0 .. 1, for further rows with the first way; 0: no such rows.
+    # Threshold of a phrase's evidence, 0 .. 1, for further rows with the first way; 0: no such rows.
     ac_threshold: float = 0.0
     # Beam sizes; word graphs have none.
     beams: list[int] = field(default_factory=lambda: [4, 16])

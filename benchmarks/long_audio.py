@@ -239,7 +239,7 @@ def confidences(recording: Recording, long: Transcript) -> Iterator[tuple[float,
     """Mean confidence of the words of each segment, and whether an utterance is in it."""
     spans = np.array(recording.spans)
     for segment in long.segments:
-        own = [word.confidence or 0 for word in long.words if segment.start <= word.start < segment.end]
+        own = [word.ranked or 0 for word in long.words if segment.start <= word.start < segment.end]
         if own:
             both = np.minimum(spans[:, 1], segment.end) - np.maximum(spans[:, 0], segment.start)
             yield float(np.mean(own)), bool(both.max() > MARGIN)

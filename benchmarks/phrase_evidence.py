@@ -32,13 +32,13 @@ LEAST = 1e-30  # posterior, so that its logarithm is finite
 class Evidence(NamedTuple):
     """Measures of a phrase, natural log; larger is more likely spoken."""
 
-    least: float  # the smallest posterior of its tokens: the probability in results
+    least: float  # the smallest posterior of its tokens: the evidence in results
     mean: float  # of its tokens' posteriors
     ratio: float  # `mean` less that of the tokens in the same frames without phrases
     score: float  # score without bonuses less that of the result without phrases, per token
 
 
-NAMES = ("probability", "mean posterior", "likelihood ratio", "score difference")
+NAMES = ("evidence", "mean posterior", "likelihood ratio", "score difference")
 
 
 class Judged(NamedTuple):

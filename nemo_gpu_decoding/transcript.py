@@ -19,19 +19,26 @@ _SHOWN = 300  # maximum number of characters of an error
 
 
 class Word(NamedTuple):
-    """A word of a transcript, with NeMo's names: times in seconds since the audio began, confidence in [0, 1]."""
+    """A word of a transcript, with NeMo's names. Times are in seconds since the audio began."""
 
     word: str
     start: float
     end: float
-    confidence: float | None = None  # None if the strategy has none
+    raw_confidence: float | None = None  # NeMo's, in [0, 1], without a `confidence_map`: no probability
     # of a word that is no word of a line, as scripts without spaces have them: its characters or tokens, for subtitles
     pieces: tuple[Word, ...] = ()
+    confidence: float | None = None  # with a `confidence_map`: the probability that the word is right
+
+    @property
+    def ranked(self) -> float | None:
+        """Return the confidence that there is."""
+        return self.raw_confidence if self.confidence is None else self.confidence
 
     def shown(self) -> dict[str, Any]:
         """Return the word without its pieces, for output."""
-        confidence = None if self.confidence is None else round(self.confidence, 4)
-        return {"word": self.word, "start": self.start, "end": self.end, "confidence": confidence}
+        values = {"confidence": self.confidence, "raw_confidence": self.raw_confidence}
+        shown = {name: round(value, 4) for name, value in values.items() if value is not None}
+        return {"word": self.word, "start": self.start, "end": self.end, **shown}
 
     def later(self, seconds: float) -> Word:
         """Return the word at a later time."""
@@ -50,7 +57,7 @@ class BoostedPhrase(NamedTuple):
     """A boosted phrase that occurs in a transcript."""
 
     phrase: str  # as in the list of phrases
-    probability: float  # smallest posterior of its tokens, 0 .. 1
+    evidence: float  # smallest posterior of its tokens, 0 .. 1
 
 
 class Segment(NamedTuple):
@@ -91,7 +98,7 @@ class Transcript:
 
 def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
     """Return the phrases of a hypothesis for output."""
-    return tuple(BoostedPhrase(phrase.text, float(f"{phrase.probability:.4g}")) for phrase in phrases)
+    return tuple(BoostedPhrase(phrase.text, float(f"{phrase.evidence:.4g}")) for phrase in phrases)
 
 
 def error_of(transcript: Transcript | str) -> str:
@@ -130,7 +137,7 @@ def of_json(row: Mapping[str, Any]) -> Transcript:
 
 
 def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:
-    return tuple(Word(*row[:4], *map(_words, row[4:])) for row in rows)
+    return tuple(Word(*row[:4], *map(_words, row[4:5]), *row[5:]) for row in rows)
 
 
 @dataclass

@@ -205,7 +205,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1876,
+    "(root)": 1881,
     "cli": 2180,
     "cluster": 446,
     "compat": 999,
@@ -214,13 +214,13 @@ CODE_BUDGETS = {
     "graph": 1671,
     "live": 1263,
     "lm": 1925,
-    "nemo_plugin": 3647,
+    "nemo_plugin": 3663,
     "search": 11347,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42517
+PACKAGE_LINES = 42544
 PACKAGE_FILES = 188
-TESTS_LINES = 38893
+TESTS_LINES = 38935
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

@@ -11,7 +11,7 @@ import pytest
 from nemo_gpu_decoding.audio import MonoReader, Sound, check_channel_selector, write_mono
 from nemo_gpu_decoding.manifest import find_audio, find_utterances, read_manifest, references_of, usable
 from nemo_gpu_decoding.plain_text import read_lines
-from nemo_gpu_decoding.transcript import BoostedPhrase, Totals, Transcript, row_of
+from nemo_gpu_decoding.transcript import BoostedPhrase, Totals, Transcript, Word, row_of
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -155,7 +155,16 @@ def test_fields_of_a_manifest_are_kept_but_for_those_of_results(folder):
 def test_rows_name_the_boosted_phrases(folder):
     (utterance,) = read_manifest(write_manifest(folder, {"audio_filepath": "b.wav"}))
     row = row_of(utterance, Transcript("ho", -1.0, phrases=(BoostedPhrase("ho", 0.25),)), Totals())
-    assert json.loads(json.dumps(row))["found_phrases"] == [{"phrase": "ho", "probability": 0.25}]
+    assert json.loads(json.dumps(row))["found_phrases"] == [{"phrase": "ho", "evidence": 0.25}]
+
+
+@pytest.mark.parametrize("name", ["confidence", "raw_confidence"])
+def test_only_a_probability_is_called_confidence(name):
+    word = Word("a", 0.0, 1.0)
+    assert word.shown() == {"word": "a", "start": 0.0, "end": 1.0}
+    rated = word._replace(**{name: 0.12345})
+    assert rated.shown() == {**word.shown(), name: 0.1235}
+    assert rated.ranked == 0.12345
 
 
 @pytest.mark.parametrize(("selector", "expected"), [(None, 0.375), ("average", 0.375), (0, 0.5), (1, 0.25)])

@@ -179,7 +179,7 @@ def words_of(head: Head, config: DictConfig, utterances: Sequence[Utterance], ou
     words: list[Words] = []
     for utterance, heard in zip(utterances, words_of_utterances, strict=True):
         right = metrics.right_words(str(utterance.text), [word.word for word in heard])
-        pairs = [(word.confidence, ok) for word, ok in zip(heard, right, strict=True) if word.confidence is not None]
+        pairs = [(word.ranked, ok) for word, ok in zip(heard, right, strict=True) if word.ranked is not None]
         words.append(([confidence for confidence, _ in pairs], [ok for _, ok in pairs]))
     return words
 

@@ -4,7 +4,7 @@ Options that are null get values around the best point so far. With phrases, tok
 weights with the smallest beam and one segmentation per phrase. Then they try larger beams and more segmentations with
 the best weights, and then the other ways of paying phrases (`refund`, `overlapping`). Word graphs try the LM weights
 without phrases, then the boosting weights with the best LM weights, then the LM weights next to the best ones. With a
-limit of false phrases, both try thresholds of a phrase's probability at last.
+limit of false phrases, both try thresholds of a phrase's evidence at last.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def _paid(ways: Sequence[dict[str, Any]], weights: Sequence[float], best: Point)
 
 
 def _heard(options: TuneOptions, values: Sequence[float], section: str, most_bonus: float, best: Point) -> list[Point]:
-    """Return points with values of a phrase's probability, with the best boosting weight and larger ones."""
+    """Return points with values of a phrase's evidence, with the best boosting weight and larger ones."""
     every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
     weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
     points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in values for weight in weights]

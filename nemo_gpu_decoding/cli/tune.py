@@ -81,7 +81,7 @@ class TuneOptions(decoding.ModelOptions):
     # With refund full: whether phrases that overlap in the text all count (boosting_tree.overlapping). null: false,
     # then true with the best weights.
     overlapping: list[bool] | None = None
-    # Least probabilities of a phrase to try, 0 .. 1 (boosting_tree.ac_threshold), with the best weights. null: 0; with
+    # Least evidence of a phrase to try, 0 .. 1 (boosting_tree.ac_threshold), with the best weights. null: 0; with
     # false_phrases_per_hour 0 .. 0.03.
     ac_threshold: list[float] | None = option(None, low=0, high=1)
     # Most false phrases per hour of speech, >= 0: combinations with more rank last. Put speech without phrases into

@@ -111,7 +111,7 @@ class BoostingConfig:
     # mark the beginnings of words. More than 64 different bonuses are rounded, by at most 0.2 % of their
     # median. None: True with refund "full", False with refund "nemo".
     whole_words: bool | None = None
-    # Least probability of a phrase in a result, 0 .. 1; 0: no limit. The probability is the smallest posterior of
+    # Least evidence of a phrase in a result, 0 .. 1; 0: no limit. The evidence is the smallest posterior of
     # its tokens. Phrases below it are withdrawn: the utterance is decoded again with the phrases above it only.
     # `tune false_phrases_per_hour=1` finds a value; 0.0001 is typical. Not for model_path.
     ac_threshold: float = option(0.0, low=0)
@@ -357,7 +357,7 @@ class BoostingTree(BackoffAutomaton):
     """An automaton that pays for phrases, with the phrases themselves."""
 
     table: PhraseTable | None = None
-    ac_threshold: float = 0.0  # least probability of a phrase in a result, 0 .. 1
+    ac_threshold: float = 0.0  # least evidence of a phrase in a result, 0 .. 1
 
     @classmethod
     def of(cls, table: PhraseTable, ac_threshold: float) -> BoostingTree:

@@ -34,6 +34,7 @@ from nemo_gpu_decoding.metrics import calibrated
 from nemo_gpu_decoding.nemo_plugin import hypotheses as kinds
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 from nemo_gpu_decoding.nemo_plugin.register import StrategySpec, find_strategy, other_strategies, wrong_family
+from nemo_gpu_decoding.nemo_plugin.requests import confidence_map
 from nemo_gpu_decoding.nemo_plugin.section import check_confidence
 from nemo_gpu_decoding.presets import check_sections
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath
@@ -84,7 +85,7 @@ def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any],
 
 def mapped(decoding: Any, confidences: list[Any]) -> list[Any]:
     """Return the confidence of words, mapped to the probability that they are right if there is a `confidence_map`."""
-    fitted = getattr(getattr(decoding.decoding, "options", None), "confidence_map", None)
+    fitted = confidence_map(decoding.decoding)
     return calibrated(confidences, fitted) if fitted else confidences
 
 

@@ -30,7 +30,7 @@ class BeamHypothesis(Hypothesis):
     token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
-    phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases, with their probabilities; of the best hypothesis only
+    phrases: tuple[FoundPhrase, ...] = ()  # boosted phrases, with their evidence; of the best hypothesis only
     outside_share: float | None = None  # of tokens that are not allowed, 0 .. 1; None: all tokens are
     in_grammar: bool | None = None  # False: no sentence of the grammar fits, and there are no tokens; None: no grammar
     error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
@@ -59,7 +59,7 @@ class BeamHypothesis(Hypothesis):
 class WordHypothesis(BeamHypothesis):
     """A hypothesis whose words come from a word graph.
 
-    The `confidence` of a word is its posterior in the lattice; None without a lattice (see `decoding_mode`).
+    The `posterior` of a word is None without a lattice (see `decoding_mode`).
     NeMo's `confidence_cfg` still defines `word_confidence`.
     """
 

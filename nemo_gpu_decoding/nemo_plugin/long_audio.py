@@ -195,7 +195,7 @@ def joined(
             errors.append(f"{error_of(transcript)} (segment {clock(start)} - {clock(stop)})")
             segments.append(Segment(start, stop))
             continue
-        confidences = [word.confidence for word in transcript.words if word.confidence is not None]
+        confidences = [word.ranked for word in transcript.words if word.ranked is not None]
         if confidences and np.mean(confidences) < min_confidence:
             continue
         segments.append(Segment(start, stop, transcript.text, transcript.score, transcript.n_best))

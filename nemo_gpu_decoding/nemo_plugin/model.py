@@ -22,7 +22,7 @@ from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, 
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.live.subtitles import JOINT, belongs_to_last, is_line
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of, utterance_requests
+from nemo_gpu_decoding.nemo_plugin.requests import confidence_map, infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
@@ -243,20 +243,20 @@ class Model:
         if not isinstance(stamps, dict):
             return ()
         spans = [span for span in stamps.get("word", ()) if span["word"]]  # NeMo has empty ones for bare word marks
-        confidences = hypothesis.word_confidence
-        # NeMo leaves the list empty without confidence
-        if confidences is None or len(confidences) != len(spans):
-            confidences = [None] * len(spans)
+        values: list[float | None] = [float(value) for value in hypothesis.word_confidence or ()]
+        if len(values) != len(spans):  # NeMo leaves the list empty without confidence
+            values = [None] * len(spans)
         chars = deque(stamps.get("char", ()))
+        name = "confidence" if confidence_map(self.current_head.decoding.decoding) else "raw_confidence"
         return tuple(
-            self._word(span, "word", confidence)._replace(pieces=self._pieces(span, chars))
-            for span, confidence in zip(spans, confidences, strict=True)
+            self._word(span, "word", **{name: value}, pieces=self._pieces(span, chars))
+            for span, value in zip(spans, values, strict=True)
         )
 
-    def _word(self, span: Mapping[str, Any], level: str, confidence: Any = None) -> Word:
+    def _word(self, span: Mapping[str, Any], level: str, **more: Any) -> Word:
         start, end = (round(float(span[key]) * self.frame_seconds, 3) for key in ("start_offset", "end_offset"))
         text = "".join(span[level])  # NeMo has lists of characters for transducers
-        return Word(text, start, end, None if confidence is None else float(confidence))
+        return Word(text, start, end, **more)
 
     def _pieces(self, span: Mapping[str, Any], chars: deque[Any]) -> tuple[Word, ...]:
         """Return the pieces of a word that is too long for a line of subtitles, from the front of `chars`; none if

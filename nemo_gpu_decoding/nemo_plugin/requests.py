@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
 
     from nemo_gpu_decoding.fusion.boosting import Phrase
+    from nemo_gpu_decoding.metrics import ConfidenceMap
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
     from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions
 
@@ -68,6 +69,11 @@ def infer_of(model: ASRModel) -> FusedInfer:
             "(see change_decoding_strategy)"
         )
     return infer
+
+
+def confidence_map(infer: Any) -> ConfidenceMap | None:
+    """Return the map of word confidence of a decoder, if it has one."""
+    return getattr(getattr(infer, "options", None), "confidence_map", None)
 
 
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:

@@ -1,10 +1,10 @@
 """Check the evidence of boosted phrases: a phrase stays in a result only if the network hears it.
 
-The probability of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the
+The evidence of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the
 wrong token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A
 posterior compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best
-hypothesis is less probable than the tree's `ac_threshold`, the utterance is decoded again with the phrases that are
-not. Beams seldom hold an alternative without the phrase: its bonus fills them with hypotheses that share it.
+hypothesis has less evidence than the tree's `ac_threshold`, the utterance is decoded again with the phrases that
+have enough. Beams seldom hold an alternative without the phrase: its bonus fills them with hypotheses that share it.
 
 What the second search returns has passed, or has got no bonus. If a phrase of it fails, there is a third one, with
 fewer phrases, and so on.
@@ -50,8 +50,8 @@ def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhr
         if not phrases:  # lists, because NumPy is slow for single items
             posteriors = path.token_confidence.tolist()
             begins, ends = path.frames.tolist(), (path.frames + path.repeats).tolist()
-        text, probability = tree.table.texts[number], min(posteriors[first:last])
-        phrases.append(FoundPhrase(text, first, last, begins[first], ends[last - 1], probability))
+        text, evidence = tree.table.texts[number], min(posteriors[first:last])
+        phrases.append(FoundPhrase(text, first, last, begins[first], ends[last - 1], evidence))
     return phrases
 
 
@@ -71,7 +71,7 @@ def with_evidence(
     for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
         if tree is None or row not in streams.requests:
             continue
-        if any(phrase.probability < tree.ac_threshold for phrase in results[i].phrases):
+        if any(phrase.evidence < tree.ac_threshold for phrase in results[i].phrases):
             left = _left_phrases(results[i], tree, units_of(results[i].best))
             request = streams.requests[row]
             failed[i] = replace(request, boosting_weight=0.0) if left is None else replace(request, boosting=left)
@@ -99,7 +99,7 @@ def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> Boosti
     passed: set[Key] = set()
     below: set[Key] = set()
     for (number, *_), phrase in zip(tree.occurrences(units.values), nbest.phrases, strict=True):
-        (below if phrase.probability < tree.ac_threshold else passed).add(tree.table.keys[number])
+        (below if phrase.evidence < tree.ac_threshold else passed).add(tree.table.keys[number])
     return tree.only(passed if len(passed) < tree.num_phrases else passed - below)
 
 
@@ -117,7 +117,7 @@ def as_committed(streams: Streams, rows: Sequence[int], results: list[R], units_
             continue
         nbest, units = results[i], units_of(results[i].best)
         phrases = found_phrases(nbest.best, tree, units)
-        unsure = [phrase.first_token for phrase in phrases if phrase.probability < tree.ac_threshold]
+        unsure = [phrase.first_token for phrase in phrases if phrase.evidence < tree.ac_threshold]
         if nbest.committed is not None:
             shared = sum(end <= nbest.committed for end in units.end_tokens)
             sure = shared - max(tree.longest, 1) + 1  # units

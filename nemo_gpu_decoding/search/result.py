@@ -98,7 +98,7 @@ class FoundPhrase(NamedTuple):
     end_token: int  # one past its last token
     start_frame: int
     end_frame: int  # one past the last frame of its last token
-    probability: float  # smallest posterior of its tokens, 0 .. 1
+    evidence: float  # smallest posterior of its tokens, 0 .. 1
 
 
 class Work(NamedTuple):
@@ -240,7 +240,7 @@ class WordOption(NamedTuple):
     """A word that may be at a place."""
 
     word: str  # "": no word
-    confidence: float  # posterior, in [0, 1]
+    posterior: float  # in [0, 1]
 
 
 class Place(NamedTuple):

@@ -21,7 +21,7 @@ def test_threshold_of_confidence_has_the_fewest_errors(sounds, speech, expected)
 
 
 def test_confidence_of_a_segment_is_the_mean_of_its_words():
-    words = tuple(Word(str(n), n + 0.1, n + 0.9, confidence=n / 10) for n in range(6))
+    words = tuple(Word(str(n), n + 0.1, n + 0.9, n / 10) for n in range(6))
     segments = (Segment(0, 2), Segment(2, 4), Segment(4, 5), Segment(5, 6), Segment(7, 8))
     found = confidences(Recording(None, [], [(0.0, 2.0), (5.5, 7.0)]), Transcript("", None, words, segments=segments))
     assert list(found) == [

@@ -40,5 +40,5 @@ def test_thresholds_lose_no_spoken_phrase():
     dev = [judged(True, -1.0), judged(True, -3.0), judged(True, -9.0, is_plain=True), judged(False, -8.0)]
     lists = {"dev": dev, "dev-wrong": [judged(False, -2.0), judged(False, -4.0)], "test-wrong": [judged(False, -3.0)]}
     rows = list(measures.rows_of(lists))
-    assert rows[0] == ["probability", 2, "0.75", "-3.00", 2, 1, 1, 1]
+    assert rows[0] == ["evidence", 2, "0.75", "-3.00", 2, 1, 1, 1]
     assert rows[3] == ["score difference", 2, "0.25", "1.00", 2, 2, 1, 1]

@@ -59,7 +59,7 @@ def test_json_lines_carry_n_best_words_and_scores(assets, manifest, tmp_path):
         times = [time for word in row["words"] for time in (word["start"], word["end"])]
         assert times == sorted(times)
         assert 0 <= times[0] <= times[-1] <= row["duration"] + 0.1
-        assert all(0 <= word["confidence"] <= 1 for word in row["words"])
+        assert all(0 <= word["raw_confidence"] <= 1 for word in row["words"])
 
 
 def test_an_interrupted_run_of_short_files_continues(assets, manifest, tmp_path, capsys, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_word_graph_finds_words_with_times_and_alternatives(assets, manifest, 
         assert scores == sorted(scores, reverse=True)
         assert [word["word"] for word in row["words"]] == row["pred_text"].split()
         assert all(0 <= word["start"] < word["end"] <= row["duration"] + 0.1 for word in row["words"])
-        assert all(0 <= word["confidence"] <= 1 for word in row["words"])
+        assert all(0 <= word["raw_confidence"] <= 1 for word in row["words"])
         assert 0 <= row["oracle_wer"] <= row["wer"]
 
 

@@ -820,10 +820,10 @@ def test_rounded_log_probs_are_not_warned_of(subject, variant, dtype, caplog):
 
 
 def with_threshold(request: Request, results: list[NBest]) -> tuple[Request, float]:
-    """The request with the median probability of the phrases found as their least one."""
-    probabilities = sorted(phrase.probability for nbest in results for phrase in nbest.phrases)
-    limit = probabilities[len(probabilities) // 2]
-    assert probabilities[0] < limit
+    """The request with the median evidence of the phrases found as their least one."""
+    evidence = sorted(phrase.evidence for nbest in results for phrase in nbest.phrases)
+    limit = evidence[len(evidence) // 2]
+    assert evidence[0] < limit
     return dataclasses.replace(request, boosting=dataclasses.replace(request.boosting, ac_threshold=limit)), limit
 
 
@@ -840,10 +840,10 @@ def test_phrases_below_the_threshold_of_a_request_are_withdrawn(subject, decoder
     for nbest, paid in zip(results, all_paid, strict=True):
         for phrase in nbest.phrases:
             posteriors = nbest.best.token_confidence[phrase.first_token : phrase.end_token]
-            assert phrase.probability == posteriors.min()
-        heard = sum(bonuses[phrase.text] for phrase in nbest.phrases if phrase.probability >= limit)
+            assert phrase.evidence == posteriors.min()
+        heard = sum(bonuses[phrase.text] for phrase in nbest.phrases if phrase.evidence >= limit)
         assert nbest.best.parts.boosting <= request.boosting_weight * heard + 1e-3
-        if all(phrase.probability >= limit for phrase in paid.phrases):
+        if all(phrase.evidence >= limit for phrase in paid.phrases):
             assert facts(nbest) == facts(paid)
     alone = [decoder.decode(inputs[b, :length], requests=[limited])[0] for b, length in enumerate(LENGTHS)]
     assert all_facts(alone) == all_facts(results)

@@ -5,6 +5,7 @@
 makes the screenshot of the docs.
 """
 
+import itertools
 import os
 import shutil
 import sys
@@ -85,10 +86,12 @@ def test_page_transcribes_microphone_and_file_and_shows_errors(tmp_path):
         expect(page.get_by_role("status")).to_have_text("Done.")
         spoken = page.locator("#transcript p:not([id]) span")
         expect(spoken.first).to_have_text("word")
-        assert "confidence 0.50" in str(spoken.first.get_attribute("title"))
+        shown = [(span.get_attribute("class"), span.get_attribute("title")) for span in spoken.all()[:3]]
+        assert [kind for kind, _ in shown] == [None, "unsure", None]
+        assert [str(title).partition(" s")[2] for _, title in shown] == [", confidence 0.50", ", confidence 0.30", ""]
         expect(page.locator("#choices")).to_be_hidden()
         spoken.first.click()
-        expect(page.locator("#choices li")).to_have_text(["word (75 %)", "no word (25 %)"])
+        expect(page.locator("#choices li")).to_have_text(["word", "no word"])
         assert page.locator("#partial").inner_text() == ""
         expect(page.locator("#alternatives li")).to_have_text(["word and more", "word and moor"])
 
@@ -119,7 +122,8 @@ def hide_numbers(step):
     shown = {}
     for kind, found in (("final", step.final), ("partial", step.partial)):
         if found is not None:
-            words = tuple(word._replace(word="word") for word in found.words)
+            known = zip(found.words, itertools.cycle((0.5, 0.3, None)), strict=False)
+            words = tuple(word._replace(word="word", confidence=value) for word, value in known)
             n_best = (Alternative("word and more", -1.0), Alternative("word and moor", -2.0))[: len(found.n_best)]
             choices = WordOption("word", 0.75), WordOption("", 0.25)
             slots = tuple(slot._replace(alternatives=choices) for slot in found.alternatives)

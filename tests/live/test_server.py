@@ -85,7 +85,7 @@ class NumberReader:
             return StepOutput(error="not finite")
         if value:
             text = "x" * 100_000 if value == LONG else str(value)
-            words = [*words, Word(text, n * seconds, (n + 1) * seconds, 0.5)]
+            words = [*words, Word(text, n * seconds, (n + 1) * seconds, confidence=0.5)]
         text, known = (" ".join(word.word for word in own) for own in (words, words[:-1]))
         n_best = [Alternative(f"{text}{'?' * n}", -float(n)) for n in range(chunk.options.n_best)]
         found = Transcript(text, words=tuple(words), committed=known)
@@ -230,7 +230,7 @@ def test_messages_have_committed_text_and_alternatives():
         [{"text": text, "score": 0.0}, {"text": f"{text}?", "score": -1.0}] for text in ("1 2", "3 4")
     ]
     (slot,) = next(message for message in found if message["type"] == "final")["word_alternatives"]
-    assert slot["alternatives"] == [{"word": "1", "confidence": 0.75}, {"word": "", "confidence": 0.25}]
+    assert slot["alternatives"] == [{"word": "1", "posterior": 0.75}, {"word": "", "posterior": 0.25}]
     assert (slot["word_index"], slot["start"], slot["end"]) == (0, 0.0, round(CHUNK / RATE, 3))
     assert all(len(message["n_best"]) == 2 for message in partials)
     assert not any("n_best" in message for message in plain)
@@ -241,7 +241,7 @@ def test_final_messages_name_the_phrases_found():
     with running() as server:
         found, _ = conversation(server, audio(1, 2, 0, 3, 4)[:-10], first={"phrases": ["2", "7"]})
     named = [message.get("found_phrases") for message in found if message["type"] == "final"]
-    assert named == [[{"phrase": "2", "probability": 0.25}], None]
+    assert named == [[{"phrase": "2", "evidence": 0.25}], None]
     assert not any("found_phrases" in message for message in found if message["type"] == "partial")
 
 

@@ -113,7 +113,7 @@ def test_options_of_streams_are_extra_fields():
         found = transcribe(server, response_format="verbose_json", extra_body=extra, language="en")
         assert [each["text"] for each in found.segments[0].n_best] == ["1 2", "1 2?"]
         named = transcribe(server, response_format="verbose_json", extra_body={"phrases": ["2"]}).segments[0]
-        assert named.found_phrases == [{"phrase": "2", "probability": 0.25}]
+        assert named.found_phrases == [{"phrase": "2", "evidence": 0.25}]
         transcribe(server, extra_body={"phrases": '["four", "five"]', "boosting_weight": 2.5})
         transcribe(server, keywords=["four"])
         transcribe(server, extra_body={"phrases": "four"})

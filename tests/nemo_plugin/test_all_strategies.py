@@ -314,10 +314,10 @@ def test_phrases_below_the_threshold_are_withdrawn(case, files):
     options = case.phrases("graam", "budget")
     (boosted,) = transcribed(case.model, case.cfg(**options), files[:1], return_hypotheses=True)
     (graam,) = [phrase for phrase in boosted.phrases if phrase.text == "graam"]
-    assert 0 < graam.probability < 0.9
+    assert 0 < graam.evidence < 0.9
     assert (graam.start_frame, graam.end_token) == (boosted.token_frames[graam.first_token], len(boosted.token_frames))
     plain = texts(transcribed(case.model, case.cfg(**case.added("graam", "budget")), files[:1]))
-    for threshold, kept in ((0.9 * graam.probability, True), (0.9, False)):
+    for threshold, kept in ((0.9 * graam.evidence, True), (0.9, False)):
         tree = {**options["boosting_tree"], "ac_threshold": threshold}
         (found,) = transcribed(case.model, case.cfg(**options | {"boosting_tree": tree}), files[:1])
         assert found.text.endswith("graam") == kept

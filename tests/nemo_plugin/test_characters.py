@@ -55,8 +55,8 @@ def test_words_have_times_and_confidence(options, model, tmp_path):
     row = json.loads(out.read_text())
     assert row["pred_text"]
     assert [word["word"] for word in row["words"]] == row["pred_text"].split()
-    assert all(0 <= word["confidence"] <= 1 and word["start"] <= word["end"] for word in row["words"])
-    assert all(word.keys() == {"word", "start", "end", "confidence"} for word in row["words"])
+    assert all(0 <= word["raw_confidence"] <= 1 and word["start"] <= word["end"] for word in row["words"])
+    assert all(word.keys() == {"word", "start", "end", "raw_confidence"} for word in row["words"])
     cues = [line.split("\t") for line in (tmp_path / "a.tsv").read_text().splitlines()[1:]]
     letters = set(row["pred_text"]) - {" "}
     assert max(len(text) for _, _, text in cues) <= (42 if letters <= set(LATIN) else 20)

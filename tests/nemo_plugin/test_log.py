@@ -1,17 +1,22 @@
 """The log of a run: what it reads is what was written, and only for the same files, requests and run."""
 
+import json
+
 import pytest
 
 from nemo_gpu_decoding.audio import AudioPart
 from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.nemo_plugin.transcribing import Log
 from nemo_gpu_decoding.search.result import Place, WordOption
-from nemo_gpu_decoding.transcript import BoostedPhrase, Transcript, Word
+from nemo_gpu_decoding.transcript import BoostedPhrase, Transcript, Word, as_json, of_json
 
 FULL = Transcript(
     text="ä page",
     score=-1.0000000000000002,
-    words=(Word("ä", 0.08, 0.16, 0.1), Word("page", 0.2, 0.5, pieces=(Word("pa", 0.2, 0.3), Word("ge", 0.3, 0.5)))),
+    words=(
+        Word("ä", 0.08, 0.16, confidence=0.1),
+        Word("page", 0.2, 0.5, 0.3, pieces=(Word("pa", 0.2, 0.3), Word("ge", 0.3, 0.5))),
+    ),
     n_best=(("ä page", -1.0), ("page", -2.5)),
     outside_share=0.25,
     in_grammar=False,
@@ -45,6 +50,13 @@ def test_new_run_reads_what_the_last_one_has_written(tmp_path, rows):
     again.remove()
     assert not file.exists()
     assert Log(None, {}).kept(rows, lambda: ["new"]) == ["new"]
+
+
+@pytest.mark.parametrize("word", [["ä", 0.08, 0.16, 0.1], ["ä", 0.08, 0.16, 0.1, []]])
+def test_confidence_of_a_log_without_probabilities_is_raw(word):
+    row = json.loads(json.dumps(FULL, default=as_json))
+    (read,) = of_json({**row, "words": [word]}).words
+    assert (read.raw_confidence, read.confidence) == (0.1, None)
 
 
 def test_incomplete_line_is_removed(tmp_path, rows):

@@ -80,7 +80,7 @@ def test_mbr_mode_gives_the_text_of_least_risk(ctc_model, cfg, emissions, monkey
     found = decoded(ctc_model, cfg(decoding_mode="mbr", posterior_paths=5), emissions)
     plain = ctc_model.decoding.decoding.decoder().decode(*emissions)
     assert texts(found) == [minimum_bayes_risk(nbest.paths).text for nbest in plain]
-    assert all(0 <= word.confidence <= 1 for hypothesis in found for word in hypothesis.words)
+    assert all(0 <= word.posterior <= 1 for hypothesis in found for word in hypothesis.words)
     # of such clear speech it is the best path; that others would be returned just as well:
     monkeypatch.setattr(word_graph, "minimum_bayes_risk", lambda paths: paths[-1])
     found = ctc_model.decoding.ctc_decoder_predictions_tensor(*emissions, return_hypotheses=True)

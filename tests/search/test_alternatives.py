@@ -10,7 +10,7 @@ import pytest
 from nemo_gpu_decoding.search import alternatives
 from nemo_gpu_decoding.search.alternatives import timed_words, word_alternatives
 from nemo_gpu_decoding.search.result import Path, Place, ScoreParts, WordOption, places_as_json, places_in_seconds
-from nemo_gpu_decoding.search.word_graph.result import with_confidence
+from nemo_gpu_decoding.search.word_graph.result import with_posteriors
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.search.word_graph.test_mbr import path_of, prefix_tree, random_texts
 
@@ -31,7 +31,7 @@ def test_words_that_replace_each_other_share_a_slot():
     first, second = word_alternatives(paths, VOCABULARY)
     assert first == Place(0, 0, 2, (WordOption("a", 1.0),))
     assert second == Place(1, 4, 10, (WordOption("bx", 0.6), WordOption("c", 0.3), WordOption("", 0.1)))
-    assert json.loads(json.dumps(places_as_json([second])))[0]["alternatives"][1] == {"word": "c", "confidence": 0.3}
+    assert json.loads(json.dumps(places_as_json([second])))[0]["alternatives"][1] == {"word": "c", "posterior": 0.3}
 
 
 def test_a_word_that_others_insert_has_a_slot_with_their_times():
@@ -56,15 +56,15 @@ def test_a_list_and_a_lattice_have_the_posteriors_of_minimum_bayes_risk(seed, mo
     texts = random_texts(seed)
     ranked = sorted(texts, key=lambda text: -texts[text])
     paths = [path_of(text, math.log(texts[text])) for text in ranked]
-    rated = with_confidence(paths)[0]
+    rated = with_posteriors(paths)[0]
     for lattice in (None, prefix_tree(texts)):
         slots = word_alternatives(paths, VOCABULARY, lattice)
         assert [slot.word_index for slot in slots if slot.word_index is not None] == list(range(len(rated.words)))
         for slot in slots:
-            assert sum(option.confidence for option in slot.alternatives) == pytest.approx(1, abs=5e-3)
+            assert sum(option.posterior for option in slot.alternatives) == pytest.approx(1, abs=5e-3)
             if slot.word_index is not None:
                 posterior = dict(slot.alternatives).get(rated.words[slot.word_index].text, 0.0)
-                assert posterior == pytest.approx(rated.words[slot.word_index].confidence, abs=2e-3)
+                assert posterior == pytest.approx(rated.words[slot.word_index].posterior, abs=2e-3)
     every = word_alternatives(paths, VOCABULARY)
     monkeypatch.setattr(alternatives, "WINDOW", 1)
     assert word_alternatives(paths, VOCABULARY) == every
@@ -76,7 +76,7 @@ def test_the_transcript_is_in_the_network_where_others_insert_two_words():
     slots = word_alternatives(paths, VOCABULARY)
     (gap,) = [slot for slot in slots if slot.word_index is None]
     assert "" in dict(gap.alternatives)
-    assert sum(option.confidence for option in gap.alternatives) == pytest.approx(1, abs=1e-3)
+    assert sum(option.posterior for option in gap.alternatives) == pytest.approx(1, abs=1e-3)
 
 
 def test_punctuation_does_not_extend_the_word_before_it():

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,7 +24,9 @@ from nemo_gpu_decoding.fusion.phrases import as_phrase
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.live.interface import PipelineOptions
+from nemo_gpu_decoding.metrics import ConfidenceMap, calibrated
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, wrong_family
+from nemo_gpu_decoding.nemo_plugin.requests import confidence_map
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, places_in_seconds
@@ -59,6 +60,7 @@ class PipelineRecognizer:
         self.right_context_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
         self.max_n_best = int(getattr(pipeline, "n_best", 1))
         self._n_best: dict[int, int] = {}  # stream -> n_best, if above 1
+        self.confidence_map = confidence_map(self._infer())
         pipeline.open_session()
 
     @classmethod
@@ -204,12 +206,14 @@ class PipelineRecognizer:
             (nbest,) = self.pipeline.slots.partial([state.slot], self.pipeline.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
-        partial = Transcript(text, words=_words(words), committed=committed.strip(), n_best=alternatives)
+        partial = Transcript(
+            text, words=_words(words, self.confidence_map), committed=committed.strip(), n_best=alternatives
+        )
         return live.StepOutput(partial, final)
 
     def _final(self, chunk: live.Chunk, output: Any, ended: NBest | None, n_best: int) -> Transcript:
         """Return the transcript of an utterance that ended in this chunk; without `ended`, of a strategy of NeMo."""
-        text, words = output.final_transcript, _words(output.final_segments)
+        text, words = output.final_transcript, _words(output.final_segments, self.confidence_map)
         is_joined = bool(text) and not chunk.is_first and not text.startswith(self.pipeline.get_sep())
         final = Transcript(text.strip(), words=words, is_joined=is_joined)
         if ended is None:
@@ -294,6 +298,8 @@ def _config_of(
     model: str, decoding: DictConfig, options: PipelineOptions, kind: str, head: str, device: torch.device
 ) -> DictConfig:
     """Return the config of NeMo's YAML files for streaming inference."""
+    from nemo_gpu_decoding.nemo_plugin.section import nemo_config
+
     streaming: dict[str, Any] = {
         "sample_rate": 16000, "batch_size": options.max_streams, "num_slots": options.max_streams,
         "request_type": "frame", "word_boundary_tolerance": 4, "padding_mode": "right", "att_context_size": None,
@@ -301,7 +307,9 @@ def _config_of(
         "right_padding_size": options.right_seconds, "chunk_size": options.chunk_seconds,
         "n_best": options.max_n_best or 1,
     }  # fmt: skip
-    confidence = {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.5, "entropy_norm": "exp"}
+    if OmegaConf.select(decoding, "beam.confidence_map") is not None:  # transducers compute confidence on request
+        OmegaConf.update(decoding, "confidence_cfg.preserve_frame_confidence", True, force_add=True)
+    confidence = OmegaConf.merge(nemo_config(head)["confidence_cfg"], decoding.get("confidence_cfg") or {})
     return OmegaConf.create(
         {
             "asr": {
@@ -309,7 +317,7 @@ def _config_of(
                 "compute_dtype": "float32", "use_amp": False,
             },
             "pipeline_type": kind, "asr_decoding_type": head, "streaming": streaming,
-            "confidence": {"exclude_blank": True, "aggregation": "mean", "method_cfg": confidence},
+            "confidence": {**confidence, "exclude_blank": True},
             "endpointing": {
                 "stop_history_eou": milliseconds(options.end_silence), "residue_tokens_at_end": 2,
                 "rules": options.rules,
@@ -322,11 +330,15 @@ def _config_of(
     )  # fmt: skip
 
 
-def _words(segments: Sequence[Any] | None) -> tuple[Word, ...]:
+def _words(segments: Sequence[Any] | None, fitted: ConfidenceMap | None) -> tuple[Word, ...]:
+    segments = segments or ()
+    raw = [float(segment.conf) for segment in segments]
+    # NeMo sets 0 where it has no confidence
+    values = calibrated(raw, fitted) if fitted and any(raw) else [None] * len(raw)
     return tuple(
         Word(
             segment.text.strip(), max(round(float(segment.start), 3), 0.0), round(float(segment.end), 3),
-            round(float(np.clip(float(segment.conf), 0.0, 1.0)), 4),
+            confidence=value,
         )
-        for segment in segments or ()
+        for segment, value in zip(segments, values, strict=True)
     )  # fmt: skip

@@ -423,6 +423,7 @@ def buffered_transducer(base: Any) -> type:
             self.slots.abandon([hypothesis.dec_state.slot for hypothesis in hypotheses])
             for request, state, hypothesis, padding in zip(requests, states, hypotheses, paddings, strict=True):
                 hypothesis.timestamp = torch.as_tensor(hypothesis.timestamp) + padding
+                hypothesis.non_blank_step_confidence_precomputed = hypothesis.step_confidence or None
                 error = hypothesis.dec_state.error
                 if error is not None and state.error is None:
                     self.fail(request.stream_id, state, error)

@@ -223,10 +223,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return NBest(paths, int(lattice.node_frames[-1]), () if lattice.reaches_end else (NO_END,), lattice=lattice)
 
     def _paths(self, lattice: Lattice, n: int) -> tuple[result.WordPath, ...]:
-        """Return the n best paths of a lattice with different words, with the confidence of each word."""
+        """Return the n best paths of a lattice with different words, with the posterior of each word."""
         best = lattice_paths(lattice.n_best(n), lattice.reaches_end)
         paths = self._word_paths(best, [lattice.models] * len(best.ends), second=lattice.second)
-        return result.with_confidence(paths)
+        return result.with_posteriors(paths)
 
     def _word_paths(
         self,

@@ -26,7 +26,7 @@ class GraphWord(NamedTuple):
     end_frame: int  # one past the last frame of its last token
     first_token: int  # index of its first token in the path
     end_token: int  # one past the index of its last token
-    confidence: float | None = None  # posterior over the n-best texts, in [0, 1]; None if alternatives are not kept
+    posterior: float | None = None  # over the n-best texts, in [0, 1]; None if alternatives are not kept
 
 
 @dataclass(frozen=True)
@@ -341,10 +341,10 @@ def next_end(word, is_last, tokens, at, choice, n, unknown, index, spellings):
     return -1
 
 
-# --------------------------------------------------------- word confidence and minimum Bayes risk
+# ---------------------------------------------------------- word posteriors and minimum Bayes risk
 #
 # The posterior of a text is exp(score), normalised over the n-best list. The result of minimum Bayes risk (MBR) is the
-# path with the least expected number of word errors. The confidence of a word is the posterior of the texts that have
+# path with the least expected number of word errors. The posterior of a word is that of the texts that have
 # it in the same place, by Levenshtein alignment.
 
 
@@ -354,16 +354,16 @@ def posteriors(scores: Sequence[float]) -> np.ndarray:
     return values / values.sum()
 
 
-def with_confidence(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
-    """Add word confidences to paths: the share of these paths, by probability, that have a word in its place."""
+def with_posteriors(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
+    """Add word posteriors to paths: the share of these paths, by probability, that have a word in its place."""
     shares = posteriors([path.score for path in paths])
     texts = _texts(paths)
     rated = []
     for path, text in zip(paths, texts, strict=True):
-        confidence = np.zeros(len(text))
+        posterior = np.zeros(len(text))
         for share, other in zip(shares, texts, strict=True):
-            confidence += share * matches(text, other)
-        values = np.minimum(confidence, 1.0).tolist()
+            posterior += share * matches(text, other)
+        values = np.minimum(posterior, 1.0).tolist()
         words = tuple(GraphWord(*word[:-1], value) for word, value in zip(path.words, values, strict=True))
         rated.append(replace(path, words=words))
     return tuple(rated)

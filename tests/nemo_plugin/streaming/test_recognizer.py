@@ -3,6 +3,7 @@
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
+from difflib import SequenceMatcher
 
 import pytest
 import soundfile
@@ -11,6 +12,7 @@ import torch
 from nemo_gpu_decoding import Phrase
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import decoding_config
+from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
@@ -89,8 +91,23 @@ def test_texts_equal_those_of_nemos_loop(shared, files, speech):
     for partials, text, words in found:
         assert len(set(partials)) > 2
         assert [word.word for word in words] == text.split()
-        assert all(0 <= word.start < word.end and 0 <= word.confidence <= 1 for word in words)
-        assert sum(word.confidence > 0 for word in words) >= len(words) - 1  # 0: less likely than by chance
+        assert all(0 <= word.start < word.end and word.ranked is None for word in words)
+
+
+@pytest.mark.parametrize(("model", "strategy"), [(CTC, "flexctc_beam"), (HYBRID, "alsd_pp")])
+def test_confidence_with_a_map_is_that_of_files(model, strategy, utterances, speech, tmp_path):
+    options = [f"model={model}", f"strategy={strategy}", "decoding.beam.confidence_map=[1,0]"]
+    manifest, out = tmp_path / "files.json", tmp_path / "rows.json"
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in utterances[:4]))
+    assert main(["transcribe", *options, f"manifest={manifest}", "timestamps=true", f"out={out}"]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    gaps = []
+    for row, (_, _, words) in zip(rows, streamed(recognizer(*options), speech[:4]), strict=True):
+        of_file, of_stream = ([word["word"] for word in side] for side in (row["words"], [w.shown() for w in words]))
+        for a, b, size in SequenceMatcher(None, of_file, of_stream, autojunk=False).get_matching_blocks():
+            gaps += [abs(row["words"][a + n]["confidence"] - words[b + n].confidence) for n in range(size)]
+    assert len(gaps) > 20
+    assert sorted(gaps)[len(gaps) // 2] < 0.15
 
 
 WORD_LM = f"lm={ASSETS / 'lm' / 'word3.arpa'}"
@@ -133,7 +150,7 @@ def test_final_transcripts_name_their_phrases(shared, speech):
     found = [phrase for final in finals for phrase in final.phrases]
     assert len(found) == sum(final.text.split().count("zebra") for final in finals) > 0
     assert {phrase.phrase for phrase in found} == {"zebra"}
-    assert all(0 <= phrase.probability < 0.5 for phrase in found)
+    assert all(0 <= phrase.evidence < 0.5 for phrase in found)
 
 
 @pytest.mark.parametrize(

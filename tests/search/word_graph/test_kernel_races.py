@@ -159,7 +159,7 @@ def test_kernel_on_random_graphs_equals_the_cpu(topology, lattice_beam):
         links += sum(nbest.lattice.num_links for nbest in results)
     assert links > 50
     assert any(len(nbest) > 1 for nbest in results)
-    assert all(word.confidence is not None for nbest in results for word in nbest.best.words)
+    assert all(word.posterior is not None for nbest in results for word in nbest.best.words)
 
 
 @in_small_blocks

@@ -27,8 +27,8 @@ def labels(path):
     return tuple(word.label for word in path.words)
 
 
-def without_confidence(path):
-    return [word._replace(confidence=None) for word in path.words]
+def without_posterior(path):
+    return [word._replace(posterior=None) for word in path.words]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -66,7 +66,7 @@ def test_first_of_n_is_the_best_path(topology):
     plain = make(toy_graph(0), topology=topology, beam=12.0).decode(log_probs, lengths)
     many = make(toy_graph(0), topology=topology, beam=12.0, n_best=5, lattice=True).decode(log_probs, lengths)
     for one, nbest in zip(plain, many, strict=True):
-        assert without_confidence(nbest.best) == list(one.best.words)
+        assert without_posterior(nbest.best) == list(one.best.words)
         assert nbest.best.score == pytest.approx(one.best.score, abs=1e-4)
         assert nbest.best.tokens.tolist() == one.best.tokens.tolist()
         assert nbest.best.frames.tolist() == one.best.frames.tolist()
@@ -174,9 +174,9 @@ def test_words_that_all_paths_share_are_certain():
     for path in nbest:
         for n, word in enumerate(path.words):
             same = [matches(labels(path), labels(other))[n] for other in nbest]
-            assert word.confidence == pytest.approx(float(shares @ np.array(same)), abs=1e-9)
+            assert word.posterior == pytest.approx(float(shares @ np.array(same)), abs=1e-9)
     alone = make(toy_graph(0), n_best=2, lattice_beam=1e-3).decode(log_probs, [12])[0]
-    assert all(word.confidence == 1.0 for word in alone.best.words)
+    assert all(word.posterior == 1.0 for word in alone.best.words)
 
 
 # -------------------- The same words and costs as kaldi_decoder, Kaldi's decoders as a Python package

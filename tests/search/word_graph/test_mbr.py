@@ -15,7 +15,7 @@ from nemo_gpu_decoding.search.word_graph.result import (
     align,
     matches,
     minimum_bayes_risk,
-    with_confidence,
+    with_posteriors,
 )
 
 WORDS = ("<eps>", "a", "b", "c")
@@ -89,8 +89,8 @@ def test_the_text_with_the_least_expected_errors_is_found(seed):
     risks = {text: sum(share * edit_distance(text, other) for other, share in texts.items()) for text in texts}
     paths = [path_of(text, math.log(share)) for text, share in texts.items()]
     assert text_of(minimum_bayes_risk(paths)) == min(risks, key=risks.get)
-    for text, path in zip(texts, with_confidence(paths), strict=True):
-        matched = sum(word.confidence for word in path.words)
+    for text, path in zip(texts, with_posteriors(paths), strict=True):
+        matched = sum(word.posterior for word in path.words)
         words = sum(share * (len(text) + len(other)) for other, share in texts.items())
         most_words = sum(share * max(len(text), len(other)) for other, share in texts.items())
         assert_matches(matched, risks[text], words, most_words)
