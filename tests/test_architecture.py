@@ -205,20 +205,20 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1875,
+    "(root)": 1872,
     "cli": 2179,
     "cluster": 446,
-    "compat": 999,
+    "compat": 997,
     "cuda": 963,
     "fusion": 2140,
     "graph": 1671,
     "live": 1260,
     "lm": 1925,
-    "nemo_plugin": 3645,
+    "nemo_plugin": 3643,
     "search": 11342,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42505
+PACKAGE_LINES = 42491
 PACKAGE_FILES = 188
 TESTS_LINES = 38892
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
