@@ -58,12 +58,6 @@ def file_key(path: str | PathLike[str]) -> tuple[str, int, int]:
     return str(resolved), status.st_size, status.st_mtime_ns
 
 
-def clear() -> None:
-    """Remove all entries."""
-    with _lock:
-        _entries.clear()
-
-
 # ------------------------------------------------------------------------ shared by processes of a machine
 
 

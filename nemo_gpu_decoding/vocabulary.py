@@ -221,10 +221,9 @@ class Vocabulary:
                 return form, ids
             missing = missing or uncovered
         is_case = set(missing.swapcase()) <= self._alphabet
-        hint = "; letter case matters: try ignore_case, or another spelling" if is_case else ""
-        raise ValueError(
-            f"phrase {text!r} has the character {missing!r}, which is not in the model's vocabulary{hint}"
-        )
+        note = "; letter case matters: try ignore_case, or another spelling" if is_case else ""
+        lacking = f"phrase {text!r} has the character {missing!r}"
+        raise ValueError(f"{lacking}, which is not in the model's vocabulary{note}")
 
     def segmentations(
         self, text: str, limit: int = 1, ignore_case: bool = False, language: str | None = None

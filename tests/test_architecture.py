@@ -205,20 +205,20 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1881,
-    "cli": 2180,
+    "(root)": 1877,
+    "cli": 2179,
     "cluster": 446,
-    "compat": 999,
+    "compat": 997,
     "cuda": 963,
     "fusion": 2140,
     "graph": 1671,
-    "live": 1263,
+    "live": 1260,
     "lm": 1925,
-    "nemo_plugin": 3663,
-    "search": 11347,
+    "nemo_plugin": 3659,
+    "search": 11342,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42544
+PACKAGE_LINES = 42518
 PACKAGE_FILES = 188
 TESTS_LINES = 38935
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

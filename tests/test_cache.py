@@ -13,9 +13,9 @@ from nemo_gpu_decoding.cache import cached, file_key
 
 @pytest.fixture(autouse=True)
 def _empty_cache():
-    cache.clear()
+    cache._entries.clear()
     yield
-    cache.clear()
+    cache._entries.clear()
 
 
 def test_cache_builds_once_per_key():

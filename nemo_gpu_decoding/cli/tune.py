@@ -167,9 +167,8 @@ def run(options: TuneOptions) -> int:
 
     model = Model.load(options.model, device=options.device, verbose=options.verbose, channel=options.channel_selector)
     strategy = choose_strategy(options, model.default_head)
-    decoding.check_weight(
-        "lm_weight", options.lm_weight, options.lm is not None or decoding.section_of(strategy) == "wfst"
-    )
+    has_lm = options.lm is not None or decoding.section_of(strategy) == "wfst"
+    decoding.check_weight("lm_weight", options.lm_weight, has_lm)
     head = decoding.head_for(model, strategy)
     searches = Searches(head, strategy, options.preset, loaded)
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)

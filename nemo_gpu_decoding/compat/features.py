@@ -40,7 +40,7 @@ def log_mel(samples: Any, features: int = 80, normalize: bool = True) -> Tensor:
 @lru_cache(maxsize=4)
 def _mel_filters(features: int) -> np.ndarray:
     """Return Slaney's triangular filters of equal area, [features, FFT_SIZE // 2 + 1] float32."""
-    edges = _hertz(np.linspace(0, _mel(RATE / 2), features + 2))
+    edges = _hertz(np.linspace(0, _KNEE + np.log(RATE / 2 / (_LINEAR * _KNEE)) / _OCTAVE, features + 2))
     bins = np.linspace(0, RATE / 2, FFT_SIZE // 2 + 1)
     rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]
     falling = (edges[2:, None] - bins) / np.diff(edges)[1:, None]
@@ -50,10 +50,6 @@ def _mel_filters(features: int) -> np.ndarray:
 
 # Slaney's scale is linear up to 1000 Hz, and logarithmic from there on.
 _LINEAR, _KNEE, _OCTAVE = 200 / 3, 15.0, np.log(6.4) / 27
-
-
-def _mel(hertz: float) -> float:
-    return float(hertz / _LINEAR if hertz < _LINEAR * _KNEE else _KNEE + np.log(hertz / (_LINEAR * _KNEE)) / _OCTAVE)
 
 
 def _hertz(mel: np.ndarray) -> np.ndarray:

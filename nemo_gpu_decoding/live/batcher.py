@@ -225,17 +225,14 @@ class Metrics:
         disable_created_metrics()  # the default adds a gauge of the creation time to each counter
         self.registry = CollectorRegistry()
         settings: dict[str, Any] = {"namespace": NAMESPACE, "registry": self.registry}
+        timed = settings | {"buckets": SECONDS}
         Gauge("streams_open", "Streams that are open.", **settings).set_function(open_streams)
         self.streams = Counter("streams", "Streams that ended, by how.", ["outcome"], **settings)
         self.finals = Counter("finals", "Utterances that ended.", **settings)
         self.audio_seconds = Counter("audio_seconds", "Audio decoded, seconds.", **settings)
-        self.step_seconds = Histogram(
-            "step_seconds", "Time of one step of encoder and decoder.", buckets=SECONDS, **settings
-        )
+        self.step_seconds = Histogram("step_seconds", "Time of one step of encoder and decoder.", **timed)
         self.step_streams = Histogram("step_streams", "Streams in one step.", buckets=STREAMS, **settings)
-        self.partial_seconds = Histogram(
-            "partial_seconds", "From audio received to its partial transcript.", buckets=SECONDS, **settings
-        )
+        self.partial_seconds = Histogram("partial_seconds", "From audio received to its partial transcript.", **timed)
         ProcessCollector(NAMESPACE, registry=self.registry)
 
     def value(self, name: str, **labels: str) -> float:

@@ -131,9 +131,7 @@ def transducer(make: Any, beam_size: int, most_symbols: str, device: torch.devic
 def word_graph() -> WordGraph:
     """Return a random graph: most arcs have words, the first state has many arcs, epsilons lead to the next state."""
     draw = np.random.RandomState(5).randint
-    rows: list[Any] = [
-        (draw(STATES) * (i % 3 == 0), draw(6) + 1, draw(V), draw(-1, 3), 3 * draw(4)) for i in range(180)
-    ]
+    rows: Any = [(draw(STATES) * (i % 3 == 0), draw(6) + 1, draw(V), draw(-1, 3), 3 * draw(4)) for i in range(180)]
     rows += [(state, 0, state % 6, 0.25, state + 1) for state in range(STATES - 1)]
     finals = np.array([1.0, 0.5, 0.0, np.inf])[np.arange(STATES) % 4]
     return WordGraph.from_fst(Fst.from_arcs(0, finals, *map(np.array, zip(*rows, strict=True))), ("<eps>", *WORDS[1:]))
@@ -148,11 +146,8 @@ def on_word_graph(make: Callable[..., Any], config_type: Any, *variants: dict[st
 
 
 def cuda_wfst(device: torch.device) -> Iterator[Problem]:
-    lattice, widened = (
-        {"n_best": 4, "lattice_beam": 2.0},
-        {"topology": "minimal", "min_active": 40, "max_active": 40, "beam": 1.5},
-    )
-    variants = lattice, {"topology": "normal"}, widened
+    widened = {"topology": "minimal", "min_active": 40, "max_active": 40, "beam": 1.5}
+    variants = {"n_best": 4, "lattice_beam": 2.0}, {"topology": "normal"}, widened
     return on_word_graph(partial(CudaWFST, word_graph(), V, V), WFSTConfig, *variants)
 
 

@@ -33,7 +33,7 @@ VOCABULARY = Vocabulary.from_pieces(("<unk>", "▁", *"abcdeABC'", "▁ab", "▁
 
 @pytest.fixture(autouse=True)
 def _empty_cache():
-    cache.clear()
+    cache._entries.clear()
 
 
 def score(tree, text, **options):

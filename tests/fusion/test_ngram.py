@@ -25,7 +25,7 @@ LOG_10 = math.log(10)
 @pytest.fixture
 def load(tmp_path):
     def load_text(text, **options):
-        cache.clear()
+        cache._entries.clear()
         path = tmp_path / "lm.arpa"
         path.write_text(text, encoding="utf-8")
         return load_ngram_lm(path, options.pop("vocab_size", V), **options)

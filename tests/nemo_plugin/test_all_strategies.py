@@ -241,7 +241,7 @@ def test_wrong_lm_or_phrase_is_refused_by_change_decoding_strategy(case, tmp_pat
 
 @pytest.mark.parametrize("case", OVER_TOKENS, indirect=True)
 def test_lm_and_phrases_are_loaded_once(case, files, monkeypatch):
-    cache.clear()
+    cache._entries.clear()
     calls = []
     original = infer.load_ngram_lm
     monkeypatch.setattr(infer, "load_ngram_lm", lambda *a, **k: calls.append(a) or original(*a, **k))

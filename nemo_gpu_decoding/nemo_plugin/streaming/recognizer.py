@@ -82,22 +82,20 @@ class PipelineRecognizer:
         import_nemo(verbose)
         from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 
-        config, strategy = model_config(model), str(decoding.strategy)
-        head, kind = head_of(config, strategy), _kind_of(config, options.pipeline)
-        if strategy not in STRATEGIES:
+        config, name = model_config(model), str(decoding.strategy)
+        head, kind = head_of(config, name), _kind_of(config, options.pipeline)
+        if name not in STRATEGIES:
             if options.rules is not None:
-                raise FieldError("rules", options.rules, f"null with strategy {strategy}, which uses end_silence")
+                raise FieldError("rules", options.rules, f"null with strategy {name}, which uses end_silence")
             if (options.max_n_best or 1) > 1:
-                raise FieldError(
-                    "max_n_best", options.max_n_best, f"1 with strategy {strategy}, which has one hypothesis"
-                )
+                raise FieldError("max_n_best", options.max_n_best, f"1 with strategy {name}, which has one hypothesis")
         if options.max_n_best is None:
             options = replace(options, max_n_best=_cheap_n_best(decoding, f"{kind} {head}"))
         try:
             pipeline = PipelineBuilder.build_pipeline(_config_of(model, decoding, options, kind, head, where))
         except FieldError as error:
             raise error.named("max_n_best") if error.field == "streaming.n_best" else error from None
-        return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
+        return cls(pipeline, name, Path(model).stem if Path(model).is_file() else model)
 
     def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int, list[str]]:
         """Return NeMo's options of a stream, its number of hypotheses, and phrases that cannot be boosted.

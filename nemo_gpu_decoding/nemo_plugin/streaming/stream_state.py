@@ -71,10 +71,6 @@ class StreamState:
     error: ValueError | None = None  # why the last chunk was not read
     nbest: NBest | None = None  # for an utterance in `Slots`: the result if it ended here
 
-    def release(self) -> None:
-        """Free the memory; afterwards the utterance cannot be continued."""
-        self.batch = self.history = None
-
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the search from a pickled hypothesis."""
         return self.__dict__ | {"batch": None, "history": None, "slot": None}
@@ -161,7 +157,7 @@ class Continuation:
             self._recent.append(begun)
         while len(self._recent) > RECENT_BATCHES:
             for state in self._recent.popleft():
-                state.release()
+                state.batch = state.history = None
 
 
 # slots in which utterances begin; the caller ends them
