@@ -21,6 +21,7 @@ from nemo_gpu_decoding.fusion.boosting import (
 )
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import build_grammar
+from nemo_gpu_decoding.fusion.phrases import without_repetitions
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
@@ -447,6 +448,7 @@ def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_pa
         ("ab 2.5\n", [None], "'ab 2.5' in the format of another decoder"),
         ("ab,2.5\n", [None], "'ab,2.5' in the format of another decoder"),
         ("ab 66\nab\t5\nab:2\n", [None, 5, None], ""),
+        ("ab_ab_a b\n", [None], ""),
     ],
 )
 def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content, weights, message):
@@ -455,6 +457,28 @@ def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content,
     assert [phrase.weight for phrase in read_phrases(tmp_path / "phrases.txt")] == weights
     assert len(caplog.records) == bool(message)
     assert re.search(message, caplog.text)
+
+
+@pytest.mark.parametrize("source", ["file", "list"])
+@pytest.mark.parametrize(
+    ("line", "phrase"),
+    [
+        ("gpu_gpu_g p u", Phrase("gpu", aliases=("g p u",))),  # NeMo's CTC-WS
+        ("nvidia_nvidia", Phrase("nvidia")),
+        ("nv link_nv link_nvlink", Phrase("nv link", aliases=("nvlink",))),
+        ("snake_case", Phrase("snake_case")),
+        ("_", Phrase("_")),
+        ("a_", Phrase("a_")),
+        ("word\t2.5", Phrase("word", 2.5)),  # flashlight, and files of this package
+        ("new york  :2.5 #0.3 @NY", Phrase("new york", 2.5)),  # sherpa-onnx
+        ("new york :-2", Phrase("new york", -2.0)),
+        ("channel 66", Phrase("channel 66")),
+    ],
+)
+def test_lines_of_other_decoders_are_read(tmp_path, source, line, phrase):
+    (tmp_path / "phrases.txt").write_text(line + "\n")
+    found = read_phrases(tmp_path / "phrases.txt") if source == "file" else without_repetitions([Phrase(line)], "list")
+    assert found == [phrase]
 
 
 def test_large_weights_of_requests_and_configs_are_warned_of_once(caplog):
