@@ -210,17 +210,17 @@ CODE_BUDGETS = {
     "cluster": 446,
     "compat": 999,
     "cuda": 963,
-    "fusion": 2146,
-    "graph": 1671,
+    "fusion": 2152,
+    "graph": 1675,
     "live": 1263,
     "lm": 1925,
-    "nemo_plugin": 3652,
+    "nemo_plugin": 3671,
     "search": 11347,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42528
+PACKAGE_LINES = 42569
 PACKAGE_FILES = 188
-TESTS_LINES = 38918
+TESTS_LINES = 38940
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400
