@@ -342,10 +342,10 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
 
 def _with_default_weight(cfg: DictConfig) -> Any:
     """Set the weight of phrases to null in a config that has none, because NeMo's default 0 switches them off."""
-    spec = find_strategy(cfg)
-    section = cfg.get(spec.section) if spec else None
-    if section and section.get("boosting_tree") and "boosting_tree_alpha" not in section:
-        return OmegaConf.merge(cfg, {spec.section: {"boosting_tree_alpha": None}})
+    if spec := find_strategy(cfg):
+        section = cfg.get(spec.section) or {}
+        if section.get("boosting_tree") and "boosting_tree_alpha" not in section:
+            return OmegaConf.merge(cfg, {spec.section: {"boosting_tree_alpha": None}})
     return cfg
 
 
