@@ -17,11 +17,12 @@ from nemo_gpu_decoding.fusion.boosting import (
     build_boosting_tree,
     load_boosting_tree,
     read_phrases,
+    weight_of_tree,
     word_continuations,
 )
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import build_grammar
-from nemo_gpu_decoding.fusion.phrases import without_repetitions
+from nemo_gpu_decoding.fusion.phrases import weight_of_list, without_repetitions
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
@@ -490,6 +491,17 @@ def test_large_weights_of_requests_and_configs_are_warned_of_once(caplog):
         check_fusion(Fusion(boosting_weight=35.0), FusionLabels(4, lm_in_graph=True))  # usual for words
     said = [record.getMessage().partition(", expected")[0] for record in caplog.records]
     assert said == ["boosting_weight is 30", "boosting_weight of a request is 40", "context_score is 20"]
+
+
+def test_longer_lists_have_smaller_default_weights():
+    weights = [weight_of_list(None, size) for size in (0, 1, 10, 100, 1000, 10_000)]
+    assert weights == pytest.approx([1.0, 1.0, 0.87, 0.64, 0.41, 0.25], abs=0.005)
+    assert weight_of_list(0.0, 10) == 0.0
+    aliased = build_boosting_tree(
+        [Phrase("ab", aliases=("ba", "ac")), Phrase("b")], VOCABULARY, BoostingConfig(segmentations=4)
+    )
+    assert weight_of_tree(None, aliased) == weight_of_list(None, 2)
+    assert weight_of_tree(None, random_boosting(4, seed=1)) == weight_of_list(None, 300)  # of no known list
 
 
 def test_forms_of_unicode_are_one_phrase_and_one_alias():

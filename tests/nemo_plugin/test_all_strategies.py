@@ -272,7 +272,8 @@ def test_request_replaces_the_phrases_of_the_config(case, files):
         assert case.texts(files[:1]) == boosted
 
 
-def test_phrases_without_a_weight_earn_half_the_bonuses_of_their_tokens(case):
+def test_phrases_without_a_weight_earn_the_bonuses_of_their_tokens(case):
+    case.use()
     word, tree = "budget", {"key_phrases_list": ["budget"]}
     tokens = case.infer.vocabulary().tokenize(word)
     expected = token_scores(len(tokens), 1.0, 2.0, False).sum()
@@ -284,7 +285,7 @@ def test_phrases_without_a_weight_earn_half_the_bonuses_of_their_tokens(case):
     for given in ({}, {"boosting_tree_alpha": None}):
         case.use(boosting_tree=tree, **given)
         fusion = case.infer.decoder().fusion
-        assert fusion.boosting_weight == 0.5
+        assert fusion.boosting_weight == 1.0  # of one phrase
         assert bonus(fusion.boosting) == pytest.approx(expected)
     case.use(**case.phrases(word))
     fusion = case.infer.decoder().fusion
@@ -293,7 +294,7 @@ def test_phrases_without_a_weight_earn_half_the_bonuses_of_their_tokens(case):
     case.use(boosting_tree=tree, boosting_tree_alpha=0.0)
     assert case.infer.decoder().fusion.boosting is None
     request = request_of(case.infer, WrittenRequest(phrases=(word,)))
-    assert request.boosting_weight == 0.5
+    assert request.boosting_weight == 1.0
     assert bonus(request.boosting) == pytest.approx(expected)
 
 
