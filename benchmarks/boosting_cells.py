@@ -86,7 +86,7 @@ class Kind(NamedTuple):
     lm: str | None  # field of `Speech`
     lm_weights: tuple[float, ...]
     weights: tuple[float, ...]  # of boosting
-    default: float  # weight of the shipped preset
+    default: float  # weight with which thresholds are compared
 
 
 TOKENS, WORDS = (0.5, 1.0, 1.5), (5.0, 10.0, 15.0)

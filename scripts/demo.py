@@ -166,7 +166,7 @@ def decode_model(
     decoders: dict[str, Decoder] = {}
     for preset in presets:
         say(f"preparing {preset.strategy} (compiled on first use, then kept)")
-        for label, ours in steps_of(head, preset).items():
+        for label, ours in steps_of(head, preset, file.parents[1] / f"heard_{model}.txt").items():
             ours.decode(test.batches[0].inputs[:1], test.batches[0].lengths[:1])  # compiles
             decoders[label] = ours
     if others is not None:
@@ -176,8 +176,9 @@ def decode_model(
     return test, [Row(label, each, test.score(each.texts, phrases), model) for label, each in decoded.items()]
 
 
-def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
-    """The decoders of a preset: without models, with the LM, with LM and phrases."""
+def steps_of(head: Head, preset: DictConfig, heard: Path) -> dict[str, Decoder]:
+    """The decoders of a preset: without models, with the LM, with LM and phrases; with aliases and without a weight of
+    phrases if there is a file of aliases."""
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 
     name, decoder = str(preset.strategy), head.search(preset)
@@ -196,11 +197,16 @@ def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
     fusion, config = decoder.fusion, decoder.config
     if "beam_beta" in preset.beam:  # beta offsets the deletions of the LM; without an LM it causes insertions
         config = replace(config, beam_beta=0.0)
-    return {
+    steps = {
         name: decoder.with_options(config, replace(fusion, lm=None, boosting=None)),
         f"{name} + LM": decoder.with_options(decoder.config, replace(fusion, boosting=None)),
         f"{name} + LM + phrases": decoder,
     }
+    if heard.is_file():
+        aliased = copy.deepcopy(preset)
+        aliased.beam.boosting_tree.key_phrases_file, aliased.beam.boosting_tree_alpha = str(heard), None
+        steps[f"{name} + LM + aliases"] = head.search(aliased)
+    return steps
 
 
 def decode_beam(test: DevSet, ours: Decoder, head: Head) -> Decoded:

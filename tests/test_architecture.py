@@ -206,21 +206,21 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1877,
-    "cli": 2179,
+    "cli": 2183,
     "cluster": 446,
     "compat": 997,
     "cuda": 963,
-    "fusion": 2140,
-    "graph": 1671,
+    "fusion": 2152,
+    "graph": 1675,
     "live": 1260,
     "lm": 1925,
-    "nemo_plugin": 3659,
+    "nemo_plugin": 3683,
     "search": 11342,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42518
+PACKAGE_LINES = 42574
 PACKAGE_FILES = 188
-TESTS_LINES = 38935
+TESTS_LINES = 39006
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

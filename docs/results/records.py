@@ -576,7 +576,7 @@ SETS = {"shipped": "shipped", "lj": "LJ Speech", "digits": "digits"}
 
 
 def boosting(record: Record, link: str) -> str:
-    """Each way of paying phrases, with its weight from dev; then thresholds with the weights of the presets."""
+    """Each way of paying phrases, with its weight from dev; then thresholds with one weight."""
     ways, rows, gates = ("nemo", "default", "threshold", "tuned"), [], []
     least = record["options"]["thresholds"]
     for row in record["rows"]:
@@ -596,7 +596,7 @@ def boosting(record: Record, link: str) -> str:
     title = "phrases found on dev / on test; inserted per 100 files of test if all phrases are wrong"
     return "\n\n".join((
         table(header, rows),
-        f"With the default way and the weights of the presets, {title}:",
+        f"With the default way and one weight, {title}:",
         table(["set, head", "weight", "no threshold", *(f"`ac_threshold: {value:g}`" for value in least)], gates),
     )) + prose(f"({record['device']}, beam {record['options']['beam_size']}; {link}.)")  # fmt: skip
 

@@ -54,15 +54,14 @@ FILES = ("lm", "source_lm", "large_lm", "phrases", "grammar")
 LM_KEYS = ("ngram_lm_model", "kenlm_path", "lm_pool", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
 PHRASE_KEYS = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of `boosting_tree`
 
-# strategy -> values that replace those of its shipped preset if there is an LM, phrases, or both
-_WORD_PHRASES = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 15.0}
-_TOKEN_PHRASES: dict[str, Any] = {"phrases": {"beam_size": 6}, "both": {"boosting_tree_alpha": 0.5}}
+# strategy -> values that replace those of its shipped preset if there is an LM, or phrases
+_WORD_PHRASES = {"beam_width": 30.0, "lm_weight": 0.5}
 SUITED: dict[str, dict[str, dict[str, Any]]] = {
     "flexctc_beam": {"lm": {"beam_size": 16, "beam_beta": 1.0}, "phrases": {"beam_size": 16}},
     "cuda_wfst": {"phrases": _WORD_PHRASES},
     "paged_biglm": {"phrases": _WORD_PHRASES},
-    "alsd_pp": {"lm": {"beam_size": 6}, **_TOKEN_PHRASES},
-    "aes_pp": {"lm": {"beam_size": 6, "pruning_mode": "early"}, **_TOKEN_PHRASES},
+    "alsd_pp": {"lm": {"beam_size": 6}, "phrases": {"beam_size": 6}},
+    "aes_pp": {"lm": {"beam_size": 6, "pruning_mode": "early"}, "phrases": {"beam_size": 6}},
 }
 
 
@@ -127,8 +126,8 @@ class DecodingOptions(ModelOptions):
     # For flexctc_beam, alsd_pp and aes_pp: bonus per token, natural log; a value > 0 offsets the deletions that an LM
     # causes. `tune` finds it.
     beam_beta: float | None = option(None)
-    # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. An error
-    # without phrases.
+    # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. null: a
+    # weight from the length of the list, unless the preset has one. An error without phrases.
     boosting_weight: float | None = option(None, low=0)
     # Boost phrases as written, in lower case, in upper case and with capital initials.
     ignore_case: bool | None = None
@@ -259,6 +258,8 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
             _set_word_lm(config, value)
         else:
             OmegaConf.update(config, f"{section}.{keys[name]}", value, force_add=True)
+    if find_strategy(config) is None and options.get("phrases") and config.beam.get("boosting_tree_alpha") is None:
+        config.beam.boosting_tree_alpha = 0.5  # NeMo's is 0, and null is an error
     if options.get("source_lm") is not None and config.beam.get("source_lm_alpha") is None:
         raise ValueError("source_lm_weight is not set, expected the weight of source_lm, a number >= 0; tune finds it")
     return config
@@ -309,8 +310,7 @@ def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
     if strategy not in preset_names():
         return OmegaConf.create({})
     config = load_preset(strategy)
-    has_lm, has_phrases = bool(options.get("lm") or options.get("lms")), bool(options.get("phrases"))
-    given = {"lm": has_lm, "phrases": has_phrases, "both": has_lm and has_phrases}
+    given = {"lm": options.get("lm") or options.get("lms"), "phrases": options.get("phrases")}
     for what, values in SUITED.get(strategy, {}).items():
         if given[what]:
             config[section_of(strategy)].update(values)

@@ -283,6 +283,10 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
         rows.append(["beam", *values, *score_cells(trial.score)])
     hidden = len(trials) - show
     note = [f"({hidden} more combinations; show={len(trials)} lists them all)"] if hidden > 0 else []
+    if (found := trials[0].score.phrases) and found.false_negatives:
+        note.append(
+            f"({found.false_negatives} phrases missed; nemo-gpu-decoding aliases finds what is heard for them)"
+        )
     return "\n".join([format_table(header, rows), *note])
 
 

@@ -34,6 +34,7 @@ from nemo_gpu_decoding.fusion.phrases import (
     spelled_phrases,
     warn_if_large,
     weight_of,
+    weight_of_list,
     without_repetitions,
 )
 from nemo_gpu_decoding.schema import checked_options, option
@@ -263,6 +264,12 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
     keys = [tuple(map(int, sequence.tokens)) for sequence in sequences]
     table = PhraseTable(sequences, keys, texts, build, is_continuation, space)
     return replace(BoostingTree.of(table, config.ac_threshold), aliases=aliases)
+
+
+def weight_of_tree(weight: float | None, tree: BackoffAutomaton | None) -> float:
+    """Return the weight of a boosting tree; None: the default for its list, or for 300 phrases if they are unknown."""
+    table = tree.table if isinstance(tree, BoostingTree) else None
+    return weight_of_list(weight, len(set(table.texts)) if table else 300)
 
 
 def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> bool:

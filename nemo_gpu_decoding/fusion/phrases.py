@@ -31,9 +31,11 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 LARGE_WEIGHT = 5.0
 MOST_SHOWN = 80  # characters of a value in a message
-# "phrase :2.0" of sherpa-onnx, perhaps with " #0.3" or " @NAME"; "phrase 2.0", "phrase,2.0"; JSON
+# "phrase :2.0" of sherpa-onnx, perhaps with " #0.3" or " @NAME"; a line of a file; "phrase 2.0", "phrase,2.0"; JSON
 _OTHER_FORMAT = re.compile(
-    r"(?P<text>.*\S)(?:\s:(?P<weight>-?\d+(?:\.\d+)?)(?:\s[#@]\S+)*|[\s,;|:]\s*-?\d+\.\d+)|[\[{]\s*\".*"
+    r"(?P<text>.*\S)(?:(?:\s+:|\s*\t\s*)(?P<weight>-?\d+(?:\.\d+)?)(?:\s+[#@]\S+)*|[\s,;|:]\s*-?\d+\.\d+)"
+    r"|[\[{]\s*\".*",
+    re.DOTALL,
 )
 
 
@@ -97,6 +99,14 @@ def warn_if_large(name: str, weight: float) -> None:
         warn_once(f"{name} is {weight:g}, expected at most {LARGE_WEIGHT:g}: {why}")
 
 
+def weight_of_list(weight: float | None, num_phrases: int) -> float:
+    """Return the weight of a list; a longer list gets a smaller default, because each of its phrases is less likely.
+
+    The default multiplies the bonuses of tokens in all searches: 1 for one phrase, 0.64 for 100, 0.41 for 1,000.
+    """
+    return min(max(1.1 - 0.1 * math.log(max(num_phrases, 1)), 0.25), 1.0) if weight is None else weight
+
+
 def weight_of(phrase: Phrase) -> float:
     """Return the factor of the phrase's bonus; default 1."""
     return 1.0 if phrase.weight is None else phrase.weight
@@ -131,12 +141,16 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
     blank = duplicate = 0
     others = []
     for phrase in phrases:
-        text = " ".join(phrase.text.split())
-        other_format = None if phrase.weight is not None else _OTHER_FORMAT.fullmatch(text)
-        if other_format:
-            others.append(text)
-        if other_format and other_format["weight"]:  # of sherpa-onnx
-            text, phrase = other_format["text"], replace(phrase, weight=float(other_format["weight"]))
+        other_format = None if phrase.weight is not None else _OTHER_FORMAT.fullmatch(phrase.text.strip())
+        if other_format and "\t" not in phrase.text:
+            others.append(" ".join(phrase.text.split()))
+        if other_format and other_format["weight"]:
+            phrase = replace(phrase, text=other_format["text"], weight=float(other_format["weight"]))
+        text, *spellings = " ".join(phrase.text.split()).split("_")
+        if text.replace(" ", "") in [spelling.replace(" ", "") for spelling in spellings if text]:  # NeMo's CTC-WS
+            phrase = replace(phrase, aliases=(*phrase.aliases, *(alias for alias in spellings if alias != text)))
+        else:
+            text = "_".join([text, *spellings])
         blank += not text
         if not text:
             continue

@@ -9,6 +9,7 @@ larger bonus are pruned too early.
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
@@ -23,7 +24,7 @@ from nemo_gpu_decoding.fusion.boosting import BoostingConfig, BoostingTree, Phra
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.unknown_words import Speller
-from nemo_gpu_decoding.vocabulary import spellings_of
+from nemo_gpu_decoding.vocabulary import Vocabulary, spellings_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -59,6 +60,7 @@ def word_boosting(
     missing: str,
     name: str,
     speller: Speller | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> BackoffAutomaton:
     """Return the automaton of phrases, with NeMo's formula of bonuses applied to words.
 
@@ -69,12 +71,13 @@ def word_boosting(
     Args:
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
         speller: spells words that the graph lacks, see `build_word_boosting`.
+        vocabulary: if given, a phrase earns the bonus of its tokens, as in a search over tokens.
     """
     aliases = phrase_lists.aliases_of(phrases, name, config.is_case_ignored)
     bonuses: dict[str, float] = {}
     for phrase in phrase_lists.spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, speller)):
         for text in _spellings(phrase.text, config, graph):
-            bonus = _bonus(phrase, config)
+            bonus = _bonus(phrase, config, vocabulary)
             bonuses[text] = max(bonus, bonuses.get(text, bonus))
     worth = {text: bonus for text, bonus in bonuses.items() if bonus != 0}  # a weight may be 0
     if not worth:
@@ -123,12 +126,14 @@ def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
     return ""
 
 
-def _bonus(phrase: phrase_lists.Phrase, config: BoostingConfig) -> float:
+def _bonus(phrase: phrase_lists.Phrase, config: BoostingConfig, vocabulary: Vocabulary | None) -> float:
     """Return the bonus of the whole phrase, natural log."""
     weight = phrase_lists.weight_of(phrase)
     if config.score_per_phrase:
         return weight * config.score_per_phrase
     length = len(phrase.text.split())
+    with suppress(ValueError):  # the graph may have letters that the vocabulary lacks
+        length = len(vocabulary.tokenize(phrase.text)) if vocabulary else length
     scores = token_scores(length, config.context_score, config.depth_scaling, config.uniform_weights)
     return weight * float(scores.sum())
 

@@ -334,9 +334,20 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     """
     with having(_changing, True), _only_user_of(instance):
         are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
+        if given := call.arguments.get("decoding_cfg"):
+            call.arguments["decoding_cfg"] = _with_default_weight(_as_config(given))
         wrapped(*call.args, **call.kwargs)
         if are_graphs_off:
             instance.disable_cuda_graphs()
+
+
+def _with_default_weight(cfg: DictConfig) -> Any:
+    """Set the weight of phrases to null in a config that has none, because NeMo's default 0 switches them off."""
+    if spec := find_strategy(cfg):
+        section = cfg.get(spec.section) or {}
+        if section.get("boosting_tree") and "boosting_tree_alpha" not in section:
+            return OmegaConf.merge(cfg, {spec.section: {"boosting_tree_alpha": None}})
+    return cfg
 
 
 def alone(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Any:

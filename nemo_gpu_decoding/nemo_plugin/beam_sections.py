@@ -22,6 +22,11 @@ MORE |= {"lm_pool": None, "lm_pool_alpha": None, "confidence_map": None}  # of w
 FLEXCTC = Section(
     "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE,
     foreign={"flashlight_cfg": "strategy 'flashlight'", "pyctcdecode_cfg": "strategy 'pyctcdecode'"},
+    counterparts={
+        "flashlight_cfg.boost_path": "boosting_tree.key_phrases_file",
+        "pyctcdecode_cfg.hotwords": "boosting_tree.key_phrases_list",
+        "pyctcdecode_cfg.hotword_weight": "boosting_tree_alpha",
+    },
 )  # fmt: skip
 DEPRECATED = {"beam_alpha": "ngram_lm_alpha", "kenlm_path": "ngram_lm_model"}
 

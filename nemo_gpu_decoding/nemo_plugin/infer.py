@@ -21,10 +21,11 @@ from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, fields_named
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, build_boosting_tree, load_boosting_tree, weight_of_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
+from nemo_gpu_decoding.fusion.phrases import Phrase
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import Continuation
 from nemo_gpu_decoding.plain_text import read_lines
@@ -114,11 +115,11 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
             return self.vocabulary().text(path.tokens.tolist())
         return self._owner.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
 
-    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
+    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float | None) -> BackoffAutomaton:
         """Return a boosting tree of other phrases, with the options of the config's `boosting_tree`.
 
         Args:
-            weight: weight of the tree in the search, > 0.
+            weight: weight of the tree in the search, > 0; None: the default.
         """
         sources = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")
         cleared: dict[str, Any] = dict.fromkeys(sources)
@@ -200,13 +201,14 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
     if options.source_lm_path is not None and options.source_lm_weight > 0:
         source_lm = load(options.source_lm_path)
     boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
+    weight = weight_of_tree(options.boosting_weight, boosting)
     pool = load_lm_pool(options.lm_pool, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
     sources = source_lm, options.source_lm_weight
     source, price = options.grammar, options.grammar_price
     grammar = None if source is None else load_grammar(source, price, vocabulary)
     rules = load_allowed(options.allowed, vocabulary), grammar
     pools = pool, options.lm_pool_weights
-    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight, *sources, *rules, *pools)
+    return Fusion(lm, options.lm_weight, boosting, weight, *sources, *rules, *pools)
 
 
 def load_grammar(

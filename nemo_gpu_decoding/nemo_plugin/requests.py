@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_gpu_decoding.checks import FieldError, check_number, fields_named, having
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
-from nemo_gpu_decoding.fusion.phrases import WrittenRequest
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest, weight_of_list
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -211,7 +211,8 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
         raise ValueError(f"requests holds {wanted!r}, expected a list of phrases, a Request or None")
     if not wanted:
         return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None
-    weight = infer.options.fusion.boosting_weight if boosting_weight is None else boosting_weight
+    weight = infer.options.fusion.boosting_weight or None if boosting_weight is None else boosting_weight
     if weight == 0.0:
-        raise FieldError("boosting_weight", 0, f"a number > 0 (or set {infer.section}.boosting_tree_alpha)")
-    return Request(boosting=infer.boosting_tree_of(wanted, weight), boosting_weight=weight)
+        raise FieldError("boosting_weight", 0, "a number > 0, or None for the default")
+    tree = infer.boosting_tree_of(wanted, weight)
+    return Request(boosting=tree, boosting_weight=weight_of_list(weight, len(wanted)))

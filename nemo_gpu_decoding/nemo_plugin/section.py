@@ -66,7 +66,7 @@ class FusionOptions:
     lm_weight: float = option(0.0, nemo="ngram_lm_alpha")
     lm_encoding: str = option("auto", choices=ENCODINGS)
     boosting: BoostingConfig = option(BoostingConfig(), nemo=None)
-    boosting_weight: float = option(0.0, nemo=None)
+    boosting_weight: float | None = option(0.0, nemo=None)  # None: the default of `weight_of_list`
     source_lm_path: Path | None = option(None, nemo="source_lm_model")
     source_lm_weight: float = option(0.0, low=0, nemo="source_lm_alpha")
     allowed: AllowedOptions = option(AllowedOptions(), nemo=None)
@@ -77,7 +77,7 @@ class FusionOptions:
 
     @property
     def has_phrases(self) -> bool:
-        return not self.boosting.is_empty and self.boosting_weight > 0
+        return not self.boosting.is_empty and self.boosting_weight != 0
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class Values:
         grammar = self.entries["grammar"]
         if grammar is not None:
             grammar = self.file("grammar") if isinstance(grammar, str) else self._texts("grammar")
-            if not boosting.is_empty and boosting_weight > 0:
+            if not boosting.is_empty and boosting_weight != 0:
                 raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
         settled = {"boosting": boosting, "boosting_weight": boosting_weight, "grammar": grammar, "lm_pool": pool}
         settled |= {"lm_weight": weight, "source_lm_weight": source_weight, "lm_pool_weights": pool_weights}
@@ -363,8 +363,8 @@ class Values:
             raise self.error("ngram_lm_alpha", "a number > 0", f"with source_lm_alpha {weight}")
         return weight
 
-    def boosting(self) -> tuple[BoostingConfig, float]:
-        """Return the phrases and the weight of their bonuses."""
+    def boosting(self) -> tuple[BoostingConfig, float | None]:
+        """Return the phrases and the weight of their bonuses, or None for the default."""
         name, given = f"{self.section}.boosting_tree", dict(self.entries["boosting_tree"] or {})
         check_keys(name, given, [f.name for f in fields(BoostingConfig)])
         switches = {f.name for f in fields(BoostingConfig) if isinstance(f.default, bool)}
@@ -374,6 +374,8 @@ class Values:
             tree.file(key)
         language = given.get("source_lang", BoostingConfig.source_lang)  # no choice: in the case it has
         boosting = tree.config(BoostingConfig, source_lang=language)
+        if self.entries["boosting_tree_alpha"] is None:
+            return boosting, None
         return boosting, self._weight_of("boosting_tree", "boosting_tree_alpha", not boosting.is_empty)
 
     def _weight_of(self, model: str, key: str, is_used: bool) -> float:

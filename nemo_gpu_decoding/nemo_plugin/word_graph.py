@@ -9,9 +9,9 @@ import numpy as np
 
 from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, can_spell
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, can_spell, weight_of_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.fusion.phrases import Phrase, spelled_phrases
+from nemo_gpu_decoding.fusion.phrases import Phrase, spelled_phrases, weight_of_list
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.load import in_language, load_word_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
@@ -37,17 +37,19 @@ class WordGraphInfer(CTCInfer):
     def why_one_best(self) -> str:
         return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
 
-    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
+    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float | None) -> BackoffAutomaton:
         """Return the boosting automaton of other phrases. Words that the graph lacks are spelled."""
         decoder, fused, known = self.decoder(), self.options.fusion, as_phrases(phrases)
         graph, speller = decoder.graph, None
         if graph.pieces is not None or lacks_words(known, fused.boosting, graph):
             graph, language = decoder.opened_graph, self.options.graph.source_lang
-            speller = Speller(in_language(self.vocabulary(), language), fused.lm_weight / weight)
-        return _boosting(known, fused.boosting, graph, missing="error", name="requests", speller=speller)
+            ratio = fused.lm_weight / weight_of_list(weight, len(phrases))
+            speller = Speller(in_language(self.vocabulary(), language), ratio)
+        return self._boosting(known, fused.boosting, weight, graph, missing="error", name="requests", speller=speller)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
-        return _boosting(configured_phrases(config), config, self.decoder().graph, missing="error", name="requests")
+        graph, phrases = self.decoder().graph, configured_phrases(config)
+        return self._boosting(phrases, config, 1.0, graph, missing="error", name="requests")
 
     def _load(self) -> CudaWFST:
         fused, vocabulary = self.options.fusion, self.vocabulary()
@@ -61,10 +63,19 @@ class WordGraphInfer(CTCInfer):
         boosting = None
         if phrases:
             name = str(fused.boosting.key_phrases_file or "wfst.boosting_tree")
-            boosting = _boosting(phrases, fused.boosting, graph, missing="skip", name=name)
-        fusion = Fusion(None, fused.lm_weight, boosting, fused.boosting_weight)
+            boosting = self._boosting(phrases, fused.boosting, fused.boosting_weight, graph, missing="skip", name=name)
+        fusion = Fusion(None, fused.lm_weight, boosting, weight_of_tree(fused.boosting_weight, boosting))
         config = replace(self.options.search, topology=topology)
         return self._search(graph, config=config, fusion=fusion, pieces=vocabulary.pieces)
+
+    def _boosting(
+        self, phrases: Sequence[Phrase], config: BoostingConfig, weight: float | None, graph: WordGraph, **how: Any
+    ) -> BackoffAutomaton:
+        """Cache `word_boosting`, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
+        if weight is None:
+            how["vocabulary"] = in_language(self.vocabulary(), self.options.graph.source_lang)
+        key = ("word boosting", tuple(phrases), config, graph.fingerprint, *how.items())
+        return cached(key, partial(word_boosting, phrases, config, graph, **how))
 
     def _boosted_words(self, phrases: Sequence[Phrase]) -> list[str]:
         """Return the words of phrases and aliases, for a graph that is built."""
@@ -123,9 +134,3 @@ class PagedInfer(WordGraphInfer):
     def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:
         large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, **others)
-
-
-def _boosting(phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph, **how: Any) -> BackoffAutomaton:
-    """Cache `word_boosting`, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
-    key = ("word boosting", tuple(phrases), config, graph.fingerprint, how["missing"], how.get("speller"))
-    return cached(key, partial(word_boosting, phrases, config, graph, **how))

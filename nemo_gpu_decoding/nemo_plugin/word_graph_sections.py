@@ -32,7 +32,7 @@ MORE: dict[str, Any] = GRAPH | {
     "n_best": None,  # None: beam_size
     # phrases, as in the `beam` section
     "boosting_tree": None,
-    "boosting_tree_alpha": 1.0,
+    "boosting_tree_alpha": None,
     "confidence_map": None,  # of word confidence, as tune writes it
 }
 LARGE_LM: dict[str, Any] = {

@@ -24,27 +24,27 @@ def test_default_preset_gets_lm_and_phrases(files):
     assert both.beam.ngram_lm_model == files["lm"]
     assert both.beam.boosting_tree.key_phrases_file == files["phrases"]
     assert both.beam.ngram_lm_alpha > 0
-    assert both.beam.boosting_tree_alpha > 0
+    assert both.beam.boosting_tree_alpha is None  # the default
 
 
 @pytest.mark.parametrize(
     ("strategy", "given", "expected"),
     [
-        ("flexctc_beam", "", (8, 0.0, 1.0)),
-        ("flexctc_beam", "lm", (16, 1.0, 1.0)),
-        ("flexctc_beam", "phrases", (16, 0.0, 1.0)),
-        ("alsd_pp", "", (4, "late", 1.0)),
-        ("alsd_pp", "phrases", (6, "late", 1.0)),
-        ("alsd_pp", "lm phrases", (6, "late", 0.5)),
-        ("aes_pp", "phrases", (6, "late", 1.0)),
-        ("aes_pp", "lm", (6, "early", 1.0)),
-        ("aes_pp", "lm phrases", (6, "early", 0.5)),
+        ("flexctc_beam", "", (8, 0.0)),
+        ("flexctc_beam", "lm", (16, 1.0)),
+        ("flexctc_beam", "phrases", (16, 0.0)),
+        ("alsd_pp", "", (4, "late")),
+        ("alsd_pp", "phrases", (6, "late")),
+        ("alsd_pp", "lm phrases", (6, "late")),
+        ("aes_pp", "phrases", (6, "late")),
+        ("aes_pp", "lm", (6, "early")),
+        ("aes_pp", "lm phrases", (6, "early")),
     ],
 )
 def test_default_values_depend_on_lm_and_phrases(strategy, given, expected, files):
     beam = decoding_config(strategy, None, {name: files[name] for name in given.split()}).beam
     second = beam.beam_beta if strategy == "flexctc_beam" else beam.pruning_mode
-    assert (beam.beam_size, second, beam.boosting_tree_alpha) == expected
+    assert (beam.beam_size, second) == expected
 
 
 def test_options_override_the_preset():

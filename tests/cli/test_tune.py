@@ -59,6 +59,13 @@ def test_ranked_by_errors_phrases_and_size():
     assert ranked([accurate, finds_names], "fscore") == [finds_names, accurate]
 
 
+def test_report_names_the_command_for_missed_phrases():
+    dev = dev_set.DevSet((), ("gdansk",), ("gdansk",), 1.0, 1.0)
+    for found in (3, 4):
+        shown = tune.report(dev, [trial(1, found=found)], ["gdansk"], 1)
+        assert ("(1 phrases missed; nemo-gpu-decoding aliases" in shown) == (found == 3)
+
+
 def test_ranked_counts_false_phrases():
     careful, eager = trial(5, 2), trial(2, 4, false=2)
     assert ranked([eager, careful], "wer")[0] is careful  # 5 against 2 + 2 * 2.0

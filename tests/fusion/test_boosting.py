@@ -17,10 +17,12 @@ from nemo_gpu_decoding.fusion.boosting import (
     build_boosting_tree,
     load_boosting_tree,
     read_phrases,
+    weight_of_tree,
     word_continuations,
 )
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import build_grammar
+from nemo_gpu_decoding.fusion.phrases import weight_of_list, without_repetitions
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
@@ -447,6 +449,7 @@ def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_pa
         ("ab 2.5\n", [None], "'ab 2.5' in the format of another decoder"),
         ("ab,2.5\n", [None], "'ab,2.5' in the format of another decoder"),
         ("ab 66\nab\t5\nab:2\n", [None, 5, None], ""),
+        ("ab_ab_a b\n", [None], ""),
     ],
 )
 def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content, weights, message):
@@ -455,6 +458,28 @@ def test_phrase_files_of_other_decoders_are_warned_of(tmp_path, caplog, content,
     assert [phrase.weight for phrase in read_phrases(tmp_path / "phrases.txt")] == weights
     assert len(caplog.records) == bool(message)
     assert re.search(message, caplog.text)
+
+
+@pytest.mark.parametrize("source", ["file", "list"])
+@pytest.mark.parametrize(
+    ("line", "phrase"),
+    [
+        ("gpu_gpu_g p u", Phrase("gpu", aliases=("g p u",))),  # NeMo's CTC-WS
+        ("nvidia_nvidia", Phrase("nvidia")),
+        ("nv link_nv link_nvlink", Phrase("nv link", aliases=("nvlink",))),
+        ("snake_case", Phrase("snake_case")),
+        ("_", Phrase("_")),
+        ("a_", Phrase("a_")),
+        ("word\t2.5", Phrase("word", 2.5)),  # flashlight, and files of this package
+        ("new york  :2.5 #0.3 @NY", Phrase("new york", 2.5)),  # sherpa-onnx
+        ("new york :-2", Phrase("new york", -2.0)),
+        ("channel 66", Phrase("channel 66")),
+    ],
+)
+def test_lines_of_other_decoders_are_read(tmp_path, source, line, phrase):
+    (tmp_path / "phrases.txt").write_text(line + "\n")
+    found = read_phrases(tmp_path / "phrases.txt") if source == "file" else without_repetitions([Phrase(line)], "list")
+    assert found == [phrase]
 
 
 def test_large_weights_of_requests_and_configs_are_warned_of_once(caplog):
@@ -466,6 +491,17 @@ def test_large_weights_of_requests_and_configs_are_warned_of_once(caplog):
         check_fusion(Fusion(boosting_weight=35.0), FusionLabels(4, lm_in_graph=True))  # usual for words
     said = [record.getMessage().partition(", expected")[0] for record in caplog.records]
     assert said == ["boosting_weight is 30", "boosting_weight of a request is 40", "context_score is 20"]
+
+
+def test_longer_lists_have_smaller_default_weights():
+    weights = [weight_of_list(None, size) for size in (0, 1, 10, 100, 1000, 10_000)]
+    assert weights == pytest.approx([1.0, 1.0, 0.87, 0.64, 0.41, 0.25], abs=0.005)
+    assert weight_of_list(0.0, 10) == 0.0
+    aliased = build_boosting_tree(
+        [Phrase("ab", aliases=("ba", "ac")), Phrase("b")], VOCABULARY, BoostingConfig(segmentations=4)
+    )
+    assert weight_of_tree(None, aliased) == weight_of_list(None, 2)
+    assert weight_of_tree(None, random_boosting(4, seed=1)) == weight_of_list(None, 300)  # of no known list
 
 
 def test_forms_of_unicode_are_one_phrase_and_one_alias():

@@ -15,8 +15,10 @@ from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 
 from nemo_gpu_decoding import Phrase, Request, cache, register, unregister, utterance_requests
+from nemo_gpu_decoding.fusion.context_graph import token_scores
+from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.nemo_plugin import infer
-from nemo_gpu_decoding.nemo_plugin.requests import infer_of
+from nemo_gpu_decoding.nemo_plugin.requests import infer_of, request_of
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from tests.nemo_plugin.conftest import emissions_of
 from tests.nemo_plugin.usage import (
@@ -268,6 +270,32 @@ def test_request_replaces_the_phrases_of_the_config(case, files):
             assert case.texts(files[:1])[0].endswith("graham")
     with utterance_requests(case.model, [None]):
         assert case.texts(files[:1]) == boosted
+
+
+def test_phrases_without_a_weight_earn_the_bonuses_of_their_tokens(case):
+    case.use()
+    word, tree = "budget", {"key_phrases_list": ["budget"]}
+    tokens = case.infer.vocabulary().tokenize(word)
+    expected = token_scores(len(tokens), 1.0, 2.0, False).sum()
+
+    def bonus(boosting):
+        units = [case.infer.decoder().graph.word_ids[word]] if case.has_words else tokens
+        return boosting.score(units)
+
+    for given in ({}, {"boosting_tree_alpha": None}):
+        case.use(boosting_tree=tree, **given)
+        fusion = case.infer.decoder().fusion
+        assert fusion.boosting_weight == 1.0  # of one phrase
+        assert bonus(fusion.boosting) == pytest.approx(expected)
+    case.use(**case.phrases(word))
+    fusion = case.infer.decoder().fusion
+    assert fusion.boosting_weight == case.phrase_weight
+    assert bonus(fusion.boosting) == pytest.approx(1.0 if case.has_words else expected)
+    case.use(boosting_tree=tree, boosting_tree_alpha=0.0)
+    assert case.infer.decoder().fusion.boosting is None
+    request = request_of(case.infer, WrittenRequest(phrases=(word,)))
+    assert request.boosting_weight == 1.0
+    assert bonus(request.boosting) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)

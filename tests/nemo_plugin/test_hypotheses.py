@@ -180,7 +180,7 @@ def test_requests_hold_for_one_model_in_one_thread(ctc_model, hybrid_model, file
 )
 def test_wrong_requests_are_named(ctc_model, requests, message):
     use(ctc_model)
-    weight = None if "weight" in message else 1.0
+    weight = 0.0 if "weight" in message else 1.0
     with pytest.raises(ValueError, match=message), utterance_requests(ctc_model, requests, boosting_weight=weight):
         pass
 

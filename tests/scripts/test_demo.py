@@ -52,9 +52,9 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
     for model, strategy in STRATEGIES.items():
         own = [row for row in rows if row["model"] == model]
         decoders = ["greedy", strategy, f"{strategy} + LM", f"{strategy} + LM + phrases"]
-        more = WORD_GRAPH + TWO_LMS if model == "ctc" else []
+        more = {"ctc": WORD_GRAPH + TWO_LMS, "tdt": [f"{strategy} + LM + aliases"]}.get(model, [])
         assert [row["decoder"] for row in own] == decoders + more
-        greedy, plain, with_lm, with_phrases, *word_graph = own
+        greedy, plain, with_lm, with_phrases, *others = own
         assert 0.1 < greedy["wer"] < 0.2
         assert plain["wer"] <= greedy["wer"]
         assert with_lm["wer"] < 0.8 * plain["wer"]
@@ -63,12 +63,15 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
         assert with_phrases["fscore"] >= 0.7
         if model == "ctc":
             assert with_lm["wer"] < 2 / 3 * greedy["wer"]
-            words, boosted, small, large, large_boosted = word_graph
+            words, boosted, small, large, large_boosted = others
             assert words["wer"] < 0.6 * min(greedy["wer"], plain["wer"])
             assert large["wer"] < 0.9 * small["wer"] < 0.7 * greedy["wer"]
             for row, without in ((boosted, words), (large_boosted, large)):
                 assert row["wer"] < 0.75 * without["wer"]
                 assert row["fscore"] >= 0.7 > without["fscore"] + 0.5
+        if model == "tdt":  # the weight of the aliases is the default
+            assert others[0]["wer"] < with_phrases["wer"]
+            assert others[0]["fscore"] > with_phrases["fscore"]
         assert all(f"\n{decoder}" in printed for decoder in decoders)
     assert "reference" in printed
     check_the_live_stream(printed)
