@@ -215,22 +215,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1915,
+    "(root)": 1928,
     "cli": 2233,
     "cluster": 487,
-    "compat": 1031,
+    "compat": 1044,
     "cuda": 979,
-    "fusion": 2140,
-    "graph": 1698,
-    "live": 1302,
-    "lm": 1993,
-    "nemo_plugin": 3785,
-    "search": 11404,
+    "fusion": 2143,
+    "graph": 1700,
+    "live": 1314,
+    "lm": 1998,
+    "nemo_plugin": 3794,
+    "search": 11407,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 43129
+PACKAGE_LINES = 43204
 PACKAGE_FILES = 189
-TESTS_LINES = 40005
+TESTS_LINES = 40129
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400
