@@ -205,7 +205,7 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
         else:
             content = path.read_bytes()
             ends = [*begins[1:], len(content)]
-            sounds = [soundfile.SoundFile(io.BytesIO(content[a:b])) for a, b in zip(begins, ends, strict=True)]
+            sounds = [soundfile.SoundFile(_with_size(content[a:b])) for a, b in zip(begins, ends, strict=True)]
         if any(sound.frames >= 1 << 62 or (not sound.frames and path.stat().st_size > _HEADER) for sound in sounds):
             raise RuntimeError("its header has no length")
         if not all(sound.seekable() for sound in sounds):
@@ -213,17 +213,24 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
         if len(sounds) == 1 and "mode   : constant" in sounds[0].extra_info and _varies(*file_key(path)):
             raise RuntimeError("it has no length, and frames of several bit rates")
     except (RuntimeError, OSError, TypeError) as error:  # TypeError: the name ends with .raw
-        if (converted := _converted(*file_key(path))) is None:
-            raise RuntimeError(_reason(error)) from error
-        return [soundfile.SoundFile(converted[0].name)], converted[1] or _unread(path.read_bytes())
+        file, said = _converted(*file_key(path))
+        if file is None:
+            raise RuntimeError(f"{_reason(error)} ({said})" if said else _reason(error)) from error
+        return [soundfile.SoundFile(file.name)], said or _unread(path.read_bytes())
     # the log of libsndfile compares sizes in headers with the size of the file
     said = sounds[-1].extra_info
-    for name, *sizes in re.findall(r"^ *([^:/\n]*?) *: (\d+) \(should be (\d+)\)", said, re.MULTILINE):
-        promised, there = map(int, sizes)
-        if name != "RIFF" and there + 8 < promised < _UNKNOWN:
+    found = re.findall(r"^ *([^:/\n]*?) *: (\d+) \(should be (\d+)\)", said, re.MULTILINE)
+    sizes = [(name, int(promised), int(there)) for name, promised, there in found]
+    is_unknown = sounds[-1].name != str(path) or any(promised >= _UNKNOWN for _, promised, _ in sizes)
+    for name, promised, there in sizes:
+        if (name != "RIFF" or is_unknown) and there + 8 < promised < _UNKNOWN:
             return sounds, f"the file is cut short: its header promises {promised} bytes and it has {there}"
+    with path.open("rb") as file:
+        counted = re.search(rb"^NIST_1A\n(?s:.*)\nsample_count -i (\d+)", file.read(1024))
+    if "truncated" in said or (counted and sounds[0].frames < int(counted[1])):
+        return sounds, "the file is cut short"
     named = re.search(r"(?s)^data : (\d+)$.*Exiting parser", said, re.MULTILINE)
-    if named and sounds[-1].format == "WAV" and path.stat().st_size > int(named[1]) + sounds[-1].samplerate:
+    if named and "WAV" in sounds[-1].format and path.stat().st_size > int(named[1]) + _HEADER:
         return sounds, f"its header names {named[1]} bytes of samples, and more follows"
     if sounds[-1].format == "OGG":
         end = path.read_bytes()[-1 << 17 :]
@@ -261,6 +268,7 @@ def _beginnings(path: str, size: int, _time: int) -> tuple[int, ...]:
             b"OggS": rb"OggS\0\x02",
             b"fLaC": rb"fLaC[\0\x80]\0\0\x22",
             b".snd": rb"\.snd\0\0",
+            b"RF64": rb"RF64\xff\xff\xff\xffWAVE",
             b"caff": rb"caff\0\x01\0\0desc",
         }.get(magic)
         if searched:  # the streams of one Ogg file begin together
@@ -287,6 +295,7 @@ def _chain(content: Any, order: Any) -> Iterator[int]:
 
 def _with_size(content: bytes) -> io.BytesIO:
     """Return a WAV file with the size of its samples, which a header that was written before them has as 0."""
+    content = content.replace(b"RF64", b"RIFF", content.startswith(b"RF64"))  # whose samples are of unknown size
     at = content.find(b"data", 12) + 4
     if content[:4] == b"RIFF" and content[at : at + 4] == bytes(4) and not content[at + 4 : at + 8].strip().isalnum():
         content = content[:at] + (len(content) - at - 4).to_bytes(4, "little") + content[at + 4 :]
@@ -294,16 +303,16 @@ def _with_size(content: bytes) -> io.BytesIO:
 
 
 @lru_cache(4)
-def _converted(path: str, _size: int, _time: int) -> tuple[Any, str] | None:
-    """Decode a file with ffmpeg to a temporary file; return this and ffmpeg's first message, or None if it fails."""
+def _converted(path: str, _size: int, _time: int) -> tuple[Any, str]:
+    """Decode a file with ffmpeg to a temporary file; return this, or None if it fails, and ffmpeg's first message."""
     if shutil.which("ffmpeg") is None:
-        return None
+        return None, ""
     target = NamedTemporaryFile(suffix=".caf")  # noqa: SIM115  (removed with the entry of the cache)
     given = ["-nostdin", "-v", "error", "-y", "-format_whitelist", _FORMATS, "-protocol_whitelist", "file"]
     command = ["ffmpeg", *given, "-i", f"file:{path}", "-vn", "-c:a", "pcm_f32le", "-f", "caf", target.name]
     done = subprocess.run(command, capture_output=True, check=False)
-    said = [re.sub(r"^\[[^]]*\] *", "", line) for line in done.stderr.decode(errors="replace").splitlines()]
-    return None if done.returncode else (target, f"ffmpeg: {said[0]}" if said else "")
+    first, _, _ = done.stderr.decode(errors="replace").replace(f"file:{path}: ", "").partition("\n")
+    return (None if done.returncode else target), first and "ffmpeg: " + re.sub(r"^\[[^]]*\] *", "", first)
 
 
 class MonoReader(Sound):

@@ -39,7 +39,7 @@ from nemo_gpu_decoding.checks import FieldError
 _PAGE = 4096
 _CHUNK = 1 << 22  # bytes at a time for checksums
 _LOCK = "lock"  # beside an unfinished file, held by the process that writes it
-_NEW = 60.0  # grace period in seconds for a folder without a lock: its process may be about to lock it
+_NEW = 2.0  # grace period in seconds for a folder without a lock: its process may be about to lock it
 _SIZE = struct.Struct("<Q")
 _START = '{"__metadata__":{"kind":"%s",'
 _VERSION = re.compile(rb'.*?"version":"(\d+)","header":"([0-9a-f]{8})",')

@@ -15,7 +15,7 @@ from typing import Any
 from nemo_gpu_decoding.audio import AudioPart, AudioSource, checked_seconds, part_of
 from nemo_gpu_decoding.checks import FieldError, check_number, leave_out
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest, written_request
-from nemo_gpu_decoding.plain_text import path_of
+from nemo_gpu_decoding.plain_text import lines_of, path_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -24,6 +24,7 @@ AUDIO_SUFFIXES = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".aifc", ".au", ".snd", ".w64", ".caf"),
     *(".sph", ".nist", ".voc", ".mpga", ".m4b", ".mpg", ".mpeg", ".wv", ".spx", ".raw", ".pcm"),
     *(".rf64", ".m4a", ".mp4", ".webm", ".mka", ".mkv", ".aac", ".wma", ".amr", ".3gp", ".mov", ".avi", ".mp2"),
+    *(".weba", ".flv", ".ac3", ".m4v", ".wmv"),
 )
 NO_TEXT = "-"  # in manifests of NeMo, of a recording without a transcript
 # Keys of output rows. Other fields of a manifest's rows are copied to the output.
@@ -125,7 +126,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
     if not manifest.is_file():
         raise ValueError(f"manifest={manifest} is no file here")
     utterances = []
-    for _, where, row in numbered_rows(manifest.read_bytes().split(b"\n"), str(manifest)):
+    for _, where, row in numbered_rows(lines_of(manifest), str(manifest)):
         path = located(manifest.parent, row["audio_filepath"])
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             row.setdefault(FAULT, f"{where}: there is no file {path}")
@@ -207,7 +208,8 @@ def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
     """Return the utterances that can be decoded and scored; a warning names each other one."""
-    faults = [row.fault or f"{row.label} has no text" * ("text" in row.fields) for row in utterances]
+    no_text = "has no `text` in the manifest; error rates need it"
+    faults = [utterance.fault or f"{utterance.label} {no_text}" * (utterance.text is None) for utterance in utterances]
     if all(faults):
         raise ValueError(faults[0])
     for fault in filter(None, faults):
@@ -216,10 +218,7 @@ def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Return the reference texts of usable utterances, for commands that need them all."""
-    for utterance in utterances:
-        if utterance.text is None:
-            raise ValueError(f"{utterance.label} has no `text` in the manifest; error rates need it")
+    """Return the reference texts of usable utterances."""
     return [utterance.text or "" for utterance in utterances]
 
 

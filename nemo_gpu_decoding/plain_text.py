@@ -13,12 +13,12 @@ def path_of(name: str | PathLike[str]) -> Path:
     text = os.fspath(name)
     if os.path.lexists(text):
         return Path(text)
-    is_url = re.match(r"file:(//(localhost)?)?(?=/)", text)
+    is_url = re.match(r"(?i:file):(//(localhost)?)?(?=/)", text)
     return Path(unquote(text[is_url.end() :]) if is_url else os.path.expanduser(text))
 
 
 def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
-    r"""Return the lines of a UTF-8 file, without line breaks ("\n" or "\r\n") and byte-order mark.
+    r"""Return the lines of a UTF-8 file, without line breaks ("\n", "\r\n" or "\r") and byte-order mark.
 
     Other line separators of Python, such as U+2028, are part of the text.
 
@@ -29,14 +29,21 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
         ValueError: a line is not UTF-8.
         OSError: the file cannot be read.
     """
+    lines = lines_of(path)
+    if not lines[-1]:
+        lines.pop()  # no text after the last line break
+    return [_decoded(line, f"{path if name is None else name}, line {i}") for i, line in enumerate(lines, 1)]
+
+
+def lines_of(path: str | PathLike[str]) -> list[bytes]:
+    r"""Return the lines of a file in UTF-8 or UTF-16, as UTF-8 without byte-order mark and "\n"."""
     content = Path(path).read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, as programs of Windows save it
         content = content.decode("utf-16", "replace").encode()
     content = content.removeprefix(b"\xef\xbb\xbf")
-    lines = content.split(b"\n")
-    if not lines[-1]:
-        lines.pop()  # no text after the last line break
-    return [_decoded(line, f"{path if name is None else name}, line {i}") for i, line in enumerate(lines, 1)]
+    if b"\n" not in content:  # of old programs of macOS
+        content = content.replace(b"\r", b"\n")
+    return content.split(b"\n")
 
 
 def _decoded(line: bytes, where: str) -> str:

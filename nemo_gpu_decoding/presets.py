@@ -30,7 +30,7 @@ from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.plain_text import path_of, read_lines
 
 GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
-SECTIONS = ("beam", "wfst", "confidence_cfg", "beam.boosting_tree", "wfst.boosting_tree")
+SECTIONS = ("beam", "wfst", "greedy", "confidence_cfg", "beam.boosting_tree", "wfst.boosting_tree")
 # paths in preset files are relative to the file, so that a folder with preset and LM can be moved
 PATH_KEYS = (
     *("beam.ngram_lm_model", "beam.source_lm_model", "beam.allowed_text"),
@@ -78,7 +78,7 @@ def load_preset(name: str) -> DictConfig:
     try:
         check_sections(config, f"preset={name}: ")
     except OmegaConfBaseException as error:
-        raise ValueError(f"preset={name} cannot be read: {error}") from error
+        raise ValueError(f"preset={name}: {error.full_key} cannot be read: {error}") from error
     for key in _path_keys(config):
         try:
             value = OmegaConf.select(config, key)
@@ -87,7 +87,7 @@ def load_preset(name: str) -> DictConfig:
         if not isinstance(value, str | None):
             raise ValueError(f"preset={name}: {key} is {value!r}, expected a path")
         if value:
-            OmegaConf.update(config, key, str((file.parent / Path(value).expanduser()).resolve()))
+            OmegaConf.update(config, key, str((file.parent / path_of(value)).resolve()))
     return config
 
 

@@ -7,13 +7,14 @@ import itertools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import itemgetter
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.extras import require
 
 KINDS = ("bpe", "wpe", "char", "byte_bpe")
@@ -89,7 +90,13 @@ class Vocabulary:
     def from_pieces(
         cls, pieces: Sequence[str], kind: str | None = None, encode: Callable[[str], list[int]] | None = None
     ) -> Vocabulary:
-        """Create a vocabulary from pieces; kind None is detected from their marks."""
+        """Create a vocabulary from pieces; kind None is detected from their marks.
+
+        Raises:
+            ValueError: the pieces are no texts, or have no marks.
+        """
+        if not isinstance(pieces, Iterable) or not all(isinstance(piece, str) for piece in pieces):
+            raise FieldError("pieces", pieces, "a list of texts")
         return cls(tuple(pieces), kind or _guess_kind(pieces), encode)
 
     @classmethod

@@ -205,22 +205,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1877,
+    "(root)": 1892,
     "cli": 2183,
     "cluster": 446,
-    "compat": 997,
+    "compat": 1010,
     "cuda": 963,
-    "fusion": 2152,
-    "graph": 1675,
-    "live": 1260,
-    "lm": 1925,
-    "nemo_plugin": 3683,
-    "search": 11342,
+    "fusion": 2154,
+    "graph": 1677,
+    "live": 1272,
+    "lm": 1930,
+    "nemo_plugin": 3692,
+    "search": 11345,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42574
+PACKAGE_LINES = 42650
 PACKAGE_FILES = 188
-TESTS_LINES = 39006
+TESTS_LINES = 39131
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

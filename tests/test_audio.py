@@ -14,6 +14,7 @@ FORMS = {  # name -> format and subtype
     "wav": ("WAV", "PCM_16"), "float": ("WAV", "FLOAT"), "ulaw": ("WAV", "ULAW"), "rf64": ("RF64", "PCM_16"),
     "aiff": ("AIFF", "PCM_16"), "au": ("AU", "PCM_16"), "w64": ("W64", "PCM_16"), "flac": ("FLAC", "PCM_16"),
     "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS"), "mp3": ("MP3", "MPEG_LAYER_III"), "caf": ("CAF", "PCM_16"),
+    "nist": ("NIST", "PCM_16"), "voc": ("VOC", "PCM_16"), "mat4": ("MAT4", "PCM_16"), "wavex": ("WAVEX", "PCM_16"),
 }  # fmt: skip
 OF_FFMPEG = ("m4a", "webm", "wma")
 needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
@@ -62,7 +63,7 @@ def test_undamaged_file_has_no_fault(name, contents, tmp_path):
     np.testing.assert_allclose(*levels, rtol=0.2)
 
 
-@pytest.mark.parametrize("name", ["wav", "ulaw", "aiff", "au", "caf", "flac", "ogg", "opus", "mp3"])
+@pytest.mark.parametrize("name", ["wav", "ulaw", "rf64", "aiff", "au", "caf", "flac", "ogg", "opus", "mp3"])
 @pytest.mark.parametrize("times", [2, 3])
 def test_all_recordings_of_a_joined_file_are_read(name, times, contents, tmp_path):
     (tmp_path / "a").write_bytes(contents[name] * times)
@@ -94,9 +95,11 @@ def test_mp3_with_and_without_a_header_are_joined(tag, contents, tmp_path):
 
 @needs_ffmpeg
 def test_files_that_are_read_in_part_have_a_fault(contents, tmp_path):
-    at = contents["wav"].index(b"data") + 4
-    parts = contents["m4a"] * 2, contents["wma"] * 2, contents["caf"][:-9001], contents["ogg"][:-100]
-    for content in (*parts, contents["wav"][:at] + (9000).to_bytes(4, "little") + contents["wav"][at + 4 :]):
+    parts = [contents["m4a"] * 2, contents["wma"] * 2, contents["caf"][:-9001], contents["ogg"][:-100]]
+    for name, size in (("wav", 9000), ("wavex", 9000), ("wav", 0), ("wav", 2**31 - 1), ("wav", 2**32 - 1)):
+        begin, _, end = contents[name].partition(b"data")
+        parts.append(begin + b"data" + size.to_bytes(4, "little") + end[4 : len(end) if size == 9000 else -9000])
+    for content in parts:
         (tmp_path / "a").write_bytes(content)
         assert read(tmp_path / "a")[2]
     (tmp_path / "a").write_bytes(contents["wav"])
@@ -140,8 +143,9 @@ def test_samples_without_a_size_are_read_to_the_end_of_the_file(name, size, cont
     content = bytearray(contents[name])
     at = 8 if name == "au" else content.index(b"SSND" if name == "aiff" else b"data") + 4
     content[at : at + 4] = size.to_bytes(4, "little")
-    (tmp_path / "a").write_bytes(content)
-    assert read(tmp_path / "a") == (SECONDS, SECONDS, "")
+    for count in (0, 1) if name in ("wav", "float", "ulaw") else (0,):  # whole recordings before it
+        (tmp_path / "a").write_bytes(contents[name] * count + content)
+        assert read(tmp_path / "a") == (SECONDS * (count + 1), SECONDS * (count + 1), "")
 
 
 @needs_ffmpeg

@@ -240,7 +240,7 @@ def test_unfinished_copies_of_dead_processes_are_removed(tmp_path):
         os.utime(folder / "lock", (time.time() - seconds,) * 2)
         return folder
 
-    dead, new, other, held = copy_of("1", 100), copy_of("2", 10), copy_of("3", 100, "mine"), copy_of("4", 100)
+    dead, new, other, held = copy_of("1", 100), copy_of("2", -5), copy_of("3", 100, "mine"), copy_of("4", 100)
     with one_process_at_a_time(held / "lock"):
         os.utime(held / "lock", (time.time() - 100,) * 2)
         write_text(tmp_path / "file", "text")

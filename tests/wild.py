@@ -91,7 +91,7 @@ TEXTS: list[Change] = [  # of any text file
     line_changed(lambda draw, line: f"{line}\n{line}"),
     lambda draw, content: content.rstrip(b"\n"),
     lambda draw, content: content + b"\n\n",
-    lambda draw, content: content[: draw.randrange(len(content))],
+    lambda draw, content: content[: draw.randrange(len(content) or 1)],
 ]
 
 
@@ -172,7 +172,7 @@ PHRASE_CHANGES: list[Change] = [
 
 
 def _plain(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split()).lower()
+    return " ".join(unicodedata.normalize("NFC", text.replace("\ufeff", "")).split()).lower()
 
 
 def read_phrase_file(path: Path, before: bytes) -> str:
@@ -228,7 +228,7 @@ AUDIO_CHANGES: list[Change] = [
     *(_chunk(b"fmt ", name) for name in (b"JUNK", b"bext")),
     lambda draw, content: content + draw.choice([b"\0" * 7, b"LIST\4\0\0\0abcd", b"TAG" + bytes(125), b"junk" * 5000]),
     lambda draw, content: draw.choice([b"ID3\4\0\0\0\0\0\5abcde", b"\0\0", b"\r\n"]) + content,
-    lambda draw, content: content[: draw.randrange(len(content))],
+    lambda draw, content: content[: draw.randrange(len(content) or 1)],
     lambda draw, content: content[: len(content) * 2 // 3],
     lambda draw, content: content + content,
     lambda draw, content: b"",
@@ -248,8 +248,8 @@ def read_audio_file(path: Path, before: bytes) -> str:
         while not fault and (block := reader.read_readable(1 << 20))[0].size:
             found, fault = np.append(found, block[0]), block[1] or reader.fault
         fault = fault or reader.read_readable(1)[1]
-    with contextlib.suppress(RuntimeError):
-        theirs = _samples(path)
+    with contextlib.suppress(RuntimeError):  # soundfile reads the headers of joined files as samples
+        theirs = _samples(path) if path.read_bytes().count(before[:4]) == 1 else found
         if len(found) < len(theirs) and not fault:
             return f"{len(theirs) - len(found)} samples that soundfile reads"
         both = min(len(found), len(theirs))
@@ -294,14 +294,16 @@ MANIFEST_CHANGES: list[Change] = [
 
 def read_manifest_file(path: Path, before: bytes) -> str:
     """A row per line, with the text that the json module reads, or a fault that names the line or the file."""
-    lines = [(n, line) for n, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
+    content = path.read_bytes()
+    content = content.decode("utf-16", "replace").encode() if content[:2] == b"\xff\xfe" else content
+    lines = [(n, line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     for (number, line), utterance in zip(lines, read_manifest(path), strict=True):
         if utterance.fault:
             if f"line {number}:" not in utterance.fault and utterance.name not in utterance.fault:
                 return f"fault without a place: {utterance.fault}"
             logger.warning("%s", utterance.fault)
             continue
-        row = json.loads(line)
+        row = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
         if row.get("text") != utterance.text or row["audio_filepath"] != utterance.name:
             return f"line {number} has other values: {utterance}"
     return ""

@@ -250,10 +250,10 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
             )
         if name in FILES:
             value = existing_file(name, str(value))
-        if name in FILES and "${" in value:
-            raise ValueError(f"{name}={value} has ${{ in its path, which a config of NeMo cannot hold; rename it")
         if name == "lms":
             value = {lm: existing_file(f"lms.{lm}", str(file)) for lm, file in value.items()}
+        if name in (*FILES, "lms") and "${" in str(value):
+            raise ValueError(f"{name}={value} has ${{ in its path, which a config of NeMo cannot hold; rename it")
         if (section, name) == ("wfst", "lm"):
             _set_word_lm(config, value)
         else:

@@ -167,7 +167,7 @@ def text_of_row(line: bytes) -> str:
     row = json.loads(line) if line.strip() else {"text": ""}
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError("has no text, expected a row of a NeMo manifest: a JSON object with the field text")
-    return str(row["text"]) if row["text"] != NO_TEXT else ""
+    return str(row["text"]) if row["text"].strip() != NO_TEXT else ""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 BLANK, SPACE = "", " "
@@ -56,6 +57,8 @@ class Alphabet:
         '' and '<pad>' or '[PAD]' are blanks; in models of characters '_' is, if there is no other. Without a blank,
         one is added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
         """
+        if labels is None or not all(isinstance(label, str) for label in labels):
+            raise FieldError("labels", labels, "a list of texts")
         is_bpe = any(label.startswith((CONTINUATION, WORD_START)) for label in labels)
         found = list(labels)
         if any(label.startswith(CONTINUATION) for label in labels):
@@ -96,7 +99,7 @@ class Alphabet:
     def note(self) -> str:
         """Return the label that was taken as the blank."""
         named = [f"{self._names[i]!r} (column {i})" for i in self.blanks if i < len(self._names)]
-        return f"taken for the blank: {' and '.join(named) or 'a column after the labels, which have none'}"
+        return f"taken for the blank: {' and '.join(named) or 'a column after the labels, which lack <pad>'}"
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import check_bool, check_number
+from nemo_gpu_decoding.checks import FieldError, check_bool, check_number
 from nemo_gpu_decoding.compat.alphabet import MOST_SPELLINGS, Alphabet, spellings
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.graph.build import Recipe, are_tokens, listed_words, with_warning
@@ -80,7 +80,13 @@ class LanguageModel:
         self.path = Path(os.fsdecode(path))
         self.alpha, self.beta, self.unk_score_offset = alpha, beta, unk_score_offset
         self.score_boundary = score_boundary
-        self.unigrams = (frozenset(unigrams or ()) & self.words) or None  # None: all words are known
+        if isinstance(unigrams, str | bytes):
+            raise FieldError("unigrams", unigrams, "a list of words")
+        given = frozenset(unigrams or ())
+        self.unigrams = (given & self.words) or None  # None: all words are known
+        if given and self.unigrams is None:
+            shown = f"e.g. {next(iter(given))!r} against {next(iter(self.words), None)!r}"
+            logger.warning("unigrams and %s have no word in common, %s: all words are known", self.path, shown)
         self._graphs: dict[tuple[Any, ...], WordGraph] = {}
         self._bonuses: dict[tuple[Any, ...], BackoffAutomaton] = {}
         self._weighted: tuple[Any, WordGraph | None] = None, None  # the last weights, and the graph with them

@@ -403,9 +403,10 @@ def _read(
 
 def _bonuses(hotwords: Iterable[str] | None, weight: float) -> dict[str, float]:
     """Return the bonus of each word; a hotword of several words stands for these words."""
-    if isinstance(hotwords, str) or not isinstance(hotwords, Iterable | None):
-        raise FieldError("hotwords", hotwords, "a list of words")
-    return {word: weight for phrase in hotwords or () for word in phrase.split()}
+    phrases = hotwords if isinstance(hotwords, str) or not isinstance(hotwords, Iterable) else list(hotwords)
+    if phrases is not None and not (isinstance(phrases, list) and all(isinstance(phrase, str) for phrase in phrases)):
+        raise FieldError("hotwords", phrases, "a list of words")
+    return {word: weight for phrase in phrases or () for word in phrase.split()}
 
 
 def build_ctcdecoder(
@@ -430,6 +431,9 @@ def build_ctcdecoder(
     """
     alphabet = Alphabet.build_alphabet(labels)
     lm = None
+    defaults = DEFAULT_ALPHA, DEFAULT_BETA, DEFAULT_UNK_LOGP_OFFSET, DEFAULT_SCORE_LM_BOUNDARY
+    if kenlm_model_path is None and (unigrams, alpha, beta, unk_score_offset, lm_score_boundary) != (None, *defaults):
+        logger.warning("unigrams and the weights of the LM have no effect without kenlm_model_path")
     if kenlm_model_path is not None:
         lm = LanguageModel(fspath(kenlm_model_path), unigrams, alpha, beta, unk_score_offset, lm_score_boundary)
     return BeamSearchDecoderCTC(alphabet, lm)

@@ -119,10 +119,9 @@ class BoostingConfig:
 
     def check_rules(self) -> None:
         for name in ("key_phrases_list", "key_phrase_items_list"):
-            if isinstance(getattr(self, name), str | Mapping):
-                raise FieldError(name, getattr(self, name), "a list of phrases")
-        object.__setattr__(self, "key_phrases_list", _freeze(self.key_phrases_list))
-        object.__setattr__(self, "key_phrase_items_list", _freeze(self.key_phrase_items_list))
+            if _is_no_list(phrases := getattr(self, name)):
+                raise FieldError(name, phrases, "a list of phrases")
+            object.__setattr__(self, name, _freeze(phrases))
         warn_if_large("context_score", self.context_score)
         if self.ac_threshold > 1 or (self.ac_threshold and self.model_path):
             note = "with model_path, which names no phrases" if self.model_path else ""
@@ -209,11 +208,15 @@ def build_boosting_tree(
     config = config or BoostingConfig()
     check_kind("vocabulary", vocabulary, Vocabulary)
     check_kind("config", config, BoostingConfig)
-    if isinstance(phrases, str | Mapping):
+    if _is_no_list(phrases):
         raise ValueError(f"phrases is a {type(phrases).__name__}, expected a list of phrases")
     if not config.is_empty:
         raise ValueError(f"config has {config._sources()[0]} besides the phrases given, expected one source")
     return _build_cached(_freeze(phrases) or (), vocabulary, config, "phrase list")
+
+
+def _is_no_list(items: Any) -> bool:
+    return isinstance(items, str | Mapping) or not isinstance(items, Iterable | None)
 
 
 def _freeze(items: Iterable[Any] | None) -> tuple[Any, ...] | None:

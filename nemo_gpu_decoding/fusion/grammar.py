@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,8 +74,8 @@ def build_grammar(
     if price != math.inf:
         check_number("price", price, above_zero=True)
     check_kind("vocabulary", vocabulary, Vocabulary)
-    if isinstance(sentences, str):
-        raise FieldError("grammar", sentences[:MOST_SHOWN], "a list of sentences")
+    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+        raise FieldError("grammar", str(sentences)[:MOST_SHOWN], "a list of sentences")
     arguments = tuple(sentences), vocabulary, price, most_letters
     return cached(("grammar", *arguments), partial(_build, *arguments))
 
@@ -186,6 +186,8 @@ def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
     for word, letters in zip(words, spelled, strict=True):
         if word.lower() in OTHER_SPEECH:
             raise ValueError(f"{sentence!r} has {word!r} beside words, expected it alone, or grammar_price")
+        if word[0] + word[-1] in ("[]", "()", "{}"):
+            logger.warning("grammar: %r is read as a word; other speech is '[unk]'", word)
         for letter in letters:
             if letter not in tokens.alphabet:
                 raise ValueError(f"{word!r} has the character {letter!r}, which is in no token of the model")

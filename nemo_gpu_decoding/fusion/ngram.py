@@ -36,7 +36,7 @@ import torch
 import yaml
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, check_choice
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_int
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.lm.arpa import NGramBlock, read_arpa, without_repetitions
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
@@ -249,8 +249,7 @@ def load_ngram_lm(
         ValueError: the file is damaged, of another kind (word-level ARPA, KenLM binary) or made for
             another vocabulary; the encoding is unknown or ambiguous.
     """
-    if vocab_size < 1:
-        raise FieldError("vocab_size", vocab_size, "at least 1")
+    check_int("vocab_size", vocab_size, 1)
     check_choice("encoding", encoding, ENCODINGS)
     if encoding == "pieces" and vocabulary is None:
         raise FieldError("vocabulary", None, "the model's vocabulary", "with encoding='pieces'")

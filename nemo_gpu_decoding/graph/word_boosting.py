@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, leave_out
+from nemo_gpu_decoding.checks import FieldError, check_kind, leave_out
 from nemo_gpu_decoding.fusion import phrases as phrase_lists
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, BoostingTree, PhraseTable
@@ -170,6 +170,8 @@ def build_word_boosting(
         ValueError: an empty phrase, a bonus that is 0 or not finite, a word that the graph does not have,
             or no phrase left.
     """
+    check_kind("graph", graph, WordGraph)
+    check_kind("phrases", phrases, Mapping)
     if missing not in ("error", "skip"):
         raise FieldError("missing", missing, "'error' or 'skip'")
     if speller is not None and graph.pieces is None:

@@ -105,6 +105,9 @@ class LiveServer(uvicorn.Server):
         """Accept no more streams, finish open utterances, close all connections."""
         self.is_draining = True
         self.batcher.end()
+        for task in self.handlers:
+            if task.get_name() == transcriptions.UPLOADING:
+                task.cancel()
         if self.handlers:
             await asyncio.wait(self.handlers, timeout=self.address.shutdown_seconds)
         for session in self.batcher.sessions.values():

@@ -18,6 +18,7 @@ import asyncio
 import json
 import logging
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -41,11 +43,12 @@ logger = logging.getLogger("nemo_gpu_decoding")
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 GRANULARITIES = ("segment", "word")
 _SPEAKERS = ("known_speaker_names", "known_speaker_references")
-IGNORED = ("temperature", "prompt", "chunking_strategy", "include", *_SPEAKERS)  # change nothing here
+IGNORED = ("temperature", "prompt", "chunking_strategy", "include", "user", "seed", *_SPEAKERS)  # change nothing here
 OWN_FIELDS = ("file", "model", "response_format", "timestamp_granularities", "stream", *IGNORED)
 # may have "[]" or "[key]" at the end of their names
 LISTS = ("phrases", "keywords", "timestamp_granularities", "chunking_strategy", "include", *_SPEAKERS)
 BLOCK_SECONDS = 0.5  # read from the file at once
+UPLOADING = "uploading"  # the name of a task that reads a form
 LINE_PAUSE = 0.6  # seconds; a pause of so many ends a line of subtitles
 
 
@@ -73,19 +76,24 @@ async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
     try:
         if batcher.is_full:
             raise ServerFullError
+        task: Any = asyncio.current_task()
+        task.set_name(UPLOADING)
         async with _timely(request, limits).form(max_files=1, max_fields=limits.max_phrases + 20) as form:
+            task.set_name("decoding")
             upload = _read(form, limits)
             if not batcher.recognizer.languages and (language := upload.options.pop("language", None)):
                 warn_once(f"language={language} of a request is ignored, because the model has no choice of languages")
             return "end", await _transcribed(request, batcher, upload)
     except ServerFullError:
         return "streams", failure(503, f"no more than {limits.max_streams} streams are served at a time")
-    except Stopped:
+    except (Stopped, asyncio.CancelledError):
         return "restart", failure(503, "the server stops")
     except ClientDisconnect:
         return "disconnect", Response(status_code=499)
     except asyncio.TimeoutError:
         return "idle_seconds", failure(408, f"nothing arrived for {limits.idle_seconds:g} seconds")
+    except HTTPException as error:  # of the parser of forms
+        return "message", failure(error.status_code, error.detail)
     except ValueError as error:
         field = getattr(error, "field", "message")
         return field, failure(400, str(error), field)
@@ -103,7 +111,7 @@ async def refusal(request: Request, error: Any) -> Response:
 
 
 def _timely(request: Request, limits: Limits) -> Request:
-    """Return the request, with a limit of its size and of the time between two messages.
+    """Return the request, with a limit of its size, of its time and of the time between two messages.
 
     Raises:
         FieldError: the size is not known, or too large.
@@ -112,8 +120,10 @@ def _timely(request: Request, limits: Limits) -> Request:
     if not size.isdigit() or int(size) > limits.max_upload_bytes:
         raise FieldError("file", f"{size or 'an unknown number of'} bytes", f"at most {limits.max_upload_bytes} bytes")
 
+    latest = time.monotonic() + max(limits.idle_seconds, limits.max_upload_seconds)
+
     async def receive() -> Any:
-        return await asyncio.wait_for(request.receive(), limits.idle_seconds)
+        return await asyncio.wait_for(request.receive(), min(limits.idle_seconds, latest - time.monotonic()))
 
     return Request(request.scope, receive)
 
@@ -140,11 +150,11 @@ def _read(form: FormData, limits: Limits) -> Upload:
             warn_once(f"{name} of a request is ignored, because it changes nothing here")
     file = fields.pop("file", [None])[-1]
     if not isinstance(file, UploadFile):
-        raise FieldError("file", file, "a recording")
+        raise FieldError("file", file and str(file)[:80], "a recording")
     response_format = fields.pop("response_format", ["json"])[-1]
     check_choice("response_format", response_format, FORMATS)
     is_streamed = fields.pop("stream", ["false"])[-1].lower()
-    check_choice("stream", is_streamed, ("true", "false") if response_format == "json" else ("false",))
+    check_choice("stream", is_streamed, ("true", "false", "1", "0") if response_format == "json" else ("false", "0"))
     granularities = tuple(fields.pop("timestamp_granularities", ["segment"]))
     for granularity in granularities:
         check_choice("timestamp_granularities", granularity, GRANULARITIES)
@@ -154,7 +164,7 @@ def _read(form: FormData, limits: Limits) -> Upload:
     options = {key: _value(key, values[-1]) for key, values in fields.items() if key not in OWN_FIELDS}
     options = options | ({"phrases": phrases} if phrases else {})
     checked_start(options, limits)  # before the recording is read
-    return Upload(file, options, response_format, granularities, is_streamed == "true")
+    return Upload(file, options, response_format, granularities, is_streamed in ("true", "1"))
 
 
 def _value(key: str, text: str) -> Any:
@@ -220,7 +230,7 @@ def _opened(file: UploadFile, folder: Path, limits: Limits) -> MonoReader:
     except ValueError as error:
         expected = "a recording in a format of libsndfile: wav, flac, ogg, mp3, or of ffmpeg, if the server has it"
         expected += f"; convert it: ffmpeg -i {name} -ac 1 -ar 16000 a.wav"
-        raise FieldError("file", name, expected) from error
+        raise FieldError("file", name, expected, f"({error.__cause__})") from error
     sound.name = name
     if sound.seconds > limits.max_upload_seconds:
         sound.__exit__()

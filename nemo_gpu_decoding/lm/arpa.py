@@ -51,6 +51,11 @@ _OTHER_FILES = dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"\\\0", b"\0\\"), "text
     b"PK\x03\x04": "a zip archive",
     b"7z\xbc\xaf": "a 7z archive",
     b"\x04\x22M\x18": "compressed by lz4",
+    b"\x1f\x9d": "compressed by compress",
+    b"LZIP": "compressed by lzip",
+    b"version https://git-lfs": "a pointer of Git LFS",
+    b"<": "an HTML or XML page",
+    b"\x1f\x8b": "compressed twice",
 }
 _DATA, _END = b"\\data\\", b"\\end\\"
 TOKENIZER = b"# tokenizer "  # before the fingerprint of a vocabulary, in a line before the header; KenLM skips it

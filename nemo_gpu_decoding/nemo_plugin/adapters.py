@@ -315,7 +315,7 @@ class _Unusable:
         self._error = error
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copies and pickles
+        if name.startswith("_") or name == "decoding_computer":  # copies and pickles; models look for it
             raise AttributeError(name)
         raise self._error
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.live.subtitles import JOINT, belongs_to_last, is_line
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
 from nemo_gpu_decoding.nemo_plugin.requests import confidence_map, infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
 from nemo_gpu_decoding.search.decoder import Decoder
@@ -304,7 +304,12 @@ class Head(ABC):
         """Return first frame, end frame and id of each token in a hypothesis of `greedy_batch`."""
 
     def use(self, config: DictConfig) -> None:
-        """Switch to the strategy of `config`, NeMo's `decoding` section."""
+        """Switch to the strategy of `config`, NeMo's `decoding` section; a ValueError for a key that NeMo lacks."""
+        if find_strategy(config) is None:  # ours check their keys
+            from nemo_gpu_decoding.nemo_plugin.section import check_greedy, check_keys, nemo_config
+
+            check_keys("", [str(key) for key in config], nemo_config("rnnt") | nemo_config("ctc"))
+            check_greedy(config)
         which = {"decoder_type": self.name} if self.model.is_hybrid else {}
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 

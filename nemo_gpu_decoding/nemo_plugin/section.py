@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -28,6 +29,7 @@ from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.fusion import check_lm_pool
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
 from nemo_gpu_decoding.metrics import ConfidenceMap
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.presets import load_preset, preset_names
 from nemo_gpu_decoding.schema import check_option, checked_options, defaults_of, key_of, option
 from nemo_gpu_decoding.search.config import SearchConfig
@@ -185,8 +187,7 @@ class Section:
     def _check_others(self, whole: Mapping[str, Any]) -> None:
         """Raise for a setting in a section that this strategy does not read."""
         check_confidence(whole, self.family)
-        greedy = [*nemo_config("ctc")["greedy"], *nemo_config("rnnt")["greedy"], *UNDECLARED_OF_GREEDY]
-        check_keys("greedy", whole.get("greedy") or (), greedy)
+        check_greedy(whole)
         schema = nemo_config(self.family)
         for name in {"beam", "wfst", "greedy"} & schema.keys() - {self.name}:
             neutral = _flat(nemo_defaults(self.family, name), "")
@@ -258,9 +259,9 @@ class Values:
         value = self.entries.get(key)
         if value is None:
             return None
-        if not isinstance(value, str):
+        if not isinstance(value, str | PathLike):
             raise self.error(key, "the path of a file")
-        path = Path(value).expanduser()
+        path = path_of(value)
         if not path.is_file():
             raise FileNotFoundError(f"{self.section}.{key} is '{value}', which is no file")
         return path
@@ -365,7 +366,7 @@ class Values:
 
     def boosting(self) -> tuple[BoostingConfig, float | None]:
         """Return the phrases and the weight of their bonuses, or None for the default."""
-        name, given = f"{self.section}.boosting_tree", dict(self.entries["boosting_tree"] or {})
+        name, given = f"{self.section}.boosting_tree", self.mapping("boosting_tree").entries
         check_keys(name, given, [f.name for f in fields(BoostingConfig)])
         switches = {f.name for f in fields(BoostingConfig) if isinstance(f.default, bool)}
         unset = {key for key in switches & given.keys() if given[key] is None}
@@ -401,6 +402,12 @@ def check_confidence(cfg: Any, family: str) -> None:
     confidence, known = cfg.get("confidence_cfg") or {}, nemo_config(family)["confidence_cfg"]
     check_keys("confidence_cfg", confidence, known)
     check_keys("confidence_cfg.method_cfg", confidence.get("method_cfg") or {}, known["method_cfg"])
+
+
+def check_greedy(whole: Any) -> None:
+    """Raise a ValueError for a key of `greedy` that NeMo lacks."""
+    greedy = [*nemo_config("ctc")["greedy"], *nemo_config("rnnt")["greedy"], *UNDECLARED_OF_GREEDY]
+    check_keys("greedy", whole.get("greedy") or (), greedy)
 
 
 def check_keys(

@@ -17,6 +17,7 @@ from nemo_gpu_decoding.graph.csr import NEMO_NAMES, TOPOLOGIES
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.load import GraphOptions
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, NoEffect, Options, Section, Values, check_no_effect
+from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.schema import defaults_of
 from nemo_gpu_decoding.search.config import BACKENDS
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
@@ -222,7 +223,7 @@ def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | No
     text = wfst.text("wfst_lm_path")
     if text is None:
         return None, None
-    path = Path(text).expanduser()
+    path = path_of(text)
     if path.exists():
         return path, None
     if arpa is None:

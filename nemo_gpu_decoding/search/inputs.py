@@ -123,7 +123,7 @@ def check_batch(inputs: Tensor, name: str, batch: int | None) -> None:
 
 def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log_probs") -> np.ndarray:
     """Return `lengths` as int64 array [batch], checked for 0 .. frames; `of`: name of the inputs in messages."""
-    values = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
+    values = np.asarray(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
     if values.size == 0 and batch == 0:
         return np.zeros(0, np.int64)
     if values.ndim != 1 or len(values) != batch:
@@ -176,14 +176,14 @@ def _remedy(row: np.ndarray) -> str:
 
 
 def may_be_padded(log_probs: Tensor) -> bool:
-    """Return whether the last frame of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
+    """Return whether an end of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
     with np.errstate(over="ignore"):
-        sums = np.exp(as_float32(log_probs.select(1, -1))).sum(-1)
-    return not all(abs(total - 1) <= NORMALISED for total in sums.tolist())
+        sums = np.exp(as_float32(log_probs[:, :: max(1, log_probs.shape[1] - 1)])).sum(-1)
+    return not bool((abs(sums - 1) <= NORMALISED).all())
 
 
 def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool | None:
-    """Warn if the last frame of an utterance, or most of a few frames of the longest, are not log-probabilities.
+    """Warn if an end of an utterance, or most of a few frames of the longest, are not log-probabilities.
 
     Values that the search itself rejects give no warning.
 
@@ -198,8 +198,8 @@ def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> b
         return None
     longest = int(counts.argmax())
     sampled = np.unique(np.linspace(0, counts[longest] - 1, SAMPLED_ROWS).astype(np.int64))
-    utterances = np.append(np.full(len(sampled), longest), ends)
-    frames = np.append(sampled, counts[ends] - 1)
+    utterances = np.concatenate([np.full(len(sampled), longest), ends, ends])
+    frames = np.concatenate([sampled, counts[ends] - 1, 0 * ends])
     index = torch.from_numpy(np.stack([utterances, frames])).to(log_probs.device)
     rows = log_probs[index[0], index[1]].detach().double().cpu()
     sums = rows.logsumexp(-1).numpy()

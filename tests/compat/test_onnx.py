@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 
 import numpy as np
@@ -136,3 +137,9 @@ def test_bad_features_and_samples_are_named(exported):
         networks.encode([np.zeros((1, 80, 40), np.float32)])
     with pytest.raises(ValueError, match=r"samples has shape \(2, 1600\), expected \[n\] of one channel"):
         log_mel(np.zeros((2, 1600)))
+
+
+def test_frames_that_an_encoder_adds_are_cut(exported):
+    networks = copy.copy(OnnxTransducer(exported.folder / "nemo"))
+    networks._encoder = lambda features, frames: (np.ones((1, 4, int(frames[0]) + 7), np.float32), frames.numpy() // 8)
+    assert [tuple(one.shape) for one in networks.encode([torch.zeros(80, 160)])] == [(20, 4)]

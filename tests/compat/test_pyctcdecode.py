@@ -392,6 +392,7 @@ def test_folder_of_pyctcdecode_is_loaded(tmp_path_factory, tmp_path):
         ({"beam_prune_logp": 0.0}, "beam_prune_logp is 0.0, expected a finite number < 0"),
         ({"token_min_logp": math.nan}, "token_min_logp is nan"),
         ({"hotwords": "ab"}, "hotwords is 'ab', expected a list of words"),
+        ({"hotwords": [b"ab"]}, "hotwords is .* expected a list of words"),
         ({"hotword_weight": math.inf}, "hotword_weight is inf"),
     ],
 )
@@ -405,7 +406,7 @@ def test_wrong_inputs_are_refused(lm):
     for labels, taken in (
         (CHARACTERS, r"'' \(column 3\)"),
         ([" ", "a", "", "<pad>"], r"'' \(column 2\) and '<pad>' \(column 3\)"),
-        ([" ", "a", "b"], "a column after the labels, which have none"),
+        ([" ", "a", "b"], "a column after the labels, which lack <pad>"),
     ):
         with pytest.raises(ValueError, match=rf"shape \(3, 5\), expected \[T, 4\]: .*; taken for the blank: {taken}"):
             build_ctcdecoder(labels).decode(np.zeros((3, 5)))

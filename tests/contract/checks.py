@@ -602,6 +602,7 @@ def test_refused_chunk_does_not_change_the_streams(subject, decoder, inputs, exp
         ([-1, 5], r"lengths\[0\] is -1, expected 0 \.\. 5"),
         ([2.5, 5], r"lengths holds \[2\.5, 5\.0\], expected integers"),
         ([1.0, 0.0], r"lengths holds \[1\.0, 0\.0\], expected integers: frames, no fractions"),
+        (torch.tensor([1.0, 0.5]).bfloat16(), r"lengths holds \[1\.0, 0\.5\], expected integers: frames, no fra"),
     ],
 )
 def test_bad_lengths_are_named(subject, decoder, lengths, message):
@@ -791,15 +792,15 @@ def test_rows_that_are_not_normalised_are_warned_of_once(subject, variant, input
 
 @of(LogProbs)
 @pytest.mark.parametrize("row", [0, 1, 2])
-@pytest.mark.parametrize("padding", [0.0, -100.0])
-def test_padding_without_lengths_is_warned_of(subject, variant, row, padding, caplog):
+@pytest.mark.parametrize(("padding", "begin"), [(0.0, 6), (-100.0, 6), (0.0, 0)])
+def test_padding_without_lengths_is_warned_of(subject, variant, row, padding, begin, caplog):
     decoder = subject.fused(variant)
     rows = torch.log_softmax(torch.randn(3, 9, subject.width), -1).to(subject.device)
     decoder.decode(rows)  # a later call is checked, too
-    rows[row, 6:] = padding
+    rows[row, begin : begin + 3] = padding
     for _ in range(2):
         decoder.decode(rows)
-    expected = f"log_probs[{row}, 8] holds no log-probabilities"
+    expected = f"log_probs[{row}, {8 if begin else 0}] holds no log-probabilities"
     is_checked = rows.device.type == "cpu"
     assert [expected in r.getMessage() for r in caplog.records if "give lengths" in r.getMessage()] == (
         [True] if is_checked else []

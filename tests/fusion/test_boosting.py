@@ -4,11 +4,13 @@ import logging
 import random
 import re
 import unicodedata
+from pathlib import Path
 
 import pytest
 
 from nemo_gpu_decoding import cache
 from nemo_gpu_decoding.checks import warn_once
+from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder
 from nemo_gpu_decoding.fusion.allowed import allowed_tokens
 from nemo_gpu_decoding.fusion.batch import FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.boosting import (
@@ -22,8 +24,11 @@ from nemo_gpu_decoding.fusion.boosting import (
 )
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.fusion.grammar import build_grammar
+from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.fusion.phrases import weight_of_list, without_repetitions
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
 from tests.fusion.test_ngram import write_nemo
@@ -448,7 +453,9 @@ def test_bad_phrases_are_left_out_with_one_warning_and_the_others_boosted(tmp_pa
         ("ab :2.5\nabc\n", [2.5, None], "'ab :2.5' in the format of another decoder; .* a tab and the weight"),
         ("ab 2.5\n", [None], "'ab 2.5' in the format of another decoder"),
         ("ab,2.5\n", [None], "'ab,2.5' in the format of another decoder"),
-        ("ab 66\nab\t5\nab:2\n", [None, 5, None], ""),
+        ("ab,25\nabc => 2.5\n", [None, None], "'ab,25', 'abc => 2.5' in the format of another decoder"),
+        ('ab #0.35\n"ab","2"\n', [None, None], "'ab #0.35', '\"ab\",\"2\"' in the format of another"),
+        ("ab 66\rab\t5\rabc 10:30\r", [None, 5, None], ""),
         ("ab_ab_a b\n", [None], ""),
     ],
 )
@@ -518,3 +525,20 @@ def test_forms_of_unicode_are_one_phrase_and_one_alias():
 def test_a_list_in_place_of_a_vocabulary_is_named(make):
     with pytest.raises(ValueError, match=r"vocabulary is \['a'\], expected a Vocabulary"):
         make(["a"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: build_boosting_tree(Path("p"), VOCABULARY), "phrases is a .*Path, expected a list of phrases"),
+        (lambda: build_grammar(None, VOCABULARY), "grammar is 'None', expected a list of sentences"),
+        (lambda: Vocabulary.from_pieces([b"a"]), r"pieces is \[b'a'\], expected a list of texts"),
+        (lambda: load_ngram_lm("a.arpa", VOCABULARY), "vocab_size is Vocabulary.*, expected an integer >= 1"),
+        (lambda: ALSDPlusPlus("a.nemo"), "networks is 'a.nemo', expected networks of a transducer"),
+        (lambda: build_word_boosting({"a": 1.0}, "a"), "graph is 'a', expected a WordGraph"),
+        (lambda: build_ctcdecoder(["a", None]), r"labels is \['a', None\], expected a list of texts"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

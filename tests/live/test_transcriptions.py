@@ -3,8 +3,10 @@
 import io
 import json
 import shutil
+import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -254,7 +256,9 @@ def test_ffmpeg_decodes_what_libsndfile_cannot(tmp_path):
     with running() as server:
         assert transcribe(server, ("a.mkv", (tmp_path / "a.mkv").read_bytes())).text == "1 2 3"
         for name, content in {"a.webm": bytes.fromhex("1a45dfa3") + bytes(500), "a.txt": b"#EXTM3U\nfile:/x"}.items():
-            with pytest.raises(openai.BadRequestError, match=f"file is '{name}', .* ffmpeg -i {name}") as caught:
+            with pytest.raises(
+                openai.BadRequestError, match=f"file is '{name}' .*, expected .* ffmpeg -i {name}"
+            ) as caught:
                 transcribe(server, (name, content))
             assert caught.value.param == "file"
 
@@ -298,6 +302,26 @@ def test_recording_gets_an_error_if_the_server_stops():
         server.should_exit = True
         with pytest.raises(openai.InternalServerError, match="the server stops"):
             answer.result()
+
+
+@pytest.mark.parametrize(
+    ("body", "seconds", "status"), [("--b\r\n", 9.0, 503), ("--b\r\n", 0.3, 408), ("no form at all" * 100, 9.0, 400)]
+)
+def test_unfinished_and_damaged_uploads_are_answered(body, seconds, status):
+    head = "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    limits = Limits(idle_seconds=seconds, max_upload_seconds=seconds)
+    with (
+        running(limits=limits) as server,
+        socket.create_connection(server.servers[0].sockets[0].getsockname()) as line,
+    ):
+        line.sendall(f"{head}Content-Length: 1400\r\n\r\n{body}".encode())
+        for _ in range(4 if status == 408 else 0):  # slower than the limit, but never silent
+            time.sleep(0.1)
+            line.sendall(b"x")
+        wait_for(lambda: server.handlers or status != 503)
+        server.should_exit = status == 503
+        assert line.recv(1000).startswith(f"HTTP/1.1 {status}".encode())
+        assert server.batcher.metrics.value("streams_total", outcome="server") == 0
 
 
 def test_wrong_token_and_foreign_origin_are_refused_for_recordings():

@@ -53,6 +53,16 @@ def test_restored_hybrids_keep_both_strategies(transducer, files, tmp_path):
     assert isinstance(other.ctc_decoding.decoding, FlexCTCInfer)
     assert other.decoding.decoding.options == transducer.decoding.decoding.options
     assert texts_of(other, files[:2]) == expected
+    config = type(transducer).restore_from(str(tmp_path / "hybrid.nemo"), return_config=True)
+    with open_dict(config):
+        config.decoding.beam.ngram_lm_model = "/nowhere/lm.arpa"
+    other = (
+        type(transducer)
+        .restore_from(str(tmp_path / "hybrid.nemo"), override_config_path=config, map_location="cpu")
+        .eval()
+    )
+    other.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
+    assert all(texts_of(other, files[:1]))  # the other head needs no LM
 
 
 # ------------------------------------------------------------------------ saved and restored models

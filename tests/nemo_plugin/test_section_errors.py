@@ -61,6 +61,8 @@ ERRORS = {
         (RATIO.replace(f"source_lm_model: {LM}", "source_lm_model: nowhere"), "beam.source_lm_model is 'nowhere'"),
         ("lm_pool: [a.arpa]", "beam.lm_pool is ['a.arpa'], expected a mapping from names"),
         ("lm_pool: {a: nowhere}", "beam.lm_pool.a is 'nowhere', which is no file"),
+        ("boosting_tree: 3", "beam.boosting_tree is 3"),
+        ("boosting_tree: {key_phrases_list: true}", "beam.boosting_tree.key_phrases_list is True, expected a list"),
         ("lm_pool: {a: 3}", "beam.lm_pool.a is 3, expected the path of a file"),
         (f"lm_pool: {{none: {LM}}}", "beam.lm_pool is 'none', expected names of LMs: ... not 'none'"),
         ("lm_pool_alpha: {a: 0.3}", "beam.lm_pool_alpha is 'a', expected names of LMs in lm_pool: it is empty"),

@@ -30,6 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nemo_gpu_decoding.checks import FieldError
+
 MAX_TABLE_BYTES = 2**27  # of `LSTMNetworks`: 12,000 labels and 640 hidden values fit
 
 State = tuple[Tensor, ...]
@@ -289,6 +291,8 @@ def checked_networks(networks: TransducerNetworks) -> TransducerNetworks:
     Raises:
         ValueError: the joint's output does not fit the vocabulary and the durations.
     """
+    if not hasattr(networks, "evaluation"):
+        raise FieldError("networks", networks, "networks of a transducer, such as LSTMNetworks")
     with torch.inference_mode(), networks.evaluation():
         prediction, _ = networks.start()
         frame = networks.project_encoder(torch.zeros(1, networks.encoder_size))
