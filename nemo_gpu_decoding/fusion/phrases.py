@@ -31,7 +31,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 LARGE_WEIGHT = 5.0
 MOST_SHOWN = 80  # characters of a value in a message
-# "phrase :2.0" of sherpa-onnx, perhaps with " #0.3" or " @NAME"; a line of a file; "phrase 2.0", "phrase,20", CSV, JSON
+# "phrase :2.0" of sherpa-onnx, perhaps with " #0.3" or " @NAME"; "phrase 2.0", "phrase,20"; CSV, JSON
 _OTHER_FORMAT = re.compile(
     r"(?P<text>.*\S)(?:\s+:|\s*\t\s*)(?P<weight>-?\d+(?:\.\d+)?)(?:\s+[#@]\S+)*|[\[{]\s*\".*"
     r"|.*[^\W\d]\"?(?:[\s,;|:=^*(\[#][\s\"=>(\[#]*-?\d+\.\d+|[,;|:=^*][\s\"]*-?\d+)[\"\])]?",
