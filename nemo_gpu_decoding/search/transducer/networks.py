@@ -175,7 +175,8 @@ class LSTMNetworks(ModuleNetworks):
 
     def start(self) -> tuple[Tensor, State]:
         modules = self.embedding, self.lstm, self.prediction_projection
-        if (*map(type, modules),) != (nn.Embedding, nn.LSTM, nn.Linear):
+        is_plain = (*map(type, modules),) == (nn.Embedding, nn.LSTM, nn.Linear)
+        if not (is_plain and torch.is_inference_mode_enabled()):
             return self._start()
         started = self._starts.setdefault(product_dtype(self.embedding.weight), MadeOfWeights())
         weights = [weight for module in modules for weight in own_weights(module)]
