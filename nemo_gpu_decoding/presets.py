@@ -75,10 +75,7 @@ def load_preset(name: str) -> DictConfig:
         raise ValueError(f"preset={name} is not valid YAML: {error}") from error
     if not isinstance(config, DictConfig) or not config or "strategy" not in config:
         raise ValueError(f"preset={name}: expected a mapping with the key `strategy`")
-    try:
-        check_sections(config, f"preset={name}: ")
-    except OmegaConfBaseException as error:
-        raise ValueError(f"preset={name}: {error.full_key} cannot be read: {error}") from error
+    check_sections(config, f"preset={name}: ")
     for key in _path_keys(config):
         try:
             value = OmegaConf.select(config, key)
@@ -95,8 +92,11 @@ def check_sections(config: Mapping[str, Any], where: str) -> None:
     """Raise a ValueError, which begins with `where`, for a section of a `decoding` config that is no mapping."""
     for key in SECTIONS:
         value: Any = config
-        for part in key.split("."):
-            value = None if value is None else value.get(part)
+        try:
+            for part in key.split("."):
+                value = None if value is None else value.get(part)
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{where}{key} cannot be read: {error}") from error
         if not isinstance(value, Mapping | None):
             raise ValueError(f"{where}{key} is {value!r}, expected a mapping of keys to values")
 

@@ -215,12 +215,12 @@ CODE_BUDGETS = {
     "live": 1272,
     "lm": 1930,
     "nemo_plugin": 3692,
-    "search": 11345,
+    "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42650
+PACKAGE_LINES = 42651
 PACKAGE_FILES = 188
-TESTS_LINES = 39131
+TESTS_LINES = 39132
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

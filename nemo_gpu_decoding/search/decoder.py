@@ -232,7 +232,7 @@ class Decoder(ABC, Generic[C, R]):
         numbers = _numbers(streams, rows, expect_open=False)
         new = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)
         fusion = streams.fusion.replaced(numbers, new)
-        if streams.engine is not None:
+        if numbers and streams.engine is not None:
             streams.engine.restart(numbers, fusion)
         streams.fusion = fusion
         streams.commit_frames = streams.commit_frames.copy()

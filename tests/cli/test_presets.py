@@ -193,7 +193,7 @@ def test_an_unknown_preset_lists_the_shipped_ones():
         ("strategy: x\nbeam: [1]", r"beam is \[1\], expected a mapping of keys to values"),
         ("strategy: x\nwfst: 5", "wfst is 5, expected a mapping"),
         ("strategy: x\nbeam: {boosting_tree: 5}", "beam.boosting_tree is 5, expected a mapping"),
-        ("strategy: x\nbeam: '${nope}'", "cannot be read: .*nope"),
+        ("strategy: x\nbeam: '${nope}'", "beam cannot be read: .*nope"),
         ("strategy: x\nbeam: {ngram_lm_model: '${nope}'}", "beam.ngram_lm_model cannot be read: .*nope"),
     ],
 )  # fmt: skip

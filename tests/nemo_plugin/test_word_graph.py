@@ -1,7 +1,6 @@
 """cuda_wfst and paged_biglm in NeMo's CTC models: transcription, words, lattices, both LMs."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from nemo_gpu_decoding import BoostingConfig, utterance_requests
 from nemo_gpu_decoding.fusion.boosting import Phrase
 from nemo_gpu_decoding.graph import load
 from nemo_gpu_decoding.graph.build import build_graph
+from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.graph.unknown_words import NEW_WORDS
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases, word_boosting, words_of
@@ -174,7 +174,8 @@ def test_open_vocabulary_spells_words_that_the_lm_lacks(ctc_model, cfg, many_emi
 
 # ---------------------------------------------------------------------------- how words are written
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")
-GRAPH = SimpleNamespace(pieces=None, words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
+GRAPH = object.__new__(WordGraph)
+vars(GRAPH).update(pieces=None, words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
 
 
 def bonus(text, phrases, **options):

@@ -366,9 +366,9 @@ def test_network_that_is_not_fused_has_a_reason(make, change, reason):
 @pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
 def test_large_tables_are_not_fused(make, monkeypatch):
     size = (V + 1) * (4 * WIDTH if make is lstm_networks else 3 * JOINT) * 4
-    monkeypatch.setattr(fused_weights, "MAX_TABLE_BYTES", size)
+    monkeypatch.setattr(fused_weights.nets, "MAX_TABLE_BYTES", size)
     assert FusedWeights(make()).why_not(CPU) is None
-    monkeypatch.setattr(fused_weights, "MAX_TABLE_BYTES", size - 1)
+    monkeypatch.setattr(fused_weights.nets, "MAX_TABLE_BYTES", size - 1)
     assert f"of {size} bytes exceed" in FusedWeights(make()).why_not(CPU)
 
 
