@@ -212,13 +212,13 @@ CODE_BUDGETS = {
     "cuda": 963,
     "fusion": 2154,
     "graph": 1677,
-    "live": 1272,
+    "live": 1278,
     "lm": 1930,
-    "nemo_plugin": 3692,
+    "nemo_plugin": 3705,
     "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42651
+PACKAGE_LINES = 42670
 PACKAGE_FILES = 188
 TESTS_LINES = 39132
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -273,7 +273,9 @@ async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batche
 # -------------------------------------------------------------------------------------- the response
 
 
-def _response(finals: list[Any], seconds: float, upload: Upload, fault: str, notes: dict[str, Any]) -> Response:
+def _response(
+    finals: list[dict[str, Any]], seconds: float, upload: Upload, fault: str, notes: dict[str, Any]
+) -> Response:
     """Return the transcript in the format of a request, with `notes`; times are seconds since the recording began."""
     if fault:
         notes["error"] = f"{upload.file.filename} cannot be read to its end: {fault}"
@@ -300,7 +302,11 @@ def _response(finals: list[Any], seconds: float, upload: Upload, fault: str, not
     if upload.response_format == "json":
         return JSONResponse({"text": text, **notes})
     if upload.response_format == "verbose_json":
-        content: Any = {"task": "transcribe", "language": upload.options.get("language", ""), "duration": seconds}
+        content: dict[str, Any] = {
+            "task": "transcribe",
+            "language": upload.options.get("language", ""),
+            "duration": seconds,
+        }
         content |= {"text": text, **notes}
         if "segment" in upload.granularities:
             content["segments"] = segments

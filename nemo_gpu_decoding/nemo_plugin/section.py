@@ -44,7 +44,11 @@ K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30
 UNDECLARED_OF_GREEDY = ("max_symbols", "max_generation_delta", "n_samples", "temperature")
 
 # Values in NeMo's model configs that differ from its defaults, whatever the strategy
-STOCK: Any = {"fused_batch_size": (-1,), "beam.beam_size": (1, 2, 4, 5), "beam.return_best_hypothesis": (True, False)}
+STOCK: dict[str, tuple[Any, ...]] = {
+    "fused_batch_size": (-1,),
+    "beam.beam_size": (1, 2, 4, 5),
+    "beam.return_best_hypothesis": (True, False),
+}
 
 
 @checked_options

@@ -179,7 +179,9 @@ def searching_ctc(base: Any) -> type:
     is_buffered = hasattr(base, "get_cut_off_range")
 
     class SearchingCTC(in_slots(base)):  # type: ignore[misc]
-        def decode_log_probs(self, requests: list, log_probs: Tensor, tail_log_probs, ready_state_ids: set) -> None:
+        def decode_log_probs(
+            self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
+        ) -> None:
             """Decode a step of cache-aware streams."""
             for turn in turns(requests):
                 ready_state_ids.update(self.search([requests[i] for i in turn], [(log_probs[i],) for i in turn]))
@@ -340,7 +342,9 @@ def buffered_transducer(base: Any) -> type:
         def init_decoding_computer(self) -> None:
             self.decoding_computer = None  # NeMo's is greedy
 
-        def decode(self, encs: Tensor, enc_lens: Tensor, states: list, offsets: list) -> tuple[list[Any], list[int]]:
+        def decode(
+            self, encs: Tensor, enc_lens: Tensor, states: list[Any], offsets: list[float]
+        ) -> tuple[list[Any], list[int]]:
             """Search frames; the first one is frame `offset` of its stream. Frames below 0 are padding, in which
             models may output words, and are skipped. Returns hypotheses and the number of skipped frames of each."""
             paddings = [max(0, round(-offset)) for offset in offsets]
@@ -359,7 +363,12 @@ def buffered_transducer(base: Any) -> type:
                 state.committed = len(state.tokens)  # NeMo keeps the tokens of earlier steps
 
         def stateful_transcribe_step(
-            self, requests: list, encs: Tensor, enc_lens_chunk: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
+            self,
+            requests: list[Any],
+            encs: Tensor,
+            enc_lens_chunk: Tensor,
+            enc_lens: Tensor,
+            ready_state_ids: set[int],
         ) -> None:
             """Read the frames of this step's chunks. The frames to their right are context of the encoder and belong
             to the next chunk."""
