@@ -343,14 +343,6 @@ Key = tuple[Hashable, ...]
 _NUMBER = ...  # no unit; a copy of a tree has the same object
 
 
-class Occurrence(NamedTuple):
-    """A phrase that occurs in a hypothesis, which is a sequence of units: labels or words."""
-
-    number: int  # of the sequence in the tree
-    begin: int  # first unit
-    end: int  # one past the last unit
-
-
 class PhraseTable(NamedTuple):
     """The sequences that a boosting tree pays for, and how hypotheses show them."""
 
@@ -389,22 +381,29 @@ class BoostingTree(BackoffAutomaton):
         tree = table.build(table.sequences)
         return replace(self, arrays=tree.arrays, start_state=tree.start_state, table=table)
 
-    def occurrences(self, units: Sequence[Hashable]) -> Iterator[Occurrence]:
-        """Yield the phrases of a hypothesis, from its begin; those inside of longer ones are omitted."""
+    def occurrences(self, units: Sequence[Hashable]) -> Iterator[tuple[int, int, int]]:
+        """Yield the phrases of a hypothesis, from its begin; those inside of longer ones are omitted.
+
+        Args:
+            units: labels or words of the hypothesis.
+
+        Yields:
+            number of the sequence in the tree; its first unit; one past its last unit.
+        """
         assert self.table is not None
         before, sequences, trie, continues = self.table.label_before, self.table.sequences, self._trie, self._continues
         shift = 0 if before is None else 1
         read = (*[before] * shift, *units)
-        covered = 0
+        covered, count = 0, len(read)
         for begin, first in enumerate(read):
             node = trie.get(first)
             if node is None:
                 continue
             matches, end = [], begin + 1
             while type(node) is dict:
-                if _NUMBER in node and covered < end:
+                if covered < end and _NUMBER in node:
                     matches.append((node[_NUMBER], end))
-                node = node.get(read[end]) if end < len(read) else None
+                node = node.get(read[end]) if end < count else None
                 end += 1
             if node is not None:
                 key, number = node
@@ -412,9 +411,9 @@ class BoostingTree(BackoffAutomaton):
                 if covered < end and read[begin:end] == key:
                     matches.append((number, end))
             for number, end in reversed(matches):
-                if end < len(read) and continues and continues[read[end]] and sequences[number].ends_in_word:
+                if end < count and continues and continues[read[end]] and sequences[number].ends_in_word:
                     continue
-                yield Occurrence(number, max(0, begin - shift), end - shift)
+                yield number, max(0, begin - shift), end - shift
                 covered = end
                 break
 
