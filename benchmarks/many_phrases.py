@@ -26,6 +26,7 @@ from nemo_gpu_decoding import (
     load_ngram_lm,
 )
 from nemo_gpu_decoding.cli.main import guarded, run_program
+from nemo_gpu_decoding.fusion.phrases import weight_of_list
 from nemo_gpu_decoding.plain_text import format_table
 
 PROGRAM = "python -m benchmarks.many_phrases"
@@ -43,6 +44,8 @@ class ManyPhrasesOptions:
     phrases: list[int] = field(default_factory=lambda: [10, 1000, 20_000])
     # Aliases per phrase besides its own spelling: random pairs of words.
     aliases: int = 2
+    # Weight of the phrases; null: the default for a list of this length.
+    boosting_weight: float | None = None
     # Least probability of a phrase in a result; 0: no gate.
     ac_threshold: float = 0.0003
     # Hypotheses per frame.
@@ -92,7 +95,7 @@ def decoder(options: ManyPhrasesOptions, task: Task, count: int, lm: bool) -> Fl
     config = FlexCTCConfig(
         beam_size=options.beam_size, beam_beta=task.weights.beam_beta if lm else 0.0, threads=1, backend="cpu"
     )
-    fusion = Fusion(loaded, task.weights.lm_weight, tree, task.weights.boosting_weight)
+    fusion = Fusion(loaded, task.weights.lm_weight, tree, weight_of_list(options.boosting_weight, count))
     return FlexCTCBeam(task.vocab_size, task.vocab_size, config, fusion)
 
 
