@@ -208,19 +208,19 @@ CODE_BUDGETS = {
     "(root)": 1892,
     "cli": 2183,
     "cluster": 446,
-    "compat": 1010,
+    "compat": 991,
     "cuda": 963,
-    "fusion": 2154,
-    "graph": 1677,
+    "fusion": 2123,
+    "graph": 1658,
     "live": 1278,
-    "lm": 1930,
+    "lm": 1885,
     "nemo_plugin": 3705,
     "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42670
+PACKAGE_LINES = 42542
 PACKAGE_FILES = 188
-TESTS_LINES = 39132
+TESTS_LINES = 39129
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

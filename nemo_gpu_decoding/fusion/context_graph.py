@@ -253,17 +253,9 @@ def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
     """Return the nodes as states, the edges as arcs."""
     nodes = np.arange(1, len(trie))
     nodes = nodes[np.argsort(trie.parents[1:] * trie.radix + trie.labels[1:])]
-    sources, states = trie.parents[nodes], np.arange(len(trie))
-    return Columns(
-        arc_begin=np.searchsorted(sources, states),
-        arc_end=np.searchsorted(sources, states, side="right"),
-        backoff_to=weights.backoff_to,
-        backoff_weights=weights.backoffs,
-        final_weights=weights.finals,
-        arc_labels=trie.labels[nodes],
-        arc_weights=weights.arcs[nodes],
-        arc_targets=nodes,
-    )
+    counts = np.bincount(trie.parents[nodes], minlength=len(trie))
+    of_states = weights.backoff_to, weights.backoffs, weights.finals
+    return Columns.grouped(counts, *of_states, trie.labels[nodes], weights.arcs[nodes], nodes)
 
 
 def _add_paths(trie: Trie, sequences: Sequence[ScoredSequence]) -> list[np.ndarray]:

@@ -91,21 +91,14 @@ def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_le
     number_of = {state: number for number, state in enumerate(arcs, BEGIN)}
     rows = [sorted((label, number_of[after]) for label, after in leaving) for leaving in arcs.values()]
     counts = np.array([0, *map(len, rows)])
-    ends = np.cumsum(counts)
     labels, targets = np.array([pair for row in rows for pair in row], np.int64).reshape(-1, 2).T
     is_outside = np.arange(len(counts)) == OUTSIDE
     is_sentence = np.array([False, *(state in sentences.whole for state in arcs)])
     cost = price / PRICE_WEIGHT
-    columns = Columns(
-        arc_begin=ends - counts,
-        arc_end=ends,
-        backoff_to=np.full(len(counts), OUTSIDE),
-        backoff_weights=np.where(is_outside, -cost, 0.0),
-        final_weights=np.where(is_sentence | is_outside, 0.0, -cost),
-        arc_labels=labels,
-        arc_weights=np.zeros(len(labels)),
-        arc_targets=targets,
-    )
+    backoff_weights = np.where(is_outside, -cost, 0.0)
+    final_weights = np.where(is_sentence | is_outside, 0.0, -cost)
+    of_states = np.full(len(counts), OUTSIDE), backoff_weights, final_weights
+    columns = Columns.grouped(counts, *of_states, labels, np.zeros(len(labels)), targets)
     return Grammar(BackoffAutomaton.from_columns(columns, len(vocabulary), BEGIN, "grammar"), is_sentence)
 
 

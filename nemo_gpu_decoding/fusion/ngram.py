@@ -94,22 +94,12 @@ def build_ngram_automaton(
     share = np.log(len(unlisted)) if normalize_unk and len(unlisted) > 1 else 0.0
     arcs = _without_special(all_arcs, vocab_size, unlisted, float(share))
     backoff_to, backoff_weights = states["backoff_to"].astype(np.int64), -states["backoff_cost"]
-    numbers = np.arange(len(states))
-    return BackoffAutomaton.from_columns(
-        Columns(
-            arc_begin=np.searchsorted(arcs.sources, numbers),
-            arc_end=np.searchsorted(arcs.sources, numbers, side="right"),
-            backoff_to=backoff_to,
-            backoff_weights=backoff_weights,
-            final_weights=_final_weights(all_arcs, eos, backoff_to, backoff_weights, name),
-            arc_labels=arcs.labels,
-            arc_weights=arcs.weights,
-            arc_targets=arcs.targets,
-        ),
-        vocab_size=vocab_size,
-        start_state=linked.start_state,
-        name=name,
+    final_weights = _final_weights(all_arcs, eos, backoff_to, backoff_weights, name)
+    counts = np.bincount(arcs.sources, minlength=len(states))
+    columns = Columns.grouped(
+        counts, backoff_to, backoff_weights, final_weights, arcs.labels, arcs.weights, arcs.targets
     )
+    return BackoffAutomaton.from_columns(columns, vocab_size, linked.start_state, name)
 
 
 def resolve_final_weights(

@@ -141,9 +141,6 @@ def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> 
         added_words: words to add to the LM.
     """
     with ArpaReader(arpa, added_words) as reader:
-        for block in reader.blocks():
-            if block.order > 1:
-                break
         return [word for word in reader.symbols if not (word.startswith("<") and word.endswith(">"))]
 
 
@@ -336,26 +333,20 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
         lg = kaldifst.compose(left, right)
         if lg.num_states == 0:
             raise ValueError("the graph is empty: no word of the LM can be spelled to its end")
-        _determinize(lg, progress)
+        most = MOST_GROWTH * lg.num_states + 10_000  # a limit, because determinize* may not terminate
+        progress(f"determinizing {lg.num_states} states")
+        try:
+            kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA, max_states=most)
+        except RuntimeError as error:
+            said = str(error)
+            why = f"more than {most:,} states" if "aborted since passed" in said else said.rsplit("[E] ")[-1]
+            raise ValueError(
+                f"L o G cannot be determinized ({why}), expected spellings that tell the LM's words apart"
+            ) from error
         progress(f"minimizing {lg.num_states} states")
         kaldifst.minimize_encoded(lg, delta=MINIMIZE_DELTA)
         lg.write(paths[2])
         return read_fst(paths[2])
-
-
-def _determinize(lg: Any, progress: Progress) -> None:
-    """Run determinize* in place, with a limit on the number of states, because it may not terminate."""
-    import kaldifst
-
-    most = MOST_GROWTH * lg.num_states + 10_000
-    progress(f"determinizing {lg.num_states} states")
-    try:
-        kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA, max_states=most)
-    except RuntimeError as error:
-        why = f"more than {most:,} states" if "aborted since passed" in str(error) else str(error).rsplit("[E] ")[-1]
-        raise ValueError(
-            f"L o G cannot be determinized ({why}), expected spellings that tell the LM's words apart"
-        ) from error
 
 
 def are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:

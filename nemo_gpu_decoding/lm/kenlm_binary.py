@@ -62,8 +62,8 @@ class KenlmBinary:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         self._params = self._read_header()
         self.counts = dict(enumerate(self._params.counts, 1))
-        header = (_SANITY + 27 + 8 * self._params.order) // 8 * 8
-        self._search = header + self._vocabulary_size()
+        words, header = self._params.counts[0], (_SANITY + 27 + 8 * self._params.order) // 8 * 8
+        self._search = header + 8 + (12 * self._buckets(words) if self._params.kind == _PROBING else 8 * words)
         try:
             end = self._trie().end if self._params.kind >= _TRIE else self._tables()[-1].end
         except (IndexError, ValueError):  # of tables that are cut off
@@ -102,10 +102,6 @@ class KenlmBinary:
         counts = np.frombuffer(self._bytes[_SANITY + 20 : _SANITY + 20 + 8 * order].tobytes(), "<u8")
         multiplier = np.frombuffer(start, "<f4", 1, _SANITY + 4)[0]
         return _Parameters(order, multiplier, kind, tuple(counts.tolist()))
-
-    def _vocabulary_size(self) -> int:
-        words = self._params.counts[0]
-        return 8 + 12 * self._buckets(words) if self._params.kind == _PROBING else 8 + 8 * words
 
     def _read_words(self, begin: int) -> list[str]:
         words = self._bytes[begin:].tobytes().split(b"\0")[: self._params.counts[0]]
