@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_indices
 from nemo_gpu_decoding.fusion.phrases import Aliases
 from nemo_gpu_decoding.jit import linked, no_refcount
 
@@ -285,9 +285,7 @@ def _check_structure(name: str, vocab_size: int, start_state: int, states: np.nd
         ("arc_begin", states["arc_begin"], len(arcs) + 1),
         ("arc_end", states["arc_end"], len(arcs) + 1),
     ):
-        if len(values) and (values.min() < 0 or values.max() >= size):
-            bad = values.min() if values.min() < 0 else values.max()
-            raise ValueError(f"{name}: {column} holds {bad}, expected 0 .. {size - 1}")
+        check_indices(f"{name}: {column}", values, size)
     if (states["arc_end"] < states["arc_begin"]).any():
         raise ValueError(f"{name}: a state's arc_end is before its arc_begin")
     for column, values in (

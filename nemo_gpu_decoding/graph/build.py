@@ -251,12 +251,11 @@ class Recipe:
         self.progress(f"making L of {len(index)} words")
         known = {word: label for word, label in index.items() if label != self.unknown}
         open_words = None if self.open_vocabulary is None else (self.unknown, self.open_vocabulary)
-        spelled = lexicon_fst(self.lexicon, known, backoff_label, open_words)
-        lg = compose_and_optimize(spelled.fst, g, self.progress)
+        lg = compose_and_optimize(lexicon_fst(self.lexicon, known, backoff_label, open_words), g, self.progress)
         self.progress(f"laying out {lg.num_states} states")
         is_epsilon = np.zeros(max(int(lg.arcs["input"].max(initial=0)) + 1, 1), bool)
         is_epsilon[0] = True
-        is_epsilon[spelled.first_disambiguation :] = True
+        is_epsilon[self.lexicon.vocab_size + 1 :] = True  # disambiguation symbols
         graph = WordGraph.from_fst(
             lg, self.words, is_epsilon=is_epsilon, spellings=self._spellings(),
             unknown=self.unknown, name=self.grammar.name,

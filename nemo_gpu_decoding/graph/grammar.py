@@ -165,7 +165,7 @@ def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
         return automaton
     copies = _Copies(automaton, table, worse)
     for state in worse:
-        copies.redirect(state)
+        copies.backoff_to[state] = copies.copied(copies.backoff_to[state], worse[state])
         if copies.num_arcs > MOST_COPIED:
             logger.warning(
                 "%s: %d contexts have words that are less likely than by back-off; back-off stays possible for these "
@@ -210,12 +210,8 @@ class _Copies:
         self.num_arcs = 0
         self._copy_of: dict[tuple[int, frozenset[int]], int] = {}
 
-    def redirect(self, state: int) -> None:
-        """Let a state back off to a copy that lacks its worse words."""
-        before = int(self.automaton.arrays.states["backoff_to"][state])
-        self.backoff_to[state] = self._copied(before, self.worse[state])
-
-    def _copied(self, state: int, without: set[int]) -> int:
+    def copied(self, state: int, without: set[int]) -> int:
+        """Return the copy of a state that lacks these words."""
         key = state, frozenset(without)
         if key in self._copy_of:
             return self._copy_of[key]
@@ -233,7 +229,7 @@ class _Copies:
         else:
             self.backoff_to.append(suffix)
             self.backoff_weights.append(self.backoff_weights[state])
-            self.backoff_to[number] = self._copied(suffix, without | self.worse.get(state, set()))
+            self.backoff_to[number] = self.copied(suffix, without | self.worse.get(state, set()))
         return number
 
     def finish(self) -> BackoffAutomaton:

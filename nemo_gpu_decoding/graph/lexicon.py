@@ -154,14 +154,6 @@ def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
     return tuple(token for token in range(len(vocabulary)) if vocabulary.starts_word(token))
 
 
-@dataclass(frozen=True, eq=False)
-class LexiconFst:
-    """The transducer L, and the first disambiguation symbol that its input labels use."""
-
-    fst: Fst
-    first_disambiguation: int
-
-
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
     """Return the disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
     times = Counter(spellings)
@@ -177,8 +169,8 @@ def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
 
 def lexicon_fst(
     lexicon: Lexicon, outputs: Mapping[str, int], backoff_label: int, unknown: tuple[int, OpenVocabulary] | None = None
-) -> LexiconFst:
-    """Build L over the words in `outputs`. Input labels: token + 1, then #0, #1, ...
+) -> Fst:
+    """Build L over the words in `outputs`. Input labels: token + 1, then from vocab_size + 1 on #0, #1, ...
 
     Args:
         outputs: label of each word in G.
@@ -209,7 +201,7 @@ def lexicon_fst(
     sources, inputs, words, costs, targets = (np.array(column) for column in zip(*rows, strict=True))
     final = np.full(states, np.inf)
     final[[0, behind]] = 0.0
-    return LexiconFst(Fst.from_arcs(0, final, sources, inputs, words, costs, targets), first)
+    return Fst.from_arcs(0, final, sources, inputs, words, costs, targets)
 
 
 def _spelling_loop(

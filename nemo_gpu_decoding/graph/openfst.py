@@ -176,19 +176,17 @@ class _Reader:
                 f"{self.at + size}"
             )
 
-    def _take(self, layout: str) -> tuple:
-        size = struct.calcsize(layout)
+    def _take_bytes(self, size: int) -> np.ndarray:
         self._need(size)
-        values = struct.unpack(layout, self.data[self.at : self.at + size].tobytes())
         self.at += size
-        return values
+        return self.data[self.at - size : self.at]
+
+    def _take(self, layout: str) -> tuple:
+        return struct.unpack(layout, self._take_bytes(struct.calcsize(layout)).tobytes())
 
     def _take_text(self) -> str:
         (size,) = self._take("<i")
-        self._need(size)
-        text = self.data[self.at : self.at + size].tobytes().decode("utf-8", "replace")
-        self.at += size
-        return text
+        return self._take_bytes(size).tobytes().decode("utf-8", "replace")
 
     def _take_symbols(self) -> dict[int, str]:
         (magic,) = self._take("<i")
@@ -217,16 +215,12 @@ class _Reader:
 
     def _take_const(self, states: int, aligned: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         self._align(aligned)
-        self._need(states * _CONST_STATE.itemsize)
-        size = states * _CONST_STATE.itemsize
-        table = self.data[self.at : self.at + size].view(_CONST_STATE)
-        self.at += size
+        table = self._take_bytes(states * _CONST_STATE.itemsize).view(_CONST_STATE)
         self._align(aligned)
         begin = np.append(0, np.cumsum(table["arcs"], dtype=np.int64))
         if (table["first_arc"] != begin[:-1])[table["arcs"] > 0].any():
             raise ValueError(f"{self.path} is damaged: the arcs of its states do not follow one another")
-        self._need(int(begin[-1]) * FST_ARC.itemsize)
-        arcs = self.data[self.at : self.at + int(begin[-1]) * FST_ARC.itemsize].view(FST_ARC)
+        arcs = self._take_bytes(int(begin[-1]) * FST_ARC.itemsize).view(FST_ARC)
         return table["final"].copy(), begin, arcs.copy()
 
     def _align(self, aligned: bool) -> None:
