@@ -205,20 +205,20 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1893,
+    "(root)": 1891,
     "cli": 2183,
-    "cluster": 446,
+    "cluster": 444,
     "compat": 991,
     "cuda": 963,
-    "fusion": 2100,
-    "graph": 1625,
+    "fusion": 2094,
+    "graph": 1604,
     "live": 1278,
-    "lm": 1885,
+    "lm": 1880,
     "nemo_plugin": 3705,
     "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42480
+PACKAGE_LINES = 42426
 PACKAGE_FILES = 188
 TESTS_LINES = 39126
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -152,20 +152,16 @@ class _Sentences:
             left -= len(letters)
             if left < 0:
                 raise ValueError(f"grammar has more than {most} letters")
-            self.whole.add(self._add(letters))
+            state = self.begin
+            for letter in letters:
+                if letter not in self.after[state]:
+                    self.after[state][letter] = len(self.after)
+                    self.after.append({})
+                state = self.after[state][letter]
+            self.whole.add(state)
         leave_out("grammar", faults, len(sentences) - len(faults), "sentences")
         if separator in self.after[self.begin]:  # the separator before the first word may be missing
             self.after[self.begin] |= self.after[self.after[self.begin][separator]]
-
-    def _add(self, letters: str) -> int:
-        """Append a sentence; returns the state at its end."""
-        state = self.begin
-        for letter in letters:
-            if letter not in self.after[state]:
-                self.after[state][letter] = len(self.after)
-                self.after.append({})
-            state = self.after[state][letter]
-        return state
 
 
 def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:

@@ -282,7 +282,11 @@ def _labels(
     path: Path, symbols: Sequence[str], vocab_size: int, pieces: tuple[str, ...] | None, encoding: str
 ) -> np.ndarray:
     """Return the label of each symbol: a token id or one of the special symbols. [len(symbols)] int64"""
-    readers = _symbol_readers(pieces)
+    # of each encoding: maps a symbol to its token id or _NO_TOKEN
+    readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
+    if pieces is not None:
+        ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
+        readers["pieces"] = lambda symbol: ids.get(symbol, _NO_TOKEN)
     if encoding != "auto":
         readers = {encoding: readers[encoding]}
     readings = {
@@ -294,15 +298,6 @@ def _labels(
     if not fitting:
         raise ValueError(_misfit(path, symbols, readings, vocab_size))
     return readings[fitting[0]]
-
-
-def _symbol_readers(pieces: tuple[str, ...] | None) -> dict[str, Callable[[str], int]]:
-    """Return a function per encoding, which maps a symbol to its token id or _NO_TOKEN."""
-    readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
-    if pieces is not None:
-        ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
-        readers["pieces"] = lambda symbol: ids.get(symbol, _NO_TOKEN)
-    return readers
 
 
 def _read_nemo(symbol: str) -> int:

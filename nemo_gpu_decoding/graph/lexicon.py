@@ -195,25 +195,17 @@ def lexicon_fst(
             states += target != behind
             at = target
     num_symbols = int(symbols.max(initial=0)) + 1
-    if unknown is not None:
-        rows += _spelling_loop(first + num_symbols, states, *unknown, lexicon, behind)
+    if unknown is not None:  # a loop between two disambiguation symbols, which separate it from known words
+        (word, penalties), symbol, inside = unknown, first + num_symbols, states + 1
+        beginning = penalties.beginning_tokens or ()
+        # with a separator, no token marks the beginning of a word
+        others = beginning if behind else sorted(set(range(lexicon.vocab_size)) - set(beginning))
+        rows.append((0, symbol, word, penalties.word_cost, states))
+        rows += ((states, token + 1, 0, penalties.piece_cost, inside) for token in beginning)
+        rows += ((inside, token + 1, 0, penalties.piece_cost, inside) for token in others)
+        rows.append((inside, symbol, 0, 0.0, behind))
         states += 2
     sources, inputs, words, costs, targets = (np.array(column) for column in zip(*rows, strict=True))
     final = np.full(states, np.inf)
     final[[0, behind]] = 0.0
     return Fst.from_arcs(0, final, sources, inputs, words, costs, targets)
-
-
-def _spelling_loop(
-    symbol: int, state: int, word: int, unknown: OpenVocabulary, lexicon: Lexicon, behind: int
-) -> list[tuple[int, int, int, float, int]]:
-    """Return the arcs of <unk>, between two disambiguation symbols that separate it from known words."""
-    inside, beginning = state + 1, unknown.beginning_tokens or ()
-    # with a separator, no token marks the beginning of a word
-    others = beginning if behind else sorted(set(range(lexicon.vocab_size)) - set(beginning))
-    return [
-        (0, symbol, word, unknown.word_cost, state),
-        *((state, token + 1, 0, unknown.piece_cost, inside) for token in beginning),
-        *((inside, token + 1, 0, unknown.piece_cost, inside) for token in others),
-        (inside, symbol, 0, 0.0, behind),
-    ]
