@@ -43,7 +43,6 @@ from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
 from nemo_gpu_decoding.lm.estimate import write_ngrams
-from nemo_gpu_decoding.lm.packed import TABLES
 from nemo_gpu_decoding.metrics import word_errors
 
 LARGE, LARGE_PACKED = "large.arpa", "large.packed"
@@ -105,8 +104,7 @@ def pack(options: BenchOptions, folder: str, task: str) -> Row:
     """The packed large LM; a GPU keeps all of it except for the arcs."""
     path = Path(folder) / LARGE_PACKED
     report = pack_arpa(Path(folder) / LARGE, path)
-    packed = load_packed_lm(path, verify=False).arrays
-    arrays = {name: getattr(packed, name).nbytes for name in TABLES}
+    arrays = dict(load_packed_lm(path, verify=False).nbytes)
     on_device = sum(arrays.values()) - arrays["arcs"]
     return {
         "ngrams": report.num_ngrams,

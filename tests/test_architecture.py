@@ -218,9 +218,9 @@ CODE_BUDGETS = {
     "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42426
+PACKAGE_LINES = 42427
 PACKAGE_FILES = 188
-TESTS_LINES = 39126
+TESTS_LINES = 39123
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

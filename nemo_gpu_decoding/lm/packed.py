@@ -201,6 +201,11 @@ class PackedLM(CopiedByFields):
     def num_arcs(self) -> int:
         return int(self.arrays.states["arc_begin"][-1])
 
+    @property
+    def nbytes(self) -> Mapping[str, int]:
+        """Return bytes of each array."""
+        return {name: getattr(self.arrays, name).nbytes for name in TABLES}
+
     @cached_property
     def word_ids(self) -> Mapping[str, int]:
         """Return the label of each word."""
