@@ -37,18 +37,14 @@ def cached(key: Hashable, build: Callable[[], T]) -> T:
         while len(_entries) > MAX_ENTRIES:
             _entries.popitem(last=False)
     if is_builder:
-        _fill(key, entry, build)
+        try:
+            entry.set_result(build())
+        except BaseException as error:
+            with _lock:
+                if _entries.get(key) is entry:
+                    del _entries[key]
+            entry.set_exception(error)
     return entry.result()
-
-
-def _fill(key: Hashable, entry: Future[Any], build: Callable[[], Any]) -> None:
-    try:
-        entry.set_result(build())
-    except BaseException as error:
-        with _lock:
-            if _entries.get(key) is entry:
-                del _entries[key]
-        entry.set_exception(error)
 
 
 def file_key(path: str | PathLike[str]) -> tuple[str, int, int]:

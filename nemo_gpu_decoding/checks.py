@@ -106,6 +106,13 @@ def check_bool(field: str, value: Any) -> None:
         raise FieldError(field, value, "True or False")
 
 
+def check_indices(name: str, values: Any, size: int) -> None:
+    """Raise a ValueError unless all values of an array are in 0 .. size-1."""
+    if len(values) and (values.min() < 0 or values.max() >= size):
+        bad = values.min() if values.min() < 0 else values.max()
+        raise ValueError(f"{name} holds {bad}, expected 0 .. {size - 1}")
+
+
 def check_kind(field: str, value: Any, kind: Any, made_by: str = "") -> None:
     """Raise a FieldError unless `value` is of this class; `made_by` names what makes such objects."""
     if not isinstance(value, kind):

@@ -154,8 +154,11 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
     """Read one line of a NeMo manifest; of an invalid line the fields that can be copied, and why as `FAULT`."""
     try:
         row = parse_row(line, where)
-        check_characters(row, where)
+        json.dumps(row, ensure_ascii=False).encode()
         return row
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        fault = f"{where}: has {half!a}, half of a surrogate pair, expected whole characters"
     except ValueError as error:
         fault = str(error)
     row = {}
@@ -190,15 +193,6 @@ def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
 def part_in(row: Mapping[str, Any]) -> tuple[float, float | None]:
     """Return offset and duration of the part of a file in a row; `duration` counts with `offset` only, as in NeMo."""
     return (0.0, None) if row.get("offset") is None else (row["offset"], row.get("duration"))
-
-
-def check_characters(row: Any, where: str) -> None:
-    """Raise a ValueError, which begins with `where`, for a row that UTF-8 cannot hold."""
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise ValueError(f"{where}: has {half!a}, half of a surrogate pair, expected whole characters") from None
 
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:

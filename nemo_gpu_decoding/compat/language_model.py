@@ -82,6 +82,9 @@ class LanguageModel:
         self.score_boundary = score_boundary
         if isinstance(unigrams, str | bytes):
             raise FieldError("unigrams", unigrams, "a list of words")
+        with ArpaReader(self.path) as arpa:
+            self.words = frozenset(word for word in arpa.symbols if word not in SPECIAL_WORDS)
+            self.order = len(arpa.counts)  # length of the longest n-grams
         given = frozenset(unigrams or ())
         self.unigrams = (given & self.words) or None  # None: all words are known
         if given and self.unigrams is None:
@@ -108,24 +111,6 @@ class LanguageModel:
         for name, value in given.items():
             if value is not None:
                 setattr(self, name, value)
-
-    @cached_property
-    def _unigram_section(self) -> tuple[tuple[str, ...], int]:
-        """Return the words of the LM without symbols of sentences, and its order."""
-        with ArpaReader(self.path) as arpa:
-            for block in arpa.blocks():
-                if block.order > 1:
-                    break
-            return tuple(word for word in arpa.symbols if word not in SPECIAL_WORDS), len(arpa.counts)
-
-    @cached_property
-    def words(self) -> frozenset[str]:
-        return frozenset(self._unigram_section[0])
-
-    @property
-    def order(self) -> int:
-        """Return the length of the LM's longest n-grams."""
-        return self._unigram_section[1]
 
     # ------------------------------------------------------------------------------------- graph
 
@@ -344,18 +329,9 @@ def _automaton(
 ) -> BackoffAutomaton:
     """Return the automaton of the arcs of each state."""
     arcs = [sorted(arcs_of_state) for arcs_of_state in arcs]
-    ends = np.cumsum(list(map(len, arcs)))
-    labels, weights, targets = zip(*itertools.chain.from_iterable(arcs), strict=True)
-    columns = Columns(
-        arc_begin=np.append(0, ends[:-1]),
-        arc_end=ends,
-        backoff_to=np.array(backoff_to),
-        backoff_weights=np.array(backoffs),
-        final_weights=np.array(finals),
-        arc_labels=np.array(labels),
-        arc_weights=np.array(weights),
-        arc_targets=np.array(targets),
-    )
+    of_arcs = map(np.array, zip(*itertools.chain.from_iterable(arcs), strict=True))
+    of_states = map(np.array, (backoff_to, backoffs, finals))
+    columns = Columns.grouped(list(map(len, arcs)), *of_states, *of_arcs)
     return BackoffAutomaton.from_columns(columns, num_labels, OUTSIDE, "bonuses of words")
 
 

@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_indices
 from nemo_gpu_decoding.fusion.phrases import Aliases
 from nemo_gpu_decoding.jit import linked, no_refcount
 
@@ -118,6 +118,17 @@ class Columns(NamedTuple):
     arc_labels: np.ndarray  # [A] ascending within a state
     arc_weights: np.ndarray  # [A]
     arc_targets: np.ndarray  # [A]
+
+    @classmethod
+    def grouped(cls, counts: Sequence[int] | np.ndarray, *others: np.ndarray) -> Columns:
+        """Return the columns of arcs that lie state by state.
+
+        Args:
+            counts: [S] number of arcs of each state.
+            others: the columns from `backoff_to` on.
+        """
+        ends = np.cumsum(counts)
+        return cls(ends - counts, ends, *others)
 
 
 _ARC_COLUMNS = {"arc_labels": "label", "arc_weights": "weight", "arc_targets": "target"}
@@ -274,9 +285,7 @@ def _check_structure(name: str, vocab_size: int, start_state: int, states: np.nd
         ("arc_begin", states["arc_begin"], len(arcs) + 1),
         ("arc_end", states["arc_end"], len(arcs) + 1),
     ):
-        if len(values) and (values.min() < 0 or values.max() >= size):
-            bad = values.min() if values.min() < 0 else values.max()
-            raise ValueError(f"{name}: {column} holds {bad}, expected 0 .. {size - 1}")
+        check_indices(f"{name}: {column}", values, size)
     if (states["arc_end"] < states["arc_begin"]).any():
         raise ValueError(f"{name}: a state's arc_end is before its arc_begin")
     for column, values in (
@@ -361,18 +370,31 @@ def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
     return levels
 
 
-class _ByWeight:
+class SortedArcs:
+    """The arcs of an automaton by state and label, of which many are found at once."""
+
+    def __init__(self, states: np.ndarray, arcs: np.ndarray) -> None:
+        self.sources, self.arcs = arcs_by_state(states, arcs)  # [A]
+        self.counts = np.bincount(self.sources, minlength=len(states))  # [S] arcs of each state
+        self.begins = np.cumsum(self.counts) - self.counts  # [S] first arc of each state
+        self._span = int(arcs["label"].max(initial=0)) + 1
+        self._keys = self.sources * self._span + self.arcs["label"]  # ascending
+
+    def find(self, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the arc of each label in each state, and whether there is one; without one, the number of any arc."""
+        keys = states.astype(np.int64) * self._span + labels
+        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return places, self._keys[places] == keys
+
+
+class _ByWeight(SortedArcs):
     """The arcs of every state, heaviest first; and whether a state has an arc for a label."""
 
     def __init__(self, states: np.ndarray, arcs: np.ndarray) -> None:
-        owner, listed = arcs_by_state(states, arcs)
-        self.counts = np.bincount(owner, minlength=len(states))
-        self.begins = np.cumsum(self.counts) - self.counts
-        self.span = int(arcs["label"].max(initial=0)) + 1
-        self.own_keys = owner * self.span + listed["label"]  # ascending
-        weights = listed["weight"].astype(np.float64)
-        heaviest_first = np.lexsort((-weights, owner))
-        self.labels = listed["label"][heaviest_first]
+        super().__init__(states, arcs)
+        weights = self.arcs["weight"].astype(np.float64)
+        heaviest_first = np.lexsort((-weights, self.sources))
+        self.labels = self.arcs["label"][heaviest_first]
         self.weights = weights[heaviest_first]
 
     def best(self) -> np.ndarray:
@@ -390,16 +412,11 @@ class _ByWeight:
         while len(undecided):
             undecided = undecided[self.counts[parents[undecided]] > rank]
             arc = self.begins[parents[undecided]] + rank
-            owned = self._has_arc(states[undecided], self.labels[arc])
+            _, owned = self.find(states[undecided], self.labels[arc])
             best[undecided[~owned]] = self.weights[arc[~owned]]
             undecided = undecided[owned]
             rank += 1
         return best
-
-    def _has_arc(self, states: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        keys = states.astype(np.int64) * self.span + labels
-        places = np.searchsorted(self.own_keys, keys)
-        return self.own_keys[np.minimum(places, len(self.own_keys) - 1)] == keys
 
 
 def _rounded_up(bounds: np.ndarray) -> np.ndarray:

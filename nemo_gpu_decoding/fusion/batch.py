@@ -147,11 +147,10 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     for name, lm in (("lm", fusion.lm), ("source_lm", fusion.source_lm)):
         if lm is not None and labels.lm_in_graph:
             raise ValueError(f"fusion.{name} is {lm.name}, expected None: the LM of a word graph is in the graph")
+        _check_automaton(f"fusion.{name}", lm, labels)
     if fusion.lm_pool and labels.lm_in_graph:
         names = ", ".join(fusion.lm_pool)
         raise ValueError(f"fusion.lm_pool has {names}, expected no LMs: the LM of a word graph is in the graph")
-    _check_automaton("fusion.lm", fusion.lm, labels)
-    _check_automaton("fusion.source_lm", fusion.source_lm, labels)
     for name, lm in fusion.lm_pool.items():
         _check_automaton(f"fusion.lm_pool[{name}]", lm, labels)
     _check_automaton("fusion.lm", fusion.token_lms[0], labels)

@@ -128,21 +128,16 @@ class Trie:
         children = self.find(nodes, labels)
         missing = np.flatnonzero(children < 0)
         if len(missing):
-            new = np.unique(nodes[missing] * self.radix + labels[missing])
-            self._append(new)
+            keys = np.unique(nodes[missing] * self.radix + labels[missing])
+            parents, new = keys // self.radix, len(self) + np.arange(len(keys))
+            self.parents = np.append(self.parents, parents)
+            self.labels = np.append(self.labels, keys % self.radix)
+            self.depths = np.append(self.depths, self.depths[parents] + 1)
+            merged = np.append(self._keys, keys)
+            order = np.argsort(merged, kind="stable")  # two sorted runs: close to a merge
+            self._keys, self._nodes = merged[order], np.append(self._nodes, new)[order]
             children[missing] = self.find(nodes[missing], labels[missing])
         return children
-
-    def _append(self, keys: np.ndarray) -> None:
-        first = len(self)
-        parents = keys // self.radix
-        self.parents = np.append(self.parents, parents)
-        self.labels = np.append(self.labels, keys % self.radix)
-        self.depths = np.append(self.depths, self.depths[parents] + 1)
-        merged = np.append(self._keys, keys)
-        order = np.argsort(merged, kind="stable")  # two sorted runs: close to a merge
-        self._keys = merged[order]
-        self._nodes = np.append(self._nodes, np.arange(first, len(self)))[order]
 
     def ancestors(self, nodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Return the ancestor of each node, `steps` levels above it."""
@@ -162,20 +157,15 @@ class Trie:
         """Return the node of the longest proper suffix of each node; the root's is the root."""
         links = np.zeros(len(self), np.int64)
         for level in self.levels()[1:]:
-            links[level] = self._longest_suffix(links[self.parents[level]], self.labels[level], links)
+            # the suffix is a child of the parent's suffix, or of a node to which that links
+            nodes, pending = links[self.parents[level]], np.arange(len(level))
+            while len(pending):
+                children = self.find(nodes[pending], self.labels[level[pending]])
+                hit = children >= 0
+                links[level[pending[hit]]] = children[hit]
+                pending = pending[~hit & (nodes[pending] != ROOT)]
+                nodes[pending] = links[nodes[pending]]
         return links
-
-    def _longest_suffix(self, nodes: np.ndarray, labels: np.ndarray, links: np.ndarray) -> np.ndarray:
-        """Return the node of the longest suffix of "node, label": a child of the node or of one it links to."""
-        nodes, targets = nodes.copy(), np.full(len(nodes), ROOT)
-        pending = np.arange(len(nodes))
-        while len(pending):
-            children = self.find(nodes[pending], labels[pending])
-            hit = children >= 0
-            targets[pending[hit]] = children[hit]
-            pending = pending[~hit & (nodes[pending] != ROOT)]
-            nodes[pending] = links[nodes[pending]]
-        return targets
 
 
 @dataclass(frozen=True)
@@ -245,7 +235,7 @@ def build_context_graph(
     if label_before is not None:
         start = max(ROOT, int(trie.find(np.array([ROOT]), np.array([label_before]))[0]))
         weights.arcs[start] += unk_score
-    columns = with_refunds(_columns(trie, weights), ROOT, weights.refunds, continuations)
+    columns = with_refunds(_columns(trie, weights), weights.refunds, continuations)
     return BackoffAutomaton.from_columns(columns, vocab_size, start, name)
 
 
@@ -253,17 +243,9 @@ def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
     """Return the nodes as states, the edges as arcs."""
     nodes = np.arange(1, len(trie))
     nodes = nodes[np.argsort(trie.parents[1:] * trie.radix + trie.labels[1:])]
-    sources, states = trie.parents[nodes], np.arange(len(trie))
-    return Columns(
-        arc_begin=np.searchsorted(sources, states),
-        arc_end=np.searchsorted(sources, states, side="right"),
-        backoff_to=weights.backoff_to,
-        backoff_weights=weights.backoffs,
-        final_weights=weights.finals,
-        arc_labels=trie.labels[nodes],
-        arc_weights=weights.arcs[nodes],
-        arc_targets=nodes,
-    )
+    counts = np.bincount(trie.parents[nodes], minlength=len(trie))
+    of_states = weights.backoff_to, weights.backoffs, weights.finals
+    return Columns.grouped(counts, *of_states, trie.labels[nodes], weights.arcs[nodes], nodes)
 
 
 def _add_paths(trie: Trie, sequences: Sequence[ScoredSequence]) -> list[np.ndarray]:
@@ -408,44 +390,37 @@ def _nemo_refund(
 # ------------------------------------------------------------------------------------------- refunds
 
 
-def with_refunds(columns: Columns, root: int, refunds: np.ndarray, is_refunding: np.ndarray) -> Columns:
+def with_refunds(columns: Columns, refunds: np.ndarray, is_refunding: np.ndarray) -> Columns:
     """Subtract the refund of each state from refunding labels that leave it by back-off.
 
     Args:
-        columns: an automaton with a single root; its states keep their numbers, copies come after them.
+        columns: an automaton with the single root `ROOT`; its states keep their numbers, copies come after them.
         refunds: [S] natural log, 0 for none; the root's is ignored.
         is_refunding: [V] bool, whether a label pays refunds.
     """
-    refunding_states = np.flatnonzero(refunds * (np.arange(len(refunds)) != root))
+    refunding_states = np.flatnonzero(refunds * (np.arange(len(refunds)) != ROOT))
     if not len(refunding_states) or not is_refunding.any():
         return columns
-    copied, refund, first, onward = _copies(columns.backoff_to, root, refunds, refunding_states)
-    of_root = copied == root
-    backoff_to, copies_backoff_to = columns.backoff_to.copy(), np.full(len(copied), root)
+    copied, refund, first, onward = _copies(columns.backoff_to, refunds, refunding_states)
+    of_root = copied == ROOT
+    backoff_to, copies_backoff_to = columns.backoff_to.copy(), np.full(len(copied), ROOT)
     backoff_to[refunding_states] = len(backoff_to) + first
     copies_backoff_to[~of_root] = len(backoff_to) + onward
     lists_refunding = 2 * is_refunding.sum() <= len(is_refunding)
     listed = np.flatnonzero(is_refunding == lists_refunding)
     root_backoffs = 0.0 if lists_refunding else -refund
-    counts, labels, weights, targets = _copied_arcs(columns, root, listed, copied)
+    backoff_weights = np.where(of_root, root_backoffs, columns.backoff_weights[copied])
+    counts, labels, weights, targets = _copied_arcs(columns, listed, copied)
     weights -= np.where(is_refunding[labels], np.repeat(refund, counts), 0.0)
     ends = len(columns.arc_labels) + np.cumsum(counts)
-    return Columns(
-        arc_begin=np.append(columns.arc_begin, ends - counts),
-        arc_end=np.append(columns.arc_end, ends),
-        backoff_to=np.append(backoff_to, copies_backoff_to),
-        backoff_weights=np.append(
-            columns.backoff_weights, np.where(of_root, root_backoffs, columns.backoff_weights[copied])
-        ),
-        final_weights=np.append(columns.final_weights, np.zeros(len(copied))),  # no arc leads to a copy
-        arc_labels=np.append(columns.arc_labels, labels),
-        arc_weights=np.append(columns.arc_weights, weights),
-        arc_targets=np.append(columns.arc_targets, targets),
-    )
+    final_weights = np.zeros(len(copied))  # no arc leads to a copy
+    of_states = ends - counts, ends, copies_backoff_to, backoff_weights, final_weights
+    originals = columns._replace(backoff_to=backoff_to)
+    return Columns(*map(np.append, originals, (*of_states, labels, weights, targets)))
 
 
 def _copies(
-    backoff_to: np.ndarray, root: int, refunds: np.ndarray, refunding_states: np.ndarray
+    backoff_to: np.ndarray, refunds: np.ndarray, refunding_states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Number the copies of states.
 
@@ -456,7 +431,7 @@ def _copies(
     needed_first = np.stack([backoff_to[refunding_states], refunds[refunding_states]], 1)
     copies = np.unique(needed_first, axis=0)
     while True:  # one round per link of the longest back-off chain
-        inner = copies[copies[:, 0] != root]
+        inner = copies[copies[:, 0] != ROOT]
         states = inner[:, 0].astype(np.int64)
         needed_next = np.stack([backoff_to[states], inner[:, 1] + refunds[states]], 1)
         grown, number = np.unique(np.concatenate([needed_first, needed_next, copies]), axis=0, return_inverse=True)
@@ -468,15 +443,15 @@ def _copies(
 
 
 def _copied_arcs(
-    columns: Columns, root: int, listed: np.ndarray, copied: np.ndarray
+    columns: Columns, listed: np.ndarray, copied: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the number of arcs of each copy, and their labels, weights and targets before any refund."""
-    weights = np.full(len(listed), columns.backoff_weights[root], np.float64)
-    targets = np.full(len(listed), root)
-    own = slice(columns.arc_begin[root], columns.arc_end[root])
+    weights = np.full(len(listed), columns.backoff_weights[ROOT], np.float64)
+    targets = np.full(len(listed), ROOT)
+    own = slice(columns.arc_begin[ROOT], columns.arc_end[ROOT])
     _, at, own_at = np.intersect1d(listed, columns.arc_labels[own], assume_unique=True, return_indices=True)
     weights[at], targets[at] = columns.arc_weights[own][own_at], columns.arc_targets[own][own_at]
-    of_root = copied == root
+    of_root = copied == ROOT
     begins = np.where(of_root, len(columns.arc_labels), columns.arc_begin[copied])
     counts = np.where(of_root, len(listed), columns.arc_end[copied] - columns.arc_begin[copied])
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, arcs_by_state
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, SortedArcs
 
 LEAST_WEIGHT = -100.0  # of a source LM, natural log; below are probabilities of 0, which ARPA files write as 1e-99
 
@@ -130,15 +130,12 @@ class _Pairs:
         return self.lm.states["final_weight"][t] - self.ratio * subtracted
 
 
-class _Reader:
+class _Reader(SortedArcs):
     """An automaton that reads many labels at once."""
 
     def __init__(self, automaton: BackoffAutomaton) -> None:
-        self.states, self.vocab_size = automaton.arrays.states, automaton.vocab_size
-        owners, self.arcs = arcs_by_state(*automaton.arrays)
-        self.keys = owners * self.vocab_size + self.arcs["label"]  # ascending
-        self.counts = np.bincount(owners, minlength=len(self.states))
-        self.begins = np.cumsum(self.counts) - self.counts
+        super().__init__(*automaton.arrays)
+        self.states = automaton.arrays.states
         self.backoff_to = self.states["backoff_to"].astype(np.int64)
         self.backoff_weights = self.states["backoff_weight"].astype(np.float64)
         self.is_root = self.backoff_to == np.arange(len(self.states))
@@ -156,9 +153,7 @@ class _Reader:
         pending = np.arange(len(labels))
         while len(pending):
             states = after[pending]
-            wanted = states * self.vocab_size + labels[pending]
-            arc = np.searchsorted(self.keys, wanted)
-            is_found = self.keys[np.minimum(arc, len(self.keys) - 1)] == wanted
+            arc, is_found = self.find(states, labels[pending])
             read, arc = pending[is_found], arc[is_found]
             weights[read] += self.arcs["weight"][arc]
             after[read] = self.arcs["target"][arc]
@@ -172,14 +167,6 @@ def _columns(part: _Part) -> Columns:
     """Return the automaton of all pairs; their states have the order of `part`."""
     order = np.argsort(part.pairs)
     ordered = part.pairs[order]
-    ends = np.cumsum(part.counts)
-    return Columns(
-        arc_begin=ends - part.counts,
-        arc_end=ends,
-        backoff_to=order[np.searchsorted(ordered, part.backoff_to)],
-        backoff_weights=part.backoff_weights,
-        final_weights=part.final_weights,
-        arc_labels=part.labels,
-        arc_weights=part.weights,
-        arc_targets=order[np.searchsorted(ordered, part.targets)],
-    )
+    backoff_to, targets = (order[np.searchsorted(ordered, pairs)] for pairs in (part.backoff_to, part.targets))
+    of_states = backoff_to, part.backoff_weights, part.final_weights
+    return Columns.grouped(part.counts, *of_states, part.labels, part.weights, targets)

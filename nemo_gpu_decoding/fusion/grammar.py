@@ -91,21 +91,14 @@ def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_le
     number_of = {state: number for number, state in enumerate(arcs, BEGIN)}
     rows = [sorted((label, number_of[after]) for label, after in leaving) for leaving in arcs.values()]
     counts = np.array([0, *map(len, rows)])
-    ends = np.cumsum(counts)
     labels, targets = np.array([pair for row in rows for pair in row], np.int64).reshape(-1, 2).T
     is_outside = np.arange(len(counts)) == OUTSIDE
     is_sentence = np.array([False, *(state in sentences.whole for state in arcs)])
     cost = price / PRICE_WEIGHT
-    columns = Columns(
-        arc_begin=ends - counts,
-        arc_end=ends,
-        backoff_to=np.full(len(counts), OUTSIDE),
-        backoff_weights=np.where(is_outside, -cost, 0.0),
-        final_weights=np.where(is_sentence | is_outside, 0.0, -cost),
-        arc_labels=labels,
-        arc_weights=np.zeros(len(labels)),
-        arc_targets=targets,
-    )
+    backoff_weights = np.where(is_outside, -cost, 0.0)
+    final_weights = np.where(is_sentence | is_outside, 0.0, -cost)
+    of_states = np.full(len(counts), OUTSIDE), backoff_weights, final_weights
+    columns = Columns.grouped(counts, *of_states, labels, np.zeros(len(labels)), targets)
     return Grammar(BackoffAutomaton.from_columns(columns, len(vocabulary), BEGIN, "grammar"), is_sentence)
 
 
@@ -159,20 +152,16 @@ class _Sentences:
             left -= len(letters)
             if left < 0:
                 raise ValueError(f"grammar has more than {most} letters")
-            self.whole.add(self._add(letters))
+            state = self.begin
+            for letter in letters:
+                if letter not in self.after[state]:
+                    self.after[state][letter] = len(self.after)
+                    self.after.append({})
+                state = self.after[state][letter]
+            self.whole.add(state)
         leave_out("grammar", faults, len(sentences) - len(faults), "sentences")
         if separator in self.after[self.begin]:  # the separator before the first word may be missing
             self.after[self.begin] |= self.after[self.after[self.begin][separator]]
-
-    def _add(self, letters: str) -> int:
-        """Append a sentence; returns the state at its end."""
-        state = self.begin
-        for letter in letters:
-            if letter not in self.after[state]:
-                self.after[state][letter] = len(self.after)
-                self.after.append({})
-            state = self.after[state][letter]
-        return state
 
 
 def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:

@@ -94,22 +94,12 @@ def build_ngram_automaton(
     share = np.log(len(unlisted)) if normalize_unk and len(unlisted) > 1 else 0.0
     arcs = _without_special(all_arcs, vocab_size, unlisted, float(share))
     backoff_to, backoff_weights = states["backoff_to"].astype(np.int64), -states["backoff_cost"]
-    numbers = np.arange(len(states))
-    return BackoffAutomaton.from_columns(
-        Columns(
-            arc_begin=np.searchsorted(arcs.sources, numbers),
-            arc_end=np.searchsorted(arcs.sources, numbers, side="right"),
-            backoff_to=backoff_to,
-            backoff_weights=backoff_weights,
-            final_weights=_final_weights(all_arcs, eos, backoff_to, backoff_weights, name),
-            arc_labels=arcs.labels,
-            arc_weights=arcs.weights,
-            arc_targets=arcs.targets,
-        ),
-        vocab_size=vocab_size,
-        start_state=linked.start_state,
-        name=name,
+    final_weights = _final_weights(all_arcs, eos, backoff_to, backoff_weights, name)
+    counts = np.bincount(arcs.sources, minlength=len(states))
+    columns = Columns.grouped(
+        counts, backoff_to, backoff_weights, final_weights, arcs.labels, arcs.weights, arcs.targets
     )
+    return BackoffAutomaton.from_columns(columns, vocab_size, linked.start_state, name)
 
 
 def resolve_final_weights(
@@ -292,7 +282,11 @@ def _labels(
     path: Path, symbols: Sequence[str], vocab_size: int, pieces: tuple[str, ...] | None, encoding: str
 ) -> np.ndarray:
     """Return the label of each symbol: a token id or one of the special symbols. [len(symbols)] int64"""
-    readers = _symbol_readers(pieces)
+    # of each encoding: maps a symbol to its token id or _NO_TOKEN
+    readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
+    if pieces is not None:
+        ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
+        readers["pieces"] = lambda symbol: ids.get(symbol, _NO_TOKEN)
     if encoding != "auto":
         readers = {encoding: readers[encoding]}
     readings = {
@@ -304,15 +298,6 @@ def _labels(
     if not fitting:
         raise ValueError(_misfit(path, symbols, readings, vocab_size))
     return readings[fitting[0]]
-
-
-def _symbol_readers(pieces: tuple[str, ...] | None) -> dict[str, Callable[[str], int]]:
-    """Return a function per encoding, which maps a symbol to its token id or _NO_TOKEN."""
-    readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
-    if pieces is not None:
-        ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
-        readers["pieces"] = lambda symbol: ids.get(symbol, _NO_TOKEN)
-    return readers
 
 
 def _read_nemo(symbol: str) -> int:

@@ -291,7 +291,7 @@ class Aliases:
         units = [self._key(text[begin:end]) for begin, end in pairwise(bounds)]
         n, (first_units, most_units) = 0, self._units
         while n < len(units):
-            if is_open and self._begins_alias(units[n:]):
+            if is_open and "".join(units[n:]) in self._beginnings:
                 yield bounds[n], len(text), ""
                 return
             last = min(n + most_units, len(units)) if units[n] in first_units else n
@@ -300,13 +300,6 @@ class Aliases:
             if end:
                 yield bounds[n], bounds[end], self._table["".join(units[n:end])]
             n = end or n + 1
-
-    def _begins_alias(self, units: Sequence[str]) -> bool:
-        key, (ordered, longest) = "".join(units), self._sorted
-        if len(key) > longest:
-            return False
-        place = bisect_left(ordered, key)
-        return place < len(ordered) and ordered[place].startswith(key)
 
     def _key(self, text: str) -> str:
         """Return the form in which texts are compared."""
@@ -318,9 +311,9 @@ class Aliases:
         return {self._key(alias): phrase for alias, phrase in self.phrases.items()}
 
     @cached_property
-    def _sorted(self) -> tuple[list[str], int]:
-        """Return the aliases in order, and the length of the longest one."""
-        return sorted(self._table), max(map(len, self._table), default=0)
+    def _beginnings(self) -> frozenset[str]:
+        """Return all texts with which an alias begins."""
+        return frozenset(alias[:end] for alias in self._table for end in range(1, len(alias) + 1))
 
     @cached_property
     def _units(self) -> tuple[frozenset[str], int]:

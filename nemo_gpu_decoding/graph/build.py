@@ -141,9 +141,6 @@ def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> 
         added_words: words to add to the LM.
     """
     with ArpaReader(arpa, added_words) as reader:
-        for block in reader.blocks():
-            if block.order > 1:
-                break
         return [word for word in reader.symbols if not (word.startswith("<") and word.endswith(">"))]
 
 
@@ -254,12 +251,11 @@ class Recipe:
         self.progress(f"making L of {len(index)} words")
         known = {word: label for word, label in index.items() if label != self.unknown}
         open_words = None if self.open_vocabulary is None else (self.unknown, self.open_vocabulary)
-        spelled = lexicon_fst(self.lexicon, known, backoff_label, open_words)
-        lg = compose_and_optimize(spelled.fst, g, self.progress)
+        lg = compose_and_optimize(lexicon_fst(self.lexicon, known, backoff_label, open_words), g, self.progress)
         self.progress(f"laying out {lg.num_states} states")
         is_epsilon = np.zeros(max(int(lg.arcs["input"].max(initial=0)) + 1, 1), bool)
         is_epsilon[0] = True
-        is_epsilon[spelled.first_disambiguation :] = True
+        is_epsilon[self.lexicon.vocab_size + 1 :] = True  # disambiguation symbols
         graph = WordGraph.from_fst(
             lg, self.words, is_epsilon=is_epsilon, spellings=self._spellings(),
             unknown=self.unknown, name=self.grammar.name,
@@ -336,26 +332,20 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
         lg = kaldifst.compose(left, right)
         if lg.num_states == 0:
             raise ValueError("the graph is empty: no word of the LM can be spelled to its end")
-        _determinize(lg, progress)
+        most = MOST_GROWTH * lg.num_states + 10_000  # a limit, because determinize* may not terminate
+        progress(f"determinizing {lg.num_states} states")
+        try:
+            kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA, max_states=most)
+        except RuntimeError as error:
+            said = str(error)
+            why = f"more than {most:,} states" if "aborted since passed" in said else said.rsplit("[E] ")[-1]
+            raise ValueError(
+                f"L o G cannot be determinized ({why}), expected spellings that tell the LM's words apart"
+            ) from error
         progress(f"minimizing {lg.num_states} states")
         kaldifst.minimize_encoded(lg, delta=MINIMIZE_DELTA)
         lg.write(paths[2])
         return read_fst(paths[2])
-
-
-def _determinize(lg: Any, progress: Progress) -> None:
-    """Run determinize* in place, with a limit on the number of states, because it may not terminate."""
-    import kaldifst
-
-    most = MOST_GROWTH * lg.num_states + 10_000
-    progress(f"determinizing {lg.num_states} states")
-    try:
-        kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA, max_states=most)
-    except RuntimeError as error:
-        why = f"more than {most:,} states" if "aborted since passed" in str(error) else str(error).rsplit("[E] ")[-1]
-        raise ValueError(
-            f"L o G cannot be determinized ({why}), expected spellings that tell the LM's words apart"
-        ) from error
 
 
 def are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_indices
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, read_only
 
@@ -219,10 +219,7 @@ class WordGraph(CopiedByFields):
             (arcs, "target", len(states)), (epsilons, "target", len(states)),
             (arcs, "olabel", labels), (epsilons, "olabel", labels), (arcs, "ilabel", 1 << 31),
         ):  # fmt: skip
-            values = table[column]
-            if len(values) and (values.min() < 0 or values.max() >= size):
-                bad = values.min() if values.min() < 0 else values.max()
-                raise ValueError(f"{self.name}: {column} holds {bad}, expected 0 .. {size - 1}")
+            check_indices(f"{self.name}: {column}", table[column], size)
         for table, column in ((states, "final_cost"), (arcs, "cost"), (epsilons, "cost")):
             if not (table[column] > -np.inf).all():
                 raise ValueError(f"{self.name}: {column} holds NaN or -inf, expected costs")
@@ -258,24 +255,21 @@ class WordGraph(CopiedByFields):
         kept = np.flatnonzero(~silent & possible)
         kept = kept[np.lexsort((fst.arcs["output"][kept], inputs[kept], sources[kept]))]
         jumps = np.flatnonzero(silent & possible)
-        closure = epsilon_closure(fst.num_states, sources[jumps], fst.arcs[jumps], len(words), name)
+        epsilon_begin, epsilons, sequences = epsilon_closure(
+            fst.num_states, sources[jumps], fst.arcs[jumps], len(words), name
+        )
         arcs = np.zeros(len(kept), GRAPH_ARC)
         arcs["ilabel"], arcs["olabel"] = inputs[kept] - 1, fst.arcs["output"][kept]
         arcs["cost"], arcs["target"] = fst.arcs["cost"][kept], fst.arcs["target"][kept]
         states = np.zeros(fst.num_states, GRAPH_STATE)
         begin = np.searchsorted(sources[kept], np.arange(fst.num_states + 1))
         states["arc_begin"], states["arc_end"] = begin[:-1], begin[1:]
-        states["epsilon_begin"], states["epsilon_end"] = closure.begin[:-1], closure.begin[1:]
+        states["epsilon_begin"], states["epsilon_end"] = epsilon_begin[:-1], epsilon_begin[1:]
         states["final_cost"], states["least_cost"] = fst.final_costs, INFINITE
         np.minimum.at(states["least_cost"], sources[kept], arcs["cost"])
-        epsilons = np.zeros(len(closure.words), EPSILON)
-        epsilons["olabel"], epsilons["cost"] = closure.words, closure.costs
-        epsilons["target"] = closure.targets
-        epsilons["least_cost"] = states["least_cost"][closure.targets]
-        return cls(
-            GraphArrays(states, arcs, epsilons, closure.sequences.astype(np.int32)),
-            fst.start, tuple(words), spellings, unknown, name=name,
-        )  # fmt: skip
+        epsilons["least_cost"] = states["least_cost"][epsilons["target"]]
+        arrays = GraphArrays(states, arcs, epsilons, sequences)
+        return cls(arrays, fst.start, tuple(words), spellings, unknown, name=name)
 
     @property
     def num_states(self) -> int:
@@ -398,21 +392,14 @@ MAX_CHAIN = 64  # arcs; a longer chain is treated like a cycle
 Chains: TypeAlias = "tuple[np.ndarray, ...]"  # source states (of chains), words, costs and target states
 
 
-@dataclass(frozen=True, eq=False)
-class EpsilonClosure:
-    """R epsilon-closure arcs that leave S states, grouped by state, then sorted by target and word."""
-
-    begin: np.ndarray  # [S + 1] int64
-    words: np.ndarray  # [R] int64, 0 for none
-    costs: np.ndarray  # [R] float64
-    targets: np.ndarray  # [R] int64
-    sequences: np.ndarray  # [C, 2] int64: label num_words + i means the two labels sequences[i]
-
-
 def epsilon_closure(
     num_states: int, sources: np.ndarray, arcs: np.ndarray, num_words: int, name: str
-) -> EpsilonClosure:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the closure of epsilon arcs, [A] FST_ARC with their source states.
+
+    Returns:
+        [S + 1] the first closure arc of each state; [E] EPSILON, sorted by target and word within a state, with
+        least_cost 0; [C, 2] int32, the word sequences.
 
     Raises:
         ValueError: the arcs form a cycle, or a chain of more than `MAX_CHAIN` arcs.
@@ -435,13 +422,10 @@ def epsilon_closure(
     origins, words, costs, targets = (v[order] for v in (origins, words, costs, targets))
     best = np.ones(len(origins), bool)
     best[1:] = (np.diff(origins) != 0) | (np.diff(words) != 0) | (np.diff(targets) != 0)
-    return EpsilonClosure(
-        np.searchsorted(origins[best], np.arange(num_states + 1)),
-        words[best],
-        costs[best],
-        targets[best],
-        np.array(list(sequences), np.int64).reshape(-1, 2),
-    )
+    epsilons = np.zeros(np.count_nonzero(best), EPSILON)
+    epsilons["olabel"], epsilons["cost"], epsilons["target"] = words[best], costs[best], targets[best]
+    begin = np.searchsorted(origins[best], np.arange(num_states + 1))
+    return begin, epsilons, np.array(list(sequences), np.int32).reshape(-1, 2)
 
 
 def _extended(

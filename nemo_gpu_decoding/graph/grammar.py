@@ -23,7 +23,7 @@ from os import PathLike
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, Columns, arcs_by_state
+from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, Columns, SortedArcs, arcs_by_state
 from nemo_gpu_decoding.fusion.ngram import NOT_FINAL, SENTENCE_END, SENTENCE_START, build_ngram_automaton
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, read_arpa
@@ -159,14 +159,13 @@ def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
 
     If the copies would have too many arcs, the LM is returned unchanged, with a warning.
     """
-    states, arcs = automaton.arrays
-    sources, arcs = arcs_by_state(states, arcs)
-    worse = _worse_than_backoff(automaton, sources, arcs)
+    table = SortedArcs(*automaton.arrays)
+    worse = _worse_than_backoff(automaton.arrays.states, table)
     if not worse:
         return automaton
-    copies = _Copies(automaton, sources, arcs, worse)
+    copies = _Copies(automaton, table, worse)
     for state in worse:
-        copies.redirect(state)
+        copies.backoff_to[state] = copies.copied(copies.backoff_to[state], worse[state])
         if copies.num_arcs > MOST_COPIED:
             logger.warning(
                 "%s: %d contexts have words that are less likely than by back-off; back-off stays possible for these "
@@ -177,18 +176,15 @@ def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
     return copies.finish()
 
 
-def _worse_than_backoff(automaton: BackoffAutomaton, sources: np.ndarray, arcs: np.ndarray) -> dict[int, set[int]]:
+def _worse_than_backoff(states: np.ndarray, table: SortedArcs) -> dict[int, set[int]]:
     """Return for each state the words that are less likely than by back-off, and END."""
-    states = automaton.arrays.states
+    sources, arcs = table.sources, table.arcs
     suffix, backoff = states["backoff_to"], states["backoff_weight"].astype(np.float64)
-    keys = sources * automaton.vocab_size + arcs["label"]
     pending = np.flatnonzero(suffix[sources] != sources)
     at, estimate = suffix[sources[pending]], backoff[sources[pending]]
     worse: dict[int, set[int]] = {}
     while len(pending):
-        key = at * automaton.vocab_size + arcs["label"][pending]
-        places = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-        listed = keys[places] == key
+        places, listed = table.find(at, arcs["label"][pending])
         estimates = estimate + arcs["weight"][places]
         for arc in pending[listed & (arcs["weight"][pending] < estimates - TOLERANCE)].tolist():
             worse.setdefault(int(sources[arc]), set()).add(int(arcs["label"][arc]))
@@ -204,11 +200,8 @@ def _worse_than_backoff(automaton: BackoffAutomaton, sources: np.ndarray, arcs: 
 class _Copies:
     """The columns of an LM that grows by copies of its states."""
 
-    def __init__(
-        self, automaton: BackoffAutomaton, sources: np.ndarray, arcs: np.ndarray, worse: dict[int, set[int]]
-    ) -> None:
-        self.automaton, self.arcs, self.worse = automaton, arcs, worse
-        self.begin = np.searchsorted(sources, np.arange(automaton.num_states + 1))
+    def __init__(self, automaton: BackoffAutomaton, table: SortedArcs, worse: dict[int, set[int]]) -> None:
+        self.automaton, self.table, self.worse = automaton, table, worse
         states = automaton.arrays.states
         self.backoff_to = states["backoff_to"].tolist()
         self.backoff_weights = states["backoff_weight"].tolist()
@@ -217,16 +210,13 @@ class _Copies:
         self.num_arcs = 0
         self._copy_of: dict[tuple[int, frozenset[int]], int] = {}
 
-    def redirect(self, state: int) -> None:
-        """Let a state back off to a copy that lacks its worse words."""
-        before = int(self.automaton.arrays.states["backoff_to"][state])
-        self.backoff_to[state] = self._copied(before, self.worse[state])
-
-    def _copied(self, state: int, without: set[int]) -> int:
+    def copied(self, state: int, without: set[int]) -> int:
+        """Return the copy of a state that lacks these words."""
         key = state, frozenset(without)
         if key in self._copy_of:
             return self._copy_of[key]
-        arcs = self.arcs[self.begin[state] : self.begin[state + 1]]
+        begin, count = self.table.begins[state], self.table.counts[state]
+        arcs = self.table.arcs[begin : begin + count]
         number = self._copy_of[key] = len(self.backoff_to)
         kept = arcs[~np.isin(arcs["label"], list(without))]
         self.added.append(kept)
@@ -239,21 +229,13 @@ class _Copies:
         else:
             self.backoff_to.append(suffix)
             self.backoff_weights.append(self.backoff_weights[state])
-            self.backoff_to[number] = self._copied(suffix, without | self.worse.get(state, set()))
+            self.backoff_to[number] = self.copied(suffix, without | self.worse.get(state, set()))
         return number
 
     def finish(self) -> BackoffAutomaton:
-        arcs = np.concatenate([self.arcs, *self.added])
-        begin = len(self.arcs) + np.cumsum([0, *map(len, self.added)])
-        columns = Columns(
-            arc_begin=np.append(self.begin[:-1], begin[:-1]),
-            arc_end=np.append(self.begin[1:], begin[1:]),
-            backoff_to=np.array(self.backoff_to),
-            backoff_weights=np.array(self.backoff_weights),
-            final_weights=np.array(self.final_weights),
-            arc_labels=arcs["label"],
-            arc_weights=arcs["weight"],
-            arc_targets=arcs["target"],
-        )
+        arcs = np.concatenate([self.table.arcs, *self.added])
+        counts = [*self.table.counts, *map(len, self.added)]
+        of_states = map(np.array, (self.backoff_to, self.backoff_weights, self.final_weights))
+        columns = Columns.grouped(counts, *of_states, arcs["label"], arcs["weight"], arcs["target"])
         automaton = self.automaton
         return BackoffAutomaton.from_columns(columns, automaton.vocab_size, automaton.start_state, automaton.name)

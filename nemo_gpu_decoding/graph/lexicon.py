@@ -154,14 +154,6 @@ def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
     return tuple(token for token in range(len(vocabulary)) if vocabulary.starts_word(token))
 
 
-@dataclass(frozen=True, eq=False)
-class LexiconFst:
-    """The transducer L, and the first disambiguation symbol that its input labels use."""
-
-    fst: Fst
-    first_disambiguation: int
-
-
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
     """Return the disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
     times = Counter(spellings)
@@ -177,8 +169,8 @@ def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
 
 def lexicon_fst(
     lexicon: Lexicon, outputs: Mapping[str, int], backoff_label: int, unknown: tuple[int, OpenVocabulary] | None = None
-) -> LexiconFst:
-    """Build L over the words in `outputs`. Input labels: token + 1, then #0, #1, ...
+) -> Fst:
+    """Build L over the words in `outputs`. Input labels: token + 1, then from vocab_size + 1 on #0, #1, ...
 
     Args:
         outputs: label of each word in G.
@@ -203,25 +195,17 @@ def lexicon_fst(
             states += target != behind
             at = target
     num_symbols = int(symbols.max(initial=0)) + 1
-    if unknown is not None:
-        rows += _spelling_loop(first + num_symbols, states, *unknown, lexicon, behind)
+    if unknown is not None:  # a loop between two disambiguation symbols, which separate it from known words
+        (word, penalties), symbol, inside = unknown, first + num_symbols, states + 1
+        beginning = penalties.beginning_tokens or ()
+        # with a separator, no token marks the beginning of a word
+        others = beginning if behind else sorted(set(range(lexicon.vocab_size)) - set(beginning))
+        rows.append((0, symbol, word, penalties.word_cost, states))
+        rows += ((states, token + 1, 0, penalties.piece_cost, inside) for token in beginning)
+        rows += ((inside, token + 1, 0, penalties.piece_cost, inside) for token in others)
+        rows.append((inside, symbol, 0, 0.0, behind))
         states += 2
     sources, inputs, words, costs, targets = (np.array(column) for column in zip(*rows, strict=True))
     final = np.full(states, np.inf)
     final[[0, behind]] = 0.0
-    return LexiconFst(Fst.from_arcs(0, final, sources, inputs, words, costs, targets), first)
-
-
-def _spelling_loop(
-    symbol: int, state: int, word: int, unknown: OpenVocabulary, lexicon: Lexicon, behind: int
-) -> list[tuple[int, int, int, float, int]]:
-    """Return the arcs of <unk>, between two disambiguation symbols that separate it from known words."""
-    inside, beginning = state + 1, unknown.beginning_tokens or ()
-    # with a separator, no token marks the beginning of a word
-    others = beginning if behind else sorted(set(range(lexicon.vocab_size)) - set(beginning))
-    return [
-        (0, symbol, word, unknown.word_cost, state),
-        *((state, token + 1, 0, unknown.piece_cost, inside) for token in beginning),
-        *((inside, token + 1, 0, unknown.piece_cost, inside) for token in others),
-        (inside, symbol, 0, 0.0, behind),
-    ]
+    return Fst.from_arcs(0, final, sources, inputs, words, costs, targets)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,12 +177,11 @@ def _check_vocabulary(graph: WordGraph, path: Path, vocabulary: Vocabulary, blan
     spellings = graph.spellings
     if spellings is None:
         return
-    read, alike, example = 0, 0, ""
-    for n in islice(range(len(spellings.words)), _LOOKED_AT):
+    read, alike, example = min(len(spellings.words), _LOOKED_AT), 0, ""
+    for n in range(read):
         tokens = spellings.tokens[spellings.begin[n] : spellings.begin[n + 1]].tolist()
         word = graph.words[spellings.words[n]]
         spelled = vocabulary.text(tokens).strip()
-        read += 1
         alike += spelled.casefold() == word.casefold()
         example = example or (f"{word!r} is spelled {spelled!r}" if spelled != word else "")
     if 2 * alike < read:  # lexicons may spell some words differently: "AT&T" as "a t and t"

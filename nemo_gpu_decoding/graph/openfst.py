@@ -19,7 +19,6 @@ import struct
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -104,7 +103,7 @@ def read_fst(path: str | PathLike[str]) -> Fst:
 
 def read_input_symbols(path: str | PathLike[str]) -> dict[int, str]:
     """Return the input symbols of a binary OpenFst file by label, or {} if it has none."""
-    return _Reader(Path(path)).read_header().inputs or {}
+    return _Reader(Path(path)).inputs or {}
 
 
 def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
@@ -130,44 +129,29 @@ def _text(value: str) -> bytes:
     return struct.pack("<i", len(value)) + value.encode()
 
 
-class _Header(NamedTuple):
-    kind: str
-    is_aligned: bool
-    start: int
-    states: int
-    inputs: dict[int, str] | None
-    outputs: dict[int, str] | None
-
-
 class _Reader:
-    """A file whose bytes are read in order."""
+    """A file whose bytes are read in order, the header and the symbols on opening."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.data = np.fromfile(path, np.uint8)
         self.at = 0
-
-    def read(self) -> Fst:
-        kind, is_aligned, start, states, _, outputs = self.read_header()
-        if kind == "vector":
-            finals, begin, arcs = self._take_vector(states)
-        else:
-            finals, begin, arcs = self._take_const(states, is_aligned)
-        return Fst(start, finals, begin, arcs, outputs)
-
-    def read_header(self) -> _Header:
         if len(self.data) < 4 or self._take("<i")[0] != _FST_MAGIC:
             raise ValueError(f"{self.path} is not a binary OpenFst file: its first bytes are not theirs")
-        kind, arc_type = self._take_text(), self._take_text()
-        _version, flags, _properties, start, states, _arcs = self._take("<iiQqqq")
-        if kind not in ("vector", "const") or arc_type != "standard":
+        self.kind, arc_type = self._take_text(), self._take_text()
+        _version, flags, _properties, self.start, self.states, _arcs = self._take("<iiQqqq")
+        if self.kind not in ("vector", "const") or arc_type != "standard":
             raise ValueError(
-                f"{self.path} is an FST of type {kind!r} with arcs of type {arc_type!r}, expected "
+                f"{self.path} is an FST of type {self.kind!r} with arcs of type {arc_type!r}, expected "
                 "'vector' or 'const' and 'standard'"
             )
-        inputs = self._take_symbols() if flags & _HAS_INPUT_SYMBOLS else None
-        outputs = self._take_symbols() if flags & _HAS_OUTPUT_SYMBOLS else None
-        return _Header(kind, bool(flags & _IS_ALIGNED), start, states, inputs, outputs)
+        self.inputs = self._take_symbols() if flags & _HAS_INPUT_SYMBOLS else None
+        self.outputs = self._take_symbols() if flags & _HAS_OUTPUT_SYMBOLS else None
+        self._alignment = _ALIGNMENT if flags & _IS_ALIGNED else 1
+
+    def read(self) -> Fst:
+        finals, begin, arcs = self._take_vector() if self.kind == "vector" else self._take_const()
+        return Fst(self.start, finals, begin, arcs, self.outputs)
 
     def _need(self, size: int) -> None:
         if size < 0 or self.at + size > len(self.data):
@@ -176,19 +160,17 @@ class _Reader:
                 f"{self.at + size}"
             )
 
-    def _take(self, layout: str) -> tuple:
-        size = struct.calcsize(layout)
+    def _take_bytes(self, size: int) -> np.ndarray:
         self._need(size)
-        values = struct.unpack(layout, self.data[self.at : self.at + size].tobytes())
         self.at += size
-        return values
+        return self.data[self.at - size : self.at]
+
+    def _take(self, layout: str) -> tuple:
+        return struct.unpack(layout, self._take_bytes(struct.calcsize(layout)).tobytes())
 
     def _take_text(self) -> str:
         (size,) = self._take("<i")
-        self._need(size)
-        text = self.data[self.at : self.at + size].tobytes().decode("utf-8", "replace")
-        self.at += size
-        return text
+        return self._take_bytes(size).tobytes().decode("utf-8", "replace")
 
     def _take_symbols(self) -> dict[int, str]:
         (magic,) = self._take("<i")
@@ -202,36 +184,28 @@ class _Reader:
             symbols[self._take("<q")[0]] = symbol
         return symbols
 
-    def _take_vector(self, states: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _take_vector(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        states = self.states
         self._need(states * _VECTOR_STATE_BYTES)
         rest = self.data[self.at :]
-        finals, offsets = np.empty(states, np.float32), np.empty(states, np.int64)
-        begin = np.zeros(states + 1, np.int64)
+        offsets, begin = np.empty(states, np.int64), np.zeros(states + 1, np.int64)
         if not _find_vector_states(rest, offsets, begin):
             self._need(len(rest) + 1)
         heads = offsets[:, None] - _VECTOR_STATE_BYTES + np.arange(4)
-        finals[:] = rest[heads].copy().view(np.float32)[:, 0]
+        finals = rest[heads].view(np.float32)[:, 0]
         is_arc = np.ones(offsets[-1] + FST_ARC.itemsize * (begin[-1] - begin[-2]) if states else 0, bool)
         is_arc[offsets[:, None] - 1 - np.arange(_VECTOR_STATE_BYTES)] = False
         return finals, begin, rest[: len(is_arc)][is_arc].view(FST_ARC)
 
-    def _take_const(self, states: int, aligned: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        self._align(aligned)
-        self._need(states * _CONST_STATE.itemsize)
-        size = states * _CONST_STATE.itemsize
-        table = self.data[self.at : self.at + size].view(_CONST_STATE)
-        self.at += size
-        self._align(aligned)
+    def _take_const(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self.at += -self.at % self._alignment
+        table = self._take_bytes(self.states * _CONST_STATE.itemsize).view(_CONST_STATE)
+        self.at += -self.at % self._alignment
         begin = np.append(0, np.cumsum(table["arcs"], dtype=np.int64))
         if (table["first_arc"] != begin[:-1])[table["arcs"] > 0].any():
             raise ValueError(f"{self.path} is damaged: the arcs of its states do not follow one another")
-        self._need(int(begin[-1]) * FST_ARC.itemsize)
-        arcs = self.data[self.at : self.at + int(begin[-1]) * FST_ARC.itemsize].view(FST_ARC)
+        arcs = self._take_bytes(int(begin[-1]) * FST_ARC.itemsize).view(FST_ARC)
         return table["final"].copy(), begin, arcs.copy()
-
-    def _align(self, aligned: bool) -> None:
-        if aligned:
-            self.at += -self.at % _ALIGNMENT
 
 
 @compiled

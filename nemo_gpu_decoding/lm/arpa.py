@@ -144,12 +144,12 @@ class ArpaReader:
             if word.split() != [word]:
                 raise FieldError("the word to be added", word, "one without white space")
         self.path = Path(path)
-        self.symbols: list[str] = []  # of text, complete once the file is open
+        self.symbols: list[str] = []  # complete once the file is open
         self.added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
         self.tokenizer = ""  # see `Arpa`
         self._kind = ""  # of compression
         self._one_grams: NGramBlock | None = None  # set once they are read
-        self._table = SymbolTable()
+        self._table = SymbolTable(())
         self._text = b""  # whole lines, read ahead
         self._position = 0  # in the text: everything before it is consumed
         self._line_number = 0  # lines consumed so far
@@ -163,7 +163,9 @@ class ArpaReader:
             self._raw.seek(0)
             # n-grams of each order, by order
             self.counts = self._binary.counts if self._binary else self._read_header()
-            if self._binary is None:
+            if self._binary:
+                self.symbols = self._binary.symbols
+            else:
                 self._one_grams = self._without_repetitions(join_blocks(1, self._section(1)))
             if wanted:
                 self._add_words(wanted)
@@ -288,33 +290,19 @@ class ArpaReader:
             self._line_number -= 1
         return line
 
-    def _expect_section(self, order: int) -> None:
-        marker, expected = self._next_line(), b"\\%d-grams:" % order
-        if marker is None:
-            raise self._error(f"truncated: the file ends before {_quote(expected)}")
-        match = _SECTION_LINE.match(marker)
-        if not match or int(match[1]) != order:
-            raise self._error(f"found {_quote(marker)}, expected {_quote(expected)}")
-
-    def _miscount(self, order: int, seen: int, count: int) -> ValueError:
-        if not self._read_ahead():
-            return self._error(f"truncated: the file ends after {seen} of {count} {order}-grams")
-        return self._error(f"{seen} {order}-grams, but the header says {count}")
-
     # -- n-grams ---------------------------------------------------------------------------------
 
     def _add_words(self, wanted: tuple[str, ...]) -> None:
         """Read all 1-grams and insert the missing words before them."""
         listed = self._one_grams or join_blocks(1, self._section(1))
-        self.added = tuple(word for word in wanted if word.encode() not in self._table)
         log10_probs = dict(zip(self.symbols, listed.log10_probs.tolist(), strict=True))
+        self.added = tuple(word for word in wanted if word not in log10_probs)
         unknown = next((log10_probs[word] for word in UNKNOWN_WORDS if word in log10_probs), -np.inf)
         if unknown <= _NEVER:
             unknown = min((p for p in log10_probs.values() if p > _NEVER), default=0.0)
         self.symbols[:0] = self.added
         self.counts[1] = len(self.symbols)
-        self._table = SymbolTable()
-        self._table.add([symbol.encode() for symbol in self.symbols])
+        self._table = SymbolTable(self.symbols)
         new = len(self.added)
         symbols = np.arange(len(self.symbols), dtype=np.int32)[:, None]
         probs = np.append(np.full(new, unknown), listed.log10_probs)
@@ -323,27 +311,27 @@ class ArpaReader:
     def _section(self, order: int) -> Iterator[NGramBlock]:
         """Yield the n-grams of one order; their number must be that of the header."""
         if self._binary:
-            yield from self._binary_section(self._binary, order)
+            for symbols, log10_probs, log10_backoffs in self._binary.next_order():
+                yield NGramBlock(order, symbols + np.int32(len(self.added)), log10_probs, log10_backoffs)
             return
-        if not self.counts[order] and (self._peek_line() or b"") != b"\\%d-grams:" % order:
+        seen, count, marker, expected = 0, self.counts[order], self._peek_line(), b"\\%d-grams:" % order
+        if not count and marker != expected:
             return  # as some writers do
-        self._expect_section(order)
-        seen, count = 0, self.counts[order]
+        if marker is None:
+            raise self._error(f"truncated: the file ends before {_quote(expected)}")
+        self._next_line()
+        match = _SECTION_LINE.match(marker)
+        if not match or int(match[1]) != order:
+            raise self._error(f"found {_quote(marker)}, expected {_quote(expected)}")
         for block in self._section_blocks(order):
             if seen + len(block.symbols) > count:
                 raise self.fault(count - seen, f"more {order}-grams than the {count} of the header,")
             seen += len(block.symbols)
             yield block
+        if seen < count and not self._read_ahead():
+            raise self._error(f"truncated: the file ends after {seen} of {count} {order}-grams")
         if seen < count:
-            raise self._miscount(order, seen, count)
-
-    def _binary_section(self, binary: KenlmBinary, order: int) -> Iterator[NGramBlock]:
-        if order == 1:
-            self.symbols.extend(binary.symbols)
-            self._table.add([symbol.encode() for symbol in binary.symbols])
-        shift = len(self.added)
-        for symbols, log10_probs, log10_backoffs in binary.next_order():
-            yield NGramBlock(order, symbols + np.int32(shift), log10_probs, log10_backoffs)
+            raise self._error(f"{seen} {order}-grams, but the header says {count}")
 
     def _section_blocks(self, order: int) -> Iterator[NGramBlock]:
         """Yield the n-grams before the next line with a backslash, without consuming that line."""
@@ -376,33 +364,30 @@ class ArpaReader:
         symbols = scan.symbols[:rows]
         if order == 1:
             symbols = np.arange(len(self.symbols), len(self.symbols) + rows, dtype=np.int32)[:, None]
-            self._add_symbols([self._text[begin:end] for begin, end in scan.names[:rows].tolist()])
+            for row, (begin, end) in enumerate(scan.names[:rows].tolist()):
+                try:
+                    self.symbols.append(self._text[begin:end].decode("utf-8"))
+                except UnicodeDecodeError:
+                    raise self.fault(row, "the symbol is not UTF-8") from None
         return NGramBlock(order, symbols, scan.log10_probs[:rows], scan.log10_backoffs[:rows])
-
-    def _add_symbols(self, names: list[bytes]) -> None:
-        for row, name in enumerate(names):
-            try:
-                self.symbols.append(name.decode("utf-8"))
-            except UnicodeDecodeError:
-                raise self.fault(row, "the symbol is not UTF-8") from None
 
     def _without_repetitions(self, listed: NGramBlock) -> NGramBlock:
         """Return the 1-grams with the likeliest entry of each symbol, and a warning if there are several."""
-        if self._table.add([symbol.encode() for symbol in self.symbols]) >= 0:
-            best: dict[str, int] = {}
-            for row, symbol in enumerate(self.symbols):
-                if listed.log10_probs[row] > listed.log10_probs[best.setdefault(symbol, row)]:
-                    best[symbol] = row
-            several = next(symbol for row, symbol in enumerate(self.symbols) if best[symbol] != row)
-            logger.warning("%s lists %r more than once: the likelier entry counts", self.path, several)
-            rows = np.array(list(best.values()))
-            self.symbols[:] = best
-            self._table = SymbolTable()
-            self._table.add([symbol.encode() for symbol in self.symbols])
-            self.counts[1] = len(rows)
-            columns = listed.log10_probs[rows], listed.log10_backoffs[rows]
-            listed = NGramBlock(1, np.arange(len(rows), dtype=np.int32)[:, None], *columns)
-        return listed
+        self._table = SymbolTable(self.symbols)
+        if self._table.double < 0:
+            return listed
+        best: dict[str, int] = {}
+        for row, symbol in enumerate(self.symbols):
+            if listed.log10_probs[row] > listed.log10_probs[best.setdefault(symbol, row)]:
+                best[symbol] = row
+        several = next(symbol for row, symbol in enumerate(self.symbols) if best[symbol] != row)
+        logger.warning("%s lists %r more than once: the likelier entry counts", self.path, several)
+        rows = np.array(list(best.values()))
+        self.symbols[:] = best
+        self._table = SymbolTable(self.symbols)
+        self.counts[1] = len(rows)
+        columns = listed.log10_probs[rows], listed.log10_backoffs[rows]
+        return NGramBlock(1, np.arange(len(rows), dtype=np.int32)[:, None], *columns)
 
     def _explain(self, order: int) -> ValueError:
         """Return the error about the line at which the scan stopped."""
@@ -412,7 +397,8 @@ class ArpaReader:
             row.insert(0, b"-99")
         fault = _fault(order, row)
         if fault is None:
-            unknown = next((symbol for symbol in row[1 : order + 1] if symbol not in self._table), b"")
+            known = {symbol.encode() for symbol in self.symbols}
+            unknown = next((symbol for symbol in row[1 : order + 1] if symbol not in known), b"")
             fault = f"{_quote(unknown)} is not among the 1-grams"
         return self._error(f"{fault} in {_quote(line)}")
 

@@ -28,7 +28,6 @@ _POWERS = 10.0 ** np.arange(_EXACT_POWER + 1)
 _MOST_DIGITS = 18  # of an int64
 _NEVER = -99.0  # what SRILM writes for log10 0
 
-_FIRST_SLOTS = 1 << 10
 _FNV_OFFSET, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _LOWER_HALF, _UPPER_HALF = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFF00000000)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # the low bits of FNV alone give more collisions
@@ -44,32 +43,14 @@ class SymbolArrays(NamedTuple):
 
 
 class SymbolTable:
-    """The symbols that were added, in this order."""
+    """The numbers of symbols, which are their positions in a list."""
 
-    def __init__(self) -> None:
-        self.arrays = SymbolArrays(np.zeros(_FIRST_SLOTS, np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.arrays.begins) - 1
-
-    def __contains__(self, symbol: bytes) -> bool:
-        text = np.frombuffer(symbol, np.uint8)
-        value = np.uint64(hashed(text, 0, len(text)))
-        return bool(find_symbol(self.arrays, text, 0, len(text), value) >= 0)
-
-    def add(self, symbols: Sequence[bytes]) -> int:
-        """Append symbols; returns the position of the first duplicate, or -1."""
-        if not symbols:
-            return -1
-        old = len(self)
-        names = np.concatenate([self.arrays.names, np.frombuffer(b"".join(symbols), np.uint8)])
-        ends = len(self.arrays.names) + np.cumsum(np.fromiter(map(len, symbols), np.int64, len(symbols)))
-        slots, first = self.arrays.slots, old
-        if 2 * (old + len(symbols)) > len(slots):
-            slots, first = np.zeros(4 << (old + len(symbols)).bit_length(), np.uint64), 0
-        self.arrays = SymbolArrays(slots, names, np.concatenate([self.arrays.begins, ends]))
-        double = int(_insert(self.arrays, first))
-        return double - old if double >= 0 else -1
+    def __init__(self, symbols: Sequence[str]) -> None:
+        names = [symbol.encode() for symbol in symbols]
+        slots = np.zeros(4 << len(names).bit_length(), np.uint64)
+        begins = np.array([0, *map(len, names)], np.int64).cumsum()
+        self.arrays = SymbolArrays(slots, np.frombuffer(b"".join(names), np.uint8), begins)
+        self.double = int(_insert(self.arrays))  # the first position of a symbol that stands before it, too; or -1
 
 
 @compiled
@@ -109,10 +90,10 @@ def _is_equal(symbols, index, text, begin, end):
 
 
 @compiled
-def _insert(symbols, first):
-    """Enter the symbols from `first` on into the slots; returns the first duplicate, or -1."""
+def _insert(symbols):
+    """Enter the symbols into the slots; returns the first duplicate, or -1."""
     last = np.int64(len(symbols.slots) - 1)
-    for index in range(first, len(symbols.begins) - 1):
+    for index in range(len(symbols.begins) - 1):
         begin, end = symbols.begins[index], symbols.begins[index + 1]
         value = hashed(symbols.names, begin, end)
         if find_symbol(symbols, symbols.names, begin, end, value) >= 0:

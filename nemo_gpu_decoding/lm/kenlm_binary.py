@@ -62,8 +62,8 @@ class KenlmBinary:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         self._params = self._read_header()
         self.counts = dict(enumerate(self._params.counts, 1))
-        header = (_SANITY + 27 + 8 * self._params.order) // 8 * 8
-        self._search = header + self._vocabulary_size()
+        words, header = self._params.counts[0], (_SANITY + 27 + 8 * self._params.order) // 8 * 8
+        self._search = header + 8 + (12 * self._buckets(words) if self._params.kind == _PROBING else 8 * words)
         try:
             end = self._trie().end if self._params.kind >= _TRIE else self._tables()[-1].end
         except (IndexError, ValueError):  # of tables that are cut off
@@ -102,10 +102,6 @@ class KenlmBinary:
         counts = np.frombuffer(self._bytes[_SANITY + 20 : _SANITY + 20 + 8 * order].tobytes(), "<u8")
         multiplier = np.frombuffer(start, "<f4", 1, _SANITY + 4)[0]
         return _Parameters(order, multiplier, kind, tuple(counts.tolist()))
-
-    def _vocabulary_size(self) -> int:
-        words = self._params.counts[0]
-        return 8 + 12 * self._buckets(words) if self._params.kind == _PROBING else 8 + 8 * words
 
     def _read_words(self, begin: int) -> list[str]:
         words = self._bytes[begin:].tobytes().split(b"\0")[: self._params.counts[0]]
@@ -164,7 +160,11 @@ class KenlmBinary:
                 self._check_trials(2, len(entries) * counts[0])
                 rows, suffixes, prefixes = _find_bigrams(entries["key"], counts[0], _FIRST, _INVERSE)
             else:
-                rows, suffixes, prefixes = self._longer(n, entries["key"], keys, symbols[:, 0], suffixes, prefixes)
+                before = np.argsort(suffixes, kind="stable")  # (n - 1)-grams by their last words
+                begin = np.searchsorted(suffixes[before], np.arange(int(max(suffixes.max(), prefixes.max())) + 2))
+                self._check_trials(n, int((begin[prefixes + 1] - begin[prefixes]).sum()))
+                known = keys, symbols[:, 0], prefixes
+                rows, suffixes, prefixes = _find_longer(entries["key"], *known, before, begin, _FIRST, _SECOND)
             read = entries[rows]
             if len(read) < len(entries):
                 raise ValueError(
@@ -174,21 +174,6 @@ class KenlmBinary:
             keys = read["key"]
             symbols = np.concatenate([symbols[prefixes][:, :1], symbols[suffixes]], axis=1)
             yield symbols, read["prob"], read["backoff"]
-
-    def _longer(
-        self, n: int, new: np.ndarray, keys: np.ndarray, first: np.ndarray, suffixes: np.ndarray, prefixes: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the entries of the n-grams, and the rows of their last and first n - 1 words.
-
-        Args:
-            new: [N] keys of the n-grams, ascending.
-            keys: [M] those of the (n - 1)-grams; first: their first words.
-            suffixes: [M] rows of the last n - 2 words of the (n - 1)-grams; prefixes: those of the first ones.
-        """
-        before = np.argsort(suffixes, kind="stable")  # (n - 1)-grams by their last words
-        begin = np.searchsorted(suffixes[before], np.arange(int(max(suffixes.max(), prefixes.max())) + 2))
-        self._check_trials(n, int((begin[prefixes + 1] - begin[prefixes]).sum()))
-        return _find_longer(new, keys, first, prefixes, before, begin, _FIRST, _SECOND)
 
     def _check_trials(self, n: int, trials: int) -> None:
         if trials > MOST_TRIALS:
@@ -311,24 +296,28 @@ class _Trie:
 @compiled
 def _find_bigrams(keys, words, first, inverse):
     """Find the keys of bigrams, last * first_factor ^ (1 + word) * second_factor: their rows, last and first words."""
-    rows, lasts, befores = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+    result = np.empty((3, len(keys)), np.int64)
     n, most = 0, np.uint64(words)
     for last in range(words):
         mixed = np.uint64(last) * first
         for row in range(len(keys)):
             before = ((keys[row] ^ mixed) * inverse) - np.uint64(1)
             if before < most and n < len(keys):
-                rows[n], lasts[n], befores[n] = row, last, np.int64(before)
+                result[0, n], result[1, n], result[2, n] = row, last, np.int64(before)
                 n += 1
-    return rows[:n], lasts[:n], befores[:n]
+    return result[:, :n]
 
 
 @compiled
 def _find_longer(sought, keys, firsts, prefixes, before, begin, first, second):
-    """Find the n-grams that are a word before one of `keys`: rows in `sought`, ascending, and of both shorter ones."""
-    rows, lasts, befores = (
-        np.empty(len(sought), np.int64), np.empty(len(sought), np.int64), np.empty(len(sought), np.int64)
-    )  # fmt: skip
+    """Find the n-grams that are a word before one of `keys`: rows in `sought`, and of their last and first words.
+
+    Args:
+        sought: [N] keys of the n-grams, ascending.
+        keys: [M] those of the (n - 1)-grams; firsts: their first words; prefixes: rows of their first n - 2 words.
+        before: [M] the (n - 1)-grams by the rows of their last n - 2 words; begin: where those of each row begin.
+    """
+    result = np.empty((3, len(sought)), np.int64)
     n = 0
     for last in range(len(keys)):
         mixed = keys[last] * first
@@ -337,6 +326,6 @@ def _find_longer(sought, keys, firsts, prefixes, before, begin, first, second):
             key = mixed ^ ((np.uint64(1) + np.uint64(firsts[shorter])) * second)
             row = np.searchsorted(sought, key)
             if row < len(sought) and sought[row] == key and n < len(sought):
-                rows[n], lasts[n], befores[n] = row, last, shorter
+                result[0, n], result[1, n], result[2, n] = row, last, shorter
                 n += 1
-    return rows[:n], lasts[:n], befores[:n]
+    return result[:, :n]

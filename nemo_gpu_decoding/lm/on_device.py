@@ -205,7 +205,7 @@ class DeviceLM:
 
     @property
     def host_arcs(self) -> torch.Tensor | None:
-        """Return the labels, [packed] int64."""
+        """Return the arcs in host memory, [packed] int64."""
         return None if self.host_table is None else self.host_table.bytes.view(_WORD)
 
     def arguments(self, name: str) -> dict[str, Any]:
@@ -229,20 +229,16 @@ class PlacedLM:
         placement: auto, device or paged, see above.
         cache_bytes: largest size of the arc cache of a paged LM on each device, at least 16.
         name: name of the LM in messages.
-        measure: returns the free memory of a device.
 
     Raises:
         ValueError: placement or cache_bytes are out of range.
     """
 
-    def __init__(
-        self, arrays: PackedArrays, placement: str, cache_bytes: int, name: str = "the LM", measure: Any = free_memory
-    ) -> None:
+    def __init__(self, arrays: PackedArrays, placement: str, cache_bytes: int, name: str = "the LM") -> None:
         check_choice("placement", placement, PLACEMENTS)
         if cache_bytes < SLOT_BYTES:
             raise FieldError("cache_bytes", cache_bytes, f"at least {SLOT_BYTES}")
-        self._arrays, self._placement, self._cache_bytes = arrays, placement, cache_bytes
-        self._name, self._measure = name, measure
+        self._arrays, self._placement, self._cache_bytes, self._name = arrays, placement, cache_bytes, name
         self._copies: dict[torch.device, DeviceLM] = {}
 
     def on(self, device: torch.device) -> DeviceLM:
@@ -263,7 +259,7 @@ class PlacedLM:
         return next((copy for copy in copies if copy is not None), None)
 
     def _new(self, device: torch.device) -> DeviceLM:
-        need, free = footprint(self._arrays, self._cache_bytes), self._measure(device)
+        need, free = footprint(self._arrays, self._cache_bytes), free_memory(device)
         if id(self._arrays.arcs) in _host_tables:
             free = free._replace(host_free=None)  # the pinned copy exists already
         placement = resolve_placement(self._placement, need, free, self._name, device)

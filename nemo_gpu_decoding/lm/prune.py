@@ -16,7 +16,7 @@ small LM is a subset of the large one, and paged_biglm needs one look-up for bot
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class _Order(NamedTuple):
     suffix: np.ndarray  # [M] int32: without the first symbol; -1 if the LM does not list it
 
     def log_probs(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Return the natural logs of the back-off weights, [rows]."""
+        """Return the natural logs of the probabilities, [rows]."""
         return self.block.log10_probs[rows] * math.log(10)
 
 
@@ -127,19 +127,23 @@ class _Model:
             ids = np.where((ids >= 0) & (sorted_keys[at] == wanted), numbers[at], -1).astype(np.int64)
         return ids
 
-    def backed_off(self, n: int, rows: slice | np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
-        """Return log p(w|h') of n-grams of order n + 1 with the kept n-grams only, [rows] natural log.
+    def weights(
+        self, n: int, rows: slice | np.ndarray, backoffs: list[np.ndarray], kept: _Kept
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return contexts, log p(w|h) and log p(w|h') of n-grams of order n + 1, [rows] natural log.
 
         Args:
             backoffs: back-off weights of all n-grams by order, log10.
+            kept: the n-grams that remain; log p(w|h') is computed with them only.
         """
-        suffixes = self.orders[n].suffix[rows]
-        scores = np.where(suffixes >= 0, self.orders[n - 1].log_probs(suffixes), np.nan)
+        order = self.orders[n]
+        suffixes = order.suffix[rows]
+        log_below = np.where(suffixes >= 0, self.orders[n - 1].log_probs(suffixes), np.nan)
         missing = np.flatnonzero(suffixes < 0)
         if len(missing):  # other programs prune suffixes as well
-            grams = self.orders[n].block.symbols[rows][missing].astype(np.int64)
-            scores[missing] = self._log_probs(grams[:, 1:], backoffs, kept)
-        return scores
+            grams = order.block.symbols[rows][missing].astype(np.int64)
+            log_below[missing] = self._log_probs(grams[:, 1:], backoffs, kept)
+        return order.context[rows], order.log_probs(rows), log_below
 
     def _log_probs(self, grams: np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
         """Return log p(last symbol | the others) of n-grams [M, order], [M] natural log."""
@@ -155,25 +159,19 @@ class _Model:
         return scores
 
 
-class _Masses(NamedTuple):
-    """The sums of p(.|h) and p(.|h') over symbols that are not listed after a context h."""
+def _unlisted_masses(
+    contexts: int, ngrams: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums of p(.|h) and p(.|h') over symbols that are not listed after a context h, [contexts] each.
 
-    left: np.ndarray  # [contexts]
-    left_below: np.ndarray  # [contexts]
-
-    @classmethod
-    def of(cls, contexts: int) -> _Masses:
-        return cls(np.zeros(contexts), np.zeros(contexts))
-
-    def add(self, context: np.ndarray, log_probs: np.ndarray, backed_off: np.ndarray) -> None:
-        """Add n-grams; until `finish`, the masses are those of listed symbols."""
-        np.add.at(self.left, context, np.exp(log_probs))
-        np.add.at(self.left_below, context, np.exp(backed_off))
-
-    def finish(self) -> None:
-        """Convert the masses of listed symbols to those of unlisted ones."""
-        for mass in self:
-            mass[:] = np.maximum(1 - mass, _LEAST_MASS)
+    Args:
+        ngrams: parts of the listed n-grams: their contexts, log p(w|h) and log p(w|h').
+    """
+    listed, listed_below = np.zeros(contexts), np.zeros(contexts)
+    for context, log_probs, log_below in ngrams:
+        np.add.at(listed, context, np.exp(log_probs))
+        np.add.at(listed_below, context, np.exp(log_below))
+    return np.maximum(1 - listed, _LEAST_MASS), np.maximum(1 - listed_below, _LEAST_MASS)
 
 
 def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
@@ -187,14 +185,11 @@ def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
     changes = [np.full(len(orders[0].context), np.inf)]
     for n, order in enumerate(orders[1:], 1):
         count = len(order.context)
-        masses = _Masses.of(len(orders[n - 1].context))
-        for rows in _parts(count):
-            masses.add(order.context[rows], order.log_probs(rows), model.backed_off(n, rows, backoffs, None))
-        masses.finish()
+        weights = (model.weights(n, rows, backoffs, None) for rows in _parts(count))
+        masses = _unlisted_masses(len(orders[n - 1].context), weights)
         change, joint_log_probs = np.zeros(count), np.zeros(count)
         for rows in _parts(count):
-            context, log_probs = order.context[rows], order.log_probs(rows)
-            log_below = model.backed_off(n, rows, backoffs, None)
+            context, log_probs, log_below = model.weights(n, rows, backoffs, None)
             probs, below = np.exp(log_probs), np.exp(log_below)
             left, left_below = (mass[context] for mass in masses)
             weight = np.log(left) - np.log(left_below)
@@ -240,14 +235,12 @@ def _rest(arpa: Arpa, model: _Model, kept: list[np.ndarray]) -> Arpa:
     for n, block in enumerate(arpa.orders):
         is_kept, weights = kept[n], np.zeros(len(kept[n]))
         if n + 1 < len(arpa.orders):
-            above, masses = model.orders[n + 1], _Masses.of(len(is_kept))
-            has_arcs = np.zeros(len(is_kept), bool)
-            for part in _parts(len(above.context)):
-                rows = part.start + np.flatnonzero(kept[n + 1][part])
-                masses.add(above.context[rows], above.log_probs(rows), model.backed_off(n + 1, rows, backoffs, kept))
-                has_arcs[above.context[rows]] = True
-            masses.finish()
-            weights = np.where(has_arcs, np.log(masses.left) - np.log(masses.left_below), 0.0) / math.log(10)
+            context, is_above = model.orders[n + 1].context, kept[n + 1]
+            rows_above = (part.start + np.flatnonzero(is_above[part]) for part in _parts(len(context)))
+            above = (model.weights(n + 1, rows, backoffs, kept) for rows in rows_above)
+            left, left_below = _unlisted_masses(len(is_kept), above)
+            has_arcs = np.bincount(context[is_above], minlength=len(is_kept)) > 0
+            weights = np.where(has_arcs, np.log(left) - np.log(left_below), 0.0) / math.log(10)
         backoffs.append(weights)
         columns = (block.symbols, block.log10_probs, weights)
         blocks.append(NGramBlock(n + 1, *(column[is_kept] for column in columns)))

@@ -260,18 +260,13 @@ def _sort(low, high, labels, costs, backoff_costs):
             backoff_cost = backoff_costs[node] if node < len(backoff_costs) else np.float32(0.0)
             to = node
             while to >= low + gap and labels[to - gap] > label:
-                _move(to - gap, to, labels, costs, backoff_costs)
+                labels[to], costs[to] = labels[to - gap], costs[to - gap]
+                if to < len(backoff_costs):
+                    backoff_costs[to] = backoff_costs[to - gap]
                 to -= gap
             labels[to], costs[to] = label, cost
             if to < len(backoff_costs):
                 backoff_costs[to] = backoff_cost
-
-
-@linked
-def _move(node, to, labels, costs, backoff_costs):
-    labels[to], costs[to] = labels[node], costs[node]
-    if to < len(backoff_costs):
-        backoff_costs[to] = backoff_costs[node]
 
 
 # -------------------------------------------------------------------------------- states and targets
@@ -312,22 +307,14 @@ class BackoffArcs:
         words = min(trie.counts[0], len(state_of))  # an LM of 1-grams has no contexts
         self.targets[:words] = state_of[:words]  # of the root's arcs
         arcs = self.labels, self.costs, self.targets
-        first_states = _first_states(trie, state_of)
-        for order in range(2, trie.order + 1):
-            suffixes = (first_states[order - 2], first_states[order - 1])
-            for begin in range(trie.first[order - 2], trie.first[order - 1], _CHUNK):
-                parents = (begin, min(begin + _CHUNK, trie.first[order - 1]))
+        suffixes = (0, 1)  # range of the states of the order two below; at first the root alone
+        for first, end in zip(trie.first[:-2], trie.first[1:-1], strict=True):
+            for begin in range(first, end, _CHUNK):
+                parents = (begin, min(begin + _CHUNK, end))
                 repaired += link(parents, state_of, trie.children, arcs, self.states, suffixes)
                 progress(parents[1] - begin)
+            suffixes = (suffixes[1], suffixes[1] + int(np.count_nonzero(state_of[first:end])))
         return repaired
-
-
-def _first_states(trie: NGramTrie, state_of: np.ndarray) -> list[int]:
-    """Return the first state of each order of contexts, 0 .. order - 1, and the number of states."""
-    first = [0, 1]
-    for begin, end in zip(trie.first[:-2], trie.first[1:-1], strict=True):
-        first.append(first[-1] + int(np.count_nonzero(state_of[begin:end])))
-    return first
 
 
 @compiled

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, Columns, concatenate, lookup
 from nemo_gpu_decoding.fusion.context_graph import (
     MAX_BONUSES,
-    ROOT,
     ScoredSequence,
     build_context_graph,
     token_scores,
@@ -230,7 +229,7 @@ def test_copies_of_the_root_are_shared_and_list_the_fewer_labels(refunding):
         arc_weights=np.zeros(0), arc_targets=np.zeros(0, int),
     )  # fmt: skip
     refunds = np.array([0.0, *[1.0, 2.0] * 50])
-    result = with_refunds(columns, ROOT, refunds, np.isin(np.arange(V), refunding))
+    result = with_refunds(columns, refunds, np.isin(np.arange(V), refunding))
     copies = 2 if refunding else 0
     assert len(result.backoff_to) == 101 + copies
     assert len(result.arc_labels) == copies * min(len(refunding), V - len(refunding))

@@ -121,20 +121,14 @@ def test_redundant_backoff_states_are_removed(tmp_path):
     assert does_nothing_else.sum() <= own_end.sum()
 
 
-def test_report_names_missing_words(tmp_path):
-    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("a", "ab", "zebra"))
-    report = build_graph(arpa, toy_lexicon(), cache=False).report
+def test_report_names_contexts_and_words_that_are_left_out(tmp_path):
+    table = toy_table(seed=0, words=("a", "ab", "zebra"))
+    (tmp_path / "lm.arpa").write_text(arpa_text(table))
+    report = build_graph(tmp_path / "lm.arpa", toy_lexicon(), cache=False).report
     assert report["LM words without spelling"] == 1
     assert report["examples of them"] == ["zebra"]
     assert report["lexicon words not in the LM"] == len(LEXICON) - 2
     assert report["words"] == 2
-
-
-def test_report_of_contexts_and_of_what_is_left_out(tmp_path):
-    table = toy_table(seed=0, words=("a", "ab", "zebra"))
-    (tmp_path / "lm.arpa").write_text(arpa_text(table))
-    graph = build_graph(tmp_path / "lm.arpa", toy_lexicon(), cache=False)
-    report = graph.report
     assert report["n-grams by order"] == [sum(len(n) == order for n in table) for order in (1, 2, 3)]
     assert report["n-grams"] == len(table)
     assert report["n-grams that end in such a word"] >= sum(n[-1] == "zebra" for n in table)

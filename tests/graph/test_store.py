@@ -187,11 +187,9 @@ def test_empty_graph_raises_an_error_that_names_it():
 def test_epsilon_chains_are_followed_once():
     # 0 -the/1-> 1 -/2-> 2, and a dearer direct way from 0 to 2
     arcs = np.array([(0, 1, 1.0, 1), (0, 0, 2.0, 2), (0, 1, 9.0, 2)], FST_ARC)
-    closure = epsilon_closure(3, np.array([0, 1, 0]), arcs, 5, "toy")
-    assert closure.begin.tolist() == [0, 2, 3, 3]
-    assert closure.words.tolist() == [1, 1, 0]
-    assert closure.costs.tolist() == [1.0, 3.0, 2.0]
-    assert closure.targets.tolist() == [1, 2, 2]
+    begin, epsilons, _ = epsilon_closure(3, np.array([0, 1, 0]), arcs, 5, "toy")
+    assert begin.tolist() == [0, 2, 3, 3]
+    assert epsilons.tolist() == [(1, 1.0, 1, 0.0), (1, 3.0, 2, 0.0), (0, 2.0, 2, 0.0)]
 
 
 def test_two_words_on_a_chain_get_a_word_sequence_label():

@@ -227,27 +227,24 @@ def test_added_words_have_no_white_space(tmp_path, word):
         ArpaReader(tmp_path / "none.arpa", [word])
 
 
-# -- The table of symbols: indices, doubles, growth ---------------------------------------------------
+# -- The table of symbols: indices, doubles ---------------------------------------------------
 def index_of(table, symbol):
     text = np.frombuffer(b"<" + symbol + b">", np.uint8)  # within other text
     end = len(text) - 1
     return find_symbol(table.arrays, text, 1, end, np.uint64(hashed(text, 1, end)))
 
 
-@pytest.mark.parametrize("pieces", [1, 7, 5000])
-def test_symbols_have_the_index_in_which_they_were_added(pieces):
-    names = [b"w%d" % i for i in range(5000)]
-    table = SymbolTable()
-    for begin in range(0, len(names), pieces):
-        assert table.add(names[begin : begin + pieces]) == -1
-    assert len(table) == len(names)
-    assert [index_of(table, name) for name in names[::97]] == list(range(0, 5000, 97))
+def test_symbols_have_the_index_of_their_position():
+    names = [f"w{i}" for i in range(5000)]
+    table = SymbolTable(names)
+    assert table.double == -1
+    assert [index_of(table, name.encode()) for name in names[::97]] == list(range(0, 5000, 97))
     assert index_of(table, b"w") == index_of(table, b"w50001") == -1
+    assert SymbolTable([*names, "w7", "w3"]).double == 5000
 
 
-def test_equal_hashes_do_not_make_symbols_equal(monkeypatch):
-    table = SymbolTable()
-    table.add([b"ab"])
+def test_equal_hashes_do_not_make_symbols_equal():
+    table = SymbolTable(["ab"])
     text = np.frombuffer(b"ba", np.uint8)
     same = np.uint64(hashed(np.frombuffer(b"ab", np.uint8), 0, 2))
     assert find_symbol(table.arrays, text, 0, 2, same) == -1

@@ -18,28 +18,17 @@ import pytest
 from nemo_gpu_decoding import pack_arpa_in_memory, read_arpa
 from nemo_gpu_decoding.graph.grammar import read_grammar
 from nemo_gpu_decoding.lm import kenlm_binary
+from tests.lm.test_estimate import table_of
 
 FOLDER = Path(__file__).parent / "kenlm"
 ARPA = FOLDER / "small.arpa"
 EXACT, QUANTISED = ("probing", "trie", "compressed"), ("quantised", "both")
 
 
-def ngrams(path, added=()):
-    """n-gram -> its log10 probability and back-off."""
-    arpa = read_arpa(path, added)
-    return {
-        tuple(arpa.symbols[i] for i in symbols): (prob, backoff)
-        for block in arpa.orders
-        for symbols, prob, backoff in zip(
-            block.symbols.tolist(), block.log10_probs.tolist(), block.log10_backoffs.tolist(), strict=True
-        )
-    }
-
-
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("added", [(), ("zebra", "the")])
 def test_ngrams_of_a_binary_equal_those_of_the_arpa_file(name, added):
-    expected, found = ngrams(ARPA, added), ngrams(FOLDER / f"{name}.bin", added)
+    expected, found = (table_of(read_arpa(path, added)) for path in (ARPA, FOLDER / f"{name}.bin"))
     assert found.keys() == expected.keys()
     for ngram, values in expected.items():
         assert found[ngram] == pytest.approx(values, abs=1e-6), ngram
@@ -51,8 +40,9 @@ def test_scores_of_a_binary_equal_those_of_kenlm(name):
     kenlm = pytest.importorskip("kenlm")
     path = FOLDER / f"{name}.bin"
     model, grammar = kenlm.Model(str(path)), read_grammar(path)
-    assert set(ngrams(path)) == set(ngrams(ARPA))
-    listed = [[word for word in ngram if word in grammar.words] for ngram in ngrams(ARPA)]
+    ngrams = table_of(read_arpa(ARPA)).keys()
+    assert table_of(read_arpa(path)).keys() == ngrams
+    listed = [[word for word in ngram if word in grammar.words] for ngram in ngrams]
     for sentence in [*listed, *map(list, itertools.pairwise(grammar.words)), [w for ngram in listed for w in ngram]]:
         ours = grammar.automaton.score([grammar.words.index(word) for word in sentence])
         assert ours == pytest.approx(model.score(" ".join(sentence)) * math.log(10), rel=1e-5), sentence

@@ -49,8 +49,15 @@ def words(tensor):
     return tensor.numpy().view(np.uint64)
 
 
-def plenty(device):
-    return Memory(100 * GB, 100 * GB, 100 * GB)
+@pytest.fixture
+def free(monkeypatch):
+    """A function that sets the free memory of all devices and the host; plenty before its first call."""
+
+    def set_free(*amounts):
+        monkeypatch.setattr(on_device, "free_memory", lambda device: Memory(*amounts))
+
+    set_free(100 * GB, 100 * GB, 100 * GB)
+    return set_free
 
 
 @pytest.mark.parametrize("placement", ["device", "paged"])
@@ -116,10 +123,11 @@ def test_decoders_share_a_copy_with_equal_options_only(lm, mapped):
     assert PlacedLM(mapped.arrays, "paged", 160).on(CPU) is not copy
 
 
-def test_devices_share_one_copy_in_the_hosts_memory(lm):
-    first = PlacedLM(lm.arrays, "paged", 160, measure=plenty)
+def test_devices_share_one_copy_in_the_hosts_memory(lm, free):
+    first = PlacedLM(lm.arrays, "paged", 160)
     kept = weakref.ref(first.on(CPU).host_table)
-    full = PlacedLM(lm.arrays, "paged", 176, measure=lambda device: Memory(100 * GB, 100 * GB, 0))
+    free(100 * GB, 100 * GB, 0)
+    full = PlacedLM(lm.arrays, "paged", 176)
     assert full.on(CPU) is not first.on(CPU)
     assert full.on(CPU).host_table is kept()
     del first
@@ -130,25 +138,28 @@ def test_devices_share_one_copy_in_the_hosts_memory(lm):
     assert kept() is None
 
 
-def test_auto_takes_the_copy_that_is_there(lm):
+@pytest.mark.parametrize("placement", ["device", "paged"])
+def test_auto_takes_the_copy_that_is_there(lm, free, placement):
     """Also if there would be no room for another one."""
-    for placement in ("device", "paged"):
-        existing = PlacedLM(lm.arrays, placement, 160, measure=plenty)
-        copy = existing.on(CPU)
-        full = PlacedLM(lm.arrays, "auto", 160, measure=lambda device: Memory(0, 0, 0))
-        assert full.on(CPU) is copy
-        del existing, full, copy
-    assert PlacedLM(lm.arrays, "auto", 160, measure=plenty).on(CPU).placement == "device"
+    existing = PlacedLM(lm.arrays, placement, 160)
+    copy = existing.on(CPU)
+    free(0, 0, 0)
+    full = PlacedLM(lm.arrays, "auto", 160)
+    assert full.on(CPU) is copy
+    del existing, full, copy
+    free(100 * GB, 100 * GB, 100 * GB)
+    assert PlacedLM(lm.arrays, "auto", 160).on(CPU).placement == "device"
 
 
-def test_concurrent_threads_share_one_device_copy(lm):
+def test_concurrent_threads_share_one_device_copy(lm, monkeypatch):
     measured = []
 
     def measure(device):
         measured.append(device)
-        return plenty(device)
+        return Memory(100 * GB, 100 * GB, 100 * GB)
 
-    placed = [PlacedLM(lm.arrays, "paged", 160, measure=measure) for _ in range(8)]
+    monkeypatch.setattr(on_device, "free_memory", measure)
+    placed = [PlacedLM(lm.arrays, "paged", 160) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         copies = list(pool.map(lambda one: one.on(CPU), placed))
     assert len(set(copies)) == len(measured) == 1
@@ -166,19 +177,20 @@ def test_device_copy_is_freed_with_its_last_user(lm):
     assert copy() is None
 
 
-def test_too_little_memory_is_said_before_anything_is_copied(lm, monkeypatch):
+def test_too_little_memory_is_said_before_anything_is_copied(lm, monkeypatch, free):
     monkeypatch.setattr(on_device, "_upload", None)  # not reached
-    scarce = PlacedLM(lm.arrays, "auto", 16, "news.lm", measure=lambda device: Memory(0, GB, GB))
+    free(0, GB, GB)
+    scarce = PlacedLM(lm.arrays, "auto", 16, "news.lm")
     with pytest.raises(ValueError, match=r"placement is 'auto': news.lm needs .* 0.00 GB on cpu and 1.0"):
         scarce.on(CPU)
 
 
-def test_failed_allocation_is_reported(lm, monkeypatch):
+def test_failed_allocation_is_reported(lm, monkeypatch, free):
     def refuse(*arguments):
         raise PinningError("cudaHostRegister can't pin")
 
     monkeypatch.setattr(on_device, "_pinned", refuse)
-    placed = PlacedLM(lm.arrays, "paged", 160, "news.lm", measure=plenty)
+    placed = PlacedLM(lm.arrays, "paged", 160, "news.lm")
     message = r"placement is 'paged': news.lm .* expected placement 'device' \(cudaHostRegister can't pin\)"
     with pytest.raises(ValueError, match=message):
         placed.on(CPU)

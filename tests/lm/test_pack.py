@@ -113,12 +113,7 @@ def test_small_blocks_and_gzip_change_nothing(tmp_path, monkeypatch, separator):
     ("old", "new", "message"),
     [
         ("-0.125 <s> a -0.5", "-0.125 b a -0.5", "line 18: the context '<s> a' is not among the 2-grams"),
-        ("-0.25 a </s>", "-0.25 a c", "line 14: 'c' is not among the 1-grams"),
-        ("-0.25 a </s>", "1e39 a </s>", "line 14: '1e39' is not a log-probability"),
-        ("ngram 2=3", "ngram 2=2", "line 15: more 2-grams than the 2 of the header"),
-        ("ngram 2=3", "ngram 2=4", "3 2-grams, but the header says 4"),
         ("ngram 2=3", "ngram 2=4000000", "truncated: its header lists 4000005 n-grams, but the file has"),
-        ("\\end\\\n", "", r"truncated: '\\end\\' is missing"),
         ("ngram 1=4", "ngram 1=0", "more 1-grams than the 0 of the header"),
         ("ngram 2=3", "ngram 2=9294967290", "9294967295 n-grams, expected at most 4294967295"),
     ],

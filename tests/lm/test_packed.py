@@ -9,19 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.container import encode_words, write_arrays
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import (
-    MAX_BITS,
-    NO_LABEL,
-    PACKED_LM,
-    TABLES,
-    bits_for,
-    load_packed_lm,
-    num_words,
-    read_bits,
-    write_bits,
-)
+from nemo_gpu_decoding.lm.packed import MAX_BITS, NO_LABEL, bits_for, load_packed_lm, num_words, read_bits, write_bits
 from tests.oracles.ngram import (
     arpa_text,
     closed_table,
@@ -183,15 +172,10 @@ def test_targets_and_backoffs_out_of_range_are_refused(pack, tmp_path):
     assert load_packed_lm(path).num_states == lm.num_states
 
 
-def _with_facts(path, lm, facts):
-    tables = {name: getattr(lm.arrays, name) for name in TABLES}
-    write_arrays(path, PACKED_LM, facts, {"words": encode_words(lm.words), **tables})
-
-
 @pytest.mark.parametrize("fact", ["label_bits", "start_state", "counts"])
 def test_a_fact_that_is_missing_is_named_with_the_file(pack, tmp_path, fact):
     lm, path = pack(EXAMPLE), tmp_path / "lm.packed"
-    _with_facts(path, lm, {name: value for name, value in facts_of(lm).items() if name != fact})
+    save_packed_lm(lm, path, {name: value for name, value in facts_of(lm).items() if name != fact})
     with pytest.raises(ValueError, match=re.escape(f"{path} is damaged: '{fact}' is missing; pack it anew")):
         load_packed_lm(path)
 
@@ -200,11 +184,11 @@ def test_a_fact_that_is_missing_is_named_with_the_file(pack, tmp_path, fact):
 def test_load_packed_lm_refuses_rounded_costs_of_earlier_releases(pack, tmp_path, verify):
     lm, path = pack(EXAMPLE), tmp_path / "lm.packed"
     earlier = {**facts_of(lm), "max_error": 0.0}
-    _with_facts(path, lm, {**earlier, "cost_bits": 10})
+    save_packed_lm(lm, path, {**earlier, "cost_bits": 10})
     message = f"{path} has costs of 10 bits, expected 32: pack it anew"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         load_packed_lm(path, verify=verify)
-    _with_facts(path, lm, {**earlier, "cost_bits": 32})
+    save_packed_lm(lm, path, {**earlier, "cost_bits": 32})
     assert load_packed_lm(path).score(["a", "b"]) == lm.score(["a", "b"])
 
 

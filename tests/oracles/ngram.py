@@ -186,7 +186,7 @@ def facts_of(lm):
     return {name: getattr(lm, name) for name in ("start_state", "sentence_end", "unknown", "counts")} | bits
 
 
-def save_packed_lm(lm, path):
-    """Write a packed LM to a file; returns the size of the file in bytes."""
+def save_packed_lm(lm, path, facts=None):
+    """Write a packed LM to a file, perhaps with other facts; returns the size of the file in bytes."""
     arrays = {"words": encode_words(lm.words), **{name: getattr(lm.arrays, name) for name in TABLES}}
-    return write_arrays(path, PACKED_LM, facts_of(lm), arrays)
+    return write_arrays(path, PACKED_LM, facts or facts_of(lm), arrays)
