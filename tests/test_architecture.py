@@ -210,15 +210,15 @@ CODE_BUDGETS = {
     "cluster": 444,
     "compat": 991,
     "cuda": 963,
-    "fusion": 2094,
+    "fusion": 2090,
     "graph": 1604,
     "live": 1278,
     "lm": 1880,
     "nemo_plugin": 3705,
-    "search": 11346,
+    "search": 11348,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42427
+PACKAGE_LINES = 42428
 PACKAGE_FILES = 188
 TESTS_LINES = 39101
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
