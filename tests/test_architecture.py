@@ -206,7 +206,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1892,
-    "cli": 2150,
+    "cli": 2119,
     "cluster": 446,
     "compat": 1010,
     "cuda": 963,
@@ -218,9 +218,9 @@ CODE_BUDGETS = {
     "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42624
+PACKAGE_LINES = 42573
 PACKAGE_FILES = 188
-TESTS_LINES = 39156
+TESTS_LINES = 39114
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15989
 USERS_PAGE_WORDS = 1400

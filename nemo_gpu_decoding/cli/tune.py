@@ -76,11 +76,6 @@ class TuneOptions(decoding.ModelOptions):
     beam_size: list[int] | None = option(None, low=1, high=4096)
     # Numbers of token sequences to boost per phrase; word graphs have none. null: 1, then 8 with the best weights.
     segmentations: list[int] | None = option(None, low=1)
-    # Refunds of phrases to try (boosting_tree.refund): full, nemo. null: both, the second one with the best weights.
-    refund: list[str] | None = option(None, choices=("full", "nemo"))
-    # With refund full: whether phrases that overlap in the text all count (boosting_tree.overlapping). null: false,
-    # then true with the best weights.
-    overlapping: list[bool] | None = None
     # Least evidence of a phrase to try, 0 .. 1 (boosting_tree.ac_threshold), with the best weights. null: 0; with
     # false_phrases_per_hour 0 .. 0.03.
     ac_threshold: list[float] | None = option(None, low=0, high=1)
@@ -224,7 +219,7 @@ def search_points(
     points = points_of(options, strategy, has_lm=options.lm is not None, **given)
     order = partial(ranked, objective=options.objective, false_phrase_cost=options.false_phrase_cost)
     trials = order(try_points(searches, dev, points, phrases, options))
-    for stage in later_stages(options, strategy, points, **given, refunds=searches.refunds):
+    for stage in later_stages(options, strategy, points, **given):
         known = {trial.point for trial in trials}
         more = [point for point in stage(trials[0].point) if point not in known]
         trials = order([*trials, *try_points(searches, dev, more, phrases, options)])
