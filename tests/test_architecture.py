@@ -205,9 +205,9 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1892,
-    "cli": 2119,
-    "cluster": 446,
+    "(root)": 1870,
+    "cli": 2104,
+    "cluster": 445,
     "compat": 1010,
     "cuda": 963,
     "fusion": 2154,
@@ -215,14 +215,14 @@ CODE_BUDGETS = {
     "live": 1278,
     "lm": 1930,
     "nemo_plugin": 3705,
-    "search": 11346,
+    "search": 11306,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42573
+PACKAGE_LINES = 42471
 PACKAGE_FILES = 188
-TESTS_LINES = 39114
+TESTS_LINES = 39096
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 15989
+USERS_WORDS = 15977
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 4350

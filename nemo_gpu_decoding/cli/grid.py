@@ -132,11 +132,6 @@ class Searches:
         return self._ready[key]
 
     @property
-    def n_best(self) -> int:
-        """Return hypotheses that the preset has."""
-        return self.head.decoding.decoding.options.n_best
-
-    @property
     def most_bonus(self) -> float:
         """Return the most that a word earns with a boosting weight of 1, natural log."""
         boosting = self.at(Point()).fusion.boosting

@@ -91,9 +91,8 @@ class TuneOptions(decoding.ModelOptions):
     false_phrase_cost: float = option(FALSE_PHRASE_COST, low=0)
     # Output file: the best combination, as a preset for `transcribe preset=...`.
     out: str | None = None
-    # Hypotheses per utterance, >= 1 and at most beam_size. With more than 1 a column shows the oracle WER, the lowest
-    # WER of the hypotheses (of the whole lattice with wfst.decoding_mode lattice in the preset).
-    n_best: int = option(1, low=1)
+    # Hypotheses per utterance for the second pass, >= 2 and at most beam_size.
+    n_best: int = option(1, low=1, needs="rescore=FILE")
     # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weights of the second-pass LM to try, >= 0.
@@ -239,9 +238,9 @@ def try_points(
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
         second = Rescoring(scorer, point.rescore_weight or 0.0, options.rescore_lm_share) if scorer else None
         search = searches.at(point)
-        n_best = options.n_best if options.n_best > 1 else searches.n_best
+        n_best = options.n_best
         decoded = dev.decode(at_point(search, point, n_best), searches.head.text_of, second, n_best)
-        trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases, decoded.oracles)))
+        trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases)))
     return trials
 
 
@@ -270,9 +269,7 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
     names = varied([trial.point for trial in trials])
     header = ["decoder", *names, "WER %", "sub", "del", "ins"]
     header += ["precision", "recall", "F-score", "false phrases"] if phrases else []
-    has_oracle = any(trial.score.oracle for trial in trials)
-    header += ["oracle WER %"] if has_oracle else []
-    rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases)), *[""] * has_oracle]]
+    rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases))]]
     for trial in trials[:show]:
         values = [getattr(trial.point, name) for name in names]
         rows.append(["beam", *values, *score_cells(trial.score)])
@@ -290,7 +287,7 @@ def score_cells(score: Score) -> list[Any]:
     cells = [f"{100 * errors.wer:.2f}", errors.substitutions, errors.deletions, errors.insertions]
     if phrases:
         cells += [f"{v:.3f}" for v in (phrases.precision, phrases.recall, phrases.fscore)] + [phrases.false_positives]
-    return cells + ([f"{100 * score.oracle.wer:.2f}"] if score.oracle else [])
+    return cells
 
 
 def preset_comment(options: TuneOptions, trial: Trial) -> str:

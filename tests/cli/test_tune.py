@@ -87,6 +87,7 @@ def test_more_false_phrases_than_the_limit_rank_last():
         ("objective=fscore", "needs phrases=FILE"),
         ("strategy=beam", "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp"),
         ("rescore=gpt2", "rescore=gpt2 orders n_best hypotheses; n_best is 1, expected >= 2"),
+        ("n_best=4", "n_best is 4, which needs rescore=FILE"),
         ("source_lm_weight=[0.1]", "source_lm_weight is [0.1], which needs source_lm=FILE"),
         ("source_lm=a.arpa", "source_lm is 'a.arpa', which is subtracted from an LM, expected lm=FILE"),
         ("pruning_mode=[soon,late]", "pruning_mode is 'soon', expected one of late, early"),
@@ -416,9 +417,6 @@ def test_tune_word_graph_writes_a_preset(assets, manifest, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("\nbeam") == 8
     assert "lm_weight  boosting_weight  beam_width  rescore_weight" in out
-    for line in out.splitlines():
-        if line.startswith("beam"):
-            assert float(line.split()[-1]) <= float(line.split()[5])  # oracle WER
     preset = load_preset(str(best))
     assert preset.strategy == "cuda_wfst"
     assert preset.wfst.arpa_lm_path == str(assets / "lm" / "word3.arpa")
