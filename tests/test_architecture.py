@@ -206,7 +206,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1870,
-    "cli": 2104,
+    "cli": 2084,
     "cluster": 445,
     "compat": 1010,
     "cuda": 963,
@@ -218,7 +218,7 @@ CODE_BUDGETS = {
     "search": 11306,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42471
+PACKAGE_LINES = 42447
 PACKAGE_FILES = 188
 TESTS_LINES = 39096
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -200,7 +200,7 @@ def points_of(
         values["score_norm"] = [True] if max(values["beam_beta"]) > 0 else ()
     points = combinations(**values)
     if "graph" in facts and not options.beam_width:
-        points = [point for point in points if point.beam_width == _beam_width(point, most_bonus)]
+        points = _with_width(points, most_bonus)
     if "source" in facts:  # an LM weight of 0 is tried once: there is nothing from which a source LM is subtracted
         points = [point if point.lm_weight else point._replace(source_lm_weight=0.0) for point in points]
     return list(dict.fromkeys(points))
@@ -254,9 +254,7 @@ def _heard(options: TuneOptions, values: Sequence[float], section: str, most_bon
     every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
     weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
     points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in values for weight in weights]
-    if section == "beam" or options.beam_width:
-        return points
-    return [point._replace(beam_width=_beam_width(point, most_bonus)) for point in points]
+    return points if section == "beam" or options.beam_width else _with_width(points, most_bonus)
 
 
 def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Point]:
@@ -264,7 +262,7 @@ def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Po
     points = [best._replace(boosting_weight=weight) for weight in WORD_BOOSTING_WEIGHTS]
     if widths:
         return [point._replace(beam_width=width) for point in points for width in widths]
-    return [point._replace(beam_width=_beam_width(point, most_bonus)) for point in points]
+    return _with_width(points, most_bonus)
 
 
 def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
@@ -278,7 +276,8 @@ def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
     return neighbours
 
 
-def _beam_width(point: Point, most_bonus: float) -> float:
-    """Return the smallest beam width of which a word's bonus is at most half, or else the largest width."""
-    bonus = (point.boosting_weight or 0.0) * most_bonus
-    return next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1])
+def _with_width(points: Sequence[Point], most_bonus: float) -> list[Point]:
+    """Return the points with the smallest beam width of which a word's bonus is at most half, or else the largest."""
+    bonuses = [(point.boosting_weight or 0.0) * most_bonus for point in points]
+    widths = [next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1]) for bonus in bonuses]
+    return [point._replace(beam_width=width) for point, width in zip(points, widths, strict=True)]

@@ -49,7 +49,7 @@ EXAMPLES = (
 )
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
 FIRST = ("model", "audio", "manifest", "out", "preset", "lm", "lm_weight", "phrases", "boosting_weight", "timestamps")
-FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "grammar", "rescore")  # and `lms`
+FILE_OPTIONS = ("model", "preset", *decoding.FILES, "rescore")  # and `lms`
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
 

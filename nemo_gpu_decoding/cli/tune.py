@@ -15,7 +15,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode, with_confidence_map
+from nemo_gpu_decoding.cli.dev_set import DevSet, Score, encode, with_confidence_map
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, points_of, tried_values, varied
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
@@ -135,7 +135,6 @@ class Trial:
     """One combination with its result."""
 
     point: Point
-    decoded: Decoded
     score: Score
 
 
@@ -237,10 +236,9 @@ def try_points(
     trials = []
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
         second = Rescoring(scorer, point.rescore_weight or 0.0, options.rescore_lm_share) if scorer else None
-        search = searches.at(point)
-        n_best = options.n_best
-        decoded = dev.decode(at_point(search, point, n_best), searches.head.text_of, second, n_best)
-        trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases)))
+        search = at_point(searches.at(point), point, options.n_best)
+        texts = dev.decode(search, searches.head.text_of, second, options.n_best)
+        trials.append(Trial(point, dev.score(texts, phrases)))
     return trials
 
 

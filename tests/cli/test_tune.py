@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.cli import dev_set, tune
 from nemo_gpu_decoding.cli.decoding import decoding_config
-from nemo_gpu_decoding.cli.dev_set import Decoded, Score
+from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Point, at_point, later_stages, points_of, varied
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
@@ -37,7 +37,7 @@ def grid(options, strategy="flexctc_beam", has_lm=True, has_phrases=True):
 def trial(wrong, found=0, false=0, **point):
     values = {"beam_size": 8, "beam_beta": 0.0, "lm_weight": 0.5, "boosting_weight": None, **point}
     score = Score(WordErrors(10, wrong, 0, 0), PhraseScore(found, false, 4 - found))
-    return Trial(Point(**values), Decoded((), 0.0), score)
+    return Trial(Point(**values), score)
 
 
 def test_the_grid_has_every_combination():
@@ -60,7 +60,7 @@ def test_ranked_by_errors_phrases_and_size():
 
 
 def test_report_names_the_command_for_missed_phrases():
-    dev = dev_set.DevSet((), ("gdansk",), ("gdansk",), 1.0, 1.0)
+    dev = dev_set.DevSet((), ("gdansk",), ("gdansk",), 1.0)
     for found in (3, 4):
         shown = tune.report(dev, [trial(1, found=found)], ["gdansk"], 1)
         assert ("(1 phrases missed; nemo-gpu-decoding aliases" in shown) == (found == 3)
