@@ -1,4 +1,4 @@
-"""Word errors of the transcript, of the best text of the n-best list, and of the best path through word alternatives.
+"""Word errors of the transcript, and of the best path through word alternatives.
 
 `python -m benchmarks.alternatives --help` lists the options.
 """
@@ -21,7 +21,7 @@ from benchmarks.sources import make_tasks
 from nemo_gpu_decoding.cli.decoding import decoding_config, section_of
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.manifest import read_manifest
-from nemo_gpu_decoding.metrics import oracle_text, word_errors
+from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table
 from nemo_gpu_decoding.search.alternatives import timed_words, word_alternatives
@@ -91,7 +91,7 @@ def run(options: AlternativesOptions) -> int:
         for beam in options.beams:
             for name, references, found in (_of_hard if options.hard else _of_model)(options, strategy, beam):
                 rows.append([name, "-" if options.lattices and not options.hard else beam, *_cells(references, found)])
-    columns = ["WER %", "of the best text", "of the best alternatives", "ratio"]
+    columns = ["WER %", "of the best alternatives", "ratio"]
     print(format_table(["strategy", "beam", *columns], rows))
     return 0
 
@@ -99,20 +99,17 @@ def run(options: AlternativesOptions) -> int:
 class Found(NamedTuple):
     """The results of an utterance."""
 
-    texts: list[str]  # best first
-    lattice: Any  # or None
+    text: str  # the best one
     places: Sequence[Place]
 
 
 def _cells(references: list[str], results: Sequence[Found]) -> list[str]:
-    first = word_errors(references, [result.texts[0] for result in results])
-    best = [oracle_text(text, result.texts, result.lattice) for text, result in zip(references, results, strict=True)]
+    first = word_errors(references, [result.text for result in results])
     network = sum(  # an utterance with one text has no alternatives
-        fewest_errors(text, result.places) if result.places else word_errors([text], result.texts[:1]).total
+        fewest_errors(text, result.places) if result.places else word_errors([text], [result.text]).total
         for text, result in zip(references, results, strict=True)
     )
-    errors = [first.total, word_errors(references, best).total, network]
-    return [*(f"{100 * count / first.words:.1f}" for count in errors), f"{network / first.total:.2f}"]
+    return [*(f"{100 * count / first.words:.1f}" for count in (first.total, network)), f"{network / first.total:.2f}"]
 
 
 def _of_model(options: AlternativesOptions, strategy: str, beam: int) -> Iterator[tuple[str, list[str], list[Found]]]:
@@ -123,7 +120,7 @@ def _of_model(options: AlternativesOptions, strategy: str, beam: int) -> Iterato
     added = {"compute_timestamps": True, section: {"decoding_mode": "lattice"} if options.lattices else n_best}
     model.head(STRATEGIES[strategy].family).use(cast(DictConfig, OmegaConf.merge(config, added)))
     results = [transcript for batch in outputs for transcript in model.decode(batch)]
-    found = [Found([r.text, *(text for text, _ in r.n_best)], r.lattice, r.alternatives) for r in results]
+    found = [Found(transcript.text, transcript.alternatives) for transcript in results]
     yield strategy, references, found
 
 
@@ -148,8 +145,8 @@ def _of_hard(options: AlternativesOptions, strategy: str, beam: int) -> Iterator
         found = []
         for nbest in decoder.decode(task.inputs, task.lengths):
             lattice = nbest.lattice and nbest.lattice.determinized()
-            texts = [" ".join(word.text for word in timed_words(path, task.vocabulary)) for path in nbest]
-            found.append(Found(texts, nbest.lattice, word_alternatives(nbest.paths, task.vocabulary, lattice)))
+            text = " ".join(word.text for word in timed_words(nbest.best, task.vocabulary))
+            found.append(Found(text, word_alternatives(nbest.paths, task.vocabulary, lattice)))
         yield f"{strategy}, {task.name}", task.texts, found
 
 

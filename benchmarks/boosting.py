@@ -72,7 +72,7 @@ def run(options: BoostingOptions) -> int:
     if options.spoken is not None:
         phrases = listed = (spoken if options.spoken else unspoken)(phrases, speech.references)
     for name, beam, weight, config in searches(options, listed):
-        texts = speech.decode(head.search(config), head.text_of).texts
+        texts = speech.decode(head.search(config), head.text_of)
         score = speech.score(texts, phrases)
         found = score.phrases
         assert found is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -168,14 +169,16 @@ class Cell:
 
     def _decode(self, way: Way, phrases: str) -> Found:
         speech, decoder = self._speech[phrases.partition("-")[0]], self._decoder(way, phrases)
-        decoded = speech.decode(decoder, self._head.text_of)
-        score = speech.score(decoded.texts, self.files.lists[phrases])
+        started = time.perf_counter()
+        texts = speech.decode(decoder, self._head.text_of)
+        seconds = time.perf_counter() - started
+        score = speech.score(texts, self.files.lists[phrases])
         assert score.phrases is not None
         found = score.phrases
         return {
             "errors": score.errors.total, "words": score.errors.words, "wer": 100 * score.errors.wer,
             "found": found.true_positives, "missed": found.false_negatives, "false": found.false_positives,
-            "fscore": found.fscore, "utterances": len(decoded.texts), "seconds": decoded.seconds,
+            "fscore": found.fscore, "utterances": len(texts), "seconds": seconds,
         }  # fmt: skip
 
     def results(self, way: Way, phrases: str) -> Iterator[tuple[str, str, NBest[Any]]]:

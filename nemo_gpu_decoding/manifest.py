@@ -31,7 +31,7 @@ NO_TEXT = "-"  # in manifests of NeMo, of a recording without a transcript
 RESULT_KEYS = (
     *("audio_filepath", "duration", "text", "pred_text", "score", "outside_share", "in_grammar", "seconds"),
     *("n_best", "words", "segments", "word_alternatives", "found_phrases"),
-    *("wer", "oracle_wer", "error", "manifest", "line"),
+    *("wer", "error", "manifest", "line"),
 )
 
 FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no field of a user

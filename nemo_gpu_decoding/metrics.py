@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from kaldialign import align, edit_distance
@@ -74,13 +74,6 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
         deletions += counts["del"]
         insertions += counts["ins"]
     return WordErrors(words, substitutions, deletions, insertions)
-
-
-def oracle_text(reference: str, texts: Iterable[str], lattice: Any = None) -> str:
-    """Return the lattice's text with the fewest word errors; without a lattice, the first such one of the texts."""
-    if lattice is not None:
-        return lattice.oracle(reference)
-    return min(texts, key=lambda text: word_errors([reference], [text]).total)
 
 
 def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
+from nemo_gpu_decoding.metrics import WordErrors, word_errors
 from nemo_gpu_decoding.search.result import FoundPhrase, Place, WordOption, places_as_json
 
 if TYPE_CHECKING:
@@ -156,27 +156,16 @@ class Totals:
     substitutions: int = 0
     deletions: int = 0
     insertions: int = 0
-    with_oracle: int = 0
-    oracle_errors: int = 0
 
     @property
     def word_errors(self) -> WordErrors:
         return WordErrors(self.words, self.substitutions, self.deletions, self.insertions)
 
-    @property
-    def oracle_wer(self) -> float | None:
-        """Return the lowest WER of the alternatives, or None if an utterance with a reference has none."""
-        has_oracle = self.scored and self.with_oracle == self.scored
-        return self.oracle_errors / max(self.words, 1) if has_oracle else None
-
-    def count(self, errors: WordErrors, oracle: WordErrors | None) -> None:
-        """Add the word errors of an utterance with a reference, and those of its best alternative."""
+    def count(self, errors: WordErrors) -> None:
+        """Add the word errors of an utterance with a reference."""
         self.scored += 1
         for name, value in vars(errors).items():
             setattr(self, name, getattr(self, name) + value)
-        if oracle is not None:
-            self.with_oracle += 1
-            self.oracle_errors += oracle.total
 
 
 def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -> dict[str, Any]:
@@ -197,18 +186,11 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
     totals.audio = round(totals.audio + utterance.duration, 3)
     row |= details
     if utterance.text is not None:
-        best = oracle_of(utterance.text, transcript)
         errors = word_errors([utterance.text], [transcript.text])
-        oracle = None if best is None else word_errors([utterance.text], [best])
-        totals.count(errors, oracle)
-        row |= {**text, "wer": _rate(errors)}
-        row |= {} if oracle is None else {"oracle_wer": _rate(oracle)}
+        totals.count(errors)
+        # the rate is infinite without a word in the reference; JSON has no such number
+        row |= {**text, "wer": round(errors.wer, 4) if math.isfinite(errors.wer) else None}
     return row
-
-
-def _rate(errors: WordErrors) -> float | None:
-    """Return the word error rate for a row, or None if it is infinite, because JSON has no such number."""
-    return round(errors.wer, 4) if math.isfinite(errors.wer) else None
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
@@ -229,10 +211,3 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
 
 def _listed(n_best: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     return [{"text": text, "score": score} for text, score in n_best]
-
-
-def oracle_of(reference: str, transcript: Transcript) -> str | None:
-    """Return the text of the lattice, or of the n-best list, with the fewest word errors, or None without any."""
-    if transcript.lattice is None and not transcript.n_best:
-        return None
-    return oracle_text(reference, [text for text, _ in transcript.n_best], transcript.lattice)

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kaldialign import align
 
 from nemo_gpu_decoding.cli.decoding import load_phrase_file
-from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, PaddedBatch, Score, encode
+from nemo_gpu_decoding.cli.dev_set import DevSet, PaddedBatch, Score, encode
 from nemo_gpu_decoding.cli.grid import Point, at_point
 from nemo_gpu_decoding.cli.main import guarded
 from nemo_gpu_decoding.cli.options import help_text, parse_options
@@ -90,6 +90,14 @@ class DemoOptions:
 
 
 @dataclass(frozen=True)
+class Decoded:
+    """The texts and the time of one decoding of the test set."""
+
+    texts: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Row:
     """One decoder on the whole test set."""
 
@@ -119,8 +127,8 @@ def run(options: DemoOptions) -> int:
         for preset in presets:
             if options.beam_size is not None and "beam" in preset:
                 preset.beam.beam_size = options.beam_size
-        test, own = decode_model(model, data / "models" / file, presets, utterances, phrases, others)
-        console.print(report(model, test, own), markup=False)
+        test, encoder_seconds, own = decode_model(model, data / "models" / file, presets, utterances, phrases, others)
+        console.print(report(model, test, encoder_seconds, own), markup=False)
         console.print(differences(test, own, phrases, options.show if model == options.models[0] else 0))
         rows += own
     if options.live and "ctc" in options.models:
@@ -156,13 +164,19 @@ def decode_model(
     utterances: Sequence[Utterance],
     phrases: Sequence[str],
     others: subprocess.Popen[bytes] | None,
-) -> tuple[DevSet, list[Row]]:
-    """Encode the speech once; decode it greedily and with the presets, after the other process has ended."""
+) -> tuple[DevSet, float, list[Row]]:
+    """Encode the speech once; decode it greedily and with the presets, after the other process has ended.
+
+    Returns:
+        the encoded speech, the seconds of the encoder, and a row per decoder.
+    """
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
     say(f"{model}: loading NeMo and the model")
     head = Model.load(str(file), device="cpu").head("ctc" if model == "ctc" else "rnnt")
+    started = time.perf_counter()
     test = encode(head, utterances)
+    encoder_seconds = time.perf_counter() - started
     decoders: dict[str, Decoder] = {}
     for preset in presets:
         say(f"preparing {preset.strategy} (compiled on first use, then kept)")
@@ -173,7 +187,8 @@ def decode_model(
         others.wait()
     decoded = {"greedy": decode_greedy(head, test)}
     decoded |= {label: decode_beam(test, ours, head) for label, ours in decoders.items()}
-    return test, [Row(label, each, test.score(each.texts, phrases), model) for label, each in decoded.items()]
+    rows = [Row(label, result, test.score(result.texts, phrases), model) for label, result in decoded.items()]
+    return test, encoder_seconds, rows
 
 
 def steps_of(head: Head, preset: DictConfig, heard: Path) -> dict[str, Decoder]:
@@ -211,8 +226,17 @@ def steps_of(head: Head, preset: DictConfig, heard: Path) -> dict[str, Decoder]:
 
 def decode_beam(test: DevSet, ours: Decoder, head: Head) -> Decoded:
     """Decode all utterances several times; the result has the median of the seconds."""
-    runs = [test.decode(ours, head.text_of) for _ in range(REPEATS)]
-    return Decoded(runs[0].texts, statistics.median(run.seconds for run in runs))
+    return timed(lambda: test.decode(ours, head.text_of))
+
+
+def timed(decode: Callable[[], Sequence[str]]) -> Decoded:
+    """Return the texts of a decoding, and the median of its seconds."""
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        texts = decode()
+        seconds.append(time.perf_counter() - started)
+    return Decoded(tuple(texts), statistics.median(seconds))
 
 
 def nemo_texts(head: Head, batch: PaddedBatch) -> list[str]:
@@ -232,29 +256,23 @@ def nemo_texts(head: Head, batch: PaddedBatch) -> list[str]:
 def decode_greedy(head: Head, test: DevSet) -> Decoded:
     """Decode the same input with NeMo's greedy_batch, timed like the others."""
     head.use_greedy()
-    seconds = []
-    for _ in range(REPEATS):
-        texts, started = [], time.perf_counter()
-        for batch in test.batches:
-            texts += nemo_texts(head, batch)
-        seconds.append(time.perf_counter() - started)
-    return Decoded(tuple(texts), statistics.median(seconds))
+    return timed(lambda: [text for batch in test.batches for text in nemo_texts(head, batch)])
 
 
-def report(model: str, test: DevSet, rows: Sequence[Row]) -> str:
+def report(model: str, test: DevSet, encoder_seconds: float, rows: Sequence[Row]) -> str:
     """The table. Decoder seconds are for the whole set; RTFx counts encoder and decoder."""
     table = []
     for row in rows:
         errors = row.score.errors
         assert row.score.phrases is not None
-        rtfx = test.audio_seconds / (test.encoder_seconds + row.decoded.seconds)
+        rtfx = test.audio_seconds / (encoder_seconds + row.decoded.seconds)
         cells = [f"{100 * errors.wer:.1f}", errors.substitutions, errors.deletions, errors.insertions]
         cells += [f"{row.score.phrases.fscore:.2f}", f"{row.decoded.seconds:.4f}", f"{rtfx:.0f}"]
         table.append([row.decoder, *cells])
     header = ["decoder", "WER %", "sub", "del", "ins", "phrase F", "decoder s", "RTFx"]
     about = (
         f"{model}: {len(test.references)} utterances, {test.audio_seconds:.0f} s of speech; "
-        f"encoder, once: {test.encoder_seconds:.2f} s"
+        f"encoder, once: {encoder_seconds:.2f} s"
     )
     return f"\n{about}\n\n{format_table(header, table)}"
 

@@ -208,8 +208,7 @@ def search_case(strategy: str, task: Task, options: Mapping[str, Any], parts: st
         chunks.append(digest(decoder.partial(streams)))
     case = {"results": results, "partials": chunks, "finals": digest(decoder.close(streams))}
     if options.get("lattice"):
-        pairs = zip(results, task.texts, strict=True)
-        case["lattices"] = [lattice_case(decoder, nbest.lattice, task, text) for nbest, text in pairs]
+        case["lattices"] = [lattice_case(decoder, nbest.lattice, task) for nbest in results]
     elif options.get("n_best") == 4:
         arguments = (
             lambda texts: [-1.5 * len(text) for text in texts],
@@ -221,12 +220,12 @@ def search_case(strategy: str, task: Task, options: Mapping[str, Any], parts: st
     return case
 
 
-def lattice_case(decoder: Any, lattice: Any, task: Task, text: str) -> dict[str, Any]:
+def lattice_case(decoder: Any, lattice: Any, task: Task) -> dict[str, Any]:
     rescored = lattice.pruned(4.0).rescored(task.packed[0], 0.8)
     return {
         "sizes": (lattice.num_nodes, lattice.num_links), "kaldi": digest(lattice.to_kaldi_text().encode()),
         "n_best": decoder.n_best(lattice, 3), "rescored": decoder.n_best(rescored, 3),
-        "determinized": lattice.determinized().n_best(3), "oracle": lattice.oracle(text),
+        "determinized": lattice.determinized().n_best(3),
     }  # fmt: skip
 
 

@@ -205,9 +205,9 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1891,
-    "cli": 2183,
-    "cluster": 444,
+    "(root)": 1869,
+    "cli": 2084,
+    "cluster": 443,
     "compat": 991,
     "cuda": 963,
     "fusion": 2090,
@@ -215,19 +215,19 @@ CODE_BUDGETS = {
     "live": 1278,
     "lm": 1880,
     "nemo_plugin": 3705,
-    "search": 11348,
+    "search": 11308,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42428
+PACKAGE_LINES = 42205
 PACKAGE_FILES = 188
-TESTS_LINES = 39101
+TESTS_LINES = 39065
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 15994
+USERS_WORDS = 15977
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 4350
 DEVELOPERS_WORDS = 820
-EXPERIMENTS_WORDS = 12204
+EXPERIMENTS_WORDS = 12203
 
 
 def within(what: str, count: int, budget: int):

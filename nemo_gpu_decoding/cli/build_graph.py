@@ -102,10 +102,7 @@ def run(options: BuildGraphOptions) -> int:
     began = time.perf_counter()
     phrases = read_phrases(words_file) if words_file else []
     listed = listed_words(lm)  # raises an error for files that are no LM, before a model is loaded
-    if options.tokenizer is None:
-        vocabulary = vocabulary_of_model(str(options.model), options.source_lang, verbose=options.verbose)
-    else:
-        vocabulary = vocabulary_of_file(options.tokenizer)
+    vocabulary = vocabulary_of(options.model, options.tokenizer, options.source_lang, "ctc", options.verbose)
     added = words_of(spelled_phrases(phrases, lambda phrase: can_spell(phrase, vocabulary, BoostingConfig())))
     if lexicon_file is None:
         track = partial(tqdm, unit="word", desc="spelling", disable=None, file=sys.stderr)
@@ -126,21 +123,22 @@ def run(options: BuildGraphOptions) -> int:
     return 0
 
 
-def vocabulary_of_model(
-    name: str, language: str | None = None, *, head: str | None = "ctc", verbose: bool = False
+def vocabulary_of(
+    model: str | None, tokenizer: str | None, language: str | None, head: str | None, verbose: bool = False
 ) -> Vocabulary:
-    """Return the tokens of a model's head.
+    """Return the tokens of the file `tokenizer`, or else of a model's head.
 
     Args:
         language: the language of the tokenizer, for models with one tokenizer per language.
         head: ctc or rnnt; None: the head that the model has.
     """
+    if tokenizer is not None:
+        return vocabulary_of_file(tokenizer)
     from nemo_gpu_decoding.graph.load import in_language
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    model = Model.load(name, device="cpu", verbose=verbose)
-    vocabulary = model.head(head or model.default_head).vocabulary()
-    return in_language(vocabulary, language)
+    loaded = Model.load(str(model), device="cpu", verbose=verbose)
+    return in_language(loaded.head(head or loaded.default_head).vocabulary(), language)
 
 
 def vocabulary_of_file(name: str) -> Vocabulary:

@@ -31,7 +31,7 @@ LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 # strategies whose options commands have, see `with_options_of`
 SEARCHES = {"flexctc_beam": FlexCTCConfig, "alsd_pp": ALSDConfig, "aes_pp": AESConfig}
 SEARCH_KEYS = {strategy: list(keys_for_commands(config).values()) for strategy, config in SEARCHES.items()}
-TREE = ("segmentations", "refund", "overlapping", "ac_threshold", "ignore_case")  # options of the boosting tree
+TREE = ("segmentations", "ac_threshold", "ignore_case")  # options of the boosting tree
 # option -> key of NeMo's section
 PHRASE_OPTIONS = {"phrases": "boosting_tree.key_phrases_file", "boosting_weight": "boosting_tree_alpha"}
 BEAM_KEYS = {"lm": "ngram_lm_model", "lm_weight": "ngram_lm_alpha", "lms": "lm_pool"}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -51,48 +50,30 @@ class DevSet:
     references: tuple[str, ...]
     greedy_texts: tuple[str, ...]
     audio_seconds: float
-    encoder_seconds: float  # time of computing the inputs
 
     def decode(
         self, decoder: Search, text_of: Callable[[Path], str], second: Rescoring | None = None, n_best: int = 1
-    ) -> Decoded:
-        """Return the texts of all utterances (best, or oracle with alternatives) and the seconds of the search.
+    ) -> tuple[str, ...]:
+        """Return the best texts of all utterances.
 
-        With `n_best` > 1 the oracle is the best of the first `n_best` different texts.
+        Args:
+            second: second pass; it orders the first `n_best` different texts.
         """
         results: list[NBest] = []
-        seconds = 0.0
         for batch in self.batches:
-            started = time.perf_counter()
             results += decoder.decode(batch.inputs, batch.lengths)
-            seconds += time.perf_counter() - started
-        if n_best > 1:
-            results = [nbest.distinct(text_of, n_best) for nbest in results]
         if second is not None:
             from nemo_gpu_decoding.search.rescoring import rescored
 
+            results = [nbest.distinct(text_of, n_best) for nbest in results]
             results = rescored(results, second.scorer, text_of, weight=second.weight, lm_share=second.lm_share)
-        oracles: tuple[str, ...] = ()
-        if any(len(nbest) > 1 or nbest.lattice is not None for nbest in results):
-            pairs = zip(self.references, results, strict=True)
-            oracles = tuple(metrics.oracle_text(text, nbest.texts(text_of), nbest.lattice) for text, nbest in pairs)
-        return Decoded(tuple(nbest.texts(text_of)[0] for nbest in results), seconds, oracles)
+        return tuple(nbest.texts(text_of)[0] for nbest in results)
 
-    def score(self, texts: Sequence[str], phrases: Sequence[str], oracles: Sequence[str] = ()) -> Score:
+    def score(self, texts: Sequence[str], phrases: Sequence[str]) -> Score:
         return Score(
             metrics.word_errors(self.references, texts),
             metrics.phrase_score(self.references, texts, phrases) if phrases else None,
-            metrics.word_errors(self.references, oracles) if oracles else None,
         )
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """The texts and the time of one decoding of a `DevSet`."""
-
-    texts: tuple[str, ...]
-    seconds: float  # of the decoder alone
-    oracles: tuple[str, ...] = ()  # the best texts of lattices or n-best lists, if there are any
 
 
 @dataclass(frozen=True)
@@ -101,7 +82,6 @@ class Score:
 
     errors: metrics.WordErrors
     phrases: metrics.PhraseScore | None
-    oracle: metrics.WordErrors | None = None  # of the best texts of lattices or n-best lists
 
 
 def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32") -> DevSet:
@@ -112,17 +92,14 @@ def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, 
     """
     references = references_of(utterances)
     files = [utterance.audio for utterance in utterances]
-    started = time.perf_counter()
     outputs = head.encoded(files, batch_size=batch_size)
     shown = tqdm(outputs, total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)
     arrays, texts = zip(*((encoded.inputs, encoded.greedy_text) for encoded in shown), strict=True)
-    seconds = time.perf_counter() - started
     return DevSet(
         batches=tuple(_pad(arrays[i : i + BATCH], dtype) for i in range(0, len(arrays), BATCH)),
         references=tuple(references),
         greedy_texts=texts,
         audio_seconds=sum(utterance.duration for utterance in utterances),
-        encoder_seconds=seconds,
     )
 
 

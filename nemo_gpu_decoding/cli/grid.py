@@ -2,9 +2,9 @@
 
 Options that are null get values around the best point so far. With phrases, token-level strategies first try all
 weights with the smallest beam and one segmentation per phrase. Then they try larger beams and more segmentations with
-the best weights, and then the other ways of paying phrases (`refund`, `overlapping`). Word graphs try the LM weights
-without phrases, then the boosting weights with the best LM weights, then the LM weights next to the best ones. With a
-limit of false phrases, both try thresholds of a phrase's evidence at last.
+the best weights. Word graphs try the LM weights without phrases, then the boosting weights with the best LM weights,
+then the LM weights next to the best ones. With a limit of false phrases, both try thresholds of a phrase's evidence at
+last.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, SEARCH_KEYS, TREE, decoding_config, section_of
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -62,8 +60,6 @@ AXES: tuple[Axis, ...] = (
     Axis("pruning_mode", "rnnt fused"),
     Axis("rescore_weight", "rescore"),
     Axis("segmentations", "tokens phrases", SEGMENTATIONS[:1]),
-    Axis("refund", "tokens phrases", ("full",)),
-    Axis("overlapping", "tokens phrases", (False,)),
     Axis("source_lm_weight", "tokens source", (0.0, 0.1, 0.2, 0.3, 0.4)),
     Axis("ac_threshold", "phrases"),
     Axis("score_norm", "rnnt fused"),
@@ -91,8 +87,8 @@ class Point(_Values):
     def cost(self) -> tuple[float, ...]:
         """Return the sort key among equally good points: smaller searches, then smaller weights, then defaults."""
         weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
-        way = (self.refund == "nemo", bool(self.overlapping), self.ac_threshold or 0.0, self.score_norm is False)
-        return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *way)
+        rest = self.ac_threshold or 0.0, self.score_norm is False
+        return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *rest)
 
 
 def combinations(**values: Sequence[Any]) -> list[Point]:
@@ -131,27 +127,9 @@ class Searches:
         tree = {name: getattr(point, name) for name in TREE if name in Point._fields}
         key = tuple(tree.values())
         if key not in self._ready:
-            self._ready[key] = self.head.search(self._config(tree))
+            config = decoding_config(self._strategy, self._preset, {**self._files, **tree})
+            self._ready[key] = self.head.search(config)
         return self._ready[key]
-
-    def _config(self, options: dict[str, Any]) -> Any:
-        return decoding_config(self._strategy, self._preset, {**self._files, **options})
-
-    @property
-    def refunds(self) -> tuple[str, ...]:
-        """Return the refunds that suit the phrases and the preset: NeMo's allow no penalties and no whole words."""
-        from nemo_gpu_decoding.fusion.boosting import REFUNDS, read_phrases, weight_of
-
-        if self._files["phrases"] is None:
-            return ()
-        whole_words = OmegaConf.select(self._config({}), "beam.boosting_tree.whole_words")
-        has_penalties = any(weight_of(phrase) < 0 for phrase in read_phrases(self._files["phrases"]))
-        return REFUNDS[:1] if whole_words or has_penalties else REFUNDS
-
-    @property
-    def n_best(self) -> int:
-        """Return hypotheses that the preset has."""
-        return self.head.decoding.decoding.options.n_best
 
     @property
     def most_bonus(self) -> float:
@@ -218,47 +196,23 @@ def points_of(
             how = strategy if facts & {"fused", "graph"} else f"{strategy} without lm or phrases"
             raise ValueError(f"{name} is {getattr(options, name)}, which has no effect with {how}")
     values = {name: getattr(options, name) or default for name, default in values.items()} | {"ac_threshold": ()}
-    if "refund" in values:
-        values |= {name: [value] for name, value in ways_of(options)[0].items()}
     if "score_norm" in values and not options.score_norm:
         values["score_norm"] = [True] if max(values["beam_beta"]) > 0 else ()
     points = combinations(**values)
     if "graph" in facts and not options.beam_width:
-        points = [point for point in points if point.beam_width == _beam_width(point, most_bonus)]
+        points = _with_width(points, most_bonus)
     if "source" in facts:  # an LM weight of 0 is tried once: there is nothing from which a source LM is subtracted
         points = [point if point.lm_weight else point._replace(source_lm_weight=0.0) for point in points]
     return list(dict.fromkeys(points))
 
 
-def ways_of(options: TuneOptions, refunds: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the values of `refund` and `overlapping` to try. NeMo's refunds count all phrases.
-
-    Args:
-        refunds: the values that the phrases and the preset permit; None: all.
-    """
-    from nemo_gpu_decoding.fusion.boosting import REFUNDS
-
-    return [
-        {"refund": refund, "overlapping": overlapping}
-        for refund in options.refund or (REFUNDS if refunds is None else refunds)
-        for overlapping in ([True] if refund == "nemo" else options.overlapping or [False, True])
-    ]
-
-
 def later_stages(
-    options: TuneOptions,
-    strategy: str,
-    points: Sequence[Point],
-    *,
-    has_phrases: bool,
-    most_bonus: float = 0.0,
-    refunds: Sequence[str] | None = None,
+    options: TuneOptions, strategy: str, points: Sequence[Point], *, has_phrases: bool, most_bonus: float = 0.0
 ) -> list[Stage]:
     """Return the stages after the first one. A stage may repeat points that were tried before.
 
     Args:
         most_bonus: as in `points_of`.
-        refunds: as in `ways_of`.
     """
     is_ranked = points[0].score_norm is not None and not options.score_norm
     unranked: list[Stage] = [partial(_unranked, points)] if is_ranked else []
@@ -271,7 +225,7 @@ def later_stages(
         weights = sorted({point.boosting_weight or 0.0 for point in points})
         sizes = options.beam_size or BEAM_SIZES
         larger = partial(_larger, sizes, options.segmentations or SEGMENTATIONS, weights)
-        return [*unranked, larger, partial(_paid, ways_of(options, refunds), weights), *last]
+        return [*unranked, larger, *last]
     if options.boosting_weight:
         return last
     return [partial(_boosted, options.beam_width or (), most_bonus), partial(_neighbours, points), *last]
@@ -295,19 +249,12 @@ def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequenc
     return [point for point in points if point.boosting_weight or point.segmentations == segmentations[0]]
 
 
-def _paid(ways: Sequence[dict[str, Any]], weights: Sequence[float], best: Point) -> list[Point]:
-    """Return the ways of paying phrases with all boosting weights above 0."""
-    return [best._replace(**way, boosting_weight=weight) for way in ways for weight in weights if weight]
-
-
 def _heard(options: TuneOptions, values: Sequence[float], section: str, most_bonus: float, best: Point) -> list[Point]:
     """Return points with values of a phrase's evidence, with the best boosting weight and larger ones."""
     every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
     weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
     points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in values for weight in weights]
-    if section == "beam" or options.beam_width:
-        return points
-    return [point._replace(beam_width=_beam_width(point, most_bonus)) for point in points]
+    return points if section == "beam" or options.beam_width else _with_width(points, most_bonus)
 
 
 def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Point]:
@@ -315,7 +262,7 @@ def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Po
     points = [best._replace(boosting_weight=weight) for weight in WORD_BOOSTING_WEIGHTS]
     if widths:
         return [point._replace(beam_width=width) for point in points for width in widths]
-    return [point._replace(beam_width=_beam_width(point, most_bonus)) for point in points]
+    return _with_width(points, most_bonus)
 
 
 def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
@@ -329,7 +276,8 @@ def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
     return neighbours
 
 
-def _beam_width(point: Point, most_bonus: float) -> float:
-    """Return the smallest beam width of which a word's bonus is at most half, or else the largest width."""
-    bonus = (point.boosting_weight or 0.0) * most_bonus
-    return next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1])
+def _with_width(points: Sequence[Point], most_bonus: float) -> list[Point]:
+    """Return the points with the smallest beam width of which a word's bonus is at most half, or else the largest."""
+    bonuses = [(point.boosting_weight or 0.0) * most_bonus for point in points]
+    widths = [next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1]) for bonus in bonuses]
+    return [point._replace(beam_width=width) for point, width in zip(points, widths, strict=True)]

@@ -20,7 +20,7 @@ from omegaconf import MISSING
 from tqdm import tqdm
 
 from nemo_gpu_decoding.checks import MOST_FAULTS, leave_out
-from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
+from nemo_gpu_decoding.cli.build_graph import vocabulary_of
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.manifest import NO_TEXT
 from nemo_gpu_decoding.plain_text import format_table
@@ -108,17 +108,14 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
     from nemo_gpu_decoding.fusion.ngram import nemo_symbol
     from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm
 
-    vocabulary = None
-    if options.model is not None:
-        vocabulary = vocabulary_of_model(options.model, options.source_lang, head=None)
-    elif options.tokenizer is not None:
-        vocabulary = vocabulary_of_file(options.tokenizer)
-    lines = sentences(files, vocabulary)
-    symbols = None if vocabulary is None else [nemo_symbol(token) for token in range(len(vocabulary))]
-    usual = 3 if vocabulary is None else 6
-    order = usual if options.order is None else options.order
-    arpa = estimate_ngram_lm(lines, order, symbols=symbols, min_counts=min_counts)
-    return arpa if vocabulary is None else replace(arpa, tokenizer=vocabulary.fingerprint)
+    if options.model is None and options.tokenizer is None:
+        order = 3 if options.order is None else options.order
+        return estimate_ngram_lm(sentences(files, None), order, min_counts=min_counts)
+    vocabulary = vocabulary_of(options.model, options.tokenizer, options.source_lang, None)
+    symbols = [nemo_symbol(token) for token in range(len(vocabulary))]
+    order = 6 if options.order is None else options.order
+    arpa = estimate_ngram_lm(sentences(files, vocabulary), order, symbols=symbols, min_counts=min_counts)
+    return replace(arpa, tokenizer=vocabulary.fingerprint)
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:

@@ -49,7 +49,7 @@ EXAMPLES = (
 )
 _END = 1 << 20  # bytes of a large file's beginning and end in its digest
 FIRST = ("model", "audio", "manifest", "out", "preset", "lm", "lm_weight", "phrases", "boosting_weight", "timestamps")
-FILE_OPTIONS = ("model", "preset", "lm", "source_lm", "large_lm", "phrases", "grammar", "rescore")  # and `lms`
+FILE_OPTIONS = ("model", "preset", *decoding.FILES, "rescore")  # and `lms`
 # options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
 
@@ -75,9 +75,8 @@ class RecordingOptions(decoding.DecodingOptions):
     channel_selector: Any = None
     # Output file, one JSON object per utterance: the fields of its manifest row, audio_filepath, duration, pred_text,
     # score and seconds (processing time; for a batch, on its first line). Where they apply also n_best, words (with
-    # start, end and confidence), text, wer and oracle_wer: the lowest WER of the n_best hypotheses, or of the lattice
-    # with decoding.wfst.decoding_mode=lattice. Both are null if only the reference is empty. An utterance that
-    # fails has `error` in place of pred_text; the others are transcribed. Decoded batches are kept in the hidden file
+    # start, end and confidence), text and wer, which is null if only the reference is empty. An utterance that fails
+    # has `error` in place of pred_text; the others are transcribed. Decoded batches are kept in the hidden file
     # .OUT.run until the end: the same command, run again, continues after them. A folder or URL that ends with / gets
     # partitions, which are resumed likewise.
     out: str | None = None
@@ -339,8 +338,6 @@ def report(totals: Totals, seconds: float, device: str) -> None:
             f"(sub {errors.substitutions}, del {errors.deletions}, ins {errors.insertions})",
             file=sys.stderr,
         )
-    if totals.oracle_wer is not None:
-        print(f"oracle WER {100 * totals.oracle_wer:.2f} %", file=sys.stderr)
 
 
 def _transcripts(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode, with_confidence_map
+from nemo_gpu_decoding.cli.dev_set import DevSet, Score, encode, with_confidence_map
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, points_of, tried_values, varied
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
@@ -76,11 +76,6 @@ class TuneOptions(decoding.ModelOptions):
     beam_size: list[int] | None = option(None, low=1, high=4096)
     # Numbers of token sequences to boost per phrase; word graphs have none. null: 1, then 8 with the best weights.
     segmentations: list[int] | None = option(None, low=1)
-    # Refunds of phrases to try (boosting_tree.refund): full, nemo. null: both, the second one with the best weights.
-    refund: list[str] | None = option(None, choices=("full", "nemo"))
-    # With refund full: whether phrases that overlap in the text all count (boosting_tree.overlapping). null: false,
-    # then true with the best weights.
-    overlapping: list[bool] | None = None
     # Least evidence of a phrase to try, 0 .. 1 (boosting_tree.ac_threshold), with the best weights. null: 0; with
     # false_phrases_per_hour 0 .. 0.03.
     ac_threshold: list[float] | None = option(None, low=0, high=1)
@@ -96,9 +91,8 @@ class TuneOptions(decoding.ModelOptions):
     false_phrase_cost: float = option(FALSE_PHRASE_COST, low=0)
     # Output file: the best combination, as a preset for `transcribe preset=...`.
     out: str | None = None
-    # Hypotheses per utterance, >= 1 and at most beam_size. With more than 1 a column shows the oracle WER, the lowest
-    # WER of the hypotheses (of the whole lattice with wfst.decoding_mode lattice in the preset).
-    n_best: int = option(1, low=1)
+    # Hypotheses per utterance for the second pass, >= 2 and at most beam_size.
+    n_best: int = option(1, low=1, needs="rescore=FILE")
     # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM, as a file of pack-lm or ARPA.
     rescore: str | None = None
     # Weights of the second-pass LM to try, >= 0.
@@ -141,7 +135,6 @@ class Trial:
     """One combination with its result."""
 
     point: Point
-    decoded: Decoded
     score: Score
 
 
@@ -224,7 +217,7 @@ def search_points(
     points = points_of(options, strategy, has_lm=options.lm is not None, **given)
     order = partial(ranked, objective=options.objective, false_phrase_cost=options.false_phrase_cost)
     trials = order(try_points(searches, dev, points, phrases, options))
-    for stage in later_stages(options, strategy, points, **given, refunds=searches.refunds):
+    for stage in later_stages(options, strategy, points, **given):
         known = {trial.point for trial in trials}
         more = [point for point in stage(trials[0].point) if point not in known]
         trials = order([*trials, *try_points(searches, dev, more, phrases, options)])
@@ -243,10 +236,9 @@ def try_points(
     trials = []
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
         second = Rescoring(scorer, point.rescore_weight or 0.0, options.rescore_lm_share) if scorer else None
-        search = searches.at(point)
-        n_best = options.n_best if options.n_best > 1 else searches.n_best
-        decoded = dev.decode(at_point(search, point, n_best), searches.head.text_of, second, n_best)
-        trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases, decoded.oracles)))
+        search = at_point(searches.at(point), point, options.n_best)
+        texts = dev.decode(search, searches.head.text_of, second, options.n_best)
+        trials.append(Trial(point, dev.score(texts, phrases)))
     return trials
 
 
@@ -275,9 +267,7 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
     names = varied([trial.point for trial in trials])
     header = ["decoder", *names, "WER %", "sub", "del", "ins"]
     header += ["precision", "recall", "F-score", "false phrases"] if phrases else []
-    has_oracle = any(trial.score.oracle for trial in trials)
-    header += ["oracle WER %"] if has_oracle else []
-    rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases)), *[""] * has_oracle]]
+    rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases))]]
     for trial in trials[:show]:
         values = [getattr(trial.point, name) for name in names]
         rows.append(["beam", *values, *score_cells(trial.score)])
@@ -295,7 +285,7 @@ def score_cells(score: Score) -> list[Any]:
     cells = [f"{100 * errors.wer:.2f}", errors.substitutions, errors.deletions, errors.insertions]
     if phrases:
         cells += [f"{v:.3f}" for v in (phrases.precision, phrases.recall, phrases.fscore)] + [phrases.false_positives]
-    return cells + ([f"{100 * score.oracle.wer:.2f}"] if score.oracle else [])
+    return cells
 
 
 def preset_comment(options: TuneOptions, trial: Trial) -> str:

@@ -264,7 +264,7 @@ def _connected(workers: Workers) -> Any:
 
 def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
     """Return a table with a row per manifest and one for all."""
-    header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins", "oracle WER %"]
+    header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins"]
     named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
     rows = [_summary_row(name, partitions) for name, partitions in named]
     if len(rows) > 1:
@@ -278,6 +278,5 @@ def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:
     both = Totals(**{field: sum(getattr(part, field) for part in totals) for field in numbers})
     row = [name, both.rows, f"{both.audio / 3600:.3f}", both.errors]
     if not both.scored:
-        return [*row, *[""] * 6]
-    errors, oracle = both.word_errors, both.oracle_wer
-    return [*row, f"{100 * errors.wer:.2f}", *vars(errors).values(), "" if oracle is None else f"{100 * oracle:.2f}"]
+        return [*row, *[""] * 5]
+    return [*row, f"{100 * both.word_errors.wer:.2f}", *vars(both.word_errors).values()]

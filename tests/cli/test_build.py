@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemo_gpu_decoding.cli.build_graph import step_bar, vocabulary_of_model
+from nemo_gpu_decoding.cli.build_graph import step_bar, vocabulary_of
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.graph.build import BUILD_STEPS, build_graph
@@ -119,9 +119,9 @@ def test_a_model_with_several_languages_spells_in_one_of_them(monkeypatch):
     several = Vocabulary(("▁a", "▁b"), "bpe", encode_by_language=tokenizers)
     head = SimpleNamespace(vocabulary=lambda: several)
     monkeypatch.setattr(Model, "load", lambda *_, **__: SimpleNamespace(head=lambda name: head))
-    assert vocabulary_of_model("m.nemo", "en").tokenize("b") == [1]
+    assert vocabulary_of("m.nemo", None, "en", "ctc").tokenize("b") == [1]
     with pytest.raises(ValueError, match=r"source_lang is None, .* one of de, en"):
-        vocabulary_of_model("m.nemo")
+        vocabulary_of("m.nemo", None, None, "ctc")
 
 
 def test_progress_is_reported_once_per_step(here):

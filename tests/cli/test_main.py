@@ -172,13 +172,7 @@ def test_list_options_accept_a_single_value(name):
         if kinds:
             values = {(int,): 16, (float,): 0.5, (bool,): True}
             default = ["early"] if option.required else option.default or ["early"]
-            known = {
-                "refund": "nemo",
-                "blank_lm_score_mode": "no_score",
-                "subtitles": "srt",
-                "sentences": "PHRASE",
-                "confidence": "min",
-            }
+            known = {"blank_lm_score_mode": "no_score", "subtitles": "srt", "sentences": "PHRASE", "confidence": "min"}
             default = [known[option.name]] if option.name in known else default
             value = values.get(get_args(kinds[0])) or default[0]
             parsed = parse_options(options_class, [*required, f"{option.name}={value}"])

@@ -216,7 +216,6 @@ def test_a_word_graph_finds_words_with_times_and_alternatives(assets, manifest, 
         assert [word["word"] for word in row["words"]] == row["pred_text"].split()
         assert all(0 <= word["start"] < word["end"] <= row["duration"] + 0.1 for word in row["words"])
         assert all(0 <= word["raw_confidence"] <= 1 for word in row["words"])
-        assert 0 <= row["oracle_wer"] <= row["wer"]
 
 
 def test_a_second_pass_orders_the_hypotheses(assets, manifest, tmp_path, capsys):
@@ -227,7 +226,6 @@ def test_a_second_pass_orders_the_hypotheses(assets, manifest, tmp_path, capsys)
     scores, packed = [], pack_arpa_in_memory(lm)
     for second in ([], [f"rescore={lm}", "rescore_weight=0.9", "rescore_lm_share=0"]):
         assert main(["transcribe", *arguments, *second, "decoding.wfst.decoding_mode=lattice"]) == 0
-        assert "oracle WER" in capsys.readouterr().err
         scores.append([{h["text"]: h["score"] for h in row["n_best"]} for row in rows_of(tmp_path / "hyps.jsonl")])
     for before, after in zip(*scores, strict=True):
         assert before.keys() == after.keys()

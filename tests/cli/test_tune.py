@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.cli import dev_set, tune
 from nemo_gpu_decoding.cli.decoding import decoding_config
-from nemo_gpu_decoding.cli.dev_set import Decoded, Score
+from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Point, at_point, later_stages, points_of, varied
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
@@ -37,14 +37,14 @@ def grid(options, strategy="flexctc_beam", has_lm=True, has_phrases=True):
 def trial(wrong, found=0, false=0, **point):
     values = {"beam_size": 8, "beam_beta": 0.0, "lm_weight": 0.5, "boosting_weight": None, **point}
     score = Score(WordErrors(10, wrong, 0, 0), PhraseScore(found, false, 4 - found))
-    return Trial(Point(**values), Decoded((), 0.0), score)
+    return Trial(Point(**values), score)
 
 
 def test_the_grid_has_every_combination():
     small = options("lm_weight=[0,1]", "beam_beta=[0,1,2]", "boosting_weight=[1]", "beam_size=[4,8]")
     points = grid(small)
     assert len(set(points)) == len(points) == 12
-    assert Point(4, 2.0, 1.0, 1.0, segmentations=1, refund="full", overlapping=False) in points
+    assert Point(4, 2.0, 1.0, 1.0, segmentations=1) in points
     small = options("lm_weight=[0,1]", "beam_beta=[0]", "boosting_weight=[1,2]")
     assert grid(small, has_lm=False, has_phrases=False) == [Point(8, 0.0, None, None)]
 
@@ -60,7 +60,7 @@ def test_ranked_by_errors_phrases_and_size():
 
 
 def test_report_names_the_command_for_missed_phrases():
-    dev = dev_set.DevSet((), ("gdansk",), ("gdansk",), 1.0, 1.0)
+    dev = dev_set.DevSet((), ("gdansk",), ("gdansk",), 1.0)
     for found in (3, 4):
         shown = tune.report(dev, [trial(1, found=found)], ["gdansk"], 1)
         assert ("(1 phrases missed; nemo-gpu-decoding aliases" in shown) == (found == 3)
@@ -87,6 +87,7 @@ def test_more_false_phrases_than_the_limit_rank_last():
         ("objective=fscore", "needs phrases=FILE"),
         ("strategy=beam", "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp"),
         ("rescore=gpt2", "rescore=gpt2 orders n_best hypotheses; n_best is 1, expected >= 2"),
+        ("n_best=4", "n_best is 4, which needs rescore=FILE"),
         ("source_lm_weight=[0.1]", "source_lm_weight is [0.1], which needs source_lm=FILE"),
         ("source_lm=a.arpa", "source_lm is 'a.arpa', which is subtracted from an LM, expected lm=FILE"),
         ("pruning_mode=[soon,late]", "pruning_mode is 'soon', expected one of late, early"),
@@ -139,18 +140,16 @@ def test_tune_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, cap
     out = capsys.readouterr().out
     assert "greedy" in out.splitlines()[2]
     assert out.count("\nbeam") == 2
-    # both weights, then 8 segmentations with the best, then two other ways of paying phrases
-    assert "(5 more combinations; show=7 lists them all)" in out
+    # both weights, then 8 segmentations with the best
+    assert "(3 more combinations; show=5 lists them all)" in out
     preset = load_preset(str(best))
     assert preset.strategy == "flexctc_beam"
     beam = preset.beam
     values = beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha
-    paid = {name: beam.boosting_tree[name] for name in ("segmentations", "refund", "overlapping")}
-    point = Point(*values, **paid)
+    point = Point(*values, segmentations=beam.boosting_tree.segmentations)
     tried = "beam_size=4 beam_beta=1.0 lm_weight=0.0,0.7 boosting_weight=0.0,1.0 segmentations=1,8"
-    tried += " refund=full,nemo overlapping=False,True"
     assert f"\nbest: {point}\ntried: {tried}\n" in out
-    assert point._replace(segmentations=1, refund="full", overlapping=False) in grid(options(*arguments[4:]))
+    assert point._replace(segmentations=1) in grid(options(*arguments[4:]))
     assert f"\nword error rates over the weights: {tmp_path}/best.png\n" in out
     assert (tmp_path / "best.png").read_bytes().startswith(b"\x89PNG")
 
@@ -189,7 +188,7 @@ def test_plot_shows_the_best_trial_of_each_value(tmp_path):
 @pytest.mark.slow
 def test_plot_draws_options_that_are_words(tmp_path):
     pytest.importorskip("matplotlib")
-    trials = [trial(wrong, lm_weight=0.1 * wrong, beam_beta=float(wrong), pruning_mode=mode, overlapping=wrong > 1)
+    trials = [trial(wrong, lm_weight=0.1 * wrong, beam_beta=float(wrong), pruning_mode=mode, score_norm=wrong > 1)
               for wrong, mode in ((1, "late"), (2, "early"))]  # fmt: skip
     draw(trials, trials[-1].score, tmp_path / "grid.png")
     assert (tmp_path / "grid.png").stat().st_size > 5000
@@ -264,7 +263,7 @@ def test_grid_tries_plain_scores_only_with_a_bonus():
     assert [(point.lm_weight, point.beam_beta, point.score_norm) for point in tried] == expected
     points = grid(chosen, "alsd_pp", has_lm=False)
     stage, *others = later_stages(chosen, "alsd_pp", points, has_phrases=True)
-    assert len(others) == 2
+    assert len(others) == 1
     assert [(point.lm_weight, point.beam_beta) for point in stage(points[0])] == [(None, 1.0), (None, 2.0)]
     named = options("score_norm=[true,false]", "beam_beta=[0]", "lm_weight=[0.5]", "blank_lm_score_mode=[no_score]")
     points = grid(named, "aes_pp", has_phrases=False)
@@ -334,7 +333,7 @@ def stages(options, strategy, most_bonus=0.0):
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
 def test_second_stage_tries_larger_beams_and_segmentations(strategy):
-    points, (*_, larger, _) = stages(options(), strategy)
+    points, (*_, larger) = stages(options(), strategy)
     assert {(point.beam_size, point.segmentations) for point in points} == {(8, 1)}
     weights = {point.boosting_weight for point in points}
     assert {0.0, 0.25, 0.75} <= weights  # single tokens want little
@@ -351,33 +350,11 @@ def test_second_stage_tries_larger_beams_and_segmentations(strategy):
 
 def test_grid_combines_listed_beam_sizes_and_segmentations():
     listed = options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]")
-    points, (*_, larger, _) = stages(listed, "alsd_pp")
+    points, (*_, larger) = stages(listed, "alsd_pp")
     assert {(point.beam_size, point.segmentations) for point in points} == {(4, 2), (4, 3), (16, 2), (16, 3)}
     assert set(larger(points[0])) <= set(points)
-    _, (*_, larger, _) = stages(options("beam_size=[4]"), "flexctc_beam")
+    _, (*_, larger) = stages(options("beam_size=[4]"), "flexctc_beam")
     assert {(point.beam_size, point.segmentations) for point in larger(points[0])} == {(4, 1), (4, 8)}
-
-
-def test_later_stage_tries_refunds_and_overlapping():
-    every = [("full", False), ("full", True), ("nemo", True)]
-    for given, refunds, expected in (
-        ((), ("full", "nemo"), every),
-        ((), ("full",), every[:2]),  # the phrases or the preset do not work with NeMo's refunds
-        (("overlapping=true",), ("full", "nemo"), every[1:]),
-        (("refund=[nemo]",), ("full", "nemo"), every[2:]),
-    ):
-        chosen = options("boosting_weight=[0,1,2]", *given)
-        points = points_of(chosen, "alsd_pp", has_lm=True, has_phrases=True)
-        assert {(point.refund, point.overlapping) for point in points} == {expected[0]}
-        *_, paid = later_stages(chosen, "alsd_pp", points, has_phrases=True, refunds=refunds)
-        best = points[-1]
-        assert paid(best) == [
-            best._replace(refund=refund, overlapping=overlapping, boosting_weight=weight)
-            for refund, overlapping in expected for weight in (1.0, 2.0)
-        ]  # fmt: skip
-    for argument in ("refund=[nemo]", "overlapping=[true]"):
-        with pytest.raises(ValueError, match="has no effect with cuda_wfst"):
-            grid(options(argument), "cuda_wfst")
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "cuda_wfst"])
@@ -395,18 +372,6 @@ def test_last_stage_tries_thresholds(strategy):
         assert {point.beam_width for point in tried} == {40.0}  # of which 20 is half
     with pytest.raises(ValueError, match=r"ac_threshold is \[0.5\], which has no effect"):
         grid(options("ac_threshold=[0.5]"), strategy, has_phrases=False)
-
-
-@pytest.mark.parametrize(
-    ("phrases", "preset", "refunds"),
-    [("ann\n", "", ("full", "nemo")), ("ann\t-1\n", "", ("full",)), ("ann\n", "{whole_words: true}", ("full",))],
-)
-def test_nemo_refunds_depend_on_phrases_and_preset(tmp_path, phrases, preset, refunds):
-    (tmp_path / "names.txt").write_text(phrases)
-    (tmp_path / "own.yaml").write_text(f"strategy: flexctc_beam\nbeam: {{boosting_tree: {preset or '{}'}}}\n")
-    files = {"phrases": str(tmp_path / "names.txt"), "boosting_weight": 1.0}
-    assert tune.Searches(None, "flexctc_beam", str(tmp_path / "own.yaml"), files).refunds == refunds
-    assert tune.Searches(None, "flexctc_beam", None, {"phrases": None}).refunds == ()
 
 
 def test_without_phrases_there_is_one_beam_size_and_no_second_stage():
@@ -452,9 +417,6 @@ def test_tune_word_graph_writes_a_preset(assets, manifest, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("\nbeam") == 8
     assert "lm_weight  boosting_weight  beam_width  rescore_weight" in out
-    for line in out.splitlines():
-        if line.startswith("beam"):
-            assert float(line.split()[-1]) <= float(line.split()[5])  # oracle WER
     preset = load_preset(str(best))
     assert preset.strategy == "cuda_wfst"
     assert preset.wfst.arpa_lm_path == str(assets / "lm" / "word3.arpa")

@@ -7,7 +7,6 @@ import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.word_graph import cpu_engine, cuda_engine
 from nemo_gpu_decoding.search.word_graph.lattice import links
@@ -364,15 +363,3 @@ def test_a_running_stream_has_alternatives(composition):
     decoder.push(streams, log_probs[:, 8:], [6, 0])
     whole = decoder.decode(log_probs, [14, 5])
     assert all_facts(decoder.close(streams)) == all_facts(whole)
-
-
-# ---------------------------------------------------------------------------------- oracle texts
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("reference", ["a ab cab", "", "bb unheard a a abc", "AB"])
-def test_the_oracle_has_the_fewest_errors_of_all_texts(seed, reference):
-    _, nbest = small_lattice(seed)
-    texts = [" ".join(path.words) for path in all_paths(nbest.lattice)]
-    found = nbest.lattice.oracle(reference)
-    assert found in texts
-    best = oracle_text(reference, texts)
-    assert word_errors([reference], [found]).total == word_errors([reference], [best]).total

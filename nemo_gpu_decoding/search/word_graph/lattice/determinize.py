@@ -97,49 +97,6 @@ def costs_to_end(arcs, num_states, costs):
 
 
 @compiled
-def closest_words(arcs, num_states, reference):
-    """Return the words of the path with the fewest word errors against a reference, [n] int32.
-
-    Args:
-        arcs: [A] ARC, sorted by source.
-        num_states: N.
-        reference: [Q] int32 words; < 0: a word that the graph does not have.
-    """
-    size, skip = len(reference) + 1, np.int32(-2)
-    errors, last = np.full((num_states, size), np.int32(1 << 30)), np.full((num_states, size), skip)
-    errors[0] = np.arange(size)  # [s, q]: least errors against the first q words of the reference
-    for i in range(len(arcs) + 1):
-        source = arcs[i].source if i < len(arcs) else num_states - 1
-        if i == 0 or i == len(arcs) or source != arcs[i - 1].source:
-            for q in range(1, size):  # after all arcs to this state: delete a word of the reference
-                if errors[source, q - 1] + 1 < errors[source, q]:
-                    errors[source, q], last[source, q] = errors[source, q - 1] + 1, skip
-        if i == len(arcs):
-            break
-        target, word = arcs[i].target, arcs[i].word
-        for q in range(size):
-            count = errors[source, q] + (word != 0)
-            if word != 0 and q > 0:
-                count = min(count, errors[source, q - 1] + (word != reference[q - 1]))
-            if count < errors[target, q]:
-                errors[target, q], last[target, q] = count, i
-    words = [np.int32(0)]
-    state, q = np.int64(num_states - 1), size - 1
-    while state != 0 or q != 0:
-        i = last[state, q]
-        if i == skip:
-            q -= 1
-            continue
-        word, source = arcs[i].word, arcs[i].source
-        if word != 0:
-            words.append(word)
-            if q > 0 and errors[state, q] == errors[source, q - 1] + (word != reference[q - 1]):
-                q -= 1
-        state = np.int64(source)
-    return np.array(words)[:0:-1].copy()
-
-
-@compiled
 def determinized(lattice, beam, max_states):
     """Determinise a lattice: each word sequence within a beam of the best one, once.
 

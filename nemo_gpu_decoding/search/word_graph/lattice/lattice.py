@@ -22,10 +22,9 @@ from nemo_gpu_decoding.checks import check_int, check_number
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.best_path import END, FoundPaths, Steps, all_ends
-from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
+from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import lm_labels
 from nemo_gpu_decoding.search.word_graph.lattice import links as of_links
-from nemo_gpu_decoding.search.word_graph.lattice.determinize import closest_words
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice, determinized_lattice, word_arcs
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordGraphStream
@@ -156,13 +155,6 @@ class Lattice:
         through additional states. The graph cost includes boosting.
         """
         return word_arcs(self.links, self.ends, self.node_frames, self.graph)
-
-    def oracle(self, reference: str) -> str:
-        """Return the text in the lattice with the fewest word errors against a reference; any of equal ones."""
-        arcs, ids = self.arcs(), self.graph.word_ids
-        words = np.array([ids.get(word, NONE) for word in reference.split()], np.int32)
-        closest = closest_words(arcs, int(arcs["target"].max()) + 1, words)
-        return " ".join(self.graph.words[word] for word in closest.tolist())
 
     def determinized(self, beam: float | None = None, *, max_states: int = 50_000) -> WordLattice:
         """Return the cheapest path for each word sequence: Kaldi's compact lattice [Povey et al. 2012].
