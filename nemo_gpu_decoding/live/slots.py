@@ -32,6 +32,7 @@ FIRST = 8  # initial number of slots
 class LiveSlot:
     """The row that one utterance holds, from `begin` to `end`."""
 
+    slots: "Slots"
     streams: Streams
     row: int
 
@@ -108,10 +109,16 @@ class Slots:
             self._groups.append(streams)
         row = int(streams.is_open.argmin())
         self.decoder.reopen(streams, [row], None if request is None else [request])
-        slot = LiveSlot(streams, row)
+        slot = LiveSlot(self, streams, row)
         if self._step is not None:
             self._step.begun[slot] = None
         return slot
+
+    def begin_together(self, n: int, requests: Sequence[Request | None] | None = None) -> list[LiveSlot]:
+        """Begin n utterances in a group of their own; `requests` as in `begin`. Not within `step`."""
+        streams = self.decoder.open(n, requests)
+        self._groups.append(streams)
+        return [LiveSlot(self, streams, row) for row in range(n)]
 
     def push(self, chunks: Mapping[LiveSlot, Tensor]) -> dict[LiveSlot, ValueError]:
         """Read the next chunk of utterances.

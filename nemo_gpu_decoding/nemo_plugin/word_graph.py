@@ -19,6 +19,7 @@ from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases
 from nemo_gpu_decoding.nemo_plugin import word_graph_sections
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Path, Place
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
@@ -106,10 +107,11 @@ class WordGraphInfer(CTCInfer):
         assert isinstance(path, WordPath)
         return path.text if self._owner is None else self._owner.text_of(path)
 
-    def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
+    def _hypothesis(self, path: Path, state: StreamState) -> WordHypothesis:
         assert isinstance(path, WordPath)
         words = tuple(self._without_space(word, path) for word in path.words)
-        return from_path(path, nbest, WordHypothesis, words=words, lattice=nbest.lattice, work=nbest.work)
+        nbest = state.nbest
+        return from_path(path, state, WordHypothesis, words=words, lattice=nbest.lattice, work=nbest.work)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
         labels = np.full(num_frames, self.blank_id, np.int64)
