@@ -146,9 +146,9 @@ class BoostingConfig:
         """Return whether the config has no source of phrases."""
         return not self._sources()
 
-    def without_phrases(self) -> BoostingConfig:
-        """Return the other options, for phrases that a request names."""
-        return replace(self, **dict.fromkeys(SOURCES))
+    def of_list(self, phrases: Any) -> BoostingConfig:
+        """Return these options for other phrases."""
+        return replace(self, **dict.fromkeys(SOURCES) | {"key_phrases_list": phrases})
 
     def _sources(self) -> list[str]:
         return [name for name in SOURCES if getattr(self, name)]

@@ -83,9 +83,11 @@ async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
             upload = _read(form, limits)
             if not batcher.recognizer.languages and (language := upload.options.pop("language", None)):
                 warn_once(f"language={language} of a request is ignored, because the model has no choice of languages")
-            with TemporaryDirectory() as folder:
-                with await asyncio.to_thread(_opened, upload.file, Path(folder), limits) as sound:
-                    return "end", await _transcribed(request, batcher, upload, sound)
+            with (
+                TemporaryDirectory() as folder,
+                await asyncio.to_thread(_opened, upload.file, Path(folder), limits) as sound,
+            ):
+                return "end", await _transcribed(request, batcher, upload, sound)
     except ServerFullError:
         return "streams", failure(503, f"no more than {limits.max_streams} streams are served at a time")
     except (Stopped, asyncio.CancelledError):

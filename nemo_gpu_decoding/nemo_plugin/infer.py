@@ -22,11 +22,10 @@ from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, fields_named
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, build_boosting_tree, load_boosting_tree, weight_of_tree
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, load_boosting_tree, weight_of_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
-from nemo_gpu_decoding.fusion.phrases import Phrase
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import Continuation, StreamState
 from nemo_gpu_decoding.plain_text import read_lines
@@ -144,16 +143,12 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
             return self.vocabulary().text(path.tokens.tolist())
         return self._owner.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
 
-    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float | None) -> BackoffAutomaton:
-        """Return a boosting tree of other phrases, with the options of the config's `boosting_tree`.
+    def boosting_of(self, config: BoostingConfig, weight: float | None) -> BackoffAutomaton:
+        """Return the boosting tree of the `boosting_tree` options of a request.
 
         Args:
             weight: weight of the tree in the search, > 0; None: the default.
         """
-        return build_boosting_tree(phrases, self.vocabulary(), self.options.fusion.boosting.without_phrases())
-
-    def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
-        """Return the boosting tree of the `boosting_tree` options of a request."""
         return load_boosting_tree(config, self.vocabulary())
 
     def disable_cuda_graphs(self) -> bool:

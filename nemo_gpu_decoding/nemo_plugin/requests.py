@@ -181,8 +181,8 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
             "biasing_cfg holds a model that is compiled for NeMo's decoders (multi_model_id, cache_key), expected "
             "phrases in boosting_model_cfg"
         )
-    tree, weight = infer.boosting_of(config), float(biasing.boosting_model_alpha)
-    return replace(request or Request(), boosting=tree, boosting_weight=weight)
+    weight = float(biasing.boosting_model_alpha)
+    return replace(request or Request(), boosting=infer.boosting_of(config, weight), boosting_weight=weight)
 
 
 @dataclass
@@ -214,5 +214,5 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
     weight = infer.options.fusion.boosting_weight or None if boosting_weight is None else boosting_weight
     if weight == 0.0:
         raise FieldError("boosting_weight", 0, "a number > 0, or None for the default")
-    tree = infer.boosting_tree_of(wanted, weight)
+    tree = infer.boosting_of(infer.options.fusion.boosting.of_list(wanted), weight)
     return Request(boosting=tree, boosting_weight=weight_of_list(weight, len(wanted)))

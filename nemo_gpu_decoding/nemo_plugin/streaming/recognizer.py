@@ -25,7 +25,7 @@ from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.live.interface import PipelineOptions
 from nemo_gpu_decoding.metrics import ConfidenceMap, calibrated
-from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, wrong_family
+from nemo_gpu_decoding.nemo_plugin.register import GREEDY, STRATEGIES, head_of
 from nemo_gpu_decoding.nemo_plugin.requests import confidence_map
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.search.alternatives import word_alternatives
@@ -60,7 +60,8 @@ class PipelineRecognizer:
         self.right_context_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
         self.max_n_best = int(getattr(pipeline, "n_best", 1))
         self._n_best: dict[int, int] = {}  # stream -> n_best, if above 1
-        self.confidence_map = confidence_map(self._infer())
+        self.infer = getattr(pipeline, "infer", None)  # the search; None for strategies of NeMo
+        self.confidence_map = confidence_map(self.infer)
         pipeline.open_session()
 
     @classmethod
@@ -83,8 +84,9 @@ class PipelineRecognizer:
         from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 
         config, name = model_config(model), str(decoding.strategy)
-        head, kind = head_of(config, name), _kind_of(config, options.pipeline)
+        head, kind = head_of(name, heads_of(config)), _kind_of(config, options.pipeline)
         if name not in STRATEGIES:
+            check_choice("strategy", name, [*GREEDY, *STRATEGIES])
             if options.rules is not None:
                 raise FieldError("rules", options.rules, f"null with strategy {name}, which uses end_silence")
             if (options.max_n_best or 1) > 1:
@@ -136,8 +138,7 @@ class PipelineRecognizer:
     @property
     def phrases(self) -> list[str]:
         """Return the phrases of the decoding config, the default of streams; without those of a tree made by NeMo."""
-        infer = self._infer()
-        phrases = [] if infer is None else configured_phrases(infer.options.fusion.boosting)
+        phrases = [] if self.infer is None else configured_phrases(self.infer.options.fusion.boosting)
         return [phrase.text for phrase in phrases]
 
     def step(self, chunks: Sequence[live.Chunk]) -> list[live.StepOutput]:
@@ -201,7 +202,7 @@ class PipelineRecognizer:
             committed = self._transcript(state.tokens)
         alternatives: tuple[Alternative, ...] = ()
         if wanted > 1 and state.slot is not None:
-            (nbest,) = self.pipeline.slots.partial([state.slot], self.pipeline.infer.candidates(wanted))
+            (nbest,) = self.pipeline.slots.partial([state.slot], self.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
         partial = Transcript(
@@ -217,7 +218,7 @@ class PipelineRecognizer:
         if ended is None:
             return final
         alternatives = self._alternatives(ended, n_best) if n_best > 1 else ()
-        places = word_alternatives(ended.paths, self._infer().vocabulary()) if alternatives else ()
+        places = word_alternatives(ended.paths, self.infer.vocabulary()) if alternatives else ()
         return replace(
             final,
             n_best=alternatives,
@@ -237,13 +238,6 @@ class PipelineRecognizer:
         texts = paths.texts(text_of)
         return tuple(Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, paths, strict=True))
 
-    def _infer(self) -> Any:
-        """Return the search of the model, or None for NeMo's strategies."""
-        from nemo_gpu_decoding.nemo_plugin.streaming.hooks import ctc_search, transducer_search
-
-        model = self.pipeline.asr_model.asr_model
-        return ctc_search(model) or transducer_search(model)
-
     def _biasing(self, wanted: live.StreamOptions) -> Any:
         """Return the stream's request in NeMo's form, or None for that of the decoding config."""
         if wanted.request is None:
@@ -251,23 +245,10 @@ class PipelineRecognizer:
         from nemo_gpu_decoding.nemo_plugin.requests import request_of
         from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import StreamRequest
 
-        infer = self._infer()
-        if infer is None:
+        if self.infer is None:
             name, value = next(iter(wanted.request.shown.items()))
             raise FieldError(name, value, f"none: strategy {self.strategy} takes no requests")
-        return StreamRequest(request=request_of(infer, wanted.request, wanted.boosting_weight, live.MAX_LETTERS))
-
-
-def head_of(config: DictConfig, strategy: str) -> str:
-    """Return the head of a strategy; NeMo's greedy strategies use the CTC head if there is one."""
-    heads = heads_of(config)
-    if strategy in STRATEGIES:
-        family = STRATEGIES[strategy].family
-        if family not in heads:
-            raise ValueError(wrong_family(STRATEGIES[strategy], heads[0], "this model"))
-        return family
-    check_choice("strategy", strategy, [*NATIVE["ctc"]["greedy"], *STRATEGIES])
-    return heads[0]
+        return StreamRequest(request=request_of(self.infer, wanted.request, wanted.boosting_weight, live.MAX_LETTERS))
 
 
 def milliseconds(seconds: float) -> int:
