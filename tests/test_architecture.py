@@ -205,22 +205,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1892,
-    "cli": 2183,
+    "(root)": 1895,
+    "cli": 2181,
     "cluster": 446,
     "compat": 1010,
     "cuda": 963,
-    "fusion": 2154,
-    "graph": 1677,
-    "live": 1278,
+    "fusion": 2156,
+    "graph": 1674,
+    "live": 1270,
     "lm": 1930,
-    "nemo_plugin": 3705,
+    "nemo_plugin": 3641,
     "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42670
+PACKAGE_LINES = 42576
 PACKAGE_FILES = 188
-TESTS_LINES = 39132
+TESTS_LINES = 39138
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400

@@ -118,16 +118,15 @@ def request_of(
         raise FieldError(given[0], written.shown[given[0]], "none: the decoder's grammar has all sentences")
     try:
         if written.biasing_request is not None:
-            boosted = biasing_request(infer, _of_nemo(written)) or Request()
+            boosted = biasing_request(infer, _of_nemo(written))
         else:
-            listed = None if written.phrases is None else list(written.phrases)
-            boosted = _as_request(infer, listed, boosting_weight) or Request()
+            boosted = _as_request(infer, written.phrases, boosting_weight)
     except FieldError:
         raise
     except (ValueError, OSError) as error:
         (key,) = written.given.keys() & PHRASES
         raise FieldError(key, written.shown[key], "phrases that can be boosted", f"({error})") from error
-    request = replace(boosted, lm=written.lm, **rules)
+    request = replace(boosted or Request(), lm=written.lm, **rules)
     try:
         decoder.open(1, [request])
     except FieldError as error:
