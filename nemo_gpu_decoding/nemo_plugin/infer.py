@@ -232,7 +232,7 @@ def load_grammar(
     """Return the grammar of a config or a request: sentences, or a file with one sentence per line.
 
     Args:
-        section: name that precedes keys in messages.
+        where: text before keys in messages.
 
     Raises:
         FieldError: names the wrong key.
@@ -249,7 +249,7 @@ def load_grammar(
 
 
 def load_allowed(lock: AllowedOptions, vocabulary: Vocabulary, section: str = "beam.") -> AllowedTokens | None:
-    """Return the allowed tokens of a config or a request, with a cache; None: all. `section` as in `load_grammar`."""
+    """Return the allowed tokens of a config or a request, with a cache; None: all. `section` is text before keys."""
     if not (lock.scripts or lock.tokens or lock.text):
         return None
 

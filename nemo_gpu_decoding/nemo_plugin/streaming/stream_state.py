@@ -214,12 +214,12 @@ def _copy(value: Any) -> Any:
 
 
 def _rows(owner: Any, streams: Sequence[int]) -> list[int]:
-    """Return the rows that streams have in the tensors of a `CacheAwareContextManager` or of buffers of features."""
+    """Return the rows of streams in the tensors of a `CacheAwareContextManager` or `BatchedCacheFeatureBufferer`."""
     return [owner.streamidx2slotidx[stream] for stream in streams if stream in owner.streamidx2slotidx]
 
 
 def _undo_rows(owner: Any, streams: Sequence[int], **axes: int) -> Callable[[], None]:
-    """Return the rows of streams; the rows of streams that began in the step are zeros again.
+    """Return a function that puts back the rows of streams, and zeros for streams that began in the step.
 
     Args:
         axes: names of the owner's tensors, with the axis of their rows.
