@@ -106,6 +106,12 @@ def error_of(transcript: Transcript | str) -> str:
     return transcript if isinstance(transcript, str) else transcript.error
 
 
+def clock(seconds: float) -> str:
+    """Return hours, minutes and seconds: 1:02:03.450."""
+    milliseconds = round(seconds * 1000)
+    return f"{milliseconds // 3600000}:{milliseconds // 60000 % 60:02}:{milliseconds / 1000 % 60:06.3f}"
+
+
 def one_line(error: Exception) -> str:
     """Return the first line of an error's message, for the field `error` of a row."""
     lines = str(error).strip().splitlines() or [""]

@@ -205,22 +205,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1869,
-    "cli": 2084,
+    "(root)": 1872,
+    "cli": 2082,
     "cluster": 443,
     "compat": 991,
     "cuda": 963,
-    "fusion": 2090,
-    "graph": 1604,
-    "live": 1278,
+    "fusion": 2092,
+    "graph": 1601,
+    "live": 1270,
     "lm": 1880,
-    "nemo_plugin": 3705,
+    "nemo_plugin": 3641,
     "search": 11308,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42205
+PACKAGE_LINES = 42111
 PACKAGE_FILES = 188
-TESTS_LINES = 39065
+TESTS_LINES = 39071
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15969
 USERS_PAGE_WORDS = 1400

@@ -22,7 +22,7 @@ from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.nemo_plugin.model import Head, Model
+    from nemo_gpu_decoding.nemo_plugin.model import Model
 
 T = TypeVar("T")
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
@@ -293,16 +293,8 @@ def load_model(options: Any, build: Callable[..., DictConfig], head: str | None 
 
     model = Model.load(options.model, device=options.device, verbose=options.verbose, channel=channel)
     config = build(options, model.default_head)
-    head_for(model, str(config.strategy), head).use(config)
+    model.head_for(str(config.strategy), head).use(config)
     return model
-
-
-def head_for(model: Model, strategy: str, name: str | None = None) -> Head:
-    """Return the head that a strategy decodes, or the head of this name; a ValueError if the model lacks it."""
-    spec = STRATEGIES.get(strategy)
-    if spec and name is None and spec.family not in model.heads:
-        raise ValueError(wrong_family(spec, model.default_head, "this model"))
-    return model.head(name or (spec.family if spec else model.default_head))
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:

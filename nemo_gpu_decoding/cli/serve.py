@@ -69,13 +69,17 @@ def build_server(options: ServeOptions) -> LiveServer:
 
 def build_recognizer(options: ServeOptions) -> Any:
     """Return the model in NeMo's pipeline, with the strategy."""
-    from nemo_gpu_decoding.nemo_plugin.restore import default_head
-    from nemo_gpu_decoding.nemo_plugin.streaming.recognizer import PipelineRecognizer
+    from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, default_head, import_nemo, usable_device
 
     is_named = options.strategy is not None or options.preset is not None
     head = "ctc" if is_named else default_head(options.model, verbose=options.verbose)
     config = decoding.with_decoding(decoding.config_with_n_best(options, head, 1), options)
     decoding.check_weights(config, options, has_own_phrases=True)
+    check_model_file(options.model)
+    usable_device(options.device)
+    import_nemo(options.verbose)  # hides messages of the next import
+    from nemo_gpu_decoding.nemo_plugin.streaming.recognizer import PipelineRecognizer
+
     pipeline = decoding.fields_of(PipelineOptions, options)
     return PipelineRecognizer.build(options.model, config, pipeline, device=options.device, verbose=options.verbose)
 

@@ -162,7 +162,7 @@ def run(options: TuneOptions) -> int:
     strategy = choose_strategy(options, model.default_head)
     has_lm = options.lm is not None or decoding.section_of(strategy) == "wfst"
     decoding.check_weight("lm_weight", options.lm_weight, has_lm)
-    head = decoding.head_for(model, strategy)
+    head = model.head_for(strategy)
     searches = Searches(head, strategy, options.preset, loaded)
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
     trials = search_points(options, strategy, searches, dev, phrases)

@@ -40,6 +40,7 @@ from nemo_gpu_decoding.fusion.phrases import (
 from nemo_gpu_decoding.schema import checked_options, option
 from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
 
+SOURCES = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of phrases
 REFUNDS = ("full", "nemo")
 BPE_MODES = ("default", "bpe_dropout", "var_bpe", "case_insensitive")
 VAR_BPE_SEGMENTATIONS = 8  # of modes in which NeMo boosts every segmentation
@@ -145,9 +146,12 @@ class BoostingConfig:
         """Return whether the config has no source of phrases."""
         return not self._sources()
 
+    def of_list(self, phrases: Any) -> BoostingConfig:
+        """Return these options for other phrases."""
+        return replace(self, **dict.fromkeys(SOURCES) | {"key_phrases_list": phrases})
+
     def _sources(self) -> list[str]:
-        names = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")
-        return [name for name in names if getattr(self, name)]
+        return [name for name in SOURCES if getattr(self, name)]
 
     @property
     def checks_word_boundary(self) -> bool:

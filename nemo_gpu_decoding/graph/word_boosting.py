@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
-from typing import Any
 
 import numpy as np
 
@@ -35,15 +34,10 @@ def configured_phrases(config: BoostingConfig) -> list[phrase_lists.Phrase]:
     """Return the phrases of a `boosting_tree` section, or [] without any."""
     lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
     if config.key_phrases_file is None:
-        return as_phrases(lists)
+        return phrase_lists.without_repetitions(map(phrase_lists.as_phrase, lists), "phrases") if lists else []
     if lists:
         raise ValueError("wfst.boosting_tree has key_phrases_file and lists of phrases, expected one source")
     return phrase_lists.read_phrases(config.key_phrases_file)
-
-
-def as_phrases(items: Sequence[Any]) -> list[phrase_lists.Phrase]:
-    """Convert texts and items to phrases."""
-    return phrase_lists.without_repetitions(map(phrase_lists.as_phrase, items), "phrases") if items else []
 
 
 def words_of(phrases: Sequence[phrase_lists.Phrase]) -> list[str]:

@@ -234,7 +234,3 @@ class Metrics:
         self.step_streams = Histogram("step_streams", "Streams in one step.", buckets=STREAMS, **settings)
         self.partial_seconds = Histogram("partial_seconds", "From audio received to its partial transcript.", **timed)
         ProcessCollector(NAMESPACE, registry=self.registry)
-
-    def value(self, name: str, **labels: str) -> float:
-        """Return the present value of a metric, or 0 if nothing was counted. `name` lacks the namespace."""
-        return self.registry.get_sample_value(f"{NAMESPACE}_{name}", labels) or 0.0

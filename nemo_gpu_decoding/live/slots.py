@@ -32,6 +32,7 @@ FIRST = 8  # initial number of slots
 class LiveSlot:
     """The row that one utterance holds, from `begin` to `end`."""
 
+    slots: "Slots"
     streams: Streams
     row: int
 
@@ -108,10 +109,16 @@ class Slots:
             self._groups.append(streams)
         row = int(streams.is_open.argmin())
         self.decoder.reopen(streams, [row], None if request is None else [request])
-        slot = LiveSlot(streams, row)
+        slot = LiveSlot(self, streams, row)
         if self._step is not None:
             self._step.begun[slot] = None
         return slot
+
+    def begin_together(self, n: int, requests: Sequence[Request | None] | None = None) -> list[LiveSlot]:
+        """Begin n utterances in a group of their own; `requests` as in `begin`. Not within `step`."""
+        streams = self.decoder.open(n, requests)
+        self._groups.append(streams)
+        return [LiveSlot(self, streams, row) for row in range(n)]
 
     def push(self, chunks: Mapping[LiveSlot, Tensor]) -> dict[LiveSlot, ValueError]:
         """Read the next chunk of utterances.
@@ -125,24 +132,18 @@ class Slots:
         Raises:
             ValueError: chunks have the wrong shape; all utterances are unchanged.
         """
-        known = {slot: self._read[slot] for slot in chunks if slot in self._read}
-        errors = {slot: error for slot, error in known.items() if error is not None}
-        for streams, slots in self._by_group(slot for slot in chunks if slot not in known):
+        outcomes = {slot: self._read[slot] for slot in chunks if slot in self._read}
+        pushed = outcomes if self._step is None else self._step.pushed
+        pushed.update(outcomes)
+        for streams, slots in self._by_group(slot for slot in chunks if slot not in outcomes):
             frames = [chunks[slot] for slot in slots]
             rows = [slot.row for slot in slots]
             inputs, lengths = pad_sequence(frames, batch_first=True), [len(chunk) for chunk in frames]
-            read: dict[LiveSlot, ValueError | None] = dict.fromkeys(slots)
-            errors_by_row = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
-            if self._step is not None:
-                self._step.pushed.update(read)  # before anything can fail, so that chunks are not read twice
-            for slot in slots:
-                if slot.row in errors_by_row:
-                    errors[slot] = errors_by_row[slot.row]
-                    if self._step is not None:
-                        self._step.pushed[slot] = errors_by_row[slot.row]
-        if self._step is not None:
-            self._step.pushed.update(known)
-        return errors
+            errors = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
+            read = {slot: errors.get(slot.row) for slot in slots}
+            outcomes |= read
+            pushed.update(read)  # before anything can fail, so that chunks are not read twice
+        return {slot: error for slot, error in outcomes.items() if error is not None}
 
     def partial(self, slots: Sequence[LiveSlot], n_best: int = 1) -> list[Any]:
         """Return the best hypotheses so far, an `NBest` for each of these utterances; see `Decoder.partial`."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from nemo_gpu_decoding.fusion.phrases import is_unspaced
-
-if TYPE_CHECKING:
-    from nemo_gpu_decoding.transcript import Word
+from nemo_gpu_decoding.transcript import Word, clock
 
 FORMATS = ("srt", "vtt", "tsv", "txt")
 MAX_CHARACTERS = 42  # of a line, usual for subtitles
@@ -92,6 +89,4 @@ def _text(words: Sequence[Word]) -> str:
 
 def _time(seconds: float, mark: str) -> str:
     """Format seconds as HH:MM:SS,mmm, with `mark` before the milliseconds."""
-    milliseconds = round(seconds * 1000)
-    rest, milliseconds = divmod(milliseconds, 1000)
-    return f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}{mark}{milliseconds:03}"
+    return clock(seconds).replace(".", mark).zfill(12)

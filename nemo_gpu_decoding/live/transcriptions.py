@@ -83,7 +83,11 @@ async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
             upload = _read(form, limits)
             if not batcher.recognizer.languages and (language := upload.options.pop("language", None)):
                 warn_once(f"language={language} of a request is ignored, because the model has no choice of languages")
-            return "end", await _transcribed(request, batcher, upload)
+            with (
+                TemporaryDirectory() as folder,
+                await asyncio.to_thread(_opened, upload.file, Path(folder), limits) as sound,
+            ):
+                return "end", await _transcribed(request, batcher, upload, sound)
     except ServerFullError:
         return "streams", failure(503, f"no more than {limits.max_streams} streams are served at a time")
     except (Stopped, asyncio.CancelledError):
@@ -176,16 +180,8 @@ def _value(key: str, text: str) -> Any:
 # ---------------------------------------------------------------------------------------- the stream
 
 
-async def _transcribed(request: Request, batcher: Batcher, upload: Upload) -> Response:
+async def _transcribed(request: Request, batcher: Batcher, upload: Upload, sound: MonoReader) -> Response:
     """Return the response for a recording, which is decoded as a stream."""
-    with TemporaryDirectory() as folder:
-        sound = await asyncio.to_thread(_opened, upload.file, Path(folder), batcher.limits)
-        with sound:
-            return await _decoded(request, batcher, upload, sound)
-
-
-async def _decoded(request: Request, batcher: Batcher, upload: Upload, sound: MonoReader) -> Response:
-    """Return the response for a recording that is open."""
     start = checked_start(upload.options | {"sample_rate": sound.rate, "partials": False}, batcher.limits)
     session = await batcher.open(start)
     feeding = asyncio.create_task(_feed(sound, session, batcher))

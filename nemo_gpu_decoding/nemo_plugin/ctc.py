@@ -16,12 +16,12 @@ from omegaconf import DictConfig
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
-from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion, warn_of_errors
+from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.result import Path
 
 
 class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
@@ -37,14 +37,6 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         AbstractBeamCTCInfer.__init__(self, blank_id=owner.blank_id, beam_size=1)
         FusedInfer.__init__(self, owner, cfg)
         self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
-
-    def chosen(self, nbest: NBest) -> Sequence[Path]:
-        """Return the paths to return, best first, with different texts."""
-        return nbest.distinct(self.text_of, self.options.n_best).paths
-
-    @abstractmethod
-    def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
-        """Return a path in NeMo's form."""
 
     @abstractmethod
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
@@ -71,62 +63,57 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         if decoder_lengths is None:
             decoder_lengths = torch.full((len(decoder_output),), decoder_output.shape[1])
         if decoder_output.ndim == 2:
-            return (self._collapse(decoder_output.cpu().numpy(), decoder_lengths.tolist()),)
-        aligned = self.needs_frames
-        frames: list[Any] = [None] * len(decoder_output)
+            return self._collapse(decoder_output.cpu().numpy(), decoder_lengths.tolist())
         states = continued_streams.get()
         requests = next_requests(self, len(decoder_output) if states is None else states.count(None))
-        if states is not None:
-            advanced = self._continuation.advance(
-                self.decoder(), decoder_output, decoder_lengths.cpu(), states, requests, keep_history=aligned
-            )
-            results = [nbest for nbest, _ in advanced]
-            errors = {b: str(state.error) for b, (_, state) in enumerate(advanced) if state.error}
-            states[:] = [state for _, state in advanced]
-            if aligned:
-                frames = [state.history.cpu() for _, state in advanced if state.history is not None]
+        if states is None:
+            results = self._decode(decoder_output, decoder_lengths, requests)
         else:
-            results, decoder_lengths, errors = self._decode(decoder_output, decoder_lengths, requests)
-            if aligned:
-                log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
-                frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
-        warn_of_errors(errors)
-        rows = enumerate(zip(results, frames, strict=True))
-        return ([self._hypotheses(nbest, of_row, errors.get(b, "")) for b, (nbest, of_row) in rows],)
+            chunk = decoder_output, decoder_lengths.cpu()
+            results = self._continuation.advance(
+                self.decoder(), *chunk, states, requests, keep_history=self.needs_frames
+            )
+            states[:] = results
+        paths, hypotheses = self._hypotheses(results)
+        if self.needs_frames:
+            for of_utterance in zip(results, paths, hypotheses, strict=True):
+                self._add_frames(*of_utterance)
+        return self._returned(hypotheses)
 
     def _decode(
         self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None
-    ) -> tuple[list[NBest], torch.Tensor, dict[int, str]]:
-        """Return results, the numbers of decoded frames (0 after an error), and errors by utterance."""
-        errors: dict[int, str] = {}
+    ) -> list[StreamState]:
+        """Return results of whole utterances; one that cannot be read has an error, and no frames."""
+        errors: dict[int, BadRow] = {}
         while True:
             try:
-                return self.decoder().decode(log_probs, lengths, requests), lengths, errors
+                nbests = self.decoder().decode(log_probs, lengths, requests)
+                break
             except BadRow as error:
-                errors[error.row] = str(error)
+                errors[error.row] = error
                 lengths = lengths.clone()
                 lengths[error.row] = 0
+        frames: Sequence[Any] = [None] * len(nbests)
+        if self.needs_frames:
+            frames = [row[:length] for row, length in zip(log_probs.cpu(), lengths.tolist(), strict=True)]
+        return [
+            StreamState(nbest.num_frames, nbest, None, rows, errors.get(b))
+            for b, (nbest, rows) in enumerate(zip(nbests, frames, strict=True))
+        ]
 
-    def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None, error: str) -> Hypothesis | NBestHypotheses:
-        for note in nbest.notes:
-            logging.warning(note)
-        confidence = None
+    def _add_frames(self, state: StreamState, paths: Sequence[Path], hypotheses: Sequence[BeamHypothesis]) -> None:
+        """Set confidence and alignments of the hypotheses of an utterance."""
+        assert state.history is not None
+        log_probs, confidence = state.history.cpu(), None
         if self.preserve_frame_confidence:
             confidence = FrameConfidence(self.blank_id, self.confidence_method).of(log_probs)
-        hypotheses = []
-        for path in self.chosen(nbest):
-            hypothesis = self._hypothesis(path, nbest)
-            hypothesis.error = error
+        for path, hypothesis in zip(paths, hypotheses, strict=True):
             hypothesis.frame_confidence = confidence
             if self.preserve_alignments:
-                assert log_probs is not None
-                labels = torch.from_numpy(self._alignment(path, nbest.num_frames).astype(np.int64))
+                labels = torch.from_numpy(self._alignment(path, len(log_probs)).astype(np.int64))
                 hypothesis.alignments = (log_probs.clone(), labels)
-            hypotheses.append(hypothesis)
-        hypotheses[0].find_alternatives = self.alternatives(nbest)
-        return hypotheses[0] if self.return_best_hypothesis else NBestHypotheses(hypotheses)
 
-    def _collapse(self, labels: np.ndarray, lengths: list[int]) -> list[Hypothesis | NBestHypotheses]:
+    def _collapse(self, labels: np.ndarray, lengths: list[int]) -> tuple[list[Any]]:
         for flag in ("preserve_alignments", "preserve_frame_confidence"):
             if getattr(self, flag):
                 raise ValueError(f"{flag} is true, but labels were given, expected log-probs [B, T, V + 1]")
@@ -135,10 +122,8 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             "log-probs [B, T, V + 1], as NeMo's conformer_stream_step gives them while the plugin is registered.",
             mode=logging_mode.ONCE,
         )
-        hypotheses = [from_labels(row[:length], self.blank_id) for row, length in zip(labels, lengths, strict=True)]
-        if self.return_best_hypothesis:
-            return [*hypotheses]
-        return [NBestHypotheses([hypothesis]) for hypothesis in hypotheses]
+        pairs = zip(labels, lengths, strict=True)
+        return self._returned([[from_labels(row[:length], self.blank_id)] for row, length in pairs])
 
 
 # The state of each utterance of a batch; None begins an utterance. With it, decoders continue utterances with the next
@@ -160,8 +145,8 @@ class FlexCTCInfer(CTCInfer):
         fusion = load_fusion(self.options.fusion, self.blank_id, self.vocabulary())
         return FlexCTCBeam(self.blank_id, self.blank_id, search, fusion)
 
-    def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
-        return from_path(path, nbest, BeamHypothesis)
+    def _hypothesis(self, path: Path, state: StreamState) -> BeamHypothesis:
+        return from_path(path, state, BeamHypothesis)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
         assert path.alignment is not None  # the options of the search enable it

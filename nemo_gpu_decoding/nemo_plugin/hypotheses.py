@@ -12,7 +12,8 @@ import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
 from nemo_gpu_decoding.fusion.phrases import Aliases
-from nemo_gpu_decoding.search.result import FoundPhrase, NBest, Path, Place, ScoreParts, Work
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
+from nemo_gpu_decoding.search.result import FoundPhrase, Path, Place, ScoreParts, Work
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
@@ -83,9 +84,9 @@ class TransducerHypothesis(BeamHypothesis):
 H = TypeVar("H", bound=BeamHypothesis)
 
 
-def from_path(path: Path, nbest: NBest, kind: type[H], **more: Any) -> H:
-    """Convert a hypothesis of an n-best list; `more` are additional fields of its `kind`."""
-    frames = path.frames.tolist()
+def from_path(path: Path, state: StreamState, kind: type[H], **more: Any) -> H:
+    """Convert a hypothesis of the result of a `StreamState`; `more` are additional fields of its `kind`."""
+    frames, nbest = path.frames.tolist(), state.nbest
     return kind(
         score=float(path.score),
         y_sequence=torch.from_numpy(path.tokens.astype(np.int64)),
@@ -98,6 +99,7 @@ def from_path(path: Path, nbest: NBest, kind: type[H], **more: Any) -> H:
         in_grammar=nbest.in_grammar,
         aliases=nbest.aliases,
         phrases=nbest.phrases_of(path),
+        error=str(state.error or ""),
         **more,
     )
 

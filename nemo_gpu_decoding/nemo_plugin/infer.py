@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodMixin
+from nemo.collections.asr.parts.utils.rnnt_utils import NBestHypotheses
 from nemo.collections.asr.parts.utils.tokenizer_utils import define_spe_tokenizer_type
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 from nemo.utils import logging
@@ -21,13 +22,12 @@ from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, fields_named
 from nemo_gpu_decoding.fusion.allowed import AllowedTokens, allowed_tokens
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, build_boosting_tree, load_boosting_tree, weight_of_tree
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, load_boosting_tree, weight_of_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS, Grammar, build_grammar
 from nemo_gpu_decoding.fusion.ngram import load_lm_pool, load_ngram_lm
-from nemo_gpu_decoding.fusion.phrases import Phrase
 from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions, FusionOptions, Options
-from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import Continuation
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import Continuation, StreamState
 from nemo_gpu_decoding.plain_text import read_lines
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Place
@@ -105,6 +105,34 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
+    def chosen(self, nbest: NBest) -> Sequence[Any]:
+        """Return the paths to return, best first, with different texts."""
+        return nbest.distinct(self.text_of, self.options.n_best).paths
+
+    @abstractmethod
+    def _hypothesis(self, path: Any, state: StreamState) -> Any:
+        """Return a path of an utterance in NeMo's form."""
+
+    def _hypotheses(self, states: Sequence[StreamState]) -> tuple[list[Sequence[Any]], list[list[Any]]]:
+        """Return paths and hypotheses of each utterance, best first; log errors and the notes of the search."""
+        for row, state in enumerate(states):
+            if state.error:
+                logging.warning(f"utterance {row} of the batch (from 0) is not decoded: {state.error}")
+        for note in (note for state in states for note in state.nbest.notes):
+            logging.warning(note)
+        paths = [self.chosen(state.nbest) for state in states]
+        hypotheses = []
+        for state, chosen in zip(states, paths, strict=True):
+            hypotheses.append([self._hypothesis(path, state) for path in chosen])
+            hypotheses[-1][0].find_alternatives = self.alternatives(state.nbest)
+        return paths, hypotheses
+
+    def _returned(self, hypotheses: Sequence[list[Any]]) -> tuple[list[Any]]:
+        """Return the hypotheses of a batch in the form in which NeMo's decoders return them."""
+        if self.return_best_hypothesis:
+            return ([n_best[0] for n_best in hypotheses],)
+        return ([NBestHypotheses(n_best) for n_best in hypotheses],)
+
     def alternatives(self, nbest: NBest) -> Callable[[], tuple[Place, ...]] | None:
         """Return a function that lists the alternatives of an utterance's words; None if there is one hypothesis."""
         return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
@@ -115,19 +143,12 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
             return self.vocabulary().text(path.tokens.tolist())
         return self._owner.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
 
-    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float | None) -> BackoffAutomaton:
-        """Return a boosting tree of other phrases, with the options of the config's `boosting_tree`.
+    def boosting_of(self, config: BoostingConfig, weight: float | None) -> BackoffAutomaton:
+        """Return the boosting tree of the `boosting_tree` options of a request.
 
         Args:
             weight: weight of the tree in the search, > 0; None: the default.
         """
-        sources = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")
-        cleared: dict[str, Any] = dict.fromkeys(sources)
-        config = replace(self.options.fusion.boosting, **cleared)
-        return build_boosting_tree(phrases, self.vocabulary(), config)
-
-    def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
-        """Return the boosting tree of the `boosting_tree` options of a request."""
         return load_boosting_tree(config, self.vocabulary())
 
     def disable_cuda_graphs(self) -> bool:
@@ -186,12 +207,6 @@ class _EncodeIn:
         return self.tokenizer.text_to_ids(text, self.language)
 
 
-def warn_of_errors(errors: Mapping[int, str]) -> None:
-    """Log a warning for each utterance of a batch that could not be read."""
-    for row, error in errors.items():
-        logging.warning(f"utterance {row} of the batch (from 0) is not decoded: {error}")
-
-
 def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
     """Load the LMs and boosting tree of a config, with a cache."""
     load = partial(load_ngram_lm, vocab_size=vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
@@ -217,7 +232,7 @@ def load_grammar(
     """Return the grammar of a config or a request: sentences, or a file with one sentence per line.
 
     Args:
-        section: name that precedes keys in messages.
+        where: text before keys in messages.
 
     Raises:
         FieldError: names the wrong key.
@@ -234,7 +249,7 @@ def load_grammar(
 
 
 def load_allowed(lock: AllowedOptions, vocabulary: Vocabulary, section: str = "beam.") -> AllowedTokens | None:
-    """Return the allowed tokens of a config or a request, with a cache; None: all. `section` as in `load_grammar`."""
+    """Return the allowed tokens of a config or a request, with a cache; None: all. `section` is text before keys."""
     if not (lock.scripts or lock.tokens or lock.text):
         return None
 

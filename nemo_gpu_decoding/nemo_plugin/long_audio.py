@@ -21,7 +21,7 @@ from nemo_gpu_decoding.audio import AudioPart, AudioSource, MonoReader, audio_se
 from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, SHORTEST, Cutting, choose_segments, onset
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.search.result import Place
-from nemo_gpu_decoding.transcript import BoostedPhrase, Segment, Transcript, Word, error_of
+from nemo_gpu_decoding.transcript import BoostedPhrase, Segment, Transcript, Word, clock, error_of
 
 _CONTEXT = 2.0  # seconds of audio on both sides of a window
 _STEP = 0.01  # seconds, about: an encoder frame is a whole number of steps
@@ -222,12 +222,6 @@ def joined(
 def positions(step_seconds: float, rate: int) -> Position:
     """Return the first sample that belongs to a step or to a part of a step."""
     return lambda step: round(step * step_seconds * rate)
-
-
-def clock(seconds: float) -> str:
-    """Return hours, minutes and seconds: 1:02:03.450."""
-    milliseconds = round(seconds * 1000)
-    return f"{milliseconds // 3600000}:{milliseconds // 60000 % 60:02}:{milliseconds / 1000 % 60:06.3f}"
 
 
 def _write(path: Path, samples: np.ndarray, rate: int) -> Path:

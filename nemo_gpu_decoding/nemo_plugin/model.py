@@ -21,7 +21,7 @@ from torch import Tensor
 from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
 from nemo_gpu_decoding.live.subtitles import JOINT, belongs_to_last, is_line
-from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy, head_of
 from nemo_gpu_decoding.nemo_plugin.requests import confidence_map, infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
 from nemo_gpu_decoding.search.decoder import Decoder
@@ -100,6 +100,10 @@ class Model:
                 f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
             )
         return self.heads[name]
+
+    def head_for(self, strategy: str, name: str | None = None) -> Head:
+        """Return the head that a strategy decodes, or the head of this name; a ValueError if the model lacks it."""
+        return self.head(name or head_of(strategy, list(self.heads)))
 
     @property
     def current_head(self) -> Head:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -185,6 +186,14 @@ def wrong_family(spec: StrategySpec, family: str, what: str) -> str:
         f"strategy is '{spec.name}', which decodes {FAMILY_NAMES[spec.family]} models, but {what} "
         f"is for {FAMILY_NAMES[family]}; possible here: {', '.join(possible_strategies(family))}"
     )
+
+
+def head_of(strategy: str, heads: Sequence[str]) -> str:
+    """Return the head of a model that a strategy decodes; for NeMo's strategies the first one."""
+    spec = STRATEGIES.get(strategy)
+    if spec and spec.family not in heads:
+        raise ValueError(wrong_family(spec, heads[0], "this model"))
+    return spec.family if spec else heads[0]
 
 
 def register() -> None:

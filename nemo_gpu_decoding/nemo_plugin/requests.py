@@ -118,16 +118,15 @@ def request_of(
         raise FieldError(given[0], written.shown[given[0]], "none: the decoder's grammar has all sentences")
     try:
         if written.biasing_request is not None:
-            boosted = biasing_request(infer, _of_nemo(written)) or Request()
+            boosted = biasing_request(infer, _of_nemo(written))
         else:
-            listed = None if written.phrases is None else list(written.phrases)
-            boosted = _as_request(infer, listed, boosting_weight) or Request()
+            boosted = _as_request(infer, written.phrases, boosting_weight)
     except FieldError:
         raise
     except (ValueError, OSError) as error:
         (key,) = written.given.keys() & PHRASES
         raise FieldError(key, written.shown[key], "phrases that can be boosted", f"({error})") from error
-    request = replace(boosted, lm=written.lm, **rules)
+    request = replace(boosted or Request(), lm=written.lm, **rules)
     try:
         decoder.open(1, [request])
     except FieldError as error:
@@ -181,8 +180,8 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
             "biasing_cfg holds a model that is compiled for NeMo's decoders (multi_model_id, cache_key), expected "
             "phrases in boosting_model_cfg"
         )
-    tree, weight = infer.boosting_of(config), float(biasing.boosting_model_alpha)
-    return replace(request or Request(), boosting=tree, boosting_weight=weight)
+    weight = float(biasing.boosting_model_alpha)
+    return replace(request or Request(), boosting=infer.boosting_of(config, weight), boosting_weight=weight)
 
 
 @dataclass
@@ -214,5 +213,5 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
     weight = infer.options.fusion.boosting_weight or None if boosting_weight is None else boosting_weight
     if weight == 0.0:
         raise FieldError("boosting_weight", 0, "a number > 0, or None for the default")
-    tree = infer.boosting_tree_of(wanted, weight)
+    tree = infer.boosting_of(infer.options.fusion.boosting.of_list(wanted), weight)
     return Request(boosting=tree, boosting_weight=weight_of_list(weight, len(wanted)))

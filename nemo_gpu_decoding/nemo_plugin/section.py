@@ -327,11 +327,9 @@ class Values:
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
         source_weight = self._source_weight(lm is not None or bool(pool), weight)
         boosting, boosting_weight = self.boosting()
-        grammar = self.entries["grammar"]
-        if grammar is not None:
-            grammar = self.file("grammar") if isinstance(grammar, str) else self._texts("grammar")
-            if not boosting.is_empty and boosting_weight != 0:
-                raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
+        grammar = self.file_or_texts("grammar")
+        if grammar is not None and not boosting.is_empty and boosting_weight != 0:
+            raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
         settled = {"boosting": boosting, "boosting_weight": boosting_weight, "grammar": grammar, "lm_pool": pool}
         settled |= {"lm_weight": weight, "source_lm_weight": source_weight, "lm_pool_weights": pool_weights}
         return self.config(FusionOptions, allowed=self.config(AllowedOptions), **settled)
@@ -348,12 +346,18 @@ class Values:
             raise error.named(f"{self.section}.{key}") from None
         return pool, pool_weights
 
-    def _texts(self, key: str) -> tuple[str, ...]:
+    def file_or_texts(self, key: str) -> Path | tuple[str, ...] | None:
+        """Return the file of a key, or its list of texts; None if the key is not set."""
+        value = self.entries[key]
+        is_file = value is None or isinstance(value, str)
+        return self.file(key) if is_file else self._texts(key, "a list of texts, or a text file")
+
+    def _texts(self, key: str, expected: str = "a list of texts") -> tuple[str, ...]:
         """Return a text or a list of texts, or () if the key is not set."""
         values = self.entries[key] or ()
         texts = (values,) if isinstance(values, str) else values
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-            raise self.error(key, "a list of texts")
+            raise self.error(key, expected)
         return tuple(texts)
 
     def _source_weight(self, has_lm: bool, lm_weight: float) -> float:

@@ -11,17 +11,16 @@ from nemo.collections.asr.modules.hybrid_autoregressive_transducer import HATJoi
 from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint, StatelessTransducerDecoder
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis, NBestHypotheses
 from nemo.collections.common.parts.rnn import LSTMDropout
-from nemo.utils import logging
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
 from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_path
-from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion, warn_of_errors
+from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request, next_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
-from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.search.transducer import networks
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
@@ -80,20 +79,10 @@ class TransducerInfer(FusedInfer):
         requests = self._requests(partial_hypotheses, states)
         aligned = self.needs_frames
         results = self._continuation.advance(self.decoder(), frames, lengths, states, requests, keep_history=aligned)
-        warn_of_errors({b: str(state.error) for b, (_, state) in enumerate(results) if state.error})
-        alternatives = [self.alternatives(nbest) for nbest, _ in results]
-        results = [(nbest.distinct(self.text_of, self.options.n_best), state) for nbest, state in results]
-        for nbest, _ in results:
-            for note in nbest.notes:
-                logging.warning(note)
-        hypotheses = [self._hypotheses(nbest, state) for nbest, state in results]
-        for n_best, find in zip(hypotheses, alternatives, strict=True):
-            n_best[0].find_alternatives = find
+        paths, hypotheses = self._hypotheses(results)
         if aligned:
-            self._add_steps(results, hypotheses)
-        if self.return_best_hypothesis:
-            return ([n_best[0] for n_best in hypotheses],)
-        return ([NBestHypotheses(n_best) for n_best in hypotheses],)
+            self._add_steps(results, paths, hypotheses)
+        return self._returned(hypotheses)
 
     def _requests(
         self, partial_hypotheses: Sequence[Any] | None, states: Sequence[StreamState | None]
@@ -134,23 +123,19 @@ class TransducerInfer(FusedInfer):
             decoder.allow_cuda_graphs(allowed)
         return changed
 
-    def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
-        paths: list[Any] = list(nbest)
-        return [
-            from_path(
-                path, nbest, TransducerHypothesis, dec_state=state,
-                token_duration=None if path.durations is None else path.durations.tolist(),
-                error=str(state.error or ""),
-            )
-            for path in paths
-        ]  # fmt: skip
+    def _hypothesis(self, path: Any, state: StreamState) -> TransducerHypothesis:
+        durations = None if path.durations is None else path.durations.tolist()
+        return from_path(path, state, TransducerHypothesis, dec_state=state, token_duration=durations)
 
     def _add_steps(
-        self, results: Sequence[tuple[NBest, StreamState]], hypotheses: Sequence[Sequence[TransducerHypothesis]]
+        self,
+        states: Sequence[StreamState],
+        paths_of: Sequence[Sequence[Any]],
+        hypotheses: Sequence[Sequence[TransducerHypothesis]],
     ) -> None:
         """Set confidence and alignments of all hypotheses."""
-        paths: list[Any] = [path for nbest, _ in results for path in nbest]
-        frames: list[Any] = [state.history for nbest, state in results for _ in nbest]
+        paths: list[Any] = [path for n_best in paths_of for path in n_best]
+        frames: list[Any] = [state.history for state, n_best in zip(states, paths_of, strict=True) for _ in n_best]
         flat = [hypothesis for n_best in hypotheses for hypothesis in n_best]
         log_probs = step_log_probs(self.decoder().networks, frames, paths)
         for hypothesis, path, steps in zip(flat, paths, log_probs, strict=True):

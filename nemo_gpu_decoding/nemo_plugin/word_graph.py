@@ -15,10 +15,11 @@ from nemo_gpu_decoding.fusion.phrases import Phrase, spelled_phrases, weight_of_
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.load import in_language, load_word_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
-from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases, lacks_words, word_boosting, words_of
+from nemo_gpu_decoding.graph.word_boosting import configured_phrases, lacks_words, word_boosting, words_of
 from nemo_gpu_decoding.nemo_plugin import word_graph_sections
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import StreamState
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, Path, Place
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
@@ -37,19 +38,15 @@ class WordGraphInfer(CTCInfer):
     def why_one_best(self) -> str:
         return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
 
-    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float | None) -> BackoffAutomaton:
-        """Return the boosting automaton of other phrases. Words that the graph lacks are spelled."""
-        decoder, fused, known = self.decoder(), self.options.fusion, as_phrases(phrases)
+    def boosting_of(self, config: BoostingConfig, weight: float | None) -> BackoffAutomaton:
+        """Return the boosting automaton of a request. Words that the graph lacks are spelled."""
+        decoder, phrases = self.decoder(), configured_phrases(config)
         graph, speller = decoder.graph, None
-        if graph.pieces is not None or lacks_words(known, fused.boosting, graph):
+        if graph.pieces is not None or lacks_words(phrases, config, graph):
             graph, language = decoder.opened_graph, self.options.graph.source_lang
-            ratio = fused.lm_weight / weight_of_list(weight, len(phrases))
-            speller = Speller(in_language(self.vocabulary(), language), ratio)
-        return self._boosting(known, fused.boosting, weight, graph, missing="error", name="requests", speller=speller)
-
-    def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
-        graph, phrases = self.decoder().graph, configured_phrases(config)
-        return self._boosting(phrases, config, 1.0, graph, missing="error", name="requests")
+            settled = weight_of_list(weight or None, len(config.key_phrases_list or ()))
+            speller = Speller(in_language(self.vocabulary(), language), self.options.fusion.lm_weight / settled)
+        return self._boosting(phrases, config, weight, graph, missing="error", name="requests", speller=speller)
 
     def _load(self) -> CudaWFST:
         fused, vocabulary = self.options.fusion, self.vocabulary()
@@ -106,10 +103,11 @@ class WordGraphInfer(CTCInfer):
         assert isinstance(path, WordPath)
         return path.text if self._owner is None else self._owner.text_of(path)
 
-    def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
+    def _hypothesis(self, path: Path, state: StreamState) -> WordHypothesis:
         assert isinstance(path, WordPath)
         words = tuple(self._without_space(word, path) for word in path.words)
-        return from_path(path, nbest, WordHypothesis, words=words, lattice=nbest.lattice, work=nbest.work)
+        nbest = state.nbest
+        return from_path(path, state, WordHypothesis, words=words, lattice=nbest.lattice, work=nbest.work)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
         labels = np.full(num_frames, self.blank_id, np.int64)

@@ -8,7 +8,7 @@ to use.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from nemo.utils import logging
 from omegaconf import DictConfig
@@ -214,7 +214,7 @@ def _graph_options(wfst: Values) -> GraphOptions:
     if topology == "graph" and ready_made is None:
         raise ValueError("wfst.topology is 'graph', which is for ready-made T o L o G files only")
     files = {"ready_made": ready_made, "arpa": None if ready_made else arpa, "keep_at": keep_at}
-    words = {"added_words": _added_words(wfst), "source_lang": wfst.text("source_lang")}
+    words = {"added_words": wfst.file_or_texts("added_words"), "source_lang": wfst.text("source_lang")}
     return wfst.config(GraphOptions, topology=topology, open_vocabulary=_open_vocabulary(wfst), **files, **words)
 
 
@@ -257,17 +257,6 @@ def _open_vocabulary(wfst: Values) -> OpenVocabulary | None:
         if wfst[key] != unset:
             raise ValueError(f"wfst.{key} is {wfst[key]}, which needs wfst.open_vocabulary_decoding: true")
     return options if is_open else None
-
-
-def _added_words(wfst: Values) -> tuple[str, ...] | Path | None:
-    value = wfst["added_words"]
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return cast(Path, wfst.file("added_words"))
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise wfst.error("added_words", "a list of words or a text file")
-    return tuple(value)
 
 
 def _small_lm(wfst: Values) -> Path:

@@ -34,7 +34,7 @@ def test_hostile_clients_over_sockets():
     from websockets.asyncio.client import connect
 
     from nemo_gpu_decoding.live.interface import Limits
-    from tests.live.test_server import audio, running
+    from tests.live.test_server import audio, counted, running
 
     options = replace(OPTIONS, seconds=4.0, hostile=3, simulated=False)
     load = live_load.Load(options, [np.frombuffer(audio(*[n] * 150), "<i2") for n in (1, 2, 3)])
@@ -43,14 +43,14 @@ def test_hostile_clients_over_sockets():
         url = server.url.replace("http", "ws") + "stream"
 
         async def metric(name):
-            return server.batcher.metrics.value(name)
+            return counted(server, name)
 
         row = asyncio.run(load.run(lambda: connect(url, compression=None), metric))
     assert row["attacks"] > len(live_load.ATTACKS)
     assert [row[fault] for fault in ("lost", "other texts", "left")] == [0, 0, 0]
-    assert server.batcher.metrics.value("streams_total", outcome="server") == 0
+    assert counted(server, "streams_total", outcome="server") == 0
     for outcome in ("end_silence", "sample_rate", "n_best", "phrases", "boosting_weight", "audio", "message"):
-        assert server.batcher.metrics.value("streams_total", outcome=outcome) > 0, outcome
+        assert counted(server, "streams_total", outcome=outcome) > 0, outcome
 
 
 def test_simulation_counts_lost_and_wrong_texts(numbers):

@@ -30,6 +30,7 @@ from tests.live.test_server import (
     NumberReader,
     audio,
     conversation,
+    counted,
     finals,
     get,
     messages,
@@ -162,7 +163,7 @@ def test_a_step_that_raises_ends_the_stream_at_fault(error, caplog):
         assert get(server, "healthz")[0] == 200
     assert type(error).__name__ in caplog.text
     assert not reader.streams
-    assert server.batcher.metrics.value("streams_total", outcome="server") == 1
+    assert counted(server, "streams_total", outcome="server") == 1
 
 
 def test_stream_at_fault_is_found_in_a_batch():

@@ -25,7 +25,7 @@ from nemo_gpu_decoding.live.interface import Limits  # noqa: E402
 from nemo_gpu_decoding.live.subtitles import subtitles  # noqa: E402
 from nemo_gpu_decoding.live.transcriptions import Upload, _response  # noqa: E402
 from nemo_gpu_decoding.transcript import Word  # noqa: E402
-from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, running, wait_for  # noqa: E402
+from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, counted, running, wait_for  # noqa: E402
 
 SPOKEN = (1, 2, 0, 3, 0)  # two utterances
 
@@ -58,7 +58,7 @@ def test_response_formats_hold_the_text():
         assert srt.startswith("1\n00:00:00,000 --> 00:00:00,040\n1 2 3\n")
         vtt = transcribe(server, response_format="vtt")
         assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.040\n1 2 3\n")
-        assert server.batcher.metrics.value("streams_total", outcome="end") == 4
+        assert counted(server, "streams_total", outcome="end") == 4
 
 
 def test_clients_hear_of_phrases_that_are_left_out_and_long_words_are_cut_between_characters(monkeypatch):
@@ -321,7 +321,7 @@ def test_unfinished_and_damaged_uploads_are_answered(body, seconds, status):
         wait_for(lambda: server.handlers or status != 503)
         server.should_exit = status == 503
         assert line.recv(1000).startswith(f"HTTP/1.1 {status}".encode())
-        assert server.batcher.metrics.value("streams_total", outcome="server") == 0
+        assert counted(server, "streams_total", outcome="server") == 0
 
 
 def test_wrong_token_and_foreign_origin_are_refused_for_recordings():

@@ -350,7 +350,7 @@ def test_states_that_are_not_continued_are_released(transducer, encoded):
     kept = decode(transducer, chunk, decode(transducer, chunk))
     for _ in range(RECENT_BATCHES):
         decode(transducer, chunk)
-    assert first[0].dec_state.batch is None
+    assert first[0].dec_state.slot is None
     with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] cannot be continued.*released"):
         decode(transducer, chunk, first)
     assert decode(transducer, chunk, kept)[0].length == 15

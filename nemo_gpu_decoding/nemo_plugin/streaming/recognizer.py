@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
+from nemo.collections.asr.inference.streaming.framing.request import Frame
+from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int
@@ -25,9 +27,12 @@ from nemo_gpu_decoding.graph.word_boosting import configured_phrases
 from nemo_gpu_decoding.live import interface as live
 from nemo_gpu_decoding.live.interface import PipelineOptions
 from nemo_gpu_decoding.metrics import ConfidenceMap, calibrated
-from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, wrong_family
-from nemo_gpu_decoding.nemo_plugin.requests import confidence_map
+from nemo_gpu_decoding.nemo_plugin.register import GREEDY, STRATEGIES, head_of
+from nemo_gpu_decoding.nemo_plugin.requests import confidence_map, request_of
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
+from nemo_gpu_decoding.nemo_plugin.section import nemo_config
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import StreamRequest, transcript, written_segments
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import all_or_nothing
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, places_in_seconds
 from nemo_gpu_decoding.search.result import Path as SearchPath
@@ -46,12 +51,7 @@ class PipelineRecognizer:
     """
 
     def __init__(self, pipeline: Any, strategy: str, model: str) -> None:
-        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript, written_segments
-        from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import all_or_nothing
-
         self.pipeline, self.strategy, self.model = pipeline, strategy, model
-        self._transcript, self._all_or_nothing = partial(transcript, pipeline), partial(all_or_nothing, pipeline)
-        self._written_segments = written_segments
         self.sample_rate = int(pipeline.sample_rate)
         self.is_cache_aware = hasattr(pipeline, "context_manager")
         seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
@@ -60,7 +60,8 @@ class PipelineRecognizer:
         self.right_context_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
         self.max_n_best = int(getattr(pipeline, "n_best", 1))
         self._n_best: dict[int, int] = {}  # stream -> n_best, if above 1
-        self.confidence_map = confidence_map(self._infer())
+        self.infer = getattr(pipeline, "infer", None)  # the search; None for strategies of NeMo
+        self.confidence_map = confidence_map(self.infer)
         pipeline.open_session()
 
     @classmethod
@@ -80,11 +81,10 @@ class PipelineRecognizer:
         check_model_file(model)
         where = usable_device(device)
         import_nemo(verbose)
-        from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
-
         config, name = model_config(model), str(decoding.strategy)
-        head, kind = head_of(config, name), _kind_of(config, options.pipeline)
+        head, kind = head_of(name, heads_of(config)), _kind_of(config, options.pipeline)
         if name not in STRATEGIES:
+            check_choice("strategy", name, [*GREEDY, *STRATEGIES])
             if options.rules is not None:
                 raise FieldError("rules", options.rules, f"null with strategy {name}, which uses end_silence")
             if (options.max_n_best or 1) > 1:
@@ -105,8 +105,6 @@ class PipelineRecognizer:
         Compiles the phrases and the grammar of the stream, so that they are not compiled between the chunks of other
         streams.
         """
-        from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
-
         options: dict[str, Any] = {"biasing_cfg": self._biasing(wanted)}
         if wanted.end_silence is not None:
             live.check_end_silence(wanted.end_silence)
@@ -136,8 +134,7 @@ class PipelineRecognizer:
     @property
     def phrases(self) -> list[str]:
         """Return the phrases of the decoding config, the default of streams; without those of a tree made by NeMo."""
-        infer = self._infer()
-        phrases = [] if infer is None else configured_phrases(infer.options.fusion.boosting)
+        phrases = [] if self.infer is None else configured_phrases(self.infer.options.fusion.boosting)
         return [phrase.text for phrase in phrases]
 
     def step(self, chunks: Sequence[live.Chunk]) -> list[live.StepOutput]:
@@ -146,13 +143,11 @@ class PipelineRecognizer:
         Raises:
             Exception: all streams are unchanged.
         """
-        from nemo.collections.asr.inference.streaming.framing.request import Frame
-
         for chunk in chunks:
             if chunk.is_first and chunk.options[1] > 1:
                 self._n_best[chunk.stream] = chunk.options[1]
-        with torch.inference_mode(), self._all_or_nothing([chunk.stream for chunk in chunks]):
-            outputs = self.pipeline.transcribe_step([self._frame(chunk, Frame) for chunk in chunks])
+        with torch.inference_mode(), all_or_nothing(self.pipeline, [chunk.stream for chunk in chunks]):
+            outputs = self.pipeline.transcribe_step([self._frame(chunk) for chunk in chunks])
             steps = [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
         for chunk in chunks:
             if chunk.is_last:
@@ -174,10 +169,10 @@ class PipelineRecognizer:
             if stream in context.streamidx2slotidx:
                 context.reset_slots([stream], [True])
 
-    def _frame(self, chunk: live.Chunk, cls: Any) -> Any:
+    def _frame(self, chunk: live.Chunk) -> Frame:
         samples = torch.zeros(self.chunk_samples)
         samples[: len(chunk.samples)] = torch.from_numpy(chunk.samples)
-        return cls(
+        return Frame(
             samples, chunk.stream, is_first=chunk.is_first, is_last=chunk.is_last, length=len(chunk.samples),
             options=chunk.options[0] if chunk.is_first else None,
         )  # fmt: skip
@@ -195,13 +190,13 @@ class PipelineRecognizer:
         words, _ = decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
         aliases = getattr(state, "aliases", None)
         if aliases is not None:
-            words = self._written_segments(words, aliases, decoder)
+            words = written_segments(words, aliases, decoder)
         committed = getattr(output, "committed_transcript", None)
         if committed is None:  # greedy tokens stay
-            committed = self._transcript(state.tokens)
+            committed = transcript(self.pipeline, state.tokens)
         alternatives: tuple[Alternative, ...] = ()
         if wanted > 1 and state.slot is not None:
-            (nbest,) = self.pipeline.slots.partial([state.slot], self.pipeline.infer.candidates(wanted))
+            (nbest,) = self.pipeline.slots.partial([state.slot], self.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
         partial = Transcript(
@@ -217,7 +212,7 @@ class PipelineRecognizer:
         if ended is None:
             return final
         alternatives = self._alternatives(ended, n_best) if n_best > 1 else ()
-        places = word_alternatives(ended.paths, self._infer().vocabulary()) if alternatives else ()
+        places = word_alternatives(ended.paths, self.infer.vocabulary()) if alternatives else ()
         return replace(
             final,
             n_best=alternatives,
@@ -231,43 +226,20 @@ class PipelineRecognizer:
         """Return the n best hypotheses with different texts."""
 
         def text_of(path: SearchPath) -> str:
-            return self._transcript(path.tokens.tolist()).strip()
+            return transcript(self.pipeline, path.tokens.tolist()).strip()
 
         paths = nbest.distinct(text_of, n)
         texts = paths.texts(text_of)
         return tuple(Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, paths, strict=True))
 
-    def _infer(self) -> Any:
-        """Return the search of the model, or None for NeMo's strategies."""
-        from nemo_gpu_decoding.nemo_plugin.streaming.hooks import ctc_search, transducer_search
-
-        model = self.pipeline.asr_model.asr_model
-        return ctc_search(model) or transducer_search(model)
-
     def _biasing(self, wanted: live.StreamOptions) -> Any:
         """Return the stream's request in NeMo's form, or None for that of the decoding config."""
         if wanted.request is None:
             return None
-        from nemo_gpu_decoding.nemo_plugin.requests import request_of
-        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import StreamRequest
-
-        infer = self._infer()
-        if infer is None:
+        if self.infer is None:
             name, value = next(iter(wanted.request.shown.items()))
             raise FieldError(name, value, f"none: strategy {self.strategy} takes no requests")
-        return StreamRequest(request=request_of(infer, wanted.request, wanted.boosting_weight, live.MAX_LETTERS))
-
-
-def head_of(config: DictConfig, strategy: str) -> str:
-    """Return the head of a strategy; NeMo's greedy strategies use the CTC head if there is one."""
-    heads = heads_of(config)
-    if strategy in STRATEGIES:
-        family = STRATEGIES[strategy].family
-        if family not in heads:
-            raise ValueError(wrong_family(STRATEGIES[strategy], heads[0], "this model"))
-        return family
-    check_choice("strategy", strategy, [*NATIVE["ctc"]["greedy"], *STRATEGIES])
-    return heads[0]
+        return StreamRequest(request=request_of(self.infer, wanted.request, wanted.boosting_weight, live.MAX_LETTERS))
 
 
 def milliseconds(seconds: float) -> int:
@@ -296,8 +268,6 @@ def _config_of(
     model: str, decoding: DictConfig, options: PipelineOptions, kind: str, head: str, device: torch.device
 ) -> DictConfig:
     """Return the config of NeMo's YAML files for streaming inference."""
-    from nemo_gpu_decoding.nemo_plugin.section import nemo_config
-
     streaming: dict[str, Any] = {
         "sample_rate": 16000, "batch_size": options.max_streams, "num_slots": options.max_streams,
         "request_type": "frame", "word_boundary_tolerance": 4, "padding_mode": "right", "att_context_size": None,

@@ -30,8 +30,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from itertools import repeat
+from dataclasses import dataclass
 from queue import Queue
 from typing import Any
 
@@ -41,8 +40,6 @@ from torch import Tensor
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.live.slots import LiveSlot, Slots
-from nemo_gpu_decoding.search.decoder import Decoder
-from nemo_gpu_decoding.search.engine import Streams
 from nemo_gpu_decoding.search.result import NBest
 
 # A first chunk may be a whole file, and a user may keep its hypothesis for long. So utterances that were not
@@ -51,36 +48,26 @@ RECENT_BATCHES = 8
 
 
 @dataclass(eq=False)
-class StreamBatch:
-    """Utterances that began in one batch."""
-
-    decoder: Decoder[Any, Any]
-    streams: Streams
-    num_frames: list[int]  # read so far, of each
-
-
-@dataclass(eq=False)
 class StreamState:
     """The state of a running utterance, which `Hypothesis.dec_state` holds."""
 
     num_frames: int  # read when this state was returned
-    batch: StreamBatch | None = None  # the utterances that began in one batch; None once released, or with `slot`
-    row: int = 0  # in `batch`
+    nbest: NBest  # the result if the utterance ended here
+    slot: LiveSlot | None = None  # where the utterance is decoded; None once it is released
     history: Tensor | None = None  # [num_frames, ...] input frames, for confidence or alignments
-    slot: LiveSlot | None = None  # for an utterance in `Slots`, instead of batch and row
     error: ValueError | None = None  # why the last chunk was not read
-    nbest: NBest | None = None  # for an utterance in `Slots`: the result if it ended here
+    is_continued: bool = False  # a newer state has more frames
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the search from a pickled hypothesis."""
-        return self.__dict__ | {"batch": None, "history": None, "slot": None}
+        return self.__dict__ | dict.fromkeys(("nbest", "slot", "history"))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
         return self  # copies share one search, which only one call can continue
 
 
-States = Sequence[StreamState | None]
-Requests = Sequence[Request | None] | None
+# slots in which utterances begin; the caller ends them
+shared_slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
 
 
 class Continuation:
@@ -95,9 +82,16 @@ class Continuation:
         self._recent: deque[list[StreamState]] = deque()
 
     def advance(
-        self, decoder: Any, frames: Tensor, lengths: Tensor, states: States, requests: Requests, *, keep_history: bool
-    ) -> list[tuple[NBest, StreamState]]:
-        """Decode the next chunk of every utterance.
+        self,
+        decoder: Any,
+        frames: Tensor,
+        lengths: Tensor,
+        states: Sequence[StreamState | None],
+        requests: Sequence[Request | None] | None,
+        *,
+        keep_history: bool,
+    ) -> list[StreamState]:
+        """Decode the next chunk of every utterance; utterances that began in one batch are decoded in one push.
 
         Args:
             decoder: decoder for utterances that begin; running utterances keep their decoder.
@@ -108,47 +102,42 @@ class Continuation:
             keep_history: keep all input frames in the states.
 
         Returns:
-            Per utterance: the result if the audio ended here, and the new state.
+            The new state of each utterance, with the result if the audio ended here.
 
         Raises:
             ValueError: see `Decoder.push`; a state cannot be continued. If the chunk of an utterance cannot be
                 read, its state has the error, and the other utterances continue.
         """
-        shared = shared_slots.get()
-        if shared is not None:
-            return _advance_in(shared, frames, lengths, states, requests, keep_history=keep_history)
-        self._check(states)
-        groups: dict[int, list[int]] = {}  # id of the streams -> utterances
-        for b, state in enumerate(states):
-            groups.setdefault(0 if state is None else id(state.batch), []).append(b)
-        results: dict[int, tuple[NBest, StreamState]] = {}
-        for rows in groups.values():
-            running = [state for b in rows if (state := states[b]) is not None]
-            slots = [state.row for state in running] or list(range(len(rows)))
-            batch = running[0].batch if running else None
-            if batch is None:
-                batch = StreamBatch(decoder, decoder.open(len(rows), requests), [0] * len(rows))
-            errors = batch.decoder.push(batch.streams, frames[rows], lengths[rows], rows=slots, isolate=True)
-            nbests = batch.decoder.close(replace(batch.streams), rows=slots)  # closes a copy
-            for b, slot, nbest in zip(rows, slots, nbests, strict=True):
-                batch.num_frames[slot] = nbest.num_frames
-                read = 0 if slot in errors else lengths[b]
-                history = _history(states[b], frames[b, :read]) if keep_history else None
-                results[b] = nbest, StreamState(nbest.num_frames, batch, slot, history, error=errors.get(slot))
-        self._remember([results[b][1] for b, state in enumerate(states) if state is None])
-        return [results[b] for b in range(len(states))]
+        begins = [b for b, state in enumerate(states) if state is None]
+        if (shared := shared_slots.get()) is None:
+            self._check(states)
+            begun = Slots(decoder).begin_together(len(begins), requests)
+        else:
+            begun = [shared.begin(request) for request in requests or [None] * len(begins)]
+        new, counts = dict(zip(begins, begun, strict=True)), lengths.tolist()
+        places: list[Any] = [new[b] if state is None else state.slot for b, state in enumerate(states)]
+        advanced: dict[int, StreamState] = {}
+        for slots in dict.fromkeys(slot.slots for slot in places):
+            rows = [b for b, slot in enumerate(places) if slot.slots is slots]
+            errors = slots.push({places[b]: frames[b, : counts[b]] for b in rows if counts[b]})
+            for b, nbest in zip(rows, slots.final([places[b] for b in rows]), strict=True):
+                state, error = states[b], errors.get(places[b])
+                history = _history(state, frames[b, : 0 if error else counts[b]]) if keep_history else None
+                advanced[b] = StreamState(nbest.num_frames, nbest, places[b], history, error)
+                if state is not None:
+                    state.is_continued = nbest.num_frames > state.num_frames
+        if shared is None:
+            self._remember([advanced[b] for b in begins])
+        return [advanced[b] for b in range(len(states))]
 
     def _check(self, states: Sequence[StreamState | None]) -> None:
         for b, state in enumerate(states):
-            if state is None:
-                continue
-            if state.batch is None:
+            if state is not None and state.slot is None:
                 raise ValueError(
                     f"{self.name}[{b}] cannot be continued: its search was released (utterances "
                     f"not yet continued are kept for {RECENT_BATCHES} batches, pickled ones not at all)"
                 )
-            batch = state.batch
-            if batch.streams.closed or state.num_frames != batch.num_frames[state.row]:
+            if state is not None and state.is_continued:
                 raise ValueError(f"{self.name}[{b}] was continued before: expected what this has returned")
 
     def _remember(self, begun: list[StreamState]) -> None:
@@ -157,28 +146,7 @@ class Continuation:
             self._recent.append(begun)
         while len(self._recent) > RECENT_BATCHES:
             for state in self._recent.popleft():
-                state.batch = state.history = None
-
-
-# slots in which utterances begin; the caller ends them
-shared_slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
-
-
-def _advance_in(
-    slots: Slots, frames: Tensor, lengths: Tensor, states: States, requests: Requests, *, keep_history: bool
-) -> list[tuple[NBest, StreamState]]:
-    """Decode like `Continuation.advance`, for utterances in slots, in one push."""
-    request = iter(requests or repeat(None))
-    places = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
-    counts = lengths.tolist()
-    errors = slots.push({slot: frames[b, :n] for b, (slot, n) in enumerate(zip(places, counts, strict=True)) if n})
-    results = []
-    for b, (slot, nbest) in enumerate(zip(places, slots.final(places), strict=True)):
-        read = 0 if slot in errors else counts[b]
-        history = _history(states[b], frames[b, :read]) if keep_history else None
-        state = StreamState(nbest.num_frames, history=history, slot=slot, error=errors.get(slot), nbest=nbest)
-        results.append((nbest, state))
-    return results
+                state.slot = state.history = None
 
 
 def _history(state: StreamState | None, frames: Tensor) -> Tensor:
@@ -197,7 +165,12 @@ def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
     """
     undo = [_undo_objects(pipeline._state_pool, streams)]
     if hasattr(pipeline, "context_manager"):
-        undo += [_undo_features(pipeline.bufferer, streams), _undo_caches(pipeline.context_manager, streams)]
+        buffers, caches = pipeline.bufferer, pipeline.context_manager
+        undo += [
+            _undo_rows(buffers, streams, feature_buffer=0),
+            _undo_objects(dict(enumerate(buffers.audio_bufferers)), _rows(buffers, streams)),
+            _undo_rows(caches, streams, cache_last_channel=1, cache_last_time=1, cache_last_channel_len=0),
+        ]
     else:
         undo.append(_undo_objects(pipeline.bufferer.bufferers, streams))
     slots = getattr(pipeline, "slots", None)  # of pipelines that search
@@ -240,37 +213,28 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
-    """Return the state of a `BatchedCacheFeatureBufferer`, which clears a slot before a stream gets it."""
-    put_slots_back = _undo_slots(bufferer)
-    rows = [bufferer.streamidx2slotidx[stream] for stream in streams if stream in bufferer.streamidx2slotidx]
-    audio = [(bufferer.audio_bufferers[row], vars(bufferer.audio_bufferers[row]).copy()) for row in rows]
-    features = bufferer.feature_buffer[rows]
+def _rows(owner: Any, streams: Sequence[int]) -> list[int]:
+    """Return the rows of streams in the tensors of a `CacheAwareContextManager` or `BatchedCacheFeatureBufferer`."""
+    return [owner.streamidx2slotidx[stream] for stream in streams if stream in owner.streamidx2slotidx]
+
+
+def _undo_rows(owner: Any, streams: Sequence[int], **axes: int) -> Callable[[], None]:
+    """Return a function that puts back the rows of streams, and zeros for streams that began in the step.
+
+    Args:
+        axes: names of the owner's tensors, with the axis of their rows.
+    """
+    put_slots_back, rows = _undo_slots(owner), torch.tensor(_rows(owner, streams), dtype=torch.int64)
+    tensors = [(getattr(owner, name), axis) for name, axis in axes.items()]
+    kept = [tensor.index_select(axis, rows.to(tensor.device)) for tensor, axis in tensors]
 
     def put_back() -> None:
+        used = list(owner.slotidx2streamidx)
         put_slots_back()
-        bufferer.feature_buffer[rows] = features
-        for bufferer_of_stream, values in audio:
-            bufferer_of_stream.__dict__ = values
-
-    return put_back
-
-
-def _undo_caches(manager: Any, streams: Sequence[int]) -> Callable[[], None]:
-    """Return the state of a `CacheAwareContextManager`; its free slots are zeros."""
-    put_slots_back = _undo_slots(manager)
-    rows = [manager.streamidx2slotidx[stream] for stream in streams if stream in manager.streamidx2slotidx]
-    channel, time = manager.cache_last_channel[:, rows], manager.cache_last_time[:, rows]
-    lengths = manager.cache_last_channel_len[rows]
-
-    def put_back() -> None:
-        begun = list(manager.slotidx2streamidx)
-        put_slots_back()
-        begun = [row for row in begun if row not in manager.slotidx2streamidx]
-        manager.cache_last_channel[:, begun], manager.cache_last_time[:, begun] = 0.0, 0.0
-        manager.cache_last_channel_len[begun] = 0
-        manager.cache_last_channel[:, rows], manager.cache_last_time[:, rows] = channel, time
-        manager.cache_last_channel_len[rows] = lengths
+        begun = torch.tensor([row for row in used if row not in owner.slotidx2streamidx], dtype=torch.int64)
+        for (tensor, axis), values in zip(tensors, kept, strict=True):
+            tensor.index_fill_(axis, begun.to(tensor.device), 0)
+            tensor.index_copy_(axis, rows.to(tensor.device), values)
 
     return put_back
 
