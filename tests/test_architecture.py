@@ -220,7 +220,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 42447
 PACKAGE_FILES = 188
-TESTS_LINES = 39096
+TESTS_LINES = 39076
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15977
 USERS_PAGE_WORDS = 1400
