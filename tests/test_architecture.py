@@ -220,7 +220,7 @@ CODE_BUDGETS = {
 # most lines of all kinds, files and words
 PACKAGE_LINES = 42111
 PACKAGE_FILES = 188
-TESTS_LINES = 39071
+TESTS_LINES = 39051
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15969
 USERS_PAGE_WORDS = 1400

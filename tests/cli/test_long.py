@@ -79,20 +79,6 @@ def test_a_damaged_end_is_an_error_with_the_text_before_it(out, assets, talk, tm
         assert row["error"] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["segment_seconds=0"], "segment_seconds is 0.0, expected a number >= 2.0"),
-        (["min_confidence=2"], "min_confidence is 2.0"),
-        (["subtitles=ass"], "subtitles is 'ass', expected one of srt, vtt, tsv, txt"),
-        (["subtitles=srt", "out=parts/"], "subtitles=srt needs a file as out"),
-    ],
-)
-def test_cutting_options_out_of_range_are_refused(arguments, problem, capsys):
-    assert main(["transcribe", "model=m.nemo", "audio=x.wav", *arguments]) == 2
-    assert problem in capsys.readouterr().err
-
-
 def test_two_recordings_of_one_name_have_no_subtitles(talk, tmp_path, capsys):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / talk.name).write_bytes(talk.read_bytes())

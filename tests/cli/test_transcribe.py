@@ -84,12 +84,6 @@ def test_an_interrupted_run_of_short_files_continues(assets, manifest, tmp_path,
     assert not (tmp_path / ".out.jsonl.run").exists()
 
 
-def test_a_head_that_the_model_lacks_is_refused(assets, manifest, capsys):
-    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "head=rnnt"]
-    assert main(["transcribe", *arguments]) == 2
-    assert "head=rnnt, but the model is a EncDecCTCModelBPE" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
@@ -98,18 +92,13 @@ def test_a_head_that_the_model_lacks_is_refused(assets, manifest, capsys):
         (f"model={__file__}", "is no NeMo model: a .nemo file is a tar archive"),
         ("device=gpu", "device is 'gpu', expected auto, cpu, cuda"),
         ("device=cuda:99", "device is 'cuda:99', but torch sees"),
+        ("head=rnnt", "head=rnnt, but the model is a EncDecCTCModelBPE"),
     ],
 )
-def test_a_model_or_device_that_is_not_there(argument, problem, assets, manifest, capsys):
+def test_a_model_a_head_or_a_device_that_is_not_there(argument, problem, assets, manifest, capsys):
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", argument]
     assert main(["transcribe", *arguments]) == 2
     assert problem in capsys.readouterr().err
-
-
-def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, tmp_path, capsys):
-    arguments = ["model=nowhere.nemo", f"manifest={manifest}", f"out={tmp_path}/no/hyps.jsonl"]
-    assert main(["transcribe", *arguments]) == 2
-    assert "there is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -147,6 +136,7 @@ def test_weight_of_an_lm_in_preset_or_raw_keys_is_accepted(assets, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (["out=no/hyps.jsonl"], "out=no/hyps.jsonl: there is no folder no"),
         (["beam_size=0"], "beam_size is 0, expected an integer 1 .. 4096"),
         (["lm_weight=-0.5"], "lm_weight is -0.5, expected a finite number >= 0"),
         (["beam_width=0"], "beam_width is 0.0, expected a finite number > 0"),
@@ -424,6 +414,10 @@ def test_locks_and_grammars_of_a_manifest_are_those_of_its_utterances(model, out
         (["tarred_audio=a.tar", "audio=x.wav", "out=x/"], "tarred_audio=a.tar needs the manifest of the tar files"),
         (["tarred_audio=a.tar", "manifest=a.json", "out=x/"], "tarred_audio=a.tar is no file here"),
         (["manifest=a.json", "audio=x.wav", "out=x/"], "give either audio"),
+        (["segment_seconds=0"], "segment_seconds is 0.0, expected a number >= 2.0"),
+        (["min_confidence=2"], "min_confidence is 2.0"),
+        (["subtitles=ass"], "subtitles is 'ass', expected one of srt, vtt, tsv, txt"),
+        (["subtitles=srt", "out=parts/"], "subtitles=srt needs a file as out"),
     ],
 )
 def test_values_out_of_range_and_options_of_partitions(arguments, problem, tmp_path, monkeypatch, capsys):
