@@ -209,18 +209,18 @@ CODE_BUDGETS = {
     "cli": 2183,
     "cluster": 446,
     "compat": 1010,
-    "cuda": 963,
+    "cuda": 959,
     "fusion": 2154,
     "graph": 1677,
     "live": 1278,
     "lm": 1930,
     "nemo_plugin": 3705,
-    "search": 11346,
+    "search": 11231,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42670
-PACKAGE_FILES = 188
-TESTS_LINES = 39132
+PACKAGE_LINES = 42525
+PACKAGE_FILES = 187
+TESTS_LINES = 39130
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15994
 USERS_PAGE_WORDS = 1400
