@@ -209,18 +209,18 @@ CODE_BUDGETS = {
     "cli": 2082,
     "cluster": 443,
     "compat": 991,
-    "cuda": 963,
+    "cuda": 959,
     "fusion": 2092,
     "graph": 1601,
     "live": 1270,
     "lm": 1880,
     "nemo_plugin": 3641,
-    "search": 11308,
+    "search": 11193,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42111
-PACKAGE_FILES = 188
-TESTS_LINES = 39051
+PACKAGE_LINES = 41966
+PACKAGE_FILES = 187
+TESTS_LINES = 39049
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15969
 USERS_PAGE_WORDS = 1400

@@ -95,12 +95,9 @@ class CudaModule:
         self._lock = threading.Lock()
         self._kernels: dict[str, _Kernel] = {}
 
-    def find(self, signature: Signature) -> None:
-        self._kernel(signature)
-
     def launch(self, signature: Signature, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any) -> None:
         values = checked_arguments(signature, self.device, arguments)
-        kernel = self._kernel(signature)
+        kernel = self.find(signature)
         kernel.check_sizes(grid, block, shared_bytes)
         slots, addresses = signature.packed(values)
         sizes = grid, 1, 1, block, 1, 1, shared_bytes
@@ -115,7 +112,7 @@ class CudaModule:
             ) from None
         del slots  # must stay alive until here, when the driver has copied the arguments
 
-    def _kernel(self, signature: Signature) -> _Kernel:
+    def find(self, signature: Signature) -> _Kernel:
         with self._lock:
             kernel = self._kernels.get(signature.name)
             if kernel is None or kernel.signature is not signature:

@@ -125,7 +125,9 @@ class HostTable:
         if self.nbytes == 0:
             return self
         with torch.cuda.device(device):  # CUDA is initialised on the current device
-            _check_addresses(device)
+            # not all systems let kernels read a table at its host address
+            if not device_attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM", device.index):
+                raise PinningError(f"kernels on {device} can't read host memory at the host's address")
             if self._unpin is None:
                 self._lock_pages()
         return self
@@ -146,12 +148,6 @@ class HostTable:
         self._unpin = weakref.finalize(self._array, lambda: torch.cuda.cudart().cudaHostUnregister(address))
         # at exit the driver unpins all memory; a call may then come too late
         self._unpin.atexit = False
-
-
-def _check_addresses(device: torch.device) -> None:
-    """Raise unless kernels can read a table at its host address, which not all systems support."""
-    if not device_attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM", device.index):
-        raise PinningError(f"kernels on {device} can't read host memory at the host's address")
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:

@@ -24,7 +24,7 @@ class Module(Protocol):
 
     device: torch.device
 
-    def find(self, signature: Signature) -> None:
+    def find(self, signature: Signature) -> object:
         """Prepare a kernel, so that its first launch may be captured into a CUDA graph."""
 
     def launch(self, signature: Signature, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_number
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import PackedLM, is_packed_lm, load_packed_lm
+from nemo_gpu_decoding.lm.packed import is_packed_lm, load_packed_lm
 from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.search.result import NBest, Path
 
@@ -108,7 +108,9 @@ class Rescoring(NamedTuple):
 
 
 def load_scorer(name: str) -> TextScorer:
-    """Load an n-gram LM over words: a file of `pack-lm`, or ARPA. The scorer caches the scores of texts.
+    """Load an n-gram LM over words: a file of `pack-lm`, or ARPA. The scorer caches log P of texts, </s> included.
+
+    Words that the LM does not list are scored as <unk>.
 
     Raises:
         ValueError: there is no such file; it is damaged, or is not an LM.
@@ -116,27 +118,15 @@ def load_scorer(name: str) -> TextScorer:
     path = path_of(name)
     if not path.is_file():
         raise ValueError(f"rescore={name} is no file here, expected a word n-gram LM: a file of pack-lm, or ARPA")
-    scorer = NgramLM(load_packed_lm(path) if is_packed_lm(path) else pack_arpa_in_memory(path))
+    lm = load_packed_lm(path) if is_packed_lm(path) else pack_arpa_in_memory(path)
     known: dict[str, float] = {}
+
+    def log_probs(texts: Sequence[str]) -> list[float]:
+        return [-lm.score(text.split(), final=lm.sentence_end >= 0) for text in texts]
 
     def scores(texts: Sequence[str]) -> list[float]:
         new = [text for text in dict.fromkeys(texts) if text not in known]
-        known.update(_scores(scorer, new))
+        known.update(_scores(log_probs, new))
         return [known[text] for text in texts]
 
     return scores
-
-
-class NgramLM:
-    """A scorer that computes log P(text) by an n-gram LM over words, </s> included.
-
-    Args:
-        lm: an LM from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are scored as <unk>.
-    """
-
-    def __init__(self, lm: PackedLM) -> None:
-        self.lm = lm
-
-    def __call__(self, texts: Sequence[str]) -> list[float]:
-        """Return log P of each text, [n], natural log."""
-        return [-self.lm.score(text.split(), final=self.lm.sentence_end >= 0) for text in texts]

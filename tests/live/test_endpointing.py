@@ -21,7 +21,6 @@ from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
-from nemo_gpu_decoding.search.word_graph.result import relative_cost
 from tests.graph.toy import BLANK, PIECES
 from tests.search.transducer.table_networks import TableNetworks, random_frames
 from tests.search.word_graph.models import toy_graph
@@ -124,7 +123,6 @@ def test_relative_cost_of_a_word_graph_is_that_of_its_end():
     assert ended.relative_cost is None
     assert progress_of(partial, FRAME).relative_cost == partial.relative_cost
     assert find_endpoint(progress_of(partial, FRAME)) in ("rule2", "rule3")
-    assert relative_cost(0.0, math.inf) == math.inf
 
 
 def test_stream_without_frames_has_no_endpoint():

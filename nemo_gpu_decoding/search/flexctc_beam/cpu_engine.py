@@ -8,32 +8,29 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
-from nemo_gpu_decoding.search.engine import Engine, Streams, for_each_share
+from nemo_gpu_decoding.search.engine import Streams, for_each_share
 from nemo_gpu_decoding.search.flexctc_beam import backpointers
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, commit_shared, finish
+from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCEngine, FlexCTCNBest, finish
 from nemo_gpu_decoding.search.flexctc_beam.frame import FlexCTCBeams, advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.records import SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
 
 
-class CPUEngine(Engine):
+class CPUEngine(FlexCTCEngine):
     """An engine that searches on the CPU, see `engine.Engine`. Errors are never deferred."""
 
     def __init__(self, config: FlexCTCConfig, params: SearchParams, streams: Streams) -> None:
-        self._config, self._params = config, params
-        self._fusion = streams.fusion
+        super().__init__(config, params, streams.fusion)
         self._state = new_state(streams.fusion.arrays, config.beam_size, streams.capacity)
-        self._committed = [CommittedTokens() for _ in range(len(streams))]
-        self._dropped = np.zeros(len(streams), np.int64)  # committed frames whose back-pointers are dropped
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
         values = as_float32(log_probs)
-        back_pointers = self._back_pointers_for(lengths)
-        before = self._state
-        beam, sizes, frames_done, _, offsets = before
+        needed = max((self._state.frames_done + lengths).tolist(), default=0)
+        needed = self._frames_needed(needed, self._state.back_pointers.labels.shape[1], lengths)
+        beam, sizes, frames_done, back_pointers, offsets = self._state
+        back_pointers = backpointers.grown(back_pointers, needed)
         if not deferred:  # an error leaves the streams unchanged
             beam, sizes, offsets = beam.copy(), sizes.copy(), offsets.copy()
         state = FlexCTCBeams(beam, sizes, frames_done.copy(), back_pointers, offsets)
@@ -48,25 +45,11 @@ class CPUEngine(Engine):
             raise_bad_frame(values, int(b), int(state.frames_done[b] - frames_done[b]))
         self._state = state
 
-    def _back_pointers_for(self, lengths: np.ndarray) -> backpointers.BackPointers:
-        """Return back-pointers with room for `lengths` more frames; those of committed frames are dropped first."""
-        state = self._state
-        needed, capacity = max((state.frames_done + lengths).tolist(), default=0), state.back_pointers.labels.shape[1]
-        if capacity < needed and worth_committing(capacity):
-            self._drop_committed()
-            needed = int((self._state.frames_done + lengths).max())
-            if 2 * needed > capacity:  # dropping freed less than half: it would soon be due again
-                needed = max(needed, capacity + 1)
-        return backpointers.grown(self._state.back_pointers, needed)
-
-    def _drop_committed(self) -> None:
-        """Commit tokens of all streams, and drop the back-pointers of committed frames."""
-        self.commit(range(len(self._committed)))
-        dropped = np.array([tokens.frames for tokens in self._committed]) - self._dropped
+    def _drop(self, dropped: np.ndarray) -> np.ndarray:
         state = self._state
         backpointers.without_first(state.back_pointers, dropped, state.frames_done)
-        self._dropped += dropped
         self._state = state._replace(frames_done=state.frames_done - dropped)
+        return self._state.frames_done
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> FlexCTCNBest:
         state, numbers = self._state, np.array(rows, np.int64)
@@ -92,18 +75,12 @@ class CPUEngine(Engine):
                 shared[r] = dropped[r] + count
         return FlexCTCNBest(numbers, ends, order, scores, without_final, traces, shared, committed)
 
-    def commit(self, rows: Sequence[int]) -> None:
-        commit_shared(self.results(rows, 1, final=False), self._params, self._fusion.arrays)
-
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         beam, sizes, frames_done = (part.copy() for part in self._state[:3])
         beam["boosting_state"] += self._fusion.moved_states(fusion)[:, None]
         fresh = new_state(fusion.arrays, self._config.beam_size, 0)
         beam[rows], sizes[rows], frames_done[rows] = fresh.beam[rows], 1, 0
-        self._dropped[rows] = 0
         offsets = self._state.offsets.copy()
         offsets[rows] = 0.0
-        for b in rows:
-            self._committed[b] = CommittedTokens()
         self._state = self._state._replace(beam=beam, sizes=sizes, frames_done=frames_done, offsets=offsets)
-        self._fusion = fusion
+        super().restart(rows, fusion)

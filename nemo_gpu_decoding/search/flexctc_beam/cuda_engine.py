@@ -31,12 +31,11 @@ from nemo_gpu_decoding.cuda.upload import Exchange, outlive_kernels
 from nemo_gpu_decoding.cuda.while_graph import is_capturing
 from nemo_gpu_decoding.fusion.batch import BatchFusion, on_device, trees_on_device
 from nemo_gpu_decoding.search import inputs
-from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
-from nemo_gpu_decoding.search.engine import BadRow, Engine, Streams
+from nemo_gpu_decoding.search.engine import BadRow, Streams
 from nemo_gpu_decoding.search.flexctc_beam import records
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCNBest, commit_shared
+from nemo_gpu_decoding.search.flexctc_beam.finish import FlexCTCEngine, FlexCTCNBest
 from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
 
 THREADS = 256  # per block of `advance`
@@ -95,7 +94,7 @@ def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
     return tile_frames, hypotheses + tile_frames * per_frame
 
 
-class CUDAEngine(Engine):
+class CUDAEngine(FlexCTCEngine):
     """An engine that searches on one GPU, see `engine.Engine`. Inputs may be on any device.
 
     Args:
@@ -112,8 +111,8 @@ class CUDAEngine(Engine):
                 "streams were opened without device, expected open(n, capacity=..., device=...) for "
                 "streams that are pushed to while a CUDA graph is captured"
             )
-        self._n, self._config, self._params = n, config, params
-        self._fusion = streams.fusion
+        super().__init__(config, params, streams.fusion)
+        self._n = n
         self._lm = on_device(streams.fusion.lm, self.device)
         self._boosting = trees_on_device(streams.fusion, self.device)
         self._utterances = as_records(streams.fusion.arrays.utterances).to(self.device, non_blocking=True)
@@ -126,8 +125,6 @@ class CUDAEngine(Engine):
         self._capacity = 0
         self._back_pointers: dict[str, torch.Tensor] = {}
         self._grow(streams.capacity)
-        self._committed = [CommittedTokens() for _ in range(n)]
-        self._dropped = np.zeros(n, np.int64)  # committed frames whose back-pointers are dropped
         self._captured = False  # a graph contains the addresses of the buffers
         self._deferred: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs and lengths
 
@@ -228,7 +225,7 @@ class CUDAEngine(Engine):
 
     def commit(self, rows: Sequence[int]) -> None:
         if not self._captured:  # a graph contains the addresses and sizes of the buffers
-            commit_shared(self.results(rows, 1, final=False), self._params, self._fusion.arrays)
+            super().commit(rows)
 
     @torch.inference_mode()
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
@@ -247,10 +244,8 @@ class CUDAEngine(Engine):
         self._progress[list(rows)] = 0
         if fusion.trees != self._fusion.trees:
             self._boosting = trees_on_device(fusion, self.device)
-        self._fusion = fusion
-        for b in rows:
-            self._committed[b] = CommittedTokens()
-        self._frames[rows] = self._dropped[rows] = 0
+        super().restart(rows, fusion)
+        self._frames[rows] = 0
         self._most_frames = int(self._frames.max())
 
     # ---------------------------------------------------------------------------------- launches
@@ -282,26 +277,19 @@ class CUDAEngine(Engine):
             self._most_frames += frames
         else:
             self._most_frames = max(self._most_frames, int((self._frames + lengths).max()))
-        if self._most_frames > self._capacity and worth_committing(self._capacity) and isinstance(lengths, np.ndarray):
-            self._drop_committed()
-            self._most_frames = int((self._frames + lengths).max())
-            if 2 * self._most_frames > self._capacity:  # dropping freed less than half: it would soon be due again
-                self._most_frames = max(self._most_frames, self._capacity + 1)
+            self._most_frames = self._frames_needed(self._most_frames, self._capacity, lengths)
         if self._most_frames > self._capacity:
             self._grow(max(self._most_frames, 2 * self._capacity))
 
-    def _drop_committed(self) -> None:
-        """Commit tokens of all streams, and drop the back-pointers of committed frames."""
-        self.commit(range(self._n))
-        dropped = np.array([tokens.frames for tokens in self._committed]) - self._dropped
+    def _drop(self, dropped: np.ndarray) -> np.ndarray:
         for b in np.flatnonzero(dropped).tolist():
             for values in self._back_pointers.values():
                 values[b, : self._frames[b] - dropped[b]] = values[b, dropped[b] : self._frames[b]].clone()
         progress = self._progress.cpu().numpy().view(PROGRESS)
         progress["frames"] -= dropped[:, None]
         self._progress.copy_(as_records(progress[:, 0]))
-        self._dropped += dropped
         self._frames = self._frames - dropped
+        return self._frames
 
     def _grow(self, capacity: int) -> None:
         old = self._back_pointers

@@ -1,15 +1,19 @@
-"""Make final and partial results: final weights, n-best order, trace-back, and the parts of scores."""
+"""Make final and partial results: final weights, n-best order, trace-back, the parts of scores; commit tokens."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
+from nemo_gpu_decoding.fusion.batch import BatchFusion, of_utterance
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
+from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
 from nemo_gpu_decoding.search.numerics import add_text_scores, merge_equal_texts, select_best
 
@@ -38,27 +42,61 @@ HYPOTHESIS_PARTS = np.dtype(
 )
 
 
-def commit_shared(hypotheses: FlexCTCNBest, params: SearchParams, fusions: FusionArrays) -> None:
-    """Commit the tokens before the last frame that all live hypotheses of a stream share."""
-    for r, committed in enumerate(hypotheses.committed):
-        end = int(hypotheses.shared[r])
-        if hypotheses.order[r, 0] < 0 or not worth_committing(end - committed.frames):
-            continue
-        labels, *fields = (values[r, 0, : hypotheses.traces.lengths[r, 0]] for values in hypotheses.traces[1:5])
-        frames, repeats = fields[:2]
-        count = int(np.searchsorted(frames, end))
-        if count and frames[count - 1] + repeats[count - 1] >= end:  # later frames may repeat this token
-            count -= 1
-            end = int(frames[count])
-        names = ("tokens", "frames", "repeats", "token_confidence")
-        new = {name: values[:count] for name, values in zip(names, (labels, *fields), strict=True)}
-        if hypotheses.traces.alignment.size:
-            part = slice(end - committed.frames)
-            new |= {"alignment": hypotheses.traces.alignment[r, 0, part]}
-            new |= {"alignment_log_probs": hypotheses.traces.alignment_log_probs[r, 0, part]}
-        committed.columns.extend(new)
-        _add_scores_of(labels[:count], params, fusions, hypotheses.rows[r], committed.scores)
-        committed.frames = end
+class FlexCTCEngine(Engine):
+    """The parts that the engines of both backends share: options, fusion, and what the streams have committed."""
+
+    def __init__(self, config: FlexCTCConfig, params: SearchParams, fusion: BatchFusion) -> None:
+        self._config, self._params, self._fusion = config, params, fusion
+        self._committed = [CommittedTokens() for _ in range(len(fusion))]
+        self._dropped = np.zeros(len(fusion), np.int64)  # committed frames whose back-pointers are dropped
+
+    @abstractmethod
+    def _drop(self, dropped: np.ndarray) -> np.ndarray:
+        """Drop the back-pointers of the first dropped[b] frames of each stream; return the remaining frames, [n]."""
+
+    def _frames_needed(self, needed: int, capacity: int, lengths: np.ndarray) -> int:
+        """Return the frames that the back-pointers must hold, `needed` or fewer, to read `lengths` more.
+
+        If they exceed the capacity, the tokens of all streams are committed, and the back-pointers of committed
+        frames are dropped.
+        """
+        if needed <= capacity or not worth_committing(capacity):
+            return needed
+        self.commit(range(len(self._committed)))
+        dropped = np.array([tokens.frames for tokens in self._committed]) - self._dropped
+        needed = int((self._drop(dropped) + lengths).max())
+        self._dropped += dropped
+        # if dropping freed less than half, it would soon be due again
+        return max(needed, capacity + 1) if 2 * needed > capacity else needed
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Commit the tokens before the last frame that all live hypotheses of a stream share."""
+        hypotheses: FlexCTCNBest = self.results(rows, 1, final=False)
+        for r, committed in enumerate(hypotheses.committed):
+            end = int(hypotheses.shared[r])
+            if hypotheses.order[r, 0] < 0 or not worth_committing(end - committed.frames):
+                continue
+            labels, *fields = (values[r, 0, : hypotheses.traces.lengths[r, 0]] for values in hypotheses.traces[1:5])
+            frames, repeats = fields[:2]
+            count = int(np.searchsorted(frames, end))
+            if count and frames[count - 1] + repeats[count - 1] >= end:  # later frames may repeat this token
+                count -= 1
+                end = int(frames[count])
+            names = ("tokens", "frames", "repeats", "token_confidence")
+            new = {name: values[:count] for name, values in zip(names, (labels, *fields), strict=True)}
+            if hypotheses.traces.alignment.size:
+                part = slice(end - committed.frames)
+                new |= {"alignment": hypotheses.traces.alignment[r, 0, part]}
+                new |= {"alignment_log_probs": hypotheses.traces.alignment_log_probs[r, 0, part]}
+            committed.columns.extend(new)
+            _add_scores_of(labels[:count], self._params, self._fusion.arrays, hypotheses.rows[r], committed.scores)
+            committed.frames = end
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        for b in rows:
+            self._committed[b] = CommittedTokens()
+        self._dropped[rows] = 0
+        self._fusion = fusion
 
 
 @compiled

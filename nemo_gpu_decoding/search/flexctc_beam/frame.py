@@ -29,13 +29,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.automaton import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search import numerics
-from nemo_gpu_decoding.search.flexctc_beam import scoring
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers, new_back_pointers
 from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS, MERGE_PREFIX, MERGE_SUM, NO_LABEL
-from nemo_gpu_decoding.search.flexctc_beam.scoring import fused, score_before
+
+FEW_ARCS = 8  # the arcs of LM states with at most this many are offered one by one
 
 # A hypothesis extended by the label of a frame.
 CANDIDATE = np.dtype(
@@ -122,34 +123,34 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
 def _list_candidates(row, beam, size, params, fusion, candidates):
     """List the best continuations of a frame; returns their number, or BAD_INPUT."""
     count = _offer_without_new_token(row, beam, size, params, fusion, candidates)
-    scoring.note_bounds(beam, size, fusion)
+    note_bounds(beam, size, fusion)
     floor = numerics.floor_of(candidates, count, params.threshold)
     for k in range(size):
-        if not scoring.offers_arcs(beam[k], fusion):
+        if not offers_arcs(beam[k], fusion):
             continue
         state = beam[k].lm_state
         for arc in range(fusion.lm.states[state].arc_begin, fusion.lm.states[state].arc_end):
             v = numerics.column_of(fusion.lm.arcs[arc].label, params.blank_id)
             if not row[v] <= numerics.MOST_LOG_PROB:
                 return BAD_INPUT
-            base = scoring.score_before(beam[k], v) + row[v] + params.beam_beta
+            base = score_before(beam[k], v) + row[v] + params.beam_beta
             lm_bound = fusion.lm_weight * fusion.lm.arcs[arc].weight
             if not base + lm_bound + beam[k].boosting_bound < floor:
                 count = _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count)
                 floor = numerics.floor_of(candidates, count, params.threshold)
-    best = scoring.best_new_score(beam, size, params)
-    v = numerics.next_label(row, 0, scoring.least_log_prob(floor, best))
+    best = best_new_score(beam, size, params)
+    v = numerics.next_label(row, 0, least_log_prob(floor, best))
     while v < row.shape[0]:
         if not row[v] <= numerics.MOST_LOG_PROB:
             return BAD_INPUT
         for k in range(0 if v == params.blank_id else size):
-            base = scoring.score_before(beam[k], v) + row[v] + params.beam_beta
-            if scoring.bound_of(base, beam[k]) < floor:
+            base = score_before(beam[k], v) + row[v] + params.beam_beta
+            if bound_of(base, beam[k]) < floor:
                 continue
             lm_bound = beam[k].lm_bound
             count = _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count)
             floor = numerics.floor_of(candidates, count, params.threshold)
-        v = numerics.next_label(row, v + 1, scoring.least_log_prob(floor, best))
+        v = numerics.next_label(row, v + 1, least_log_prob(floor, best))
     return count
 
 
@@ -176,7 +177,7 @@ def _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candid
     is_prefix = params.merge == MERGE_PREFIX
     if is_prefix and find_text(beam, size, numerics.extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
         return count  # `offer_same_text` has counted it
-    score, lm_state, boosting_state = scoring.fused(base, beam[k], np.int32(v), lm_bound, floor, params, fusion)
+    score, lm_state, boosting_state = fused(base, beam[k], np.int32(v), lm_bound, floor, params, fusion)
     slot, count = numerics.insert(candidates, count, score, k, 2 * v + 1, lm_state, boosting_state)
     if is_prefix and slot >= 0:
         candidates.items[slot].blank_score = numerics.IMPOSSIBLE
@@ -252,6 +253,98 @@ def _find_duplicate(beam, size, hypothesis):
         ):
             return i
     return -1
+
+
+# -------------------------------------------------------- scores of new tokens, and their upper bounds
+
+
+@linked
+def score_before(hypothesis, column):
+    """Return the score that a new token adds to. A token can follow itself only after a blank."""
+    return hypothesis.blank_score if column == hypothesis.last_label else hypothesis.score
+
+
+@linked
+def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
+    """Return `base` plus LM and boosting scores of a new token, and the states after it.
+
+    Returns IMPOSSIBLE if a partial sum shows that the score is below `floor`. `lm_bound` is an upper bound of the LM
+    score. Boosting trees are small and LMs are large: the cheap look-up comes first and may make the other one
+    unnecessary.
+    """
+    label = numerics.label_of(column, params.blank_id)
+    lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
+    weight, bonus = np.float32(0.0), np.float32(0.0)
+    if fusion.boosting_weight > 0:
+        bonus, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
+        bonus *= fusion.boosting_weight
+        if base + lm_bound + bonus < floor:
+            return numerics.IMPOSSIBLE, lm_state, boosting_state
+    if fusion.lm_weight > 0:
+        least = least_lm_weight(floor, base, bonus, fusion.lm_weight)
+        weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, least)
+        weight *= fusion.lm_weight
+    return base + weight + bonus, lm_state, boosting_state
+
+
+@linked
+def least_lm_weight(floor, base, bonus, lm_weight):
+    """Return the lowest LM weight with which base + bonus may reach the floor, with slack for float32 rounding."""
+    slack = 1e-6 * (abs(np.float64(floor)) + abs(np.float64(base))) + 1e-5
+    return (np.float64(floor) - base - bonus - slack) / lm_weight
+
+
+@linked
+def least_log_prob(floor, best):
+    """Return the lowest log-probability with which a label may reach the floor, with slack for float32 rounding.
+
+    It is at most MOST_LOG_PROB, so that a scan of the row finds every larger (invalid) value.
+
+    Args:
+        best: upper bound of the score of a label with log-probability 0.
+    """
+    slack = 1e-6 * (abs(np.float64(floor)) + abs(best)) + 1e-5
+    return np.float32(min(np.float64(floor) - best - slack, np.float64(numerics.MOST_LOG_PROB)))
+
+
+@linked
+def note_bounds(beam, size, fusion):
+    """Store upper bounds of the LM and boosting scores of the next token of every hypothesis.
+
+    If the arcs of the LM state are offered one by one, the bound holds for all other labels.
+    """
+    for k in range(size):
+        beam[k].lm_bound = beam[k].boosting_bound = 0.0
+        if fusion.lm_weight > 0:
+            bound = fusion.lm.states[beam[k].lm_state].upper_bound
+            if offers_arcs(beam[k], fusion):
+                bound = fusion.lm.states[beam[k].lm_state].backoff_bound
+            beam[k].lm_bound = fusion.lm_weight * bound
+        if fusion.boosting_weight > 0:
+            bound = fusion.boosting.states[beam[k].boosting_state].upper_bound
+            beam[k].boosting_bound = fusion.boosting_weight * bound
+
+
+@linked
+def offers_arcs(hypothesis, fusion):
+    """Return whether the labels of the LM state's arcs are offered one by one before the row is scanned."""
+    state = fusion.lm.states[hypothesis.lm_state]
+    return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
+
+
+@linked
+def bound_of(base, hypothesis):
+    """Return an upper bound of `fused(base, ...)` for a label that was not offered; summed in the same order."""
+    return base + hypothesis.lm_bound + hypothesis.boosting_bound
+
+
+@linked
+def best_new_score(beam, size, params):
+    """Return an upper bound of the score of a new label with log-probability 0, in double."""
+    best = -np.inf
+    for k in range(size):
+        best = max(best, np.float64(bound_of(beam[k].score + params.beam_beta, beam[k])))
+    return best
 
 
 # ------------------------------------------------------------------------------------ merge=prefix

@@ -54,14 +54,7 @@ def step(rows, data, params, durations, fusions):
 @compiled
 def run(rows, arrays, networks, options, params, durations, fusions):
     """Take all steps of the utterances `rows`, with their networks, until all wait for frames; see `cpu_engine.py`."""
-    active, count, turn = rows.copy(), rows.shape[0], 0
-    while True:
-        count = cpu_engine.read_joint(active[:count], turn, arrays, networks, options, params)
-        if count == 0:
-            return
-        step(active[:count], cpu_engine.step_data(turn, arrays), params, durations, fusions)
-        cpu_engine.extend_texts(active[:count], arrays, networks)
-        turn = 1 - turn
+    cpu_engine.take_steps(step, rows.copy(), arrays, networks, options, params, durations, fusions)
 
 
 @linked

@@ -182,17 +182,22 @@ def read_joint(rows, turn, run, networks, options, params):
 
 
 @inlined
-def step_data(turn, run):
-    """Return the arrays that a step reads and changes."""
-    return beam.StepData(run.log_probs[turn], run.shared.row_of, run.state, run.nodes, run.shared.pending)
+def take_steps(step, rows, run, networks, options, params, durations, fusions):
+    """Take all steps of the utterances `rows`, with their networks, until all wait for frames; `rows` is changed.
 
-
-@linked
-def extend_texts(rows, run, networks):
-    """Run the prediction network for the pending texts of these utterances."""
-    count = flattened(run.shared.pending, rows, run.strides[1], run.networks.buffers.requests)
-    if count:
-        cpu_networks.predict(count, networks, run.networks)
+    Args:
+        step: the compiled step of alsd_pp or aes_pp.
+    """
+    turn, shared = 0, run.shared
+    count = read_joint(rows, turn, run, networks, options, params)
+    while count > 0:
+        data = beam.StepData(run.log_probs[turn], shared.row_of, run.state, run.nodes, shared.pending)
+        step(rows[:count], data, params, durations, fusions)
+        texts = flattened(shared.pending, rows[:count], run.strides[1], run.networks.buffers.requests)
+        if texts:
+            cpu_networks.predict(texts, networks, run.networks)
+        turn = 1 - turn
+        count = read_joint(rows[:count], turn, run, networks, options, params)
 
 
 class JointRows:

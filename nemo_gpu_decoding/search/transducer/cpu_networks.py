@@ -44,8 +44,8 @@ from numba.np.arrayobj import make_array
 from torch import Tensor, nn
 
 from nemo_gpu_decoding.jit import compiled, linked
+from nemo_gpu_decoding.search.transducer import networks as nets
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
-from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, MadeOfWeights, TransducerNetworks, own_weights
 
 intrinsic: Any = extending.intrinsic  # its type does not describe calls
 
@@ -335,47 +335,39 @@ class NetworkArrays(NamedTuple):
 class CompiledNetworks:
     """The packed weights of a decoder's networks, packed again when a weight has changed; for all threads."""
 
-    def __init__(self, networks: TransducerNetworks) -> None:
+    def __init__(self, networks: nets.TransducerNetworks) -> None:
         self._networks = networks
         self._fused = FusedWeights(networks)
         self._lock = threading.Lock()
-        self._packed: MadeOfWeights[PackedNetworks | None] = MadeOfWeights()
+        self._packed: nets.MadeOfWeights[PackedNetworks | None] = nets.MadeOfWeights()
         self._kind: tuple[Any, ...] = ()  # types of the modules and of products for which `_packed` holds
 
     def current(self) -> PackedNetworks | None:
         """Return the packed weights, or None if torch must run the networks."""
         networks = self._networks
-        if not isinstance(networks, LSTMNetworks):
+        if not isinstance(networks, nets.LSTMNetworks):
             return None
         modules = networks.embedding, networks.lstm, networks.prediction_projection, networks.output
         modules = *modules, *networks.output._modules.values()
         kind = *map(type, modules), self._fused.dtype
-        weights = [weight for module in modules for weight in own_weights(module)]
+        weights = [weight for module in modules for weight in nets.own_weights(module)]
         with self._lock:
             if kind != self._kind:
-                self._packed, self._kind = MadeOfWeights(), kind
+                self._packed, self._kind = nets.MadeOfWeights(), kind
             return self._packed.current(weights, lambda: self._make(networks))
 
-    def _make(self, networks: LSTMNetworks) -> PackedNetworks | None:
-        layers = _joint_layers(networks.output)
-        if layers is None or self._fused.why_not(torch.device("cpu")) or self._fused.dtype != torch.float32:
+    def _make(self, networks: nets.LSTMNetworks) -> PackedNetworks | None:
+        layers = nets.joint_layers(networks.output)
+        if layers is None or layers[0] not in ACTIVATIONS or self._fused.why_not(torch.device("cpu")):
             return None
-        weights = [networks.embedding.weight, *own_weights(layers[1])]
-        if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in weights):
+        weights = [networks.embedding.weight, *nets.own_weights(layers[1])]
+        kinds = {self._fused.dtype, *(weight.dtype for weight in weights)}
+        if kinds != {torch.float32} or any(weight.device.type != "cpu" for weight in weights):
             return None
-        return _packed(networks, *layers)
+        return _packed(networks, ACTIVATIONS[layers[0]], layers[1])
 
 
-def _joint_layers(output: nn.Module) -> tuple[int, nn.Linear] | None:
-    """Return activation and linear layer of a joint, or None if it is of another kind."""
-    if type(output) is not nn.Sequential or len(output) < 2 or type(output[-1]) is not nn.Linear:
-        return None
-    activation = ACTIVATIONS.get(type(output[0]))
-    is_plain = all(type(part) is nn.Dropout for part in list(output)[1:-1])
-    return (activation, output[-1]) if activation is not None and is_plain else None
-
-
-def _packed(networks: LSTMNetworks, activation: int, output: nn.Linear) -> PackedNetworks:
+def _packed(networks: nets.LSTMNetworks, activation: int, output: nn.Linear) -> PackedNetworks:
     layers, projection = networks.lstm.all_weights, networks.prediction_projection
     table = networks.input_table()
     assert table is not None  # checked by `why_not`

@@ -288,12 +288,8 @@ class JointPaths:
         if type(networks) not in (nets.LSTMNetworks, nets.StatelessNetworks):
             return None
         assert isinstance(networks, (nets.LSTMNetworks, nets.StatelessNetworks))
-        output = networks.output
-        if type(output) is not nn.Sequential:
-            return None
-        kinds = [type(part) for part in output if type(part) is not nn.Dropout]
-        last = output[-1]
-        return last if kinds == [nn.ReLU, nn.Linear] and type(last) is nn.Linear else None
+        activation, linear = nets.joint_layers(networks.output) or (None, None)
+        return linear if activation is nn.ReLU else None
 
 
 def _output_layer(linear: nn.Linear, dtype: torch.dtype) -> OutputLayer:

@@ -74,7 +74,7 @@ class FusedWeights:
         size = networks.prediction_projection.in_features
         if isinstance(networks, nets.StatelessNetworks) and not _is_known_norm(networks.norm, size):
             return f"the norm is {networks.norm}, which is not fused"
-        if (size := _table_bytes(networks)) > nets.MAX_TABLE_BYTES:
+        if (size := networks.table_bytes()) > nets.MAX_TABLE_BYTES:
             return f"tables of {size} bytes exceed {nets.MAX_TABLE_BYTES}"
         sources = _sources(networks)
         kinds = {(source.dtype, source.device) for source in sources}
@@ -122,13 +122,6 @@ def _is_known_norm(norm: nn.Module, size: int) -> bool:
     if type(norm) is nn.LayerNorm:
         return norm.normalized_shape == (size,)
     return type(norm) is nn.Identity
-
-
-def _table_bytes(networks: nets.LSTMNetworks | nets.StatelessNetworks) -> int:
-    if isinstance(networks, nets.LSTMNetworks):
-        return networks.table_bytes()
-    rows = sum(embedding.num_embeddings for embedding in networks.embeddings)
-    return rows * networks.prediction_projection.out_features * torch.float32.itemsize
 
 
 def _sources(networks: nets.LSTMNetworks | nets.StatelessNetworks) -> list[Tensor]:

@@ -263,6 +263,11 @@ class StatelessNetworks(ModuleNetworks):
         self.embeddings = list(embeddings)
         self.norm = norm
 
+    def table_bytes(self) -> int:
+        """Return the size of the tables of projected embeddings, see fused_weights.py."""
+        rows = sum(embedding.num_embeddings for embedding in self.embeddings)
+        return rows * self.prediction_projection.out_features * torch.float32.itemsize
+
     def start(self) -> tuple[Tensor, State]:
         device = self.embeddings[0].weight.device
         blanks = torch.full((1, len(self.embeddings)), self.vocab_size, dtype=torch.int64, device=device)
@@ -305,6 +310,14 @@ def checked_networks(networks: TransducerNetworks) -> TransducerNetworks:
             f"{networks.vocab_size}, one for the blank and {durations} durations"
         )
     return networks
+
+
+def joint_layers(output: nn.Module) -> tuple[type[nn.Module], nn.Linear] | None:
+    """Return the type of a joint's activation, and its linear layer; None if it has more than dropout between them."""
+    if type(output) is not nn.Sequential or len(output) < 2 or type(output[-1]) is not nn.Linear:
+        return None
+    is_plain = all(type(part) is nn.Dropout for part in list(output)[1:-1])
+    return (type(output[0]), output[-1]) if is_plain else None
 
 
 # ----------------------------------------------------------------------------------- linear layers

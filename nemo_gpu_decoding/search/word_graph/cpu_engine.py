@@ -87,7 +87,7 @@ def read_chunk(
         elif status == keys.LINKS_FULL:
             state = state._replace(links=grown_links(state.links, counters, float(models.params.lattice_beam)))
         elif status == keys.GROUPS_FULL:
-            work = with_more_groups(work, models.params.max_active)
+            work = with_more_groups(work, new_workspace, models.params.max_active)
         elif status in (keys.BAD_FRAME, keys.NO_TOKEN):
             stream_state.raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
@@ -140,11 +140,13 @@ def query_cache() -> np.ndarray:
     return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: no query has olabel 0
 
 
-def with_more_groups(work: records.Workspace, max_active: int) -> records.Workspace:
+def with_more_groups(
+    work: records.Workspace, make: Callable[..., records.Workspace], max_active: int
+) -> records.Workspace:
     """Return a workspace with twice the capacity for groups, and the same tokens and LM query cache."""
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
-    entries = 2 * len(work.lm.groups if composes else work.groups)
-    larger = new_workspace(max_active, len(work.labels), keeps_links, composes, entries=entries)
+    entries = 2 * (len(work.groups) or len(work.lm.groups))  # LM contexts have groups of their own
+    larger = make(max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=entries)
     lm = None if larger.lm is None else larger.lm._replace(cache=work.lm.cache)
     return larger._replace(current=work.current, lm=lm)
 

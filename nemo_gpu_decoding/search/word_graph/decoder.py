@@ -36,7 +36,7 @@ from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine, LargeLMK
 from nemo_gpu_decoding.search.word_graph.large_lm.let_engine import LetEngine
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import labels_of_unknown, shared_lm_pair, with_more_words
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, LmScorer
-from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
+from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     StreamModels,
@@ -171,8 +171,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
             return results
         costs, steps = best.ends["cost"].tolist(), [best.steps_of(r) for r in range(len(states))]
         for r, cost in enumerate(ends_of(states, final=True)["cost"].tolist()):
-            relative, committed = result.relative_cost(costs[r], cost), self._committed(states[r], steps[r])
-            results[r] = replace(results[r], relative_cost=relative, committed=committed)
+            committed = self._committed(states[r], steps[r])
+            results[r] = replace(results[r], relative_cost=max(0.0, cost - costs[r]), committed=committed)
         return results
 
     def _units(self, path: result.WordPath) -> Units:
@@ -224,7 +224,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
 
     def _paths(self, lattice: Lattice, n: int) -> tuple[result.WordPath, ...]:
         """Return the n best paths of a lattice with different words, with the posterior of each word."""
-        best = lattice_paths(lattice.n_best(n), lattice.reaches_end)
+        best = lattice.n_best(n)
         paths = self._word_paths(best, [lattice.models] * len(best.ends), second=lattice.second)
         return result.with_posteriors(paths)
 

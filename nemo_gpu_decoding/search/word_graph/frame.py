@@ -130,10 +130,10 @@ def _expand(best, row, state, search, lm, work):
         if frame.labels > 0:
             if lm is None:
                 epsilon_closure(row, state.counters[0].tokens, search, lm, work)
-                _expand_groups(work.groups, row, state, search, lm, work)
+                expand_groups(token_groups.expand_arc, work.groups, row, state, search, lm, work)
             else:
                 contexts.epsilon_closure(row, state.counters[0].tokens, search, lm, work)
-                _expand_groups(work.lm.groups, row, state, search, lm, work)
+                expand_groups(contexts.expand_arc, work.lm.groups, row, state, search, lm, work)
                 contexts.expand_deferred(row, state, search, lm, work)
     if frame.status == keys.DONE:
         candidates.recombine(state, search, lm, work)
@@ -232,30 +232,27 @@ def may_expand(row, source, cost, search, cutoff):
 
 
 @linked
-def _expand_groups(groups, row, state, search, lm, work):
-    """Step 3: expand the cheapest group first, because it lowers the cutoff for all others."""
+def expand_groups(expand_arc, groups, row, state, search, lm, work):
+    """Step 3: expand the cheapest group first, because it lowers the cutoff for all others.
+
+    Args:
+        expand_arc: compiled function that expands an arc below the cutoff, such as `token_groups.expand_arc`.
+    """
     count = work.frame[0].groups if work.frame[0].status == keys.DONE else 0
-    cheapest = cheapest_of(groups, count)
-    for n in range(count):
-        g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
-        _expand_group(groups[g], g, row, state, search, lm, work)
-
-
-@linked
-def cheapest_of(groups, count):
-    """Return the index of the first group with the lowest cost."""
-    cheapest = 0
+    cheapest = 0  # the first one with the lowest cost
     for g in range(count):
         if groups[g].cost < groups[cheapest].cost:
             cheapest = g
-    return cheapest
+    for n in range(count):
+        g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
+        _expand_group(expand_arc, groups[g], g, row, state, search, lm, work)
 
 
 @linked
-def _expand_group(group, g, row, state, search, lm, work):
+def _expand_group(expand_arc, group, g, row, state, search, lm, work):
     """Expand all arcs of a small state, or the arcs of a large state with labels that may stay below the cutoff."""
-    frame, arcs = work.frame[0], search.graph.arcs
-    source = search.graph.states[np.uintp(group.key >> 16)]
+    frame, arcs, s = work.frame[0], search.graph.arcs, token_groups.state_of(group)
+    source = search.graph.states[np.uintp(s)]
     count = source.arc_end - source.arc_begin
     rounds = 1 if count <= labels.SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
     tries_all = count <= labels.SMALL_STATE * rounds
@@ -266,7 +263,7 @@ def _expand_group(group, g, row, state, search, lm, work):
             acoustic_cost = candidates.cost_of(row, np.uintp(label), search)
             if candidates.least_total(group.cost, source.least_cost, acoustic_cost, search) > frame.cutoff:
                 continue
-            first = first_arc(search.arc_index, arcs, group.key >> 16, source, label)
+            first = first_arc(search.arc_index, arcs, s, source, label)
         for a in range(first, source.arc_end):
             arc = arcs[np.uintp(a)]
             if not tries_all and arc.ilabel != label:
@@ -276,9 +273,5 @@ def _expand_group(group, g, row, state, search, lm, work):
             else:
                 frame.arc_visits += 1
             acoustic_cost = candidates.cost_of(row, np.uintp(arc.ilabel), search)
-            if candidates.least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
-                continue
-            if lm is None:
-                token_groups.expand_arc(a, g, acoustic_cost, state, search, lm, work)
-            else:
-                contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)
+            if not candidates.least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
+                expand_arc(a, g, acoustic_cost, state, search, lm, work)

@@ -44,11 +44,6 @@ class WordPath(Path):
         return replace(super()._cut(begin, n), words=words)
 
 
-def relative_cost(best: float, ended: float) -> float:
-    """Return the cost of the best hypothesis that may end, minus the best cost, >= 0, or inf if none may end."""
-    return max(0.0, ended - best)
-
-
 # The committed part of a stream before a path
 BEFORE = np.dtype(
     [

@@ -28,10 +28,16 @@ class ArcStep(NamedTuple):
 
 
 @linked
+def state_of(group):
+    """Return the graph state of a group."""
+    return (group.key & ~AFTER_WORD) >> 16
+
+
+@linked
 def join(key, cost, origin, search, lm, work):
     """Add a token to the group with this key (graph state, boosting state); the group may be new."""
     frame = work.frame[0]
-    slot = candidates.find_slot(key, 0, group_table(work), None)
+    slot = candidates.find_slot(key, 0, group_table(work.groups, work), None)
     if work.group_slots[slot].stamp != work.stamps[1]:
         if frame.groups == len(work.groups):
             frame.status = keys.GROUPS_FULL
@@ -169,8 +175,8 @@ def _is_offered(origin, lm, frame):
 
 
 @inlined
-def group_table(work):
-    return candidates.Table(work.group_slots, work.groups, work.frame[0].group_mask, work.stamps[1])
+def group_table(groups, work):
+    return candidates.Table(work.group_slots, groups, work.frame[0].group_mask, work.stamps[1])
 
 
 @linked
@@ -178,4 +184,4 @@ def widen_group_table(work):
     """Double the part of the table that is in use."""
     work.frame[0].group_mask = 2 * work.frame[0].group_mask + 1
     work.stamps[1] += 1
-    candidates.fill_table(group_table(work), work.frame[0].groups, None)
+    candidates.fill_table(group_table(work.groups, work), work.frame[0].groups, None)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import NORMAL
-from nemo_gpu_decoding.jit import inlined, linked
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, keys, token_groups
 from nemo_gpu_decoding.search.word_graph.labels import SMALL_STATE, likeliest_step
@@ -206,7 +206,7 @@ def group_of(key, work):
     The capacity suffices if there is capacity for one more context, because there are at most as many groups.
     """
     slots = work.group_slots
-    slot = candidates.find_slot(key, 0, _group_table(work), None)
+    slot = candidates.find_slot(key, 0, token_groups.group_table(work.lm.groups, work), None)
     if slots[slot].stamp != work.stamps[1]:
         candidates.fill_slot(slots, slot, work.stamps[1], new_group(key, work))
     return slots[slot].entry
@@ -252,11 +252,6 @@ def find_context_slot(key, context, olabel, work):
     return at
 
 
-@inlined
-def _group_table(work):
-    return candidates.Table(work.group_slots, work.lm.groups, work.frame[0].group_mask, work.stamps[1])
-
-
 @linked
 def _widen_tables(work):
     """Double the used sizes of two hash tables, which hold groups and LM contexts."""
@@ -268,7 +263,7 @@ def _widen_tables(work):
         context = work.lm.contexts[c]
         at = find_context_slot(context.key, context.lm, context.olabel, work)
         candidates.fill_slot(work.lm.context_slots, at, work.stamps[2], c)
-    candidates.fill_table(_group_table(work), frame.groups, None)
+    candidates.fill_table(token_groups.group_table(work.lm.groups, work), frame.groups, None)
 
 
 # --------------------------------------------------------------------------- tightening the cutoff

@@ -26,11 +26,11 @@ from nemo_gpu_decoding.graph.csr import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import candidates, keys
-from nemo_gpu_decoding.search.word_graph.frame import begin_frame, cheapest_of, epsilon_closure
+from nemo_gpu_decoding.search.word_graph.frame import begin_frame, epsilon_closure, expand_groups
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, rank_labels
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts, let_groups
 from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, expand, has_room, new_node
-from nemo_gpu_decoding.search.word_graph.prune import choose_tokens, keep_tokens, widen_beam
+from nemo_gpu_decoding.search.word_graph.prune import choose_tokens, keep_tokens, label_read, widen_beam
 
 EXPANSION_INTERVAL = 256  # frames between two expansions of all nodes
 
@@ -120,11 +120,9 @@ def _expand_groups(row, state, search, lm, work):
     if frame.labels == 0 or frame.status != keys.DONE:
         return
     epsilon_closure(row, state.counters[0].tokens, search, lm, work)
-    cheapest = cheapest_of(groups, frame.groups)
-    for n in range(frame.groups):
-        g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
+    for g in range(frame.groups):
         groups[g].node, groups[g].least_step = keys.NONE, LARGEST
-        let_groups.expand_group(groups[g], g, row, search, work)
+    expand_groups(let_groups.expand_arc, groups, row, state, search, lm, work)
     cutoff, n = frame.cutoff, 0
     while n < frame.deferred and frame.status == keys.DONE:
         let_groups.expand_with_lm(row, work.lm.deferred[n], cutoff, state, search, lm, work)
@@ -215,12 +213,7 @@ def _prune(row, state, search, work):
             continue
         token = next_tokens[candidate.token]
         if token.source == keys.NONE:
-            label = np.int64(search.params.blank_id)
-            if candidate.arc >= 0:
-                label = np.int64(search.graph.arcs[candidate.arc].ilabel)
-            elif candidate.arc == keys.REPEAT_MOVE:
-                label = keys.label_of(token.key) - 1
-            cost, log_prob = candidate.cost - token.cost, row[label]
+            cost, log_prob = candidate.cost - token.cost, row[label_read(candidate.arc, token.key, search)]
             add_link(token.back_pointer, candidate.source, candidate.arc, candidate.epsilon, cost, log_prob, state)
     keep_tokens(kept, limited, counters, work)
 

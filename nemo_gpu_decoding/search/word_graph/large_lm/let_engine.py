@@ -66,21 +66,23 @@ def collected(stream: LetStream, work: records.Workspace, *, more: bool = False)
             arrays, stream.tokens, lattice, (models.search, models.lm_scorer), work
         )
     new = _node_arrays(arrays.counters.copy(), [len(array) for array in arrays[1:]])
-    nodes, past = (np.zeros(int(arrays.counters[name][0]), np.int32) for name in ("nodes", "back_pointers"))
-    collect(stream.tokens, arrays, new, nodes, past, lattice is not None)
+    collect(stream.tokens, arrays, new, np.zeros(int(arrays.counters["nodes"][0]), np.int32), lattice is not None)
+    contexts, count = new.contexts[: int(new.counters["contexts"][0])], int(arrays.counters["back_pointers"][0])
+    new.counters["back_pointers"] = stream_state.compact_back_pointers(
+        arrays.back_pointers, count, contexts, new.back_pointers
+    )
     used = [int(new.counters[name][0]) for name in ("back_pointers", "links", "nodes", "contexts")]
     kept = [grown(array, n) if more or 4 * n > len(array) else array for array, n in zip(new[1:], used, strict=True)]
     return replace(stream, arrays=let_nodes.NodeArrays(new.counters, *kept), lattice=lattice)
 
 
 @no_refcount
-def collect(tokens, state, new, numbers, past, keeps_links):
-    """Copy the live nodes to `new`, without the links of expanded nodes.
+def collect(tokens, state, new, numbers, keeps_links):
+    """Copy the live nodes and their contexts to `new`, without the links of expanded nodes.
 
     Args:
         tokens: [n] TOKEN; `back_pointer` gets the new number of its node.
         numbers: [nodes] int32, zeros on entry; new numbers of the nodes on return.
-        past: [back-pointers] int32, zeros on entry; new numbers of the back-pointers on return.
         keeps_links: keep the links of nodes within a frame, and the nodes before them.
     """
     old, fresh = state.counters[0], new.counters[0]
@@ -88,16 +90,15 @@ def collect(tokens, state, new, numbers, past, keeps_links):
     fresh.nodes = fresh.links = fresh.contexts = 0
     for n in range(old.nodes):
         if numbers[n] == 1:
-            _copy_node(n, state, new, numbers, past, keeps_links)
+            _copy_node(n, state, new, numbers, keeps_links)
             numbers[n] = fresh.nodes
             fresh.nodes += 1
-    _collect_back_pointers(state, new, past)
     for i in range(len(tokens)):
         tokens[i].back_pointer = numbers[tokens[i].back_pointer]
 
 
 @linked
-def _copy_node(n, state, new, numbers, past, keeps_links):
+def _copy_node(n, state, new, numbers, keeps_links):
     fresh, node = new.counters[0], state.nodes[n]
     copy = new.nodes[fresh.nodes]
     new.nodes[fresh.nodes] = node
@@ -107,8 +108,6 @@ def _copy_node(n, state, new, numbers, past, keeps_links):
         for c in range(node.begin, node.begin + node.count):
             new.contexts[fresh.contexts] = state.contexts[c]
             fresh.contexts += 1
-            if state.contexts[c].back_pointer != NONE:
-                past[state.contexts[c].back_pointer] = 1
     at = node.newest if let_lattice.is_open(n, state, keeps_links) else NONE
     while at != NONE:
         link = new.links[fresh.links]
@@ -117,27 +116,6 @@ def _copy_node(n, state, new, numbers, past, keeps_links):
         copy.newest = fresh.links
         fresh.links += 1
         at = state.links[at].next
-
-
-@linked
-def _collect_back_pointers(state, new, past):
-    old, fresh = state.counters[0], new.counters[0]
-    fresh.back_pointers = 0
-    for b in range(old.back_pointers - 1, -1, -1):
-        previous = state.back_pointers[b].previous
-        if past[b] == 1 and previous != NONE:
-            past[previous] = 1
-    for b in range(old.back_pointers):
-        if past[b] == 1:
-            copy = new.back_pointers[fresh.back_pointers]
-            new.back_pointers[fresh.back_pointers] = state.back_pointers[b]
-            if copy.previous != NONE:
-                copy.previous = past[copy.previous]
-            past[b] = fresh.back_pointers
-            fresh.back_pointers += 1
-    for c in range(fresh.contexts):
-        if new.contexts[c].back_pointer != NONE:
-            new.contexts[c].back_pointer = past[new.contexts[c].back_pointer]
 
 
 def without(stream: LetStream, committed: stream_state.Committed, root: int) -> LetStream:
@@ -236,7 +214,7 @@ def read_let_chunk(
             stream = collected(replace(stream, tokens=tokens), work, more=frame == stopped)
             state, stopped = stream.arrays, frame
         elif status == keys.GROUPS_FULL:
-            work = with_more_let_groups(work, models.params.max_active)
+            work = cpu_engine.with_more_groups(work, new_let_workspace, models.params.max_active)
         elif status != keys.DONE:
             stream_state.raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(state.counters["tokens"][0])].view(np.uint8).copy().view(records.TOKEN)
@@ -264,7 +242,7 @@ def listed_stream(
             break
         forget_contexts(stream.arrays)
         if status == keys.GROUPS_FULL:
-            work = with_more_let_groups(work, models.params.max_active)
+            work = cpu_engine.with_more_groups(work, new_let_workspace, models.params.max_active)
         elif status == let_nodes.ARENA_FULL:
             stream, more = collected(replace(stream, tokens=stream.tokens.copy()), work, more=more), True
         else:
@@ -317,12 +295,6 @@ def new_let_workspace(
             context_slots=cpu_engine.slots_for(entries),
         ),
     )
-
-
-def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """Return a workspace with twice the capacity for a frame, the same tokens and the same LM query cache."""
-    larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
-    return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))
 
 
 class LetEngine(cpu_engine.CPUEngine):

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import NORMAL, first_arc
+from nemo_gpu_decoding.graph.csr import NORMAL
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total, lower_cutoff
-from nemo_gpu_decoding.search.word_graph.labels import SMALL_STATE, labels_within, likeliest_step
+from nemo_gpu_decoding.search.word_graph.labels import likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm import let_nodes as nodes
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import query
 from nemo_gpu_decoding.search.word_graph.records import GROUP_FIELDS, KEY
@@ -86,36 +86,9 @@ def tighten_cutoff(row, state, search, lm, work):
 
 
 @linked
-def expand_group(group, g, row, search, work):
-    """Expand the arcs of a group. In a large state, only arcs with labels that may survive are visited."""
-    frame, arcs = work.frame[0], search.graph.arcs
-    source = search.graph.states[np.uintp((group.key & ~AFTER_WORD) >> 16)]
-    count = source.arc_end - source.arc_begin
-    rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
-    walks = count <= SMALL_STATE * rounds
-    for n in range(1 if walks else rounds):  # one round for all arcs, or one round for each label
-        label, first = keys.NONE, source.arc_begin
-        if not walks:
-            label = work.labels[n]
-            acoustic_cost = cost_of(row, np.uintp(label), search)
-            if least_total(group.cost, source.least_cost, acoustic_cost, search) > frame.cutoff:
-                continue
-            first = first_arc(search.arc_index, arcs, (group.key & ~AFTER_WORD) >> 16, source, label)
-        for a in range(first, source.arc_end):
-            arc = arcs[np.uintp(a)]
-            if not walks and arc.ilabel != label:
-                break
-            frame.arc_visits += 1
-            acoustic_cost = cost_of(row, np.uintp(arc.ilabel), search)
-            if least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
-                continue
-            _expand_arc(a, group, g, acoustic_cost, search, work)
-
-
-@linked
-def _expand_arc(a, group, g, acoustic_cost, search, work):
+def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     """Expand an arc that is below the cutoff for a group's best token; defer it if it needs the LMs."""
-    arc, frame = search.graph.arcs[a], work.frame[0]
+    arc, group, frame = search.graph.arcs[a], work.groups[g], work.frame[0]
     if arc.olabel == 0 and group.key < AFTER_WORD:
         cost = group.cost
         if search.params.topology == NORMAL and arc.ilabel + 1 == group.label:  # closed to the best token

@@ -13,7 +13,6 @@ pruning and costs at most `lattice_beam` more than the best path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,33 +20,13 @@ import numpy as np
 from nemo_gpu_decoding.checks import check_int, check_number
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.search.word_graph.best_path import END, FoundPaths, Steps, all_ends
+from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, all_ends
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN
 from nemo_gpu_decoding.search.word_graph.large_lm.pair import lm_labels
 from nemo_gpu_decoding.search.word_graph.lattice import links as of_links
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice, determinized_lattice, word_arcs
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordGraphStream
-
-
-@dataclass(frozen=True, eq=False)
-class LatticePath:
-    """One path that leads through a lattice."""
-
-    cost: float  # from the first frame to the end
-    steps: Steps
-    state: int  # state of the graph after the last frame
-    epsilon: int  # closure arc from that state, or NONE
-
-
-def lattice_paths(paths: Sequence[LatticePath], ended: bool) -> FoundPaths:
-    """Convert paths of a lattice to `FoundPaths`; ended: their costs include final costs."""
-    ends = np.zeros(len(paths), END)
-    for name in ("cost", "state", "epsilon"):
-        ends[name] = [getattr(path, name) for path in paths]
-    steps = [path.steps for path in paths]
-    stops = np.cumsum([len(steps_of_path.arcs) for steps_of_path in steps])
-    return FoundPaths(Steps(*map(np.concatenate, zip(*steps, strict=True))), stops, ends, np.full(len(paths), ended))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +45,6 @@ class Lattice:
         return self.models.graph
 
     @property
-    def acoustic_scale(self) -> float:
-        return float(self.models.params.acoustic_scale)
-
-    @property
     def num_nodes(self) -> int:
         return len(self.node_frames)
 
@@ -77,7 +52,7 @@ class Lattice:
     def num_links(self) -> int:
         return len(self.links)
 
-    def n_best(self, n: int) -> list[LatticePath]:
+    def n_best(self, n: int) -> FoundPaths:
         """Return the n cheapest paths with different words, best first; exact.
 
         Raises:
@@ -85,14 +60,15 @@ class Lattice:
         """
         if n < 1:
             raise ValueError(f"n is {n}, expected at least 1")
-        links, ends, graph, texts = self.links, self.ends, self.graph, []
+        links, graph = self.links, self.graph
         entries, last = of_links.best_texts(
-            n, self.num_nodes, links, ends, graph.arrays, len(graph.words), graph.num_spoken
+            n, self.num_nodes, links, self.ends, graph.arrays, len(graph.words), graph.num_spoken
         )
-        for path in last:
-            steps, end = (self._steps(links[of_links.path_links(entries, int(path["previous"]))]), ends[path["link"]])
-            texts.append(LatticePath(float(path["cost"]), steps, int(end["state"]), int(end["epsilon"])))
-        return texts
+        steps = [self._steps(links[of_links.path_links(entries, entry)]) for entry in last["previous"].tolist()]
+        stops, ends = np.cumsum([len(steps_of_path.arcs) for steps_of_path in steps]), self.ends[last["link"]]
+        ends["cost"] = last["cost"]
+        all_steps = Steps(*map(np.concatenate, zip(*steps, strict=True)))
+        return FoundPaths(all_steps, stops, ends, np.full(len(ends), self.reaches_end))
 
     def pruned(self, beam: float) -> Lattice:
         """Return the lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
@@ -129,8 +105,9 @@ class Lattice:
         check_number("weight", weight)
         check_number("lm_share", lm_share)
         if self.second is not None:
-            raise ValueError(f"the lattice was rescored with {self.second.lm.name}, expected the search's own")
-        second = SecondLM(lm, lm_labels(self.graph, lm, "lm"), float(weight), float(lm_share))
+            raise ValueError(f"the lattice was rescored with {self.second.name}, expected the search's own")
+        labels, weights = lm_labels(self.graph, lm, "lm"), (float(weight), float(lm_share))
+        second = SecondLM(lm.name, lm.arrays, labels, lm.start_state, lm.sentence_end, *weights)
         new, ends, nodes = rescored_links(self.links, self.ends, self.num_nodes, self.models, second, self.reaches_end)
         return replace(self, node_frames=self.node_frames[nodes], links=new, ends=ends, second=second)
 
@@ -140,7 +117,7 @@ class Lattice:
         owner = np.searchsorted(begins, np.arange(len(links)), side="right") - 1
         is_token = (links["move"] != BLANK_MOVE) & (owner >= 0)
         is_token &= links["ilabel"] == links["ilabel"][begins[owner]] if len(begins) else False
-        posteriors = np.exp(-links["acoustic_cost"].astype(np.float64) / self.acoustic_scale)
+        posteriors = np.exp(-links["acoustic_cost"].astype(np.float64) / float(self.models.params.acoustic_scale))
         runs = np.bincount(owner[is_token], minlength=len(begins))
         sums = np.bincount(owner[is_token], posteriors[is_token], minlength=len(begins))
         new = links[begins]
@@ -207,14 +184,12 @@ def _pruned(
     frames: np.ndarray, links: np.ndarray, ends: np.ndarray, beam: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Drop links, ends and nodes that are on no path within the beam of the best one, and renumber the nodes."""
-    nodes = len(frames)
-    before, after = np.empty(nodes), np.empty(nodes)
-    of_links.forward_costs(nodes, links, before)
-    of_links.backward_costs(nodes, links, ends["node"].copy(), ends["cost"].copy(), after)
+    before = of_links.forward_costs(len(frames), links)
+    after = of_links.backward_costs(len(frames), links, ends["node"].copy(), ends["cost"].copy())
     limit = after[0] + beam + of_links.BEAM_SLACK
     links = links[before[links["source"]] + links["cost"] + after[links["target"]] <= limit]
     ends = ends[before[ends["node"]] + ends["cost"] <= limit]
-    kept = np.zeros(nodes, bool)
+    kept = np.zeros(len(frames), bool)
     kept[links["source"]] = kept[links["target"]] = kept[ends["node"]] = True
     kept[0] = True
     number = np.cumsum(kept) - 1

@@ -10,11 +10,10 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import compiled, linked
+from nemo_gpu_decoding.search.numerics import HASH_MULTIPLIER
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.records import LINK
-
-HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 
 FIRST_MARGIN, MARGIN_GROWTH = 0.1, 1.5  # margin above the best path, natural log; its growth factor
 ROUNDING = 1e-6  # above the difference between sums of the same costs in different orders
@@ -31,24 +30,26 @@ ENTRY = np.dtype(
 
 
 @compiled
-def forward_costs(num_nodes, links, costs):
-    """Fill costs [N] float64: cost of the best path from node 0 to each node. Links are sorted by target."""
-    costs[:] = np.inf
+def forward_costs(num_nodes, links):
+    """Return the cost of the best path from node 0 to each node, [N] float64. Links are sorted by target."""
+    costs = np.full(num_nodes, np.inf)
     costs[0] = 0.0
     for i in range(len(links)):
         total = costs[links[i].source] + links[i].cost
         costs[links[i].target] = min(costs[links[i].target], total)
+    return costs
 
 
 @compiled
-def backward_costs(num_nodes, links, end_nodes, end_costs, costs):
-    """Fill costs [N] float64: cost of the best path from each node to an end. Links are sorted by target."""
-    costs[:] = np.inf
+def backward_costs(num_nodes, links, end_nodes, end_costs):
+    """Return the cost of the best path from each node to an end, [N] float64. Links are sorted by target."""
+    costs = np.full(num_nodes, np.inf)
     for e in range(len(end_nodes)):
         costs[end_nodes[e]] = min(costs[end_nodes[e]], end_costs[e])
     for i in range(len(links) - 1, -1, -1):
         total = costs[links[i].target] + links[i].cost
         costs[links[i].source] = min(costs[links[i].source], total)
+    return costs
 
 
 @compiled
@@ -85,8 +86,7 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
     Returns:
         entries [M] ENTRY; paths [K] ENTRY, best first: `previous` is the last entry, `link` the index of the end.
     """
-    to_end = np.empty(num_nodes, np.float64)
-    backward_costs(num_nodes, links, ends.node, ends.cost, to_end)
+    to_end = backward_costs(num_nodes, links, ends.node, ends.cost)
     margin, is_all = FIRST_MARGIN, False
     while True:
         bound = to_end[0] + margin

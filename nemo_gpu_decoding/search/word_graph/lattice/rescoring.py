@@ -12,7 +12,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, PackedLM, lookup
+from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
 from nemo_gpu_decoding.search.word_graph.best_path import end_difference
 from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_label
@@ -22,33 +22,25 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 
 class SecondLM(NamedTuple):
-    """The LM that rescores a lattice, with its weights."""
+    """The LM that rescores a lattice, with its weights, in the form that compiled code reads."""
 
-    lm: PackedLM
+    name: str
+    arrays: PackedArrays
     labels: np.ndarray  # [W] int64, the LM's label of each word of the graph; NO_LABEL: not a word
+    start: int
+    end: int  # label of </s>, or NO_LABEL
     weight: float
     lm_share: float  # factor of the LM costs of the search, >= 0
 
     def cost(self, words: np.ndarray, *, final: bool) -> float:
         """Return the weighted cost of words [N] int64 of the graph, including that of </s> if `final`."""
-        arrays, state, total = self.lm.arrays, self.lm.start_state, 0.0
-        labels = self.labels[words].tolist()
-        if final and self.lm.sentence_end != NO_LABEL:
-            labels.append(self.lm.sentence_end)
+        state, total, labels = self.start, 0.0, self.labels[words].tolist()
+        if final and self.end != NO_LABEL:
+            labels.append(self.end)
         for label in labels:
-            cost, state = lookup(arrays, state, label)
+            cost, state = lookup(self.arrays, state, label)
             total += float(cost)
         return self.weight * total
-
-
-class _ComposedLM(NamedTuple):
-    """A `SecondLM` in the form that compiled code reads."""
-
-    arrays: PackedArrays
-    labels: np.ndarray
-    start: int
-    end: int  # label of </s>, or NO_LABEL
-    weight: float
 
 
 def rescored_links(
@@ -72,8 +64,7 @@ def rescored_links(
     links, ends = links.copy(), ends.copy()
     links["cost"] -= (1.0 - second.lm_share) * link_costs
     ends["cost"] -= (1.0 - second.lm_share) * end_costs
-    sentence_end = second.lm.sentence_end if reaches_end else NO_LABEL
-    lm = _ComposedLM(second.lm.arrays, second.labels, second.lm.start_state, sentence_end, second.weight)
+    lm = second if reaches_end else second._replace(end=NO_LABEL)
     begin, states, links = composed_links(num_nodes, links, models.graph.arrays, lm)
     links = links[np.argsort(links["target"], kind="stable")]
     pairs = np.diff(begin)  # number of pairs of each node
@@ -90,7 +81,7 @@ def first_lm_costs(links, ends, reaches_end, contexts, search, lm, link_costs, e
 
     Args:
         contexts: [N] int64, filled: the LM context of each node.
-        lm: `Composition` of the search, or None.
+        lm: `LmScorer` of the search, or None.
         link_costs: [L] float64, filled.
         end_costs: [E] float64, changed: costs are added if `reaches_end`.
     """
@@ -129,7 +120,7 @@ def composed_links(num_nodes, links, graph, lm):
 
     Args:
         links: [L] LINK, sorted by target.
-        lm: `_ComposedLM`.
+        lm: `SecondLM`.
 
     Returns:
         begin [N + 1], the first pair of each node; the LM state of each pair; composed links [M] LINK.

@@ -47,10 +47,6 @@ class WordLattice:
         return len(self.state_frames)
 
     @property
-    def num_arcs(self) -> int:
-        return len(self.arcs)
-
-    @property
     def costs(self) -> np.ndarray:
         """Return graph cost plus acoustic cost of each arc, [A] float64."""
         return self.arcs["graph_cost"] + self.arcs["acoustic_cost"]
