@@ -210,15 +210,15 @@ CODE_BUDGETS = {
     "cluster": 446,
     "compat": 1010,
     "cuda": 963,
-    "fusion": 2156,
+    "fusion": 2157,
     "graph": 1674,
     "live": 1270,
     "lm": 1930,
-    "nemo_plugin": 3641,
+    "nemo_plugin": 3646,
     "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42576
+PACKAGE_LINES = 42582
 PACKAGE_FILES = 188
 TESTS_LINES = 39138
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -330,7 +330,12 @@ class Values:
         grammar = self.file_or_texts("grammar")
         if grammar is not None and not boosting.is_empty and boosting_weight != 0:
             raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
-        settled = {"boosting": boosting, "boosting_weight": boosting_weight, "grammar": grammar, "lm_pool": pool}
+        settled: dict[str, Any] = {
+            "boosting": boosting,
+            "boosting_weight": boosting_weight,
+            "grammar": grammar,
+            "lm_pool": pool,
+        }
         settled |= {"lm_weight": weight, "source_lm_weight": source_weight, "lm_pool_weights": pool_weights}
         return self.config(FusionOptions, allowed=self.config(AllowedOptions), **settled)
 
