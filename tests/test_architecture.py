@@ -214,11 +214,11 @@ CODE_BUDGETS = {
     "graph": 1674,
     "live": 1270,
     "lm": 1930,
-    "nemo_plugin": 3646,
+    "nemo_plugin": 3641,
     "search": 11346,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42582
+PACKAGE_LINES = 42577
 PACKAGE_FILES = 188
 TESTS_LINES = 39138
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
