@@ -33,6 +33,7 @@ import numpy as np
 
 from nemo_gpu_decoding.cli.main import guarded, run_program
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
+from nemo_gpu_decoding.live.batcher import NAMESPACE
 from nemo_gpu_decoding.live.interface import Chunk, Recognizer, StreamOptions
 from nemo_gpu_decoding.live.server import LiveServer
 from nemo_gpu_decoding.manifest import read_manifest
@@ -169,7 +170,7 @@ def simulate(server: LiveServer, load: Load) -> dict[str, Any]:
     app: Any = server.config.app
 
     async def metric(name: str) -> float:
-        return server.batcher.metrics.value(name)
+        return server.batcher.metrics.registry.get_sample_value(f"{NAMESPACE}_{name}") or 0.0
 
     async def lived() -> dict[str, Any]:
         async with app.router.lifespan_context(app):

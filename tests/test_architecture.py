@@ -210,7 +210,7 @@ CODE_BUDGETS = {
     "cluster": 443,
     "compat": 991,
     "cuda": 959,
-    "fusion": 2092,
+    "fusion": 2093,
     "graph": 1601,
     "live": 1270,
     "lm": 1880,
@@ -218,7 +218,7 @@ CODE_BUDGETS = {
     "search": 11193,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 41966
+PACKAGE_LINES = 41967
 PACKAGE_FILES = 187
 TESTS_LINES = 39049
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

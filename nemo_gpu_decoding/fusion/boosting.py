@@ -148,7 +148,8 @@ class BoostingConfig:
 
     def of_list(self, phrases: Any) -> BoostingConfig:
         """Return these options for other phrases."""
-        return replace(self, **dict.fromkeys(SOURCES) | {"key_phrases_list": phrases})
+        sources: dict[str, Any] = dict.fromkeys(SOURCES) | {"key_phrases_list": phrases}
+        return replace(self, **sources)
 
     def _sources(self) -> list[str]:
         return [name for name in SOURCES if getattr(self, name)]

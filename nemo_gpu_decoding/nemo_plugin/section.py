@@ -327,7 +327,7 @@ class Values:
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
         source_weight = self._source_weight(lm is not None or bool(pool), weight)
         boosting, boosting_weight = self.boosting()
-        grammar = self.file_or_texts("grammar")
+        grammar: Any = self.file_or_texts("grammar")
         if grammar is not None and not boosting.is_empty and boosting_weight != 0:
             raise self.error("grammar", "null with boosting_tree: a grammar has all sentences")
         settled = {"boosting": boosting, "boosting_weight": boosting_weight, "grammar": grammar, "lm_pool": pool}

@@ -60,7 +60,7 @@ class PipelineRecognizer:
         self.right_context_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
         self.max_n_best = int(getattr(pipeline, "n_best", 1))
         self._n_best: dict[int, int] = {}  # stream -> n_best, if above 1
-        self.infer = getattr(pipeline, "infer", None)  # the search; None for strategies of NeMo
+        self.infer: Any = getattr(pipeline, "infer", None)  # the search; None for strategies of NeMo
         self.confidence_map = confidence_map(self.infer)
         pipeline.open_session()
 
