@@ -16,6 +16,7 @@ from benchmarks.ours import (
     LET,
     MINIMAL,
     NORMAL,
+    ON_CPU,
     ONE_THREAD,
     SMALL_LM,
     TWO_PASS,
@@ -32,7 +33,7 @@ from benchmarks.peers.nemo import (
     MAES_UNBATCHED,
     MALSD,
 )
-from benchmarks.peers.text import FLASHLIGHT, PYCTCDECODE
+from benchmarks.peers.text import FLASHLIGHT, FLASHLIGHT_WORDS, PYCTCDECODE
 from benchmarks.peers.word_graphs import KALDI_DECODER, RIVA
 from benchmarks.tasks import Task
 
@@ -85,15 +86,19 @@ TABLE = (
     Line("flexctc_beam", "pyctcdecode", PYCTCDECODE, Check.WER, CPU, (LM, BOTH)),
     *(Line("flexctc_beam", "word_graph", peer, Check.SCORES, CPU) for peer in (COMPACT, NORMAL)),
     Line("flexctc_beam", "", None, Check.SCORES, CPU, (BOTH,)),
-    Line("alsd_pp", "nemo", MALSD, Check.EQUAL, added=(PLAIN, LM, BOTH)),
-    Line("alsd_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
+    Line("alsd_pp", "nemo", MALSD, Check.EQUAL, added=(PLAIN, LM, BOTH), parts=ANYWHERE),
+    Line("alsd_pp", "nemo", GREEDY, Check.ALONE, parts=ANYWHERE, greedy=True),
     Line("alsd_pp", "unbatched", ALSD_UNBATCHED, Check.ALONE, CPU, (PLAIN,)),
     Line("aes_pp", "unbatched", MAES_UNBATCHED, Check.ALONE, CPU, (PLAIN, LM)),
-    Line("aes_pp", "nemo", MAES, Check.EQUAL, added=(PLAIN, LM, BOTH, PHRASES)),
-    Line("aes_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
-    *(Line(s, "greedy_fusion", GREEDY_FUSION, Check.ALONE, added=EVERY, fused=True) for s in TRANSDUCER_STRATEGIES),
-    Line("cuda_wfst", "riva", RIVA, Check.ABOUT, GPU),
+    Line("aes_pp", "nemo", MAES, Check.EQUAL, added=(PLAIN, LM, BOTH, PHRASES), parts=ANYWHERE),
+    Line("aes_pp", "nemo", GREEDY, Check.ALONE, parts=ANYWHERE, greedy=True),
+    *(
+        Line(strategy, "greedy_fusion", GREEDY_FUSION, Check.ALONE, added=EVERY, parts=ANYWHERE, fused=True)
+        for strategy in TRANSDUCER_STRATEGIES
+    ),
+    Line("cuda_wfst", "riva", RIVA, Check.ABOUT, GPU, parts=ANYWHERE),
     Line("cuda_wfst", "kaldi_decoder", KALDI_DECODER, Check.WORDS),
+    Line("cuda_wfst", "flashlight_words", FLASHLIGHT_WORDS, Check.WER, CPU),
     *(Line("cuda_wfst", "topologies", peer, Check.ALONE) for peer in (NORMAL, MINIMAL)),
     Line("cuda_wfst", "nemo", GREEDY_BATCH, Check.ALONE, GPU, parts=(END_TO_END,), greedy=True),
     Line("paged_biglm", "small_lm", SMALL_LM, Check.LM),
@@ -101,6 +106,7 @@ TABLE = (
     Line("paged_biglm", "two_pass", TWO_PASS, Check.LM, CPU),
     *(Line("paged_biglm", peer.name, peer, Check.COSTS, CPU) for peer in (LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS)),
     Line("paged_biglm", "one_thread", ONE_THREAD, Check.COSTS, CPU),
+    *(Line(strategy, "on_cpu", peer, Check.ALONE, GPU) for strategy, peer in ON_CPU.items()),
     Line("paged_biglm", "", None, Check.GROUPS),
     Line("paged_biglm", "", None, Check.COSTS, GPU),
 )

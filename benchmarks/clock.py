@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -173,7 +174,18 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "versions": versions,
+        "commit": commit(),
     }
+
+
+def commit() -> str | None:
+    """The commit of this tree, with "-dirty" after it if files were changed; None outside of a repository."""
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def cpu_name() -> str:

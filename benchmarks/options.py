@@ -23,6 +23,8 @@ ASKED_PEERS = (
     "word_graph",
     "unbatched",
     "one_thread",
+    "flashlight_words",
+    "on_cpu",
 )  # measured only if `peers` has them
 TASKS = ("peaked", "hard")
 TRANSDUCERS = ("rnnt", "tdt")
@@ -39,7 +41,7 @@ _LEAST = {
     "threads": 1, "repeats": 1, "utterances": 1, "phrases": 0, "many_phrases": 0, "check_utterances": 1,
     "encoder_layers": 1, "encoder_width": 8, "prediction_width": 8, "max_symbols": 1, "max_active": 1, "cache_mb": 1,
     "vocab_size": 8, "min_frames": 1, "max_frames": 1, "sentences": 1, "lm_order": 1,
-    "ngrams": LEAST_NGRAMS, "partitions": 10, "partition_size": 1,
+    "ngrams": LEAST_NGRAMS, "continuations": 0, "partitions": 10, "partition_size": 1,
 }  # fmt: skip
 _ABOVE_ZERO = ("pair_seconds", "chunk_ms", "live_seconds")
 
@@ -85,7 +87,8 @@ class BenchOptions:
     # token groups). If peers names them, flexctc_beam, alsd_pp and aes_pp are also measured beside greedy_fusion
     # (NeMo's greedy_batch with the same LM and phrases), alsd_pp and aes_pp beside unbatched (NeMo's alsd and maes,
     # one utterance after the other), flexctc_beam beside word_graph (cuda_wfst with the word LM, compact and normal),
-    # cuda_wfst beside its other CTC topologies, paged_biglm with several threads beside one_thread.
+    # cuda_wfst beside its other CTC topologies and beside flashlight_words (flashlight with the same word LM),
+    # paged_biglm with several threads beside one_thread, and on a GPU all beside on_cpu (the same search on the CPU).
     strategy: str = "flexctc_beam"
     # batch: whole utterances, compared with peers. live: latency and streams per core, with utterances that begin at
     # random times and share one decoder, see `streams`; compared with a call per stream and with NeMo's greedy
@@ -142,14 +145,14 @@ class BenchOptions:
     batches: list[int] = field(default_factory=lambda: [1, 8, 32, 128])
     # On a GPU: utterances that are compared with a peer, which decodes each of them alone.
     check_utterances: int = 32
-    # On a GPU, for CTC: also measure encoder and decoder together.
+    # On a GPU: also measure encoder and decoder together.
     end_to_end: bool = True
     # The encoder's arithmetic: bfloat16, float16 (autocast) or float32.
     encoder_precision: str = "bfloat16"
     # Without `model`: layers of the encoder, which has random weights. Its output is discarded; the decoders read the
     # task's log-probs. 17 and 512 are a FastConformer "large".
     encoder_layers: int = 17
-    # Without `model`: its width. For transducers of peaked D, the size of the encoder's output.
+    # Without `model`: its width. For transducers of peaked also D, the size of the encoder's output.
     encoder_width: int = 512
     # For transducers of peaked: H, the size of the LSTM prediction network and of the joint.
     prediction_width: int = 640
@@ -196,6 +199,9 @@ class BenchOptions:
 
     # For mode=scale: approximate number of n-grams of the artificial LM; it needs 80 bytes of disk per n-gram.
     ngrams: int = 100_000_000
+    # For mode=scale: maximum number of 3-grams that go on from a 2-gram. 0: as many as there are. With 4 the
+    # default size has 18 contexts per 100 n-grams, about as many as LMs of text; else 1.4.
+    continuations: int = 0
     # For mode=scale and mode=cluster: folder of temporary files, which are deleted at the end. null: the system's
     # folder for temporary files.
     folder: str | None = None

@@ -121,6 +121,15 @@ ONE_THREAD = Peer(
 )
 
 
+def on_cpu(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    """The strategy on the CPU, beside itself on the GPU. The copy of the batch to the host counts."""
+    decoder = OURS[options.strategy](replace(options, device="cpu"), task, setting)
+    return decoder._replace(run=lambda inputs, lengths: decoder.run(inputs.cpu(), lengths.cpu()))
+
+
+ON_CPU = {strategy: Peer("on_cpu", on_cpu, multithreaded=True) for strategy in OURS}
+
+
 def ready(decoder: Any) -> Ready:
     """The `Ready` of a decoder of this package."""
 

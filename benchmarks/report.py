@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.options import BenchOptions
+from benchmarks.published import published_table
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.plain_text import format_table
 
 Row = dict[str, Any]
-NAMING_PEERS = ("greedy_fusion", "topologies", "word_graph", "unbatched", "one_thread")
+NAMING_PEERS = ("greedy_fusion", "topologies", "word_graph", "unbatched", "one_thread", "flashlight_words")
 
 
 class Column(NamedTuple):
@@ -121,7 +122,7 @@ def line_of(row: Row) -> str:
 
 
 def format_rows(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """A table of all rows, with the machine and the options above it and the probes below."""
+    """A table of all rows, the machine and the options above it; below it probes, of a GPU also published figures."""
     mode, threads = header["mode"], header["threads"]
     lines = [f"{header['strategy']} on {header['device']}, {threads} thread(s), {header['date']}"]
     for task in header["tasks"]:
@@ -130,12 +131,15 @@ def format_rows(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     lines.append(CLOCKS[mode].format(clock=header["clock"], repeats=header["options"]["repeats"]))
     graphs = {f"graph of {row['task']}: {json.dumps(row['graph'])}" for row in rows if row.get("graph")}
     lines += [*(sorted(graphs) if mode == "batch" else []), ""]
-    columns = COLUMNS[mode]
-    if mode == "batch" and any(row["batch"] for row in rows):
+    columns, on_gpu = COLUMNS[mode], mode == "batch" and any(row["batch"] for row in rows)
+    if on_gpu:
         columns = ON_GPU + columns
     if any(row.get("params", {}).get("placement") == "paged" for row in rows):
         columns += PAGED
     lines.append(format_table([c.title for c in columns], [[c.cell(row) for c in columns] for row in rows]))
+    if on_gpu:
+        title = f"published, beside this run on {header['device']}:"
+        lines += ["", title, published_table([{**header, "rows": rows}], header["strategy"])]
     probes = header.get("probes", {})
     lines += ["", *(f"{kind}: {json.dumps(result)}" for kind, result in probes.items())]
     return "\n".join(lines).rstrip()
@@ -151,11 +155,12 @@ def result_path(out: str, header: Mapping[str, Any]) -> Path:
 
 
 def name_of_run(header: Mapping[str, Any]) -> str:
-    """Strategy, mode, the peer that gives the run its name ("cuda_wfst-topologies"), and an unusual size of the LM."""
+    """Strategy, mode, the peer that gives the run its name ("cuda_wfst-topologies"), and an unusual kind of LM."""
     options = header["options"]
     named = next((peer for peer in options.get("peers", []) if peer in NAMING_PEERS), "")
     if header["mode"] == "scale":
         named = "" if options["ngrams"] == BenchOptions.ngrams else f"{options['ngrams'] // 1_000_000}m"
+        named = "contexts" if options.get("continuations") else named
     mode = "" if header["mode"] == "batch" else header["mode"]
     return "-".join(filter(None, (header["strategy"], mode, named)))
 

@@ -94,7 +94,8 @@ def draw_task(options: BenchOptions, task: str) -> Task:
 
 def generate(options: BenchOptions, folder: str, task: str) -> Row:
     """The large LM as an ARPA file."""
-    lm = SyntheticLM(draw_language(options, task)[0], options.ngrams, np.random.default_rng(options.seed + 1))
+    rng = np.random.default_rng(options.seed + 1)
+    lm = SyntheticLM(draw_language(options, task)[0], options.ngrams, rng, options.continuations)
     path = Path(folder) / LARGE
     write_ngrams(path, lm.symbols, lm.counts, lm.blocks())
     return {"counts": lm.counts, "bytes": path.stat().st_size}

@@ -33,9 +33,13 @@ class SyntheticLM:
     Args:
         ngrams: at least as many as the likely successors of all words.
         rng: every LM drawn from it in the same state is the same.
+        continuations: maximum number of 3-grams of one 2-gram; the fewer, the more 2-grams are contexts of 3-grams.
+            0: as many as a list is long.
     """
 
-    def __init__(self, language: Language, ngrams: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self, language: Language, ngrams: int, rng: np.random.Generator, continuations: int = 0
+    ) -> None:
         self.symbols = [*SPECIALS, *language.lexicon]
         self._language, self._rng = language, rng
         size, num_words = len(self.symbols), len(language.lexicon)
@@ -46,7 +50,7 @@ class SyntheticLM:
         self._firsts, self._seconds = (part.astype(np.int32) for part in np.divmod(np.concatenate(keys), size))
         self._log10_probs = np.concatenate(log10_probs)
         self._begin = np.searchsorted(self._firsts, np.arange(size + 1))  # where a word's list begins
-        self._widths = self._fit_trigrams(ngrams)
+        self._widths = self._fit_trigrams(ngrams, continuations)
         trigrams = sum(int(self._continuations(chunk).sum()) for chunk in self._chunks())
         self.counts = (size, len(self._seconds), trigrams)
 
@@ -84,16 +88,18 @@ class SyntheticLM:
         probabilities[second == STOP] = END
         return keys, np.log10(probabilities).astype(np.float32)
 
-    def _fit_trigrams(self, ngrams: int) -> np.ndarray:
+    def _fit_trigrams(self, ngrams: int, continuations: int) -> np.ndarray:
         """How many 3-grams go on from the 2-gram at each place of a word's list, in all as many as wanted.
 
-        From the end, at place 0, none; from the first ones as many as every list is long; then fewer, then none.
+        From the end, at place 0, none; from the first ones as many as every list is long, or `continuations`; then
+        fewer, then none.
         """
         degrees = np.diff(self._begin)[len(SPECIALS) :]
         lists = len(degrees) - np.cumsum(np.bincount(degrees))  # that go beyond each place
         lists[0] = 0
-        left = ngrams - len(self.symbols) - len(self._seconds) - degrees.min() * (np.cumsum(lists) - lists)
-        return np.where(lists > 0, np.clip(left // np.maximum(lists, 1), 0, degrees.min()), 0)
+        most = min(degrees.min(), continuations or degrees.min())
+        left = ngrams - len(self.symbols) - len(self._seconds) - most * (np.cumsum(lists) - lists)
+        return np.where(lists > 0, np.clip(left // np.maximum(lists, 1), 0, most), 0)
 
     def _continuations(self, chunk: slice) -> np.ndarray:
         """How many 3-grams go on from each 2-gram."""

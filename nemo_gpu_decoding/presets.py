@@ -1,8 +1,8 @@
 """Read and write presets, which are NeMo `decoding` sections in YAML files.
 
-This package has one per strategy and one for open vocabulary, in `conf/ctc_decoding/` and, for RNN-T and TDT, in
-`conf/rnnt_decoding/`. Use a preset in a Hydra application, such as
-NeMo's scripts, by name:
+This package has them in `conf/ctc_decoding/` and, for RNN-T and TDT, in `conf/rnnt_decoding/`: one per strategy, one
+for open vocabulary (`_open`), some with values that suit an LM and phrases (`_lm`; word graphs, which hold an LM:
+`_phrases`), and the settings of papers (`_paper`). Use a preset by name in a Hydra application:
 
     transcribe_speech.py ... +ctc_decoding=flexctc_beam ctc_decoding.beam.ngram_lm_model=lm.arpa
     transcribe_speech.py ... +rnnt_decoding=alsd_pp rnnt_decoding.beam.ngram_lm_model=lm.arpa
@@ -75,6 +75,10 @@ def load_preset(name: str) -> DictConfig:
         raise ValueError(f"preset={name} is not valid YAML: {error}") from error
     if not isinstance(config, DictConfig) or not config or "strategy" not in config:
         raise ValueError(f"preset={name}: expected a mapping with the key `strategy`")
+    if file.parent.parent == conf_folder():
+        for base in config.pop("defaults", ()):  # as in Hydra; others than texts are types
+            if isinstance(base, str) and base != "_self_":
+                config = DictConfig(OmegaConf.merge(load_preset(str(file.with_name(f"{base}.yaml"))), config))
     check_sections(config, f"preset={name}: ")
     for key in _path_keys(config):
         try:

@@ -205,7 +205,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1872,
+    "(root)": 1876,
     "cli": 2082,
     "cluster": 443,
     "compat": 991,
@@ -214,20 +214,20 @@ CODE_BUDGETS = {
     "graph": 1601,
     "live": 1270,
     "lm": 1880,
-    "nemo_plugin": 3641,
+    "nemo_plugin": 3655,
     "search": 11193,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 41967
-PACKAGE_FILES = 187
-TESTS_LINES = 39049
+PACKAGE_LINES = 41996
+PACKAGE_FILES = 188
+TESTS_LINES = 39245
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 15969
+USERS_WORDS = 16060
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
-PAPERS_WORDS = 4350
+PAPERS_WORDS = 4357
 DEVELOPERS_WORDS = 820
-EXPERIMENTS_WORDS = 12203
+EXPERIMENTS_WORDS = 12305
 
 
 def within(what: str, count: int, budget: int):

@@ -22,6 +22,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import nemo_gpu_decoding
+from benchmarks.cases import lines_of
 from benchmarks.options import BenchOptions
 from nemo_gpu_decoding import EndpointConfig
 from nemo_gpu_decoding.cli.main import load_command, main
@@ -382,6 +383,49 @@ def test_figures_are_those_of_the_records(records):
         assert records.with_figures(text, records.results_from(page)) == text, "python docs/results/records.py write"
 
 
+def figures_of(record):
+    """What a table by hand may show of a record: single figures, WER/RTFx and WER/F-score/RTFx of one row."""
+    for row in record["rows"]:
+        if "latency" in row:
+            mean = row["mean"]
+            yield from (f"{1e3 * seconds:.1f}" for seconds in (*mean.values(), sum(mean.values())))
+            yield from (f"{1e3 * row['latency']['partial']['p99']:.1f}", f"{row['streams_per_core']:,.0f}")
+        elif row.get("ratio"):
+            yield from (f"{row['ratio']:.2f}", str(row["params"]["beam_size"]))
+            for side in ("ours", "peer"):
+                wer, score, speed = row["wer"][side], row["fscore"][side], f"{row['rtfx'][side]:,.0f}"
+                score = "-" if score is None else f"{score:.2f}"
+                yield from (f"{wer:.1f}", f"{wer:.2f}", speed, f"{wer:.1f}/{speed}", f"{wer:.1f}/{score}/{speed}")
+
+
+def cells_of_tasks(section):
+    """Cells of tables from the column of the first task on, or in a row that begins with a task."""
+    first = None
+    for line in re.sub(r"<!-- records: .*?<!-- end -->", "", section, flags=re.DOTALL).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if cells and first is None:
+            first = next((column for column, cell in enumerate(cells) if cell.startswith("peaked")), len(cells))
+        elif cells:
+            yield from cells[1 if re.match("peaked|hard", cells[0]) else first :]
+        else:
+            first = None
+
+
+def test_figures_of_tables_by_hand_are_those_of_the_linked_records():
+    """In docs/papers.md: the tables with a link "record" in their section."""
+    checked, unknown = 0, []
+    for section in re.split(r"^## ", (DOCS / "papers.md").read_text(encoding="utf-8"), flags=re.M):
+        links = set(re.findall(r"\]\((results/[\w.-]+\.json)\)", section))
+        known = {figure for link in links for figure in figures_of(json.loads((DOCS / link).read_text()))}
+        for cell in cells_of_tasks(section):
+            for figure in re.findall(r"\d[\d.,/]*\d", cell):
+                checked += 1
+                if figure not in known and not set(figure.split("/")) <= known:
+                    unknown.append((cell, figure))
+    assert not unknown
+    assert checked > 120
+
+
 @pytest.fixture
 def copied(records, tmp_path, monkeypatch):
     """The records in a folder of the test."""
@@ -420,6 +464,16 @@ def test_new_record_replaces_the_old_one(records, copied, monkeypatch):
 def test_commands_of_records_are_options_of_the_benchmarks(records):
     for options in records.RUNS.values():
         parse_options(BenchOptions, options.split())
+
+
+def test_no_two_records_measure_the_same_row(records):
+    """Pages would show two figures of one row."""
+    rows = []
+    for name, text in records.RUNS.items():
+        given = text if "strategy=" in text else f"strategy={name} {text}"
+        if name not in records.PROGRAMS and (options := parse_options(BenchOptions, given.split())).mode == "batch":
+            rows += [(options.strategy, peer) for peer in {line.family for line in lines_of(options)} if peer]
+    assert len(rows) == len(set(rows)) > 15
 
 
 # ------------------------------------------------ Every tutorial runs from its first cell to its last

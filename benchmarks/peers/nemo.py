@@ -301,12 +301,16 @@ def nemo_modules(networks: LSTMNetworks) -> tuple[Any, Any]:
 
 
 def random_conformer(
-    layers: int, width: int, vocab_size: int, bands: int, subsampling: int, device: torch.device
+    layers: int, width: int, vocab_size: int | None, bands: int, subsampling: int, device: torch.device
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A FastConformer with a CTC head, as NeMo's published ones are built, untrained.
+    """A FastConformer, as NeMo's published ones are built, untrained.
+
+    Args:
+        vocab_size: of its CTC head; None: it has none.
 
     Returns:
-        what makes log-probs [B, T, V + 1] of features [B, mel bands, frames] and their lengths [B].
+        what makes log-probs [B, T, V + 1], or without a head [B, width, T], of features [B, mel bands, frames] and
+        their lengths [B].
     """
     from nemo.collections.asr.modules import ConformerEncoder, ConvASRDecoder
 
@@ -315,8 +319,10 @@ def random_conformer(
         subsampling_factor=subsampling, subsampling_conv_channels=min(256, width),
         self_attention_model="rel_pos", n_heads=8, conv_kernel_size=9, xscaling=False,
     )  # fmt: skip
-    head = ConvASRDecoder(feat_in=width, num_classes=vocab_size).eval().to(device)
     encoder = encoder.eval().to(device)
+    if vocab_size is None:
+        return lambda features, lengths: encoder(audio_signal=features, length=lengths)[0]
+    head = ConvASRDecoder(feat_in=width, num_classes=vocab_size).eval().to(device)
     return lambda features, lengths: head(encoder_output=encoder(audio_signal=features, length=lengths)[0])
 
 

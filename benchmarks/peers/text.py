@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from nemo_gpu_decoding.fusion.ngram import nemo_symbol
 TOKENS_PER_FRAME = 16  # best tokens that each hypothesis is extended by (NeMo's beam_size_token)
 THRESHOLD = 20.0  # natural log below the best hypothesis, as NeMo's and ours
 SILENCE = 0  # flashlight wraps its result in this token, and wants it to be a real one
+WORD_BEAM = 2500  # hypotheses of flashlight's search over words, as in [CUDA-WFST]
 
 
 def flashlight(options: BenchOptions, task: Task, setting: Setting) -> Ready:
@@ -57,6 +59,59 @@ def flashlight(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     return Ready(run, read)
 
 
+def flashlight_words(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    """Lexicon CTC beam search, with KenLM over words: the scores, the beam and the LM of cuda_wfst's graph.
+
+    Each thread decodes utterances of its own.
+    """
+    from flashlight.lib.text.decoder import CriterionType, LexiconDecoder, LexiconDecoderOptions, SmearingMode, Trie
+    from flashlight.lib.text.decoder.kenlm import KenLM
+    from flashlight.lib.text.dictionary import Dictionary
+
+    words, blank = Dictionary(), task.vocab_size
+    for word in (*task.lexicon, "<unk>"):
+        words.add_entry(word)
+    search = LexiconDecoderOptions(
+        beam_size=WORD_BEAM,
+        beam_size_token=min(TOKENS_PER_FRAME, task.vocab_size + 1),
+        beam_threshold=setting.beam_size,
+        lm_weight=math.log(10),  # KenLM's scores are log10
+        word_score=0.0,
+        unk_score=-math.inf,
+        sil_score=0.0,
+        log_add=False,  # the best path counts, as in a graph
+        criterion_type=CriterionType.CTC,
+    )
+
+    def decoder() -> Any:
+        """A search with an LM of its own, for one thread."""
+        lm = KenLM(str(task.word_lm), words)
+        trie, start = Trie(task.vocab_size + 1, blank), lm.start(False)
+        for word, spelling in task.lexicon.items():
+            index = words.get_index(word)
+            trie.insert(list(spelling), index, lm.score(start, index)[1])
+        trie.smear(SmearingMode.MAX)
+        return LexiconDecoder(search, trie, lm, blank, blank, words.get_index("<unk>"), [], False)
+
+    decoders = [decoder() for _ in range(setting.threads)]
+    threads = ThreadPoolExecutor(setting.threads)
+
+    def decode(share: int, scaled: list[Any]) -> list[Any]:
+        own = decoders[share]
+        return [own.decode(frames.ctypes.data, *frames.shape)[0] for frames in scaled[share :: len(decoders)]]
+
+    def run(log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Any]:
+        rows = zip((log_probs * task.weights.acoustic_scale).numpy(), lengths.tolist(), strict=True)
+        scaled = [np.ascontiguousarray(utterance[:length]) for utterance, length in rows]
+        shares = list(threads.map(decode, range(len(decoders)), [scaled] * len(decoders)))
+        return [shares[index % len(decoders)][index // len(decoders)] for index in range(len(scaled))]
+
+    def read(found: list[Any]) -> list[Output]:
+        return [" ".join(words.get_entry(word) for word in best.words if word >= 0) for best in found]
+
+    return Ready(run, read)
+
+
 def pyctcdecode(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     """CTC prefix beam search in Python, with a word-level KenLM and hotwords."""
     from pyctcdecode import build_ctcdecoder
@@ -83,6 +138,7 @@ def pyctcdecode(options: BenchOptions, task: Task, setting: Setting) -> Ready:
 
 
 FLASHLIGHT = Peer("flashlight", flashlight, ("flashlight.lib.text.decoder.kenlm",))
+FLASHLIGHT_WORDS = Peer("flashlight_words", flashlight_words, FLASHLIGHT.needs, multithreaded=True)
 # pyctcdecode asks for numpy < 2, which NeMo's own dependencies do not go with; newer ones work
 PYCTCDECODE = Peer(
     "pyctcdecode", pyctcdecode, ("pyctcdecode", "kenlm"),

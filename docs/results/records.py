@@ -1,7 +1,7 @@
 """Records of benchmarks: measured anew, written into the pages of docs/, drawn.
 
     python docs/results/records.py measure [NAME ...] [KEY=VALUE ...]
-                                                           all records, or some of `RUNS`; then the two others
+                                                           all records, or some of `RUNS`; then `NAMED`
     python docs/results/records.py write                   figures and pictures of the pages, from the records
     python docs/results/records.py plot RECORD.json PICTURE.png [TASK]
 
@@ -32,8 +32,8 @@ PAGES = [
     for page in sorted((*HERE.parent.glob("*.md"), *HERE.parent.glob("experiments/*.md")))
     if "<!-- records: " in page.read_text(encoding="utf-8")
 ]
-# 45 minutes on two cores. Two are measured only if they are named: scale takes 18 more and 6 GB of disk; boosting
-# needs folder=FOLDER and takes 8 more
+# 45 minutes on two cores. `NAMED` are measured only if they are named: scale and scale-contexts take 18 more each and
+# 6 GB of disk, scale-400m four times as much; boosting needs folder=FOLDER and takes 8 more
 RUNS = {
     "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=5 probes=true",
     "alsd_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",
@@ -49,20 +49,23 @@ RUNS = {
     "many_phrases=0",
     "alsd_pp-greedy_fusion": "strategy=alsd_pp peers=[greedy_fusion] utterances=4 beams=[1,2,4,8,12]",
     "aes_pp-greedy_fusion": "strategy=aes_pp peers=[greedy_fusion] utterances=4 beams=[1,2,4,8,12]",
-    "alsd_pp-unbatched": "strategy=alsd_pp peers=[unbatched] utterances=4 beams=[8]",
+    "alsd_pp-unbatched": "strategy=alsd_pp peers=[unbatched] utterances=4 beams=[1,2,4,8,12]",
     "aes_pp-unbatched": "strategy=aes_pp peers=[unbatched] utterances=4 beams=[8]",
-    "flexctc_beam-word_graph": "strategy=flexctc_beam peers=[word_graph,flashlight,pyctcdecode] beams=[4,16] "
-    "many_phrases=0",
+    "flexctc_beam-word_graph": "strategy=flexctc_beam peers=[word_graph] beams=[4,16] many_phrases=0",
     "cuda_wfst-topologies": "strategy=cuda_wfst peers=[topologies] utterances=32",
+    "cuda_wfst-flashlight_words": "strategy=cuda_wfst peers=[flashlight_words] utterances=32 threads=2",
     "paged_biglm-one_thread": "strategy=paged_biglm peers=[one_thread] utterances=32 threads=2 group_sizes=[] "
     "repeats=9",
     "scale-1m": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] ngrams=1000000",
     "scale-10m": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] ngrams=10000000",
+    "scale-400m": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] ngrams=400000000",
+    "scale-contexts": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] "
+    "ngrams=100000000 continuations=4",
     "scale": "strategy=paged_biglm mode=scale tasks=[peaked] utterances=32 graph_beams=[13] ngrams=100000000",
     "boosting": "",
 }
 PROGRAMS = {"boosting": "benchmarks.boosting_cells"}  # others: benchmarks
-NAMED = ("scale", "boosting")  # measured only if they are named
+NAMED = ("scale", "scale-contexts", "scale-400m", "boosting")  # measured only if they are named
 TASKS = ("peaked", "hard")
 KINDS = {"rnnt": "RNN-T", "tdt": "TDT"}
 Record = dict[str, Any]
@@ -269,7 +272,7 @@ def with_figures(text: str, results: str = "results") -> str:
 
 
 # Decoders of another search: rows are verified if ours has no more errors. Where it has, the page says so.
-COMPARED_BY_ERRORS = ("flashlight", "pyctcdecode")
+COMPARED_BY_ERRORS = ("flashlight", "flashlight_words", "pyctcdecode")
 
 
 def check_verified(name: str, record: Record) -> None:

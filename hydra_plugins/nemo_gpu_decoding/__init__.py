@@ -5,6 +5,7 @@ stops every Hydra application of the environment, so nothing here may raise.
 """
 
 import logging
+import sys
 
 try:
     from hydra.core.config_search_path import ConfigSearchPath
@@ -14,11 +15,18 @@ try:
     from nemo_gpu_decoding.presets import conf_folder
 
     class NemoGpuDecodingSearchPath(SearchPathPlugin):
-        """Adds the presets: `+ctc_decoding=flexctc_beam` in any Hydra application."""
+        """Adds the presets: `+ctc_decoding=flexctc_beam` in any Hydra application; with NeMo also their types."""
 
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
             path = f"file://{conf_folder().as_posix()}"
             search_path.append(provider="nemo-gpu-decoding", path=path)
+            if "nemo.collections.asr.models" in sys.modules:
+                try:
+                    from nemo_gpu_decoding.nemo_plugin.hydra_schemas import store_schemas
+
+                    store_schemas()
+                except Exception:
+                    logging.getLogger(__name__).warning("presets of word graphs lack their types", exc_info=True)
 
     register()
 except Exception:

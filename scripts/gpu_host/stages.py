@@ -80,9 +80,12 @@ _WARM_UP = (
 _SELF = "assets/self"
 _SANITIZER = "tests/gpu/test_sanitizer.py"
 _FIGURES = _program("scripts/gpu_host/first_figures.py")
-_TRANSDUCERS = ("tasks=[hard]", "beams=[4]", "batches=[1,8,32,128]")
+_TRANSDUCERS = ("tasks=[hard]", "beams=[4]", "batches=[1,8,32,128]", "end_to_end=false")
 _GRAPHS = ("tasks=[hard]", "batches=[8,32]", "graph_beams=[12]")
-PARTS = TESTS, BENCHMARKS, PROFILES = ("tests", "benchmarks", "profiles")
+PARTS = TESTS, BENCHMARKS, PUBLISHED, PROFILES = ("tests", "benchmarks", "published", "profiles")
+SHOWN = "published figures"  # the stage whose output the summary repeats
+# settings of benchmarks/published.yaml
+_SETTING = ("tasks=[peaked]", "phrases=0", "probes=false", "repeats=10", "check_utterances=2")
 # file of tests/gpu -> seconds; each runs in its own process, because a fault on the GPU breaks the whole process
 TEST_FILES = {
     "test_common_cuh": 15, "test_launch": 30, "test_equals_cpu": 45, "test_transducer_gpu": 60,
@@ -120,7 +123,7 @@ STAGES = (
     Stage(
         "bench cuda_wfst",
         60,
-        _bench("strategy=cuda_wfst", *_GRAPHS, "peers=[riva]", "out={out}/cuda_wfst.json"),
+        _bench("strategy=cuda_wfst", *_GRAPHS, "peers=[riva]", "end_to_end=false", "out={out}/cuda_wfst.json"),
         (BENCHMARKS,),
     ),
     Stage(
@@ -130,6 +133,21 @@ STAGES = (
         (BENCHMARKS,),
     ),
     Stage("bench end to end", 80, _bench("beams=[16]", "probes=false", "out={out}/end_to_end.json"), (BENCHMARKS,)),
+    *(
+        Stage(f"published {name}", seconds, _bench(*_SETTING, *options, f"out={{out}}/{name}.json"), (PUBLISHED,))
+        for name, seconds, options in (
+            ("flexctc_beam", 100, ("phrases=100", "peers=[greedy_fusion]", "beams=[4,8,16]", "batches=[32]")),
+            ("alsd_pp", 140, ("strategy=alsd_pp", "encoder_precision=float16", "beams=[6]",
+                              "batches=[1,4,8,16,32,128,256]")),
+            ("alsd_pp_beams", 60, ("strategy=alsd_pp", "transducers=[rnnt]", "beams=[1,2,4,8,12]", "batches=[32]")),
+            ("alsd_pp_64", 60, ("strategy=alsd_pp", "transducers=[rnnt]", "beams=[4]", "batches=[64]",
+                                "min_frames=192", "max_frames=256", "vocab_size=500", "end_to_end=false")),
+            ("cuda_wfst", 60, ("strategy=cuda_wfst", "peers=[nemo,riva]", "graph_beams=[17]", "batches=[200]")),
+            ("paged_biglm", 60, ("strategy=paged_biglm", "peers=[small_lm,on_cpu]", "graph_beams=[16]",
+                                 "batches=[1,8]")),
+        )
+    ),
+    Stage(SHOWN, 15, ("{python}", "-m", "benchmarks.published", "{out}"), (BENCHMARKS, PUBLISHED)),
     Stage(
         "bench a model",
         50,
@@ -170,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/gpu_host"))
     parser.add_argument("--dry-run", action="store_true", help="list the stages and stop")
     parser.add_argument(
-        "--part", choices=PARTS, help="one of the three calls; all of them, as far as time goes, if not"
+        "--part", choices=PARTS, help="one of the calls; all of them, as far as time goes, if not"
     )
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--limit", type=int, default=TOTAL_SECONDS, help="seconds for everything")
@@ -259,12 +277,15 @@ def write_summary(path: Path, results: Sequence[Result]) -> None:
 
 
 def print_summary(results: Sequence[Result], log: Path) -> None:
-    """Print the last lines of failed stages, then one line per stage, so that the output ends with the outcome."""
+    """Print the last lines of failed stages, the published figures beside ours, and at the end one line per stage."""
     text = log.read_text(encoding="utf-8", errors="replace")
     for result in results:
-        if result.outcome in (FAILED, TOO_LONG):
+        has_failed = result.outcome in (FAILED, TOO_LONG)
+        if has_failed or (result.name == SHOWN and result.outcome == PASSED):
             own = text.split(f"\n== {result.name}\n", 1)[1].split("\n== ", 1)[0]
-            print(f"\n-- end of {result.name}\n" + "\n".join(own.splitlines()[-TAIL:]))
+            lines = own.splitlines()
+            print(f"\n-- end of {result.name}" if has_failed else "")
+            print("\n".join(lines[-TAIL:] if has_failed else lines))
     print()
     for result in results:
         print(f"{result.name:18} {result.outcome:14} {result.seconds:6.1f} s")

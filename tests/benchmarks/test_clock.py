@@ -10,7 +10,7 @@ import torch
 from benchmarks import cases as cases_module
 from benchmarks import clock as clock_module
 from benchmarks import run as run_module
-from benchmarks.cases import DECODER, LM, Check, Line
+from benchmarks.cases import DECODER, END_TO_END, LM, Check, Line
 from benchmarks.clock import Hardware, HostClock, Seconds, find_hardware, summary, time_in_turn, torch_threads
 from benchmarks.ours import flexctc_beam
 from benchmarks.run import run
@@ -188,8 +188,12 @@ def test_gpu_rows_of_transducers(options, emulated, strategy):
     pytest.importorskip("nemo.collections.asr")
     rows = run(replace(
         options, strategy=strategy, encoder_width=16, prediction_width=16, batches=[2], phrases=0, max_frames=30,
+        end_to_end=True, encoder_precision="float32",
     ), HARDWARE)  # fmt: skip
-    measured = [row for row in rows if not row["skipped"]]
+    assert [row["peer"] for row in rows if row["part"] == END_TO_END] == [
+        row["peer"] for row in rows if row["part"] == DECODER
+    ]
+    measured = [row for row in rows if not row["skipped"] and row["part"] == DECODER]
     expected = {("alsd_pp", "rnnt"): 3, ("alsd_pp", "tdt"): 3, ("aes_pp", "rnnt"): 3, ("aes_pp", "tdt"): 1}
     for kind in ("rnnt", "tdt"):
         assert len([row for row in measured if row["networks"] == kind]) == expected[strategy, kind]

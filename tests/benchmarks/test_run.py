@@ -157,6 +157,18 @@ def test_compare_does_not_verify_worse_costs(check, gain, holds):
     assert verdict.verified is holds
 
 
+@pytest.mark.parametrize("rounded", [True, False])
+def test_compare_allows_rounding_of_networks_only_where_they_round(rounded):
+    """A batch of another size is another matrix product on a GPU."""
+
+    def hypotheses(inputs, lengths):
+        return [[Hypothesis([1], -4.0 - 1e-5 * (len(inputs) > 1))] for _ in inputs]
+
+    task = SimpleNamespace(inputs=torch.zeros(2, 3, 4), lengths=torch.tensor([3, 3]), transducer="rnnt")
+    ours = Ready(None, None, hypotheses)
+    assert compare(Check.ALONE, task, ours, ours, rounded=rounded).verified is rounded
+
+
 def test_lm_scores_does_not_verify_other_lms(tmp_path):
     lm = pack_arpa_in_memory(ASSETS / "lm" / "word3.arpa")
     score = -lm.score(["no such word"])
@@ -291,7 +303,7 @@ def test_a_run_prints_a_table_and_writes_header_and_rows(tmp_path, tiny_options,
     rows = run(replace(tiny_options, peers=["nemo"], out=str(out), note="a test"))
     written = json.loads(out.read_text())
     assert written.pop("rows") == rows
-    assert {"device", "cpu", "versions", "date", "threads", "clock", "tasks", "options"} <= set(written)
+    assert {"device", "cpu", "versions", "commit", "date", "threads", "clock", "tasks", "options"} <= set(written)
     assert written["options"]["note"] == "a test"
     assert written["versions"]["torch"] == torch.__version__.split("+")[0] or torch.__version__
     printed = capsys.readouterr()

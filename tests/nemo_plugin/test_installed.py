@@ -90,8 +90,8 @@ def result_of(assets, files, tmp_path_factory):
         "word graph": [
             "+ctc_decoding=cuda_wfst",
             f"ctc_decoding.wfst.arpa_lm_path={quoted(assets / 'lm' / 'word3.arpa')}",
-            "+ctc_decoding.wfst.boosting_tree.key_phrases_list=[graam]",
-            "+ctc_decoding.wfst.boosting_tree_alpha=8",
+            "ctc_decoding.wfst.boosting_tree.key_phrases_list=[graam]",
+            "ctc_decoding.wfst.boosting_tree_alpha=8",
         ],
     }
     if find_spec("kaldifst") is None:

@@ -1,5 +1,6 @@
 """Hybrid models with both heads; models that are saved and restored; presets under conf/."""
 
+import pickle
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,12 +8,15 @@ from typing import Any
 import pytest
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
+from hydra.errors import ConfigCompositionException
 from nemo.collections.asr.models import EncDecCTCModelBPE
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
 from omegaconf import OmegaConf, open_dict
 
 from nemo_gpu_decoding import register, unregister
+from nemo_gpu_decoding.cli.decoding import SUITED
+from nemo_gpu_decoding.nemo_plugin import hydra_schemas
 from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
@@ -142,8 +146,11 @@ class TrainingConfig:
 
 
 def test_every_strategy_has_a_preset():
-    assert preset_names("ctc_decoding") == ["cuda_wfst", "cuda_wfst_open", "flexctc_beam", "paged_biglm"]
-    assert preset_names("rnnt_decoding") == ["aes_pp", "alsd_pp"]
+    assert preset_names("ctc_decoding") == [
+        "cuda_wfst", "cuda_wfst_open", "cuda_wfst_paper", "cuda_wfst_phrases", "flexctc_beam", "flexctc_beam_lm",
+        "flexctc_beam_paper", "paged_biglm", "paged_biglm_phrases",
+    ]  # fmt: skip
+    assert preset_names("rnnt_decoding") == ["aes_pp", "aes_pp_lm", "alsd_pp", "alsd_pp_lm", "alsd_pp_paper"]
     assert set(preset_names()) == {name for _, name in PRESETS}
     assert {load_preset(name).strategy for name in preset_names()} == set(STRATEGIES)
     with pytest.raises(ValueError, match=r"preset=flexctc is no file here .*flexctc_beam"):
@@ -159,10 +166,33 @@ def composed(schema, *overrides):
 @pytest.mark.parametrize(("group", "name"), PRESETS)
 def test_presets_compose_in_nemos_scripts(group, name):
     config, preset = composed(ScriptConfig, f"+{group}={name}")[group], load_preset(name)
-    nemos = OmegaConf.merge(OmegaConf.structured(CONFIGS[group]), preset)  # refuses unknown keys
-    assert config == nemos
+    nemos = OmegaConf.structured(CONFIGS[group])
+    if STRATEGIES[preset.strategy].section == "wfst":  # with keys that NeMo's section lacks
+        nemos.wfst = getattr(hydra_schemas, preset.strategy)()
+    assert config == OmegaConf.merge(nemos, preset)  # refuses unknown keys
     in_training = composed(TrainingConfig, f"+{group}@model.decoding={name}").model.decoding
     assert in_training.strategy == preset.strategy
+
+
+@pytest.mark.parametrize("name", [name for _, name in PRESETS if name.endswith(("_lm", "_phrases"))])
+def test_presets_for_lm_and_phrases_have_the_values_of_transcribe(name):
+    strategy, _, case = name.rpartition("_")
+    suited = SUITED[strategy]
+    assert load_preset(name) == OmegaConf.merge(load_preset(strategy), {STRATEGIES[strategy].section: suited[case]})
+    if case == "lm":  # phrases change nothing more
+        assert suited["phrases"].items() <= suited["lm"].items()
+
+
+@pytest.mark.parametrize("name", ["cuda_wfst_phrases", "paged_biglm_phrases"])
+def test_presets_bring_keys_that_nemos_section_lacks(name):
+    key = "wfst.boosting_tree.key_phrases_file=names.txt"
+    in_script = composed(ScriptConfig, f"+ctc_decoding={name}", f"ctc_decoding.{key}").ctc_decoding
+    assert in_script.wfst.boosting_tree.key_phrases_file == "names.txt"
+    assert pickle.loads(pickle.dumps(in_script)) == in_script
+    with pytest.raises(ConfigCompositionException, match=r"Could not override 'ctc_decoding\.wfst\.boosting"):
+        composed(ScriptConfig, f"+ctc_decoding={name}", "ctc_decoding.wfst.boosting=1")
+    in_training = composed(TrainingConfig, f"+ctc_decoding@model.decoding={name}", f"model.decoding.{key}")
+    assert in_training.model.decoding.wfst.boosting_tree.key_phrases_file == "names.txt"
 
 
 @dataclass
@@ -199,7 +229,7 @@ def test_presets_decode(group, name, ctc_model, hybrid_model, files, utterances,
     section = STRATEGIES[preset.strategy].section
     if section == "wfst":
         preset.wfst.arpa_lm_path = str(assets / "lm" / "word3.arpa")
-    if name == "paged_biglm":
+    if preset.strategy == "paged_biglm":
         preset.wfst.large_lm_path = str(assets / "lm" / "word3.arpa")
     if "ngram_lm_model" in preset[section]:
         preset.beam.ngram_lm_model = str(assets / "lm" / "tok3.arpa")

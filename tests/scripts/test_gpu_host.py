@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.options import BenchOptions
+from benchmarks.published import figures
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.search.transducer.cuda_graphs import LOOP, PLAIN
 from tests.assets import ROOT, load_script
@@ -20,6 +21,7 @@ from tests.gpu.conftest import pytest_runtest_makereport
 from tests.gpu.test_sanitizer import NAMES
 
 FOLDER = ROOT / "scripts" / "gpu_host"
+REHEARSAL = os.environ | {"GPU_TESTS": "rehearsal", "PYTHONPATH": str(ROOT)}
 pack, stages = load_script(FOLDER / "pack.py"), load_script(FOLDER / "stages.py")
 
 
@@ -94,6 +96,21 @@ def test_stage_names_existing_files_options_kernels_and_figures(stage, tmp_path,
         assert int(seconds) < stage.seconds  # a test that hangs prints its stack before its stage ends
 
 
+@pytest.mark.slow
+def test_stages_choose_tests_by_names_that_exist():
+    """An unknown name after `-k` chooses nothing, or with `not` keeps everything, and pytest does not complain."""
+    collect = [sys.executable, "-m", "pytest", "tests/gpu", "--collect-only", "-m", "gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(collect, cwd=ROOT, env=REHEARSAL, capture_output=True, text=True, check=True)
+    tests = [line for line in done.stdout.splitlines() if "::" in line]
+    for stage in stages.STAGES:
+        if "-k" not in stage.command:
+            continue
+        files = tuple(word for word in stage.command if word.startswith("tests/"))
+        ours = [test for test in tests if test.startswith(files)]
+        for name in set(re.findall(r"\w+", stage.command[stage.command.index("-k") + 1])) - {"and", "or", "not"}:
+            assert any(name in test for test in ours), f"stage {stage.name}: no test is named {name}"
+
+
 @pytest.mark.parametrize(
     "fault", ["illegal memory access", "invalid program counter", "hardware stack error",
               "operation not supported on global/shared address space"],
@@ -110,9 +127,6 @@ def test_lost_context_stops_the_session(fault):
 
 
 # -------------------------------------------------------------------------------------- rehearsal
-REHEARSAL = os.environ | {"GPU_TESTS": "rehearsal", "PYTHONPATH": str(ROOT)}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [
     ["--one-case", "-k", "not test_contract and not test_common_cuh or depend_on_the_batch or forgotten"],
@@ -132,18 +146,21 @@ def test_gpu_tests_pass_on_the_emulator(chosen):
 
 @pytest.mark.slow
 def test_benchmarks_and_figures_are_rehearsed_to_their_last_line(tmp_path):
-    """Two stages with their own commands, on the emulator."""
-    names = ["first figures", "bench paged_biglm"]
+    """Three stages with their own commands, on the emulator; the summary has the published figures beside ours."""
+    names = ["first figures", "bench paged_biglm", "published figures"]
     command = [sys.executable, str(FOLDER / "stages.py"), "--out", str(tmp_path), "--patience", "4", "--only", *names]
     done = subprocess.run(command, cwd=ROOT, env=REHEARSAL, capture_output=True, text=True, check=False)
     log = (tmp_path / "log.txt").read_text()
     assert done.returncode == 0, done.stdout + log[-3000:]
-    figures = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    assert {line["equal_to_cpu"] for line in figures} == {"2 of 2"}
-    assert {line["took"] for line in figures} == {None, LOOP, PLAIN}
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert {line["equal_to_cpu"] for line in lines} == {"2 of 2"}
+    assert {line["took"] for line in lines} == {None, LOOP, PLAIN}
     rows = json.loads((tmp_path / "paged_biglm.json").read_text())["rows"]
     assert {row["verified"] for row in rows} == {True}
     assert {row["batch"] for row in rows} == {1, 2}
     paged = [row["work"]["ours"] for row in rows if row["params"]["placement"] == "paged"]
+    assert "published, beside this run on Emulated GPU:" in log
+    table = done.stdout.partition("published by ")[2].splitlines()
+    assert sum(line.endswith("not measured  not measured") for line in table) == len(list(figures()))
     assert paged
     assert all({"cache_hit_rate", "bus_bytes"} <= work.keys() for work in paged)
