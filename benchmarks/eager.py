@@ -158,7 +158,10 @@ def _expand_groups(row, state, search, lm, work):
     if now.labels > 0:
         _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
         if now.status == DONE:
-            cheapest = frame.cheapest_of(work.lm.groups, now.groups)
+            cheapest = 0
+            for g in range(now.groups):
+                if work.lm.groups[g].cost < work.lm.groups[cheapest].cost:
+                    cheapest = g
             for n in range(now.groups):
                 g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
                 _expand_group(g, row, state, search, lm, work)

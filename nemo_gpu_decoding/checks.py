@@ -119,17 +119,21 @@ def check_kind(field: str, value: Any, kind: Any, made_by: str = "") -> None:
         raise FieldError(field, value, f"a {kind.__name__}{made_by}")
 
 
+class NothingLeftError(ValueError):
+    """A ValueError that says why all items of a list were left out."""
+
+
 def leave_out(name: str, faults: Sequence[str], kept: int, what: str = "phrases") -> None:
     """Warn once of the items of a list that are left out because of their faults.
 
     Raises:
-        ValueError: no items are kept.
+        NothingLeftError: no items are kept.
     """
     if not faults:
         return
     shown = "; ".join(faults[:MOST_FAULTS]) + (f"; and {len(faults) - MOST_FAULTS} more" * (len(faults) > MOST_FAULTS))
     if not kept:
-        raise ValueError(f"{name}: {shown}")
+        raise NothingLeftError(f"{name}: {shown}")
     logger.warning("%s: %d of %d %s left out: %s", name, len(faults), len(faults) + kept, what, shown)
 
 

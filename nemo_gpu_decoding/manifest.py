@@ -1,7 +1,5 @@
 """List the utterances of a command, from audio files or NeMo manifests."""
 
-from __future__ import annotations
-
 import glob
 import json
 import logging

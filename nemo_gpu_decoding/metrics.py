@@ -1,21 +1,24 @@
-"""Measure word error rate, precision and recall of phrases, and the calibration of confidence."""
+"""Measure word and character error rates, precision and recall of phrases, and the calibration of confidence."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from kaldialign import align, edit_distance
 
+from nemo_gpu_decoding.words import has_unspaced, words_of
+
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Counts that a minimum edit alignment of words gives, summed over utterances."""
+    """Counts that a minimum edit alignment of words, or of characters, gives, summed over utterances."""
 
-    words: int  # in the references
+    words: int  # in the references; characters in scripts without spaces
     substitutions: int
     deletions: int
     insertions: int
@@ -59,8 +62,24 @@ class PhraseScore:
         return 2 * self.precision * self.recall / both if both else 0.0
 
 
+UNITS = {"WER": "words", "CER": "characters", "WER/CER": "words and characters"}  # by the name of the rate
+
+
+def units_of(reference: str, text: str) -> list[str]:
+    """Return what a text is compared by: its words or, in scripts without spaces, its characters, as in NeMo's CER."""
+    return list(text) if has_unspaced(reference) else text.split()
+
+
+def rate_name(references: Iterable[str]) -> str:
+    """Return CER if all references are compared by characters, WER if none is, else "WER/CER"."""
+    names = {"CER" if has_unspaced(reference) else "WER" for reference in references}
+    return "/".join(sorted(names, reverse=True)) or "WER"
+
+
 def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErrors:
     """Align word by word; texts are compared as they are (case and punctuation count).
+
+    A reference in a script without spaces is compared by characters.
 
     Raises:
         ValueError: the two lists differ in length.
@@ -68,8 +87,9 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
     _check_pairs(references, hypotheses)
     words = substitutions = deletions = insertions = 0
     for reference, hypothesis in zip(references, hypotheses, strict=True):
-        counts = edit_distance(reference.split(), hypothesis.split())
-        words += len(reference.split())
+        said = units_of(reference, reference)
+        counts = edit_distance(said, units_of(reference, hypothesis))
+        words += len(said)
         substitutions += counts["sub"]
         deletions += counts["del"]
         insertions += counts["ins"]
@@ -77,13 +97,14 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
 
 
 def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:
-    """Count each phrase in each utterance, as a sequence of whole words, ignoring case."""
+    """Count each phrase in each utterance, as a sequence of whole words, or of characters in scripts without spaces,
+    ignoring case."""
     _check_pairs(references, hypotheses)
     wanted = PhraseWords.of(phrases)
     right = spurious = missed = 0
     for reference, hypothesis in zip(references, hypotheses, strict=True):
-        said = Counter(words for _, words in wanted.found_in(reference.split()))
-        heard = Counter(words for _, words in wanted.found_in(hypothesis.split()))
+        said = Counter(words for _, words in wanted.found_in(words_of(reference)))
+        heard = Counter(words for _, words in wanted.found_in(words_of(hypothesis)))
         for words in said.keys() | heard.keys():
             both = min(said[words], heard[words])
             right += both
@@ -101,7 +122,7 @@ class PhraseWords:
 
     @classmethod
     def of(cls, phrases: Iterable[str]) -> PhraseWords:
-        wanted = frozenset(words for phrase in phrases if (words := tuple(phrase.casefold().split())))
+        wanted = frozenset(words for phrase in phrases if (words := tuple(words_of(phrase.casefold()))))
         return cls(wanted, frozenset(map(len, wanted)))
 
     def found_in(self, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -195,4 +216,9 @@ def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration
 
 def right_words(reference: str, words: Iterable[str]) -> list[bool]:
     """Return which words of a transcript are right, by an alignment with the fewest word errors."""
-    return [word == said for said, word in align(reference.split(), list(words), "\0") if word != "\0"]
+    texts = list(words)
+    if not has_unspaced(reference):
+        return [word == said for said, word in align(reference.split(), texts, "\0") if word != "\0"]
+    aligned = align(list("".join(reference.split())), list("".join(texts)), "\0")
+    rights = [character == said for said, character in aligned if character != "\0"]
+    return [all(rights[begin:end]) for begin, end in pairwise(accumulate(map(len, texts), initial=0))]

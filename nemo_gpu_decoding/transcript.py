@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nemo_gpu_decoding.metrics import WordErrors, word_errors
+from nemo_gpu_decoding.metrics import WordErrors, rate_name, word_errors
 from nemo_gpu_decoding.search.result import FoundPhrase, Place, WordOption, places_as_json
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ class Word(NamedTuple):
     start: float
     end: float
     raw_confidence: float | None = None  # NeMo's, in [0, 1], without a `confidence_map`: no probability
-    # of a word that is no word of a line, as scripts without spaces have them: its characters or tokens, for subtitles
-    pieces: tuple[Word, ...] = ()
+    pieces: tuple[Word, ...] = ()  # of a word that is too long for a line of subtitles: its tokens
     confidence: float | None = None  # with a `confidence_map`: the probability that the word is right
 
     @property
@@ -162,10 +161,21 @@ class Totals:
     substitutions: int = 0
     deletions: int = 0
     insertions: int = 0
+    by_characters: int = 0  # of `scored`, in scripts without spaces
+
+    @classmethod
+    def of_marker(cls, marker: Mapping[str, Any]) -> Totals:
+        """Return the totals of a marker, without fields that only older versions know."""
+        return cls(**{name: value for name, value in marker.items() if name in cls.__dataclass_fields__})
 
     @property
     def word_errors(self) -> WordErrors:
         return WordErrors(self.words, self.substitutions, self.deletions, self.insertions)
+
+    @property
+    def rate_name(self) -> str:
+        """Return the name of the error rate, as `metrics.rate_name`."""
+        return "WER" if not self.by_characters else "CER" if self.by_characters == self.scored else "WER/CER"
 
     def count(self, errors: WordErrors) -> None:
         """Add the word errors of an utterance with a reference."""
@@ -194,8 +204,10 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
     if utterance.text is not None:
         errors = word_errors([utterance.text], [transcript.text])
         totals.count(errors)
+        name = rate_name([utterance.text]).lower()
+        totals.by_characters += name == "cer"
         # the rate is infinite without a word in the reference; JSON has no such number
-        row |= {**text, "wer": round(errors.wer, 4) if math.isfinite(errors.wer) else None}
+        row |= {**text, name: round(errors.wer, 4) if math.isfinite(errors.wer) else None}
     return row
 
 

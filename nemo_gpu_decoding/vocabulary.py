@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.extras import require
+from nemo_gpu_decoding.words import has_unspaced, is_border
 
 KINDS = ("bpe", "wpe", "char", "byte_bpe")
 WORD_START = "▁"  # U+2581, SentencePiece's mark of the beginning of a word
@@ -28,6 +29,7 @@ _SHOWN_OTHERWISE = {"<unk>": f"{WORD_START}⁇{WORD_START}"} | dict.fromkeys(
 )
 _CONTROL = re.compile(r"<[^<>]+>|\[[A-Z]+\]")  # <s>, <pad>, <|en|>, [CLS]: no text
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
+_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # of bytes that are a part of one
 
 # The 256 characters of bytes in byte-level BPE: printable bytes are the same character, others are from
 # U+0100 upwards in order.
@@ -157,15 +159,27 @@ class Vocabulary:
         return joined.replace(WORD_START, " ")
 
     def words(self, ids: Sequence[int]) -> list[WordSpan]:
-        """Return the words of tokens. A bare word mark belongs to the word after it."""
+        """Return the words of tokens. A bare word mark belongs to the word after it.
+
+        In scripts without spaces, a word is what a token spells: a character, with its marks, or a piece.
+        """
         spans: list[WordSpan] = []
         marks = 0  # number of tokens without text before the word
-        for begin, end in self._word_ranges(ids):
+        for begin, end in (part for word in self._word_ranges(ids) for part in self._divided(ids, *word)):
             word = self.text(ids[begin:end]).strip(" ")
             if word:
                 spans.append(WordSpan(word, begin - marks, end))
             marks = 0 if word or self.kind == "char" else marks + end - begin
         return spans
+
+    def last_spoken(self, ids: Sequence[int], word: WordSpan) -> int:
+        """Return the last token of a word that is no punctuation; as in NeMo's timestamps, the word ends with it."""
+        tokens = range(word.end_token - 1, word.first_token - 1, -1)
+        return next((n for n in tokens if not _is_punctuation(self.text([ids[n]]))), tokens[0])
+
+    def has_unspaced(self, ids: Sequence[int]) -> bool:
+        """Return whether tokens spell characters of a script without spaces."""
+        return not self._unspaced.isdisjoint(ids) and has_unspaced(self.text(ids))
 
     def _word_ranges(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Return the token ranges of words; some may be empty or a bare word mark."""
@@ -174,6 +188,25 @@ class Vocabulary:
             return zip([0, *(n + 1 for n in separators)], [*separators, len(ids)], strict=True)
         starts = [n for n, i in enumerate(ids) if n and self.starts_word(i)]
         return zip([0, *starts], [*starts, len(ids)], strict=True)
+
+    def _divided(self, ids: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the token ranges of the words that follow each other without a space; tokens of bytes are joined."""
+        first, at, last = begin, begin, ""  # first token of the word and of the character, character before
+        for n in range(begin, begin if self._unspaced.isdisjoint(ids[begin:end]) else end):
+            text = self.text(ids[at : n + 1]).strip()
+            if text.endswith(_NO_CHARACTER) and n - at < 3:
+                continue
+            if last and text and is_border(last, text[0]):
+                yield first, at
+                first = at
+            at, last = n + 1, text[-1:] or last
+        yield first, end
+
+    @cached_property
+    def _unspaced(self) -> frozenset[int]:
+        """Return the tokens that may have characters of scripts without spaces, or parts of them."""
+        tokens = (i for i, piece in enumerate(self.pieces) if not piece.isascii() or _BYTE.fullmatch(piece))
+        return frozenset(i for i in tokens if _NO_CHARACTER in (text := self.text([i])) or has_unspaced(text))
 
     def _shown(self, piece: int | str) -> str:
         """Return the text of a piece, with '▁' for the space before a word."""
@@ -403,6 +436,10 @@ def letter_cases(text: str) -> list[str]:
     """Return a text as written, in lower case, in upper case and with capital initials, without duplicates."""
     capitalized = " ".join(word[:1].upper() + word[1:].lower() for word in text.split())
     return list(dict.fromkeys([text, text.lower(), text.upper(), capitalized]))
+
+
+def _is_punctuation(text: str) -> bool:
+    return all(unicodedata.category(character)[0] in "PZ" for character in text)
 
 
 def _is_control(piece: str) -> bool:

@@ -8,8 +8,6 @@ file; anything else is a fault of ours, and so are more than `MOST_SECONDS` and 
 damaged file of a fault is kept and named. `tests/test_fuzz.py` runs a few cases of each reader.
 """
 
-from __future__ import annotations
-
 import gzip
 import random
 import sys

@@ -17,8 +17,8 @@ from tests.lines_of_code import lines_of_code, lines_of_code_by_folder
 
 # Each room may import those before it and those in its own row; files at the root are rooms, too.
 ORDER = [
-    {"__init__", "checks", "schema", "extras", "jit", "vocabulary", "cache", "container", "metrics", "plain_text"}
-    | {"presets", "audio", "jit_linked"},
+    {"__init__", "checks", "schema", "extras", "jit", "vocabulary", "words", "cache", "container", "metrics"}
+    | {"plain_text", "presets", "audio", "jit_linked"},
     {"cuda"},
     {"fusion", "lm"},
     {"graph"},
@@ -205,22 +205,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1876,
-    "cli": 2082,
-    "cluster": 443,
+    "(root)": 1969,
+    "cli": 2084,
+    "cluster": 447,
     "compat": 991,
     "cuda": 959,
-    "fusion": 2093,
+    "fusion": 2089,
     "graph": 1601,
-    "live": 1270,
+    "live": 1276,
     "lm": 1880,
-    "nemo_plugin": 3655,
-    "search": 11193,
+    "nemo_plugin": 3759,
+    "search": 11191,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 41996
-PACKAGE_FILES = 188
-TESTS_LINES = 39245
+PACKAGE_LINES = 42283
+PACKAGE_FILES = 189
+TESTS_LINES = 39630
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16060
 USERS_PAGE_WORDS = 1400

@@ -7,6 +7,7 @@ import unicodedata
 import pytest
 
 from nemo_gpu_decoding.vocabulary import Vocabulary, WordSpan
+from nemo_gpu_decoding.words import words_of
 from tests.assets import sentencepiece_processor
 
 BPE = ("<unk>", "▁", "▁a", "▁ab", "a", "b", "c", "bc", "▁the", "N", "n", "▁N", "A", "▁A")
@@ -160,7 +161,7 @@ def test_byte_level_bpe_is_that_of_gpt2_and_whisper(tokenizers):
         ids = reference.encode(text).ids
         assert vocabulary.tokenize(text) == ids
         assert vocabulary.text(ids) == text
-        assert " ".join(span.text for span in vocabulary.words(ids)) == text
+        assert [span.text for span in vocabulary.words(ids)] == words_of(text)
         assert vocabulary.text([pieces.index("<|endoftext|>"), *ids]) == text
     assert vocabulary.text(vocabulary.tokenize("é")[-1:]).endswith("\ufffd")  # half a character
     for ids in vocabulary.segmentations("lazy fox", limit=6):

@@ -7,8 +7,6 @@ A file must be read as its peer reads it (KenLM, soundfile, the json module), or
 What is not read needs a warning, an error or a fault. `tests/test_fuzz.py` runs each collection.
 """
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

@@ -23,6 +23,7 @@ from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.live import subtitles
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
+from nemo_gpu_decoding.metrics import UNITS
 from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, Cutting
 from nemo_gpu_decoding.plain_text import path_of
 from nemo_gpu_decoding.schema import checked_options, option
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.cluster.run import Workers
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.nemo_plugin.transcribing import Log
-    from nemo_gpu_decoding.transcript import Totals, Transcript, Word
+    from nemo_gpu_decoding.transcript import Totals, Transcript
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
@@ -334,7 +335,7 @@ def report(totals: Totals, seconds: float, device: str) -> None:
     if totals.scored:
         errors = totals.word_errors
         print(
-            f"WER {100 * errors.wer:.2f} % of {errors.words} words "
+            f"{totals.rate_name} {100 * errors.wer:.2f} % of {errors.words} {UNITS[totals.rate_name]} "
             f"(sub {errors.substitutions}, del {errors.deletions}, ins {errors.insertions})",
             file=sys.stderr,
         )
@@ -366,14 +367,13 @@ def _subtitled(
 ) -> Iterator[Transcript | str]:
     """Yield the transcripts; the subtitles of each file are written after its last part, with times in the file."""
     last = {utterance.path: n for n, utterance in enumerate(utterances)}
-    words_of_parts: dict[Path, list[tuple[float, list[Word]]]] = {}
+    of_parts: dict[Path, list[tuple[float, Transcript]]] = {}
     for n, (utterance, transcript) in enumerate(zip(utterances, transcripts, strict=True)):
         if not isinstance(transcript, str):
             offset = part_of(utterance.audio).offset
-            words = [word.later(offset) for word in transcript.words]
-            words_of_parts.setdefault(utterance.path, []).append((offset, words))
-        if n == last[utterance.path] and utterance.path in words_of_parts:
-            parts = [words for _, words in sorted(words_of_parts.pop(utterance.path), key=itemgetter(0))]
+            of_parts.setdefault(utterance.path, []).append((offset, transcript.later(offset)))
+        if n == last[utterance.path] and utterance.path in of_parts:
+            parts = [part for _, part in sorted(of_parts.pop(utterance.path), key=itemgetter(0))]
             for file_format in options.subtitles or ():
                 content = subtitles.subtitles(parts, file_format, MIN_PAUSE)
                 subtitle_file(options, utterance.path, file_format).write_text(content, encoding="utf-8")

@@ -1,7 +1,5 @@
 """`nemo-gpu-decoding tune` finds weights on a dev set that suit a model, an LM and a phrase list."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from nemo_gpu_decoding.cli.grid import Point, Searches, at_point, later_stages, 
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
 from nemo_gpu_decoding.manifest import read_manifest, usable
+from nemo_gpu_decoding.metrics import rate_name
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.plain_text import format_table, path_of
 from nemo_gpu_decoding.presets import load_preset, write_preset
@@ -175,7 +174,7 @@ def run(options: TuneOptions) -> int:
         preset, shown = with_confidence_map(head, preset, utterances, options.confidence, options.batch_size)
         print(shown)
     if out:
-        write_preset(out, preset, preset_comment(options, trials[0]))
+        write_preset(out, preset, preset_comment(options, trials[0], rate_name(dev.references)))
         print(f"written to {options.out}; use it with  transcribe preset={options.out}")
     if plot is not None and options_of_panels(trials):
         draw(trials, dev.score(dev.greedy_texts, phrases), plot)
@@ -265,7 +264,8 @@ def ranked(
 def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: int) -> str:
     """Return a line for greedy decoding and for each of the best trials; WER in percent of the reference words."""
     names = varied([trial.point for trial in trials])
-    header = ["decoder", *names, "WER %", "sub", "del", "ins"]
+    rate = rate_name(dev.references)
+    header = ["decoder", *names, f"{rate} %", "sub", "del", "ins"]
     header += ["precision", "recall", "F-score", "false phrases"] if phrases else []
     rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases))]]
     for trial in trials[:show]:
@@ -288,10 +288,10 @@ def score_cells(score: Score) -> list[Any]:
     return cells
 
 
-def preset_comment(options: TuneOptions, trial: Trial) -> str:
+def preset_comment(options: TuneOptions, trial: Trial, rate: str = "WER") -> str:
     fscore = f", phrase F-score {trial.score.phrases.fscore:.3f}" if trial.score.phrases else ""
     return (
         f"Found by `nemo-gpu-decoding tune` on {Path(options.manifest).name}: "
-        f"WER {100 * trial.score.errors.wer:.2f} %{fscore}.\n"
+        f"{rate} {100 * trial.score.errors.wer:.2f} %{fscore}.\n"
         "Paths are relative to this file."
     )

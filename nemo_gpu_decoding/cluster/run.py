@@ -22,6 +22,7 @@ from nemo_gpu_decoding.cluster.corpus import Folder, Partition, RunPlan, local_a
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import FAULT, Utterance, opened, part_in
+from nemo_gpu_decoding.metrics import UNITS
 from nemo_gpu_decoding.nemo_plugin.cutting import Cutting
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs
 from nemo_gpu_decoding.nemo_plugin.transcribing import Transcriber, is_fatal, named
@@ -177,7 +178,7 @@ def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
     """Return the totals of partitions with a marker."""
     names = folder.names()
     markers = [folder.marker_file(partition) for partition in partitions]
-    return [Totals(**folder.read_json(marker)) for marker in markers if marker in names]
+    return [Totals.of_marker(folder.read_json(marker)) for marker in markers if marker in names]
 
 
 def _check_errors(totals: Any, max_errors: int | None) -> None:
@@ -264,7 +265,8 @@ def _connected(workers: Workers) -> Any:
 
 def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
     """Return a table with a row per manifest and one for all."""
-    header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins"]
+    rate = _sum(totals).rate_name
+    header = ["manifest", "utterances", "hours", "errors", f"{rate} %", UNITS[rate], "sub", "del", "ins"]
     named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]
     rows = [_summary_row(name, partitions) for name, partitions in named]
     if len(rows) > 1:
@@ -273,9 +275,13 @@ def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
     return format_table([header[n] for n in shown], [[row[n] for n in shown] for row in rows])
 
 
-def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:
+def _sum(totals: Sequence[Totals]) -> Totals:
     numbers = [part.name for part in fields(Totals) if isinstance(part.default, int | float)]
-    both = Totals(**{field: sum(getattr(part, field) for part in totals) for field in numbers})
+    return Totals(**{field: sum(getattr(part, field) for part in totals) for field in numbers})
+
+
+def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:
+    both = _sum(totals)
     row = [name, both.rows, f"{both.audio / 3600:.3f}", both.errors]
     if not both.scored:
         return [*row, *[""] * 5]

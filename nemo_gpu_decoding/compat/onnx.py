@@ -14,8 +14,6 @@ A folder holds the parts of a model. Names may have a prefix, and end with ".int
 onnxruntime runs the networks. The search keeps its states in torch tensors.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -19,8 +19,6 @@ The file automaton.cuh does not exist: `compile.py` prints it in memory, and `sc
     UPPER_CASE: Final = -1           constexpr int UPPER_CASE
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

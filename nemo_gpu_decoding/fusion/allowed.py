@@ -13,8 +13,6 @@ so that the blank keeps its score to the bit. A product with a power of 2 is exa
 The bonus per token of transducers (`beam_beta`) is a negative cost of all tokens. CTC searches add theirs themselves.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import unicodedata

@@ -72,8 +72,6 @@ Copies of the root are large but shared: there is one per distinct sum of refund
 labels or the others, whichever are fewer. Copies of other states have as many arcs as the originals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

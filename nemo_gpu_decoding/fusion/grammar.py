@@ -13,8 +13,6 @@ finite price each such token costs it, and an end inside a sentence costs it onc
 its best hypothesis is outside. Costs are no bonuses: the automaton has the weight `PRICE_WEIGHT` (allowed.py).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import unicodedata

@@ -17,8 +17,6 @@ the vocabulary there. Here, arcs with </s> become final weights and arcs with <u
 unlisted labels.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import re

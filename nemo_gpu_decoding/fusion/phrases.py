@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from nemo_gpu_decoding.checks import MOST_FAULTS, FieldError, check_number, leave_out, warn_once
 from nemo_gpu_decoding.plain_text import read_lines
+from nemo_gpu_decoding.words import is_unspaced, joined, words_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -216,12 +217,6 @@ def aliases_of(phrases: Iterable[Phrase], name: str, ignore_case: bool) -> Alias
     return Aliases(table, ignore_case) if table else None
 
 
-# prefixes of the Unicode names of their characters
-_SCRIPTS_WITHOUT_SPACES = (
-    "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "TIBETAN", "KHMER", "MYANMAR",
-)  # fmt: skip
-
-
 class WrittenWord(NamedTuple):
     """A text that is written for the words [first, end) of a hypothesis."""
 
@@ -258,16 +253,17 @@ class Aliases:
 
         The words of an alias become those of the phrase, one by one if there are equally many, else one `WrittenWord`.
         """
-        joined = " ".join(texts)
-        begins = [0]
-        for text in texts:
-            begins.append(begins[-1] + len(text) + 1)
+        text, begins, ends = joined(texts), [0], [0]
+        for part in texts:
+            begins[-1] = text.index(part, ends[-1])
+            ends.append(begins[-1] + len(part))
+            begins.append(len(text))
         replaced: list[WrittenWord] = []
-        for begin, end, _ in self._matches(joined, is_open=False):
+        for begin, end, _ in self._matches(text, is_open=False):
             first, last = bisect_right(begins, begin) - 1, bisect_left(begins, end)
             if replaced and first < replaced[-1].end:  # two aliases in one word, such as "ann-bob"
                 first = replaced.pop().first
-            replaced.append(WrittenWord(first, last, self.written(joined[begins[first] : begins[last] - 1])))
+            replaced.append(WrittenWord(first, last, self.written(text[begins[first] : ends[last]])))
         result, at = [], 0
         for word in [*replaced, WrittenWord(len(texts), len(texts), "")]:
             result += [WrittenWord(n, n + 1, texts[n]) for n in range(at, word.first)]
@@ -326,7 +322,7 @@ class Aliases:
 def _one_by_one(written: WrittenWord) -> list[WrittenWord]:
     """Divide a written form among its words, if it has as many."""
     first, end, text = written
-    parts = text.split()
+    parts = words_of(text)
     if len(parts) != end - first:
         return [written] if first < end else []
     if parts:
@@ -354,12 +350,6 @@ def _kind(character: str) -> str:
 def is_word_character(character: str) -> bool:
     """Return whether this is a letter, digit or accent of a script with spaces between words, or False for ""."""
     return bool(character) and unicodedata.category(character)[0] in "LNM" and not is_unspaced(character)
-
-
-@lru_cache(maxsize=4096)
-def is_unspaced(character: str) -> bool:
-    """Return whether this character is of a script without spaces between words."""
-    return unicodedata.name(unicodedata.normalize("NFKC", character)[0], "").startswith(_SCRIPTS_WITHOUT_SPACES)
 
 
 @dataclass(frozen=True)

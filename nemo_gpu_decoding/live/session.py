@@ -9,8 +9,6 @@
 After a wrong message the server sends {"type": "error", "field": ..., "message": ...} and ends the stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,30 +1,26 @@
 """Write a transcript as subtitles, lines of words with their times, in SubRip, WebVTT, TSV or text."""
 
-from __future__ import annotations
-
-import unicodedata
 from collections.abc import Iterator, Sequence
 
-from nemo_gpu_decoding.fusion.phrases import is_unspaced
-from nemo_gpu_decoding.transcript import Word, clock
+from nemo_gpu_decoding.transcript import Transcript, Word, clock
+from nemo_gpu_decoding.words import divided, has_unspaced
 
 FORMATS = ("srt", "vtt", "tsv", "txt")
 MAX_CHARACTERS = 42  # of a line, usual for subtitles
 MAX_UNSPACED = 20  # of a line in a script without spaces
 MAX_SECONDS = 7.0
-JOINT = "\N{WORD JOINER}"  # before a piece of a word that is not its first
 
 
-def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: float) -> str:
+def subtitles(parts: Sequence[Transcript], file_format: str, min_pause: float) -> str:
     """Return the content of a file of subtitles.
 
     Args:
-        parts: the words of each part of the transcript, in order; a line ends with its part.
+        parts: the transcript of each part, in order; a line ends with its part.
         file_format: one of `FORMATS`; the times of tsv are milliseconds.
         min_pause: a pause of so many seconds, or longer, ends a line.
     """
     shown = []
-    for number, line in enumerate((line for words in parts for line in lines(words, min_pause)), 1):
+    for number, line in enumerate((line for part in parts for line in lines(part, min_pause)), 1):
         text = _text(line)
         start, end = line[0].start, line[-1].end
         if file_format == "srt":
@@ -40,9 +36,12 @@ def subtitles(parts: Sequence[Sequence[Word]], file_format: str, min_pause: floa
     return "".join(f"{text}\n" for text in [*header, *shown])
 
 
-def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
-    """Yield the words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses."""
-    words = [piece for word in words for piece in word.pieces or _characters(word)]
+def lines(part: Transcript, min_pause: float) -> Iterator[Sequence[Word]]:
+    """Yield the words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses.
+
+    A word of a line begins with the space that is before it in the text.
+    """
+    words = [piece for word in _spaced(part) for piece in word]
     begin = 0
     for n in range(1, len(words) + 1):
         if n == len(words) or words[n].start - words[n - 1].end >= min_pause:
@@ -50,19 +49,24 @@ def lines(words: Sequence[Word], min_pause: float) -> Iterator[Sequence[Word]]:
             begin = n
 
 
+def _spaced(part: Transcript) -> Iterator[Sequence[Word]]:
+    """Yield each word, or its pieces, with a space unless it follows a word of a script without spaces at once."""
+    text, at = part.text, 0
+    for word in part.words:
+        follows = at > 0 and text.startswith(word.word, at) and has_unspaced(text[at - 1] + word.word[:1])
+        at = max(text.find(word.word, at), at) + len(word.word)
+        first, *others = word.pieces or _characters(word)
+        yield [first if follows else first._replace(word=f" {first.word}"), *others]
+
+
 def _characters(word: Word) -> Iterator[Word]:
     """Yield the characters of a word without pieces that is too long for a line; other words stay whole."""
     text, seconds = word.word, word.end - word.start
-    is_whole = is_line(text, seconds) or not any(map(is_unspaced, text))
-    begins = [0] if is_whole else [n for n in range(len(text)) if not n or not belongs_to_last(text[n])]
-    for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
+    is_whole, end = is_line(text, seconds) or not has_unspaced(text), 0
+    for character in [text] if is_whole else divided(text):
+        begin, end = end, end + len(character)
         start, stop = (word.start + seconds * n / len(text) for n in (begin, end))
-        yield word._replace(word=JOINT * (begin > 0) + text[begin:end], start=start, end=stop)
-
-
-def belongs_to_last(character: str) -> bool:
-    """Return whether this is a mark or a closing sign, which stays with the character before."""
-    return unicodedata.category(character) in ("Mn", "Mc", "Me", "Pe", "Pf", "Po")
+        yield word._replace(word=character, start=start, end=stop)
 
 
 def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
@@ -79,12 +83,12 @@ def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
 
 def is_line(text: str, seconds: float) -> bool:
     """Return whether a text of so many seconds is short enough for a line."""
-    most = MAX_UNSPACED if any(map(is_unspaced, text)) else MAX_CHARACTERS
+    most = MAX_UNSPACED if has_unspaced(text) else MAX_CHARACTERS
     return len(text) <= most and seconds <= MAX_SECONDS
 
 
 def _text(words: Sequence[Word]) -> str:
-    return " ".join(word.word for word in words).replace(f" {JOINT}", "").removeprefix(JOINT)
+    return "".join(word.word for word in words).strip()
 
 
 def _time(seconds: float, mark: str) -> str:

@@ -12,8 +12,6 @@ A form has the fields of OpenAI's API, and those of a stream's first message (`S
     boosting_weight, language, end_silence, n_best
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -36,7 +34,8 @@ from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
 from nemo_gpu_decoding.live.interface import Limits
 from nemo_gpu_decoding.live.session import START_KEYS, Session, checked_start, read_json
 from nemo_gpu_decoding.live.subtitles import subtitles
-from nemo_gpu_decoding.transcript import Word
+from nemo_gpu_decoding.transcript import Transcript, Word
+from nemo_gpu_decoding.words import has_unspaced, is_border
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -282,11 +281,12 @@ def _response(
     for final in finals:
         new_words = [Word(**word) for word in final["words"]]
         is_joined = "is_joined" in final  # the utterance before was cut within a word
-        if is_joined and words and new_words:
+        if is_joined and words and new_words and not is_border(words[-1].word[-1], new_words[0].word[0]):
             first = new_words.pop(0)
             words[-1] = words[-1]._replace(word=words[-1].word + first.word, end=first.end)
         words += new_words
-        text += ("" if is_joined or not text else " ") + final["text"]
+        is_continued = is_joined or not text or has_unspaced(text[-1] + final["text"][:1])
+        text += ("" if is_continued else " ") + final["text"]
         segments.append(_segment(len(segments), final, segments, seconds))
     if upload.is_streamed:
         events = [
@@ -309,8 +309,9 @@ def _response(
         if "word" in upload.granularities:
             content["words"] = [word.shown() for word in words]
         return JSONResponse(content)
+    spoken = Transcript(text, words=tuple(words))
     return PlainTextResponse(
-        f"{text}\n" if upload.response_format == "text" else subtitles([words], upload.response_format, LINE_PAUSE)
+        f"{text}\n" if upload.response_format == "text" else subtitles([spoken], upload.response_format, LINE_PAUSE)
     )
 
 

@@ -13,8 +13,6 @@ Kept n-grams keep their probabilities, contexts and suffixes; back-off weights a
 small LM is a subset of the large one, and paged_biglm needs one look-up for both.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -10,8 +10,6 @@ split it into words again. NeMo's rules for text still apply: no space before th
 `word_seperator` between words, segments, confidence by `confidence_cfg`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +21,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from nemo.collections.asr.parts.utils.timestamp_utils import get_segment_offsets
+from nemo.collections.asr.parts.utils.timestamp_utils import flatten_char_offsets, get_segment_offsets
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 from nemo.utils import logging
 from nemo.utils.app_state import AppState
@@ -38,6 +36,8 @@ from nemo_gpu_decoding.nemo_plugin.requests import confidence_map
 from nemo_gpu_decoding.nemo_plugin.section import check_confidence
 from nemo_gpu_decoding.presets import check_sections
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.words import has_unspaced, joined
 
 
 def write_aliases(hypothesis: kinds.BeamHypothesis) -> None:
@@ -58,6 +58,26 @@ def write_aliases(hypothesis: kinds.BeamHypothesis) -> None:
         segment["segment"] = aliases.written(segment["segment"])
 
 
+def divide_words(stamps: dict[str, list], ids: Sequence[int], vocabulary: Vocabulary) -> None:
+    """Divide the words of NeMo's timestamps in scripts without spaces, where NeMo has one word."""
+    if "word" in stamps and vocabulary.has_unspaced(ids):
+        offsets, words = flatten_char_offsets(stamps["char"]), vocabulary.words(ids)
+        starts = [offsets[word.first_token]["start_offset"] for word in words]
+        ends = [offsets[vocabulary.last_spoken(ids, word)]["end_offset"] for word in words]
+        stamps["word"] = [
+            {"word": word.text, "start_offset": start, "end_offset": end}
+            for word, start, end in zip(words, starts, ends, strict=True)
+        ]
+
+
+def level_of(stamps: dict[str, list], level: str) -> dict[str, list]:
+    """Return the timestamps of a level of NeMo, "all" for all."""
+    return {name: spans for name, spans in stamps.items() if level == "all" or name in (level, "timestep")}
+
+
+_WITH_TOKENS = {"word": "all"}  # levels of NeMo's timestamps that have no tokens, and one that has them
+
+
 def written_text(hypothesis: Any, text: str) -> str:
     """Return a text of a hypothesis with the aliases of phrases replaced."""
     aliases = getattr(hypothesis, "aliases", None)
@@ -68,19 +88,33 @@ def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any],
     """Return the confidence of words by NeMo's method. Several words that are written as one have one confidence: that
     of the words, by `confidence_cfg.aggregation`."""
     aliases, written = getattr(hypothesis, "aliases", None), hypothesis.text
-    if aliases is None:
+    ids, vocabulary = hypothesis.y_sequence.tolist(), decoding.decoding.vocabulary()
+    if vocabulary.has_unspaced(ids):
+        words = [word.text for word in vocabulary.words(ids)]
+        confidences = confidence_of_parts(decoding, hypothesis.token_confidence, ids, vocabulary)
+        if aliases is None:
+            return confidences
+    elif aliases is None:
         return of_nemo(hypothesis)
-    ids = hypothesis.y_sequence.tolist()
-    if isinstance(written, tuple):  # of CTC: NeMo reads the tokens there
-        text = decoding.decode_ids_to_str(ids)
     else:
-        text = hypothesis.text = decoding.decode_tokens_to_str_with_strip_punctuation(ids)
-    confidences = of_nemo(hypothesis)
-    hypothesis.text = written
+        if isinstance(written, tuple):  # of CTC: NeMo reads the tokens there
+            text = decoding.decode_ids_to_str(ids)
+        else:
+            text = hypothesis.text = decoding.decode_tokens_to_str_with_strip_punctuation(ids)
+        words, confidences = text.split(), of_nemo(hypothesis)
+        hypothesis.text = written
     return [
         confidences[first] if end == first + 1 else decoding._aggregate_confidence(confidences[first:end])
-        for first, end, _ in aliases.words(text.split())
+        for first, end, _ in aliases.words(words)
     ]
+
+
+def confidence_of_parts(
+    decoding: Any, of_tokens: Sequence[Any], ids: Sequence[int], vocabulary: Vocabulary
+) -> list[Any]:
+    """Return the confidence of each word of `divide_words`, by NeMo's method."""
+    words = vocabulary.words(ids)
+    return [decoding._aggregate_confidence(of_tokens[word.first_token : word.end_token]) for word in words]
 
 
 def mapped(decoding: Any, confidences: list[Any]) -> list[Any]:
@@ -144,7 +178,10 @@ def adapted_ctc(base: Any) -> type:
                 hypothesis.timestamp = self._stamps(hypothesis, timestamp_type)
                 hypothesis.text = self.text_of(hypothesis)
                 return hypothesis
-            hypothesis = super().compute_ctc_timestamps(hypothesis, timestamp_type)
+            ids = hypothesis.text[0]
+            hypothesis = super().compute_ctc_timestamps(hypothesis, _WITH_TOKENS.get(timestamp_type, timestamp_type))
+            divide_words(hypothesis.timestamp, ids, self.decoding.vocabulary())
+            hypothesis.timestamp = level_of(hypothesis.timestamp, timestamp_type)
             hypothesis.text = written_text(hypothesis, hypothesis.text)
             write_aliases(hypothesis)
             return hypothesis
@@ -173,7 +210,8 @@ def adapted_ctc(base: Any) -> type:
             ]
 
         def text_of(self, hypothesis: kinds.WordHypothesis | WordPath) -> str:
-            return self.word_seperator.join(word.text for word in self._written(hypothesis))
+            words = [word.text for word in self._written(hypothesis)]
+            return joined(words) if any(map(has_unspaced, words)) else self.word_seperator.join(words)
 
         def _stamps(self, hypothesis: kinds.WordHypothesis, level: str) -> dict[str, list]:
             """Return NeMo's `timestamp`, with the frames of tokens and words from the search."""
@@ -188,8 +226,7 @@ def adapted_ctc(base: Any) -> type:
                 segment_gap_threshold=self.segment_gap_threshold,
             )
             levels = {"char": self._token_offsets(hypothesis), "word": words, "segment": segments}
-            selected = {name: spans for name, spans in levels.items() if level in (name, "all")}
-            return {"timestep": list(hypothesis.token_frames), **selected}
+            return level_of({"timestep": list(hypothesis.token_frames), **levels}, level)
 
         def _token_offsets(self, hypothesis: kinds.WordHypothesis) -> list[dict[str, Any]]:
             tokens = hypothesis.y_sequence.tolist()
@@ -210,7 +247,9 @@ def adapted_rnnt(base: Any) -> type:
             return hypotheses_list
 
         def compute_rnnt_timestamps(self, hypothesis: Any, timestamp_type: str = "all") -> Any:
-            hypothesis = super().compute_rnnt_timestamps(hypothesis, timestamp_type)
+            hypothesis = super().compute_rnnt_timestamps(hypothesis, _WITH_TOKENS.get(timestamp_type, timestamp_type))
+            divide_words(hypothesis.timestamp, hypothesis.y_sequence.tolist(), self.decoding.vocabulary())
+            hypothesis.timestamp = level_of(hypothesis.timestamp, timestamp_type)
             write_aliases(hypothesis)
             return hypothesis
 

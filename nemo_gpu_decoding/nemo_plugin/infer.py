@@ -66,6 +66,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         self.labels_map = getattr(owner, "labels_map", None)  # of character models
         self._continuation = Continuation(self.continued_by)
         self._decoders: dict[Hashable, Any] = {}  # key: `_variant`
+        self._vocabulary: Vocabulary | None = None
 
     @staticmethod
     @abstractmethod
@@ -98,7 +99,9 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return ""
 
     def vocabulary(self) -> Vocabulary:
-        return nemo_vocabulary(self)
+        if self._vocabulary is None:
+            self._vocabulary = nemo_vocabulary(self)
+        return self._vocabulary
 
     def candidates(self, n_best: int) -> int:
         """Return the number of hypotheses of the search for n_best different texts: the whole beam, because different

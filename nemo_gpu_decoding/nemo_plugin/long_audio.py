@@ -22,6 +22,7 @@ from nemo_gpu_decoding.nemo_plugin.cutting import MIN_PAUSE, SHORTEST, Cutting, 
 from nemo_gpu_decoding.nemo_plugin.model import Model
 from nemo_gpu_decoding.search.result import Place
 from nemo_gpu_decoding.transcript import BoostedPhrase, Segment, Transcript, Word, clock, error_of
+from nemo_gpu_decoding.words import joined as joined_texts
 
 _CONTEXT = 2.0  # seconds of audio on both sides of a window
 _STEP = 0.01  # seconds, about: an encoder frame is a whole number of steps
@@ -209,7 +210,7 @@ def joined(
         errors.append(f"cannot be read after {clock(spans[-1][1])}: {fault}")
     scores = [segment.score for segment in segments if segment.score is not None]
     return Transcript(
-        text=" ".join(segment.text for segment in segments if segment.text),
+        text=joined_texts([segment.text for segment in segments if segment.text]),
         score=round(sum(scores), 4) if scores else None,
         words=tuple(words),
         error="; ".join(errors),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nemo_gpu_decoding.audio import AudioSource, Sound, check_channel_selector, part_of, unreadable, write_mono
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest
-from nemo_gpu_decoding.live.subtitles import JOINT, belongs_to_last, is_line
+from nemo_gpu_decoding.live.subtitles import is_line
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy, head_of
 from nemo_gpu_decoding.nemo_plugin.requests import confidence_map, infer_of, request_of, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
@@ -30,6 +30,7 @@ from nemo_gpu_decoding.search.result import places_in_seconds
 from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.transcript import Alternative, Transcript, Word, boosted_phrases
 from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.words import belongs_to_last, has_unspaced
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
@@ -226,6 +227,8 @@ class Model:
 
     def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]
+        if has_unspaced(best.text):
+            self._divide_words(best)
         words = self._words(best)
         places = getattr(best, "word_alternatives", ()) if isinstance(best.timestamp, dict) else ()
         ranked = tuple(Alternative(hypothesis.text, round(float(hypothesis.score), 4)) for hypothesis in hypotheses)
@@ -275,8 +278,23 @@ class Model:
             if pieces and belongs_to_last(piece.word[:1] or " "):
                 pieces[-1] = pieces[-1]._replace(word=pieces[-1].word + piece.word, end=max(pieces[-1].end, piece.end))
             else:
-                pieces.append(piece._replace(word=(JOINT if pieces else "") + piece.word.strip()))
+                pieces.append(piece._replace(word=piece.word.strip()))
         return () if text != word.word or is_line(text, word.end - word.start) else tuple(pieces)
+
+    def _divide_words(self, hypothesis: Hypothesis) -> None:
+        """Divide the words of a strategy of NeMo; those of other strategies are divided already."""
+        from nemo_gpu_decoding.nemo_plugin.adapters import confidence_of_parts, divide_words
+        from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis
+
+        stamps, head = hypothesis.timestamp, self.current_head
+        if isinstance(hypothesis, BeamHypothesis) or not isinstance(stamps, dict):
+            return
+        ids, vocabulary = head.token_ids(hypothesis), head.vocabulary()
+        if len(ids) != len(stamps.get("char", ())):  # a beam search
+            return
+        divide_words(stamps, ids, vocabulary)
+        if of_tokens := hypothesis.token_confidence:
+            hypothesis.word_confidence = confidence_of_parts(head.decoding, of_tokens, ids, vocabulary)
 
 
 class Head(ABC):
@@ -302,6 +320,10 @@ class Head(ABC):
         config = self.model.model.cfg
         of_head = config.aux_ctc if self.model.is_hybrid and self.name == "ctc" else config
         return copy.deepcopy(of_head.decoding)
+
+    @abstractmethod
+    def token_ids(self, hypothesis: Hypothesis) -> list[int]:
+        """Return the tokens of a hypothesis of a greedy strategy of NeMo."""
 
     @abstractmethod
     def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
@@ -361,6 +383,9 @@ class CTCHead(Head):
                 log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
                 yield Encoded(np.ascontiguousarray(log_probs), hypothesis.text)
 
+    def token_ids(self, hypothesis: Hypothesis) -> list[int]:
+        return [token for _, _, token in self.greedy_tokens(hypothesis)]
+
     def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
         best = hypothesis.y_sequence.argmax(-1).cpu().numpy()
         edges = np.flatnonzero(np.diff(best)) + 1  # between runs of a token
@@ -385,6 +410,9 @@ class TransducerHead(Head):
             lengths = outputs["encoded_len"].tolist()
             for row, length, hypothesis in zip(rows, lengths, self.model.hypotheses(outputs), strict=True):
                 yield Encoded(row[:length].copy(), hypothesis.text)
+
+    def token_ids(self, hypothesis: Hypothesis) -> list[int]:
+        return [int(token) for token in hypothesis.y_sequence]
 
     def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
         pairs = zip(hypothesis.timestamp, hypothesis.y_sequence, strict=True)

@@ -16,8 +16,6 @@ model, `aux_ctc.decoding`):
     model = EncDecCTCModelBPE.restore_from("model.nemo", override_config_path="greedy.yaml")
 """
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 import sys

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.checks import FieldError, check_number, fields_named, having
+from nemo_gpu_decoding.checks import FieldError, NothingLeftError, check_number, fields_named, having
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.fusion.grammar import MOST_LETTERS
 from nemo_gpu_decoding.fusion.phrases import WrittenRequest, weight_of_list
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.section import AllowedOptions
 
 Wanted = Request | WrittenRequest | Sequence["str | Phrase"] | None
+logger = logging.getLogger("nemo_gpu_decoding")
 PHRASES = ("phrases", "biasing_request")  # keys of a request with phrases; it has one of them
 
 
@@ -181,7 +183,11 @@ def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
             "phrases in boosting_model_cfg"
         )
     weight = float(biasing.boosting_model_alpha)
-    return replace(request or Request(), boosting=infer.boosting_of(config, weight), boosting_weight=weight)
+    try:
+        tree = infer.boosting_of(config, weight)
+    except NothingLeftError as error:
+        return request or _without_phrases(infer, error)
+    return replace(request or Request(), boosting=tree, boosting_weight=weight)
 
 
 @dataclass
@@ -209,9 +215,19 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
     if isinstance(wanted, str):
         raise ValueError(f"requests holds {wanted!r}, expected a list of phrases, a Request or None")
     if not wanted:
-        return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None
+        return _without_phrases(infer)
     weight = infer.options.fusion.boosting_weight or None if boosting_weight is None else boosting_weight
     if weight == 0.0:
         raise FieldError("boosting_weight", 0, "a number > 0, or None for the default")
-    tree = infer.boosting_of(infer.options.fusion.boosting.of_list(wanted), weight)
+    try:
+        tree = infer.boosting_of(infer.options.fusion.boosting.of_list(wanted), weight)
+    except NothingLeftError as error:
+        return _without_phrases(infer, error)
     return Request(boosting=tree, boosting_weight=weight_of_list(weight, len(wanted)))
+
+
+def _without_phrases(infer: FusedInfer, fault: ValueError | None = None) -> Request | None:
+    """Return a request without phrases; `fault` is why the phrases that were given are left out."""
+    if fault is not None:
+        logger.warning("%s; the utterance is decoded without phrases of its own", fault)
+    return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None

@@ -11,7 +11,6 @@ after each arc. Texts that lead to the same state share one alignment.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -198,15 +197,9 @@ def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
     if isinstance(path, WordPath):
         return [TimedWord(word.text, word.start_frame, word.end_frame) for word in path.words]
     frames, repeats = path.frames.tolist(), path.repeats.tolist()
-    spans = vocabulary.words(path.tokens.tolist())
+    tokens = path.tokens.tolist()
     words = []
-    for span in spans:
-        tokens = range(span.end_token - 1, span.first_token - 1, -1)
-        # as in NeMo's timestamps, punctuation does not extend a word
-        last = next((n for n in tokens if not _is_punctuation(vocabulary.text([path.tokens[n]]))), tokens[0])
+    for span in vocabulary.words(tokens):
+        last = vocabulary.last_spoken(tokens, span)
         words.append(TimedWord(span.text, frames[span.first_token], frames[last] + repeats[last]))
     return words
-
-
-def _is_punctuation(text: str) -> bool:
-    return all(unicodedata.category(character)[0] in "PZ" for character in text)

@@ -4,8 +4,6 @@ A stream keeps these tokens once, in arrays that only grow. A partial result tra
 cost does not depend on the length of the stream. `joined` concatenates both parts when a caller reads them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property, lru_cache

@@ -5,8 +5,6 @@ one thread may use it at a time. `Streams` are the utterances that a decoder is 
 backend, and divides the work of a CPU search among threads.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from abc import ABC, abstractmethod

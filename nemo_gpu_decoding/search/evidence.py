@@ -10,8 +10,6 @@ What the second search returns has passed, or has got no bonus. If a phrase of i
 fewer phrases, and so on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar

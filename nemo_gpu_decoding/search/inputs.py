@@ -1,7 +1,5 @@
 """Convert and check the inputs of all decoders."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any, TypeAlias

@@ -11,8 +11,6 @@ Candidates are in a total order: descending score, then ascending parent, then a
 therefore keep the same ones, even among equal scores.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

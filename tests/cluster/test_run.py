@@ -16,8 +16,10 @@ import fsspec
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.cache import is_held
 from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, Folder, find_corpus, open_run
-from nemo_gpu_decoding.cluster.run import Job, Workers, batches, summary, transcribe_corpus
+from nemo_gpu_decoding.cluster.run import Job, Worker, Workers, batches, summary, transcribe_corpus
+from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance
 from tests.assets import ROOT
 from tests.cluster import fake
@@ -420,3 +422,29 @@ def test_missing_ray_is_named(tmp_path, corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'nemo-gpu-decoding\[cluster\]'"):
         Run(tmp_path, corpus(2)).go(Workers("local", 2, 2))
+
+
+def test_the_first_decoding_of_a_machine_is_that_of_one_process(tmp_path):
+    """Other workers wait for it, so that one of them compiles."""
+    held = []
+
+    class Noting(fake.FakeModel):
+        def encode(self, files, batch_size):
+            held.append(is_held(cache_folder() / "workers.lock"))
+            return super().encode(files, batch_size)
+
+        def decode(self, outputs, requests=()):
+            held.append(is_held(cache_folder() / "workers.lock"))
+            return super().decode(outputs, requests)
+
+    Worker(Job(str(tmp_path), Noting, ()))
+    assert held == [True, True]
+    assert not is_held(cache_folder() / "workers.lock")
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path, corpus):
+    run = Run(tmp_path, corpus(8))
+    run.go()
+    for marker in (tmp_path / "out").glob("*.done"):
+        marker.write_text(json.dumps({**json.loads(marker.read_text()), "slowest": [[0.5, "a.wav"]]}))
+    assert sum(totals.rows for totals in run.go()) == 8

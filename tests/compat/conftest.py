@@ -1,7 +1,5 @@
 """Shipped checkpoints and speech, and what NeMo's networks give for them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Our checkpoints as models of Hugging Face transformers, whose FastConformer and transducer have the same layers."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 RENAMED = {  # parts of NeMo's names -> those of transformers

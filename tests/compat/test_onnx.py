@@ -1,7 +1,5 @@
 """ONNX exports of the shipped checkpoints, decoded as NeMo's own networks are."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 

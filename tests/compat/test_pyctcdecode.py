@@ -1,7 +1,5 @@
 """`compat.pyctcdecode` against all alignments of short utterances, scored by pyctcdecode's definition."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -15,7 +13,7 @@ import torch
 
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
-from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
+from nemo_gpu_decoding.compat.pyctcdecode import BeamSearchDecoderCTC, OutputBeam, _Options, build_ctcdecoder
 from nemo_gpu_decoding.compat.search import SKIPPED, TokenSearch, likely_of, log_probs_of
 from tests.oracles.ngram import arpa_text, log10_prob, random_table
 
@@ -432,3 +430,25 @@ def test_pyctcdecode_interface_works_without_nemo(lm):
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=300, capture_output=True, text=True)
     assert done.stdout.strip() == "a b a b"
+
+
+def history_decoder(tmp_path, order):
+    """A decoder with a random LM of this order over single letters."""
+    arpa = tmp_path / f"{order}.arpa"
+    arpa.write_text(arpa_text(random_table(["a", "b"], order, 1.0, seed=0)))
+    return build_ctcdecoder(CHARACTERS, str(arpa))
+
+
+@pytest.mark.parametrize(("order", "kept"), [(1, 2), (2, 2), (3, 3), (4, 4)])
+def test_pruned_history_and_the_state_of_the_lm_are_as_long_as_the_lm_looks_back(order, kept, tmp_path):
+    decoder = history_decoder(tmp_path, order)
+    texts = ["a a a b", "b a a b", "a b a b", "b b a b", "a a b b", "a a a a"]
+    beams = [OutputBeam(text, None, [], 0.0, -float(n)) for n, text in enumerate(texts)]
+    options = _Options(9, -99.0, -5.0, True, (), 9)
+    assert len(decoder._beams(beams, options)) == len({tuple(text.split()[1 - max(order, 2) :]) for text in texts})
+    assert len(decoder._beams(beams, options)) == kept
+    spoken = log_softmax(9 * np.eye(4)[[1, 0, 2, 0, 1, 0, 2, 0, 1]])
+    (best, *_) = decoder.decode_beams(spoken)
+    assert best.text == "a b a b a"
+    words = [CHARACTERS[token] for token in best.last_lm_state.tokens]
+    assert "".join(words).split() == ["a", "b", "a", "b", "a"][1 - max(order, 2) :]

@@ -6,8 +6,6 @@ They are in pyctcdecode's repository alone, not in its wheel. They are those of 
     PYCTCDECODE_CLONE=/tmp/pyctcdecode make pytest PYTEST_ARGS="tests/compat/test_pyctcdecode_suite.py"
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Models of Hugging Face transformers, with random and with our own weights, decoded by this package."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -7,8 +7,6 @@ A test file runs all checks for the rows of its own table:
     TABLE = [("name", ASubject, ("cpu",))]
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

@@ -4,8 +4,6 @@ ONNX models and models of transformers give networks or log-probs to decoders of
 has other verbs, so checks of a `Decoder` that have no counterpart there are listed with the reason.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Sequence

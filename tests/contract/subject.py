@@ -3,8 +3,6 @@
 A new strategy adds a class with `make` and what differs, and a row to `subjects.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """The table of decoders that keep the contract, on each backend."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

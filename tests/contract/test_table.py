@@ -1,7 +1,5 @@
 """Every row of the tables is checked by one test file."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

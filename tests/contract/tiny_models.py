@@ -1,7 +1,5 @@
 """Models with random weights for the entry points of `compat`: ONNX exports and classes of transformers."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp

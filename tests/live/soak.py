@@ -8,8 +8,6 @@ decoded alone, too. Sizes are those of all arrays that the slots refer to, and o
 `test_slots.py` runs a short version.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -8,6 +8,7 @@ import soundfile
 import torch
 
 from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.words import words_of
 
 models = pytest.importorskip("nemo.collections.asr.models")
 from omegaconf import OmegaConf  # noqa: E402
@@ -54,7 +55,7 @@ def test_words_have_times_and_confidence(options, model, tmp_path):
     assert main(["transcribe", *arguments, *options]) == 0
     row = json.loads(out.read_text())
     assert row["pred_text"]
-    assert [word["word"] for word in row["words"]] == row["pred_text"].split()
+    assert [word["word"] for word in row["words"]] == words_of(row["pred_text"])
     assert all(0 <= word["raw_confidence"] <= 1 and word["start"] <= word["end"] for word in row["words"])
     assert all(word.keys() == {"word", "start", "end", "raw_confidence"} for word in row["words"])
     cues = [line.split("\t") for line in (tmp_path / "a.tsv").read_text().splitlines()[1:]]

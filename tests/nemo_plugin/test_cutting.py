@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.live.subtitles import JOINT, MAX_CHARACTERS, lines, subtitles
+from nemo_gpu_decoding.live.subtitles import MAX_CHARACTERS, lines, subtitles
 from nemo_gpu_decoding.nemo_plugin.cutting import PAUSES, Cutting, Limits, choose_segments, onset
-from nemo_gpu_decoding.transcript import Word
+from nemo_gpu_decoding.transcript import Transcript, Word
 
 STEP = 0.08
 MINUTE = Limits(60, (0.3,))  # longest segment, and the pauses that are tried
@@ -229,12 +229,12 @@ def test_cutting_refuses_values_out_of_range(values, problem):
 
 # ----------------------------------------------------------------------------------------------- subtitles
 def spoken(texts, pauses):
-    """Words of 0.4 s, with a pause after each."""
+    """A transcript of words of 0.4 s, with a pause after each."""
     words, at = [], 3599.0
     for text, pause in zip(texts, pauses, strict=True):
         words.append(Word(text, round(at, 3), round(at + 0.4, 3)))
         at += 0.4 + pause
-    return words
+    return Transcript(" ".join(texts), words=tuple(words))
 
 
 def seconds_of(time):
@@ -253,7 +253,7 @@ def parsed(content, file_format):
 
 def test_subtitle_lines_end_at_pauses():
     words = spoken(["a"] * 5 + ["b"] * 5, [0.1] * 4 + [0.5] + [0.1] * 5)
-    assert [" ".join(w.word for w in line) for line in lines(words, 0.3)] == ["a a a a a", "b b b b b"]
+    assert ["".join(w.word for w in line) for line in lines(words, 0.3)] == [" a a a a a", " b b b b b"]
 
 
 def test_words_without_pauses_are_divided_in_the_middle():
@@ -264,14 +264,14 @@ def test_words_without_pauses_are_divided_in_the_middle():
 @pytest.mark.parametrize("file_format", ["srt", "vtt", "tsv"])
 def test_subtitles_parse_again(file_format):
     rng = np.random.default_rng(0)
-    words = spoken([f"w<{n}>&" for n in range(200)], rng.choice([0.04, 0.08, 0.16, 0.9], 200).tolist())
-    found = parsed(subtitles([words], file_format, 0.3), file_format)
+    spoken_words = spoken([f"w<{n}>&" for n in range(200)], rng.choice([0.04, 0.08, 0.16, 0.9], 200).tolist())
+    found = parsed(subtitles([spoken_words], file_format, 0.3), file_format)
     texts = [text for _, _, text in found]
     if file_format == "vtt":
         texts = [text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for text in texts]
-    assert " ".join(texts) == " ".join(word.word for word in words)
+    assert " ".join(texts) == spoken_words.text
     assert max(map(len, texts)) <= MAX_CHARACTERS
-    by_line = list(lines(words, 0.3))
+    by_line = list(lines(spoken_words, 0.3))
     expected = [(line[0].start, line[-1].end) for line in by_line]
     assert np.allclose([each[:2] for each in found], expected, atol=1e-3)
     assert all(a[1] <= b[0] for a, b in pairwise(found))
@@ -283,10 +283,11 @@ THAI, KANA = "สวัสดีครับวันนี้อากาศด
 @pytest.mark.parametrize("text", [THAI, KANA, "x" * 100], ids=["Thai", "kana", "long"])
 @pytest.mark.parametrize("file_format", ["srt", "vtt", "tsv"])
 def test_words_without_spaces_are_cut_at_their_pieces(text, file_format):
-    pieces = [Word(f"{JOINT if n else ''}{letter}", 0.2 * n + 0.3, 0.2 * n + 0.4) for n, letter in enumerate(text)]
+    pieces = [Word(letter, 0.2 * n + 0.3, 0.2 * n + 0.4) for n, letter in enumerate(text)]
     whole = Word(text, 0.3, pieces[-1].end, pieces=tuple(pieces))
     words = [Word("one", 0.0, 0.2), whole, Word("two", 0.0, 0.1).later(whole.end)]
-    found = parsed(subtitles([words], file_format, 0.3), file_format)
+    whole_text = Transcript(f"one {text} two", words=tuple(words))
+    found = parsed(subtitles([whole_text], file_format, 0.3), file_format)
     assert "".join(text for _, _, text in found).replace(" ", "") == f"one{text}two"
     assert found[0][2].startswith("one ")
     assert found[-1][2].endswith(" two")
@@ -298,5 +299,5 @@ def test_words_without_spaces_are_cut_at_their_pieces(text, file_format):
 
 def test_subtitles_without_words_are_empty():
     assert subtitles([spoken(["a", "b"], [1, 1])], "txt", 0.3) == "a\nb\n"
-    assert subtitles([[]], "vtt", 0.3) == "WEBVTT\n\n"
-    assert subtitles([[]], "srt", 0.3) == ""
+    assert subtitles([Transcript("")], "vtt", 0.3) == "WEBVTT\n\n"
+    assert subtitles([Transcript("")], "srt", 0.3) == ""

@@ -21,8 +21,9 @@ from nemo_gpu_decoding.audio import AudioPart
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli.decoding import load_phrase_file, writable_file
 from nemo_gpu_decoding.manifest import parse_row, part_in
-from nemo_gpu_decoding.metrics import PhraseScore, PhraseWords, WordErrors, phrase_score, word_errors
+from nemo_gpu_decoding.metrics import PhraseScore, PhraseWords, phrase_score, rate_name, word_errors
 from nemo_gpu_decoding.plain_text import format_table, read_lines
+from nemo_gpu_decoding.words import words_of
 from tools.compare.collation import Passage, Reading, Transcript, collate, difference
 
 EXAMPLES = (
@@ -215,7 +216,7 @@ def _starts(row: Mapping[str, Any]) -> tuple[float, ...]:
     if not isinstance(words, list) or not all(isinstance(w, dict) and _number(w, "start") is not None for w in words):
         return ()
     texts = [word.get("word") for word in words]
-    return tuple(float(word["start"]) for word in words) if texts == str(row.get("pred_text")).split() else ()
+    return tuple(float(word["start"]) for word in words) if texts == words_of(str(row.get("pred_text"))) else ()
 
 
 def _number(row: Mapping[str, Any], name: str) -> float | None:
@@ -277,7 +278,8 @@ def totals(utterances: Sequence[Compared], number: int, output: Output) -> dict[
     row["rtfx"] = audio / output.seconds if output.seconds and audio else None
     if pairs:
         errors = word_errors([reference for reference, _, _ in pairs], [text for _, text, _ in pairs])
-        row["errors"] = {**vars(errors), "wer": errors.wer if errors.words else None}
+        rate = rate_name(reference for reference, _, _ in pairs)
+        row["errors"] = {**vars(errors), "rate": rate, "wer": errors.wer if errors.words else None}
     if any(own for _, _, own in pairs):
         parts = [
             phrase_score([r for r, _, p in pairs if p == own], [t for _, t, p in pairs if p == own], own)
@@ -291,7 +293,8 @@ def totals(utterances: Sequence[Compared], number: int, output: Output) -> dict[
 
 def table(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     header = ["output", "utterances"]
-    header += ["WER %", "sub", "del", "ins"] * any(row["errors"] is not None for row in rows)
+    scored = [row["errors"] for row in rows if row["errors"] is not None]
+    header += [f"{scored[0]['rate']} %", "sub", "del", "ins"] if scored else []
     header += ["precision", "recall", "F-score"] * any(row["phrases"] is not None for row in rows)
     header += ["seconds", "RTFx"] * any(row["seconds"] is not None for row in rows)
     cells: list[list[Any]] = []
@@ -323,9 +326,9 @@ def described(utterance: Compared) -> dict[str, Any]:
     passages = collate(reference, texts) if texts else []
     errors: list[int | None] = [None] * len(utterance.lines)
     if utterance.reference is not None:
-        for number, text in zip(present, texts, strict=True):
-            counted: WordErrors = word_errors([utterance.reference], [" ".join(text.words)])
-            errors[number] = counted.total
+        for number in present:
+            line = utterance.lines[number]
+            errors[number] = None if line is None else word_errors([utterance.reference], [line.text]).total
     return {
         "name": utterance.name,
         "offset": utterance.offset,
@@ -341,7 +344,7 @@ def described(utterance: Compared) -> dict[str, Any]:
 
 
 def _transcript(text: str, wanted: PhraseWords, starts: Sequence[float] = ()) -> Transcript:
-    words = text.split()
+    words = words_of(text)
     return Transcript(words, wanted.covered(words), starts)
 
 

@@ -175,6 +175,7 @@ def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments)
     pipeline.__class__ = adapted(cls, kind.adapt)
     pipeline.infer, pipeline.rules, pipeline.n_best = infer, rules, n_best
     wrapped(*call.args, **call.kwargs)
+    pipelines.divide_words(pipeline)
     pipeline.reset_session()
 
 

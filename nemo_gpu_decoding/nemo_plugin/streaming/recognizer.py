@@ -31,12 +31,19 @@ from nemo_gpu_decoding.nemo_plugin.register import GREEDY, STRATEGIES, head_of
 from nemo_gpu_decoding.nemo_plugin.requests import confidence_map, request_of
 from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.nemo_plugin.section import nemo_config
-from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import StreamRequest, transcript, written_segments
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import (
+    StreamRequest,
+    divide_words,
+    remove_joints,
+    transcript,
+    written_segments,
+)
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import all_or_nothing
 from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, places_in_seconds
 from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.transcript import Alternative, Transcript, Word, boosted_phrases
+from nemo_gpu_decoding.words import JOINT
 
 N_BEST = 5  # of searches that have it anyway
 
@@ -62,6 +69,8 @@ class PipelineRecognizer:
         self._n_best: dict[int, int] = {}  # stream -> n_best, if above 1
         self.infer: Any = getattr(pipeline, "infer", None)  # the search; None for strategies of NeMo
         self.confidence_map = confidence_map(self.infer)
+        if strategy not in STRATEGIES:
+            divide_words(pipeline)
         pipeline.open_session()
 
     @classmethod
@@ -118,7 +127,7 @@ class PipelineRecognizer:
         check_int("n_best", wanted.n_best, 1, self.max_n_best)
         tree = getattr(getattr(options["biasing_cfg"], "request", None), "boosting", None)
         boosted = set() if tree is None else {text.lower() for text in tree.table.texts}
-        phrases = [as_phrase(item) for item in (boosted and wanted.request and wanted.request.phrases) or ()]
+        phrases = [as_phrase(item) for item in (wanted.request and wanted.request.phrases) or ()]
         left_out = [phrase.text for phrase in phrases if " ".join(phrase.text.lower().split()) not in boosted]
         return ASRRequestOptions(**options), wanted.n_best, left_out
 
@@ -148,6 +157,8 @@ class PipelineRecognizer:
                 self._n_best[chunk.stream] = chunk.options[1]
         with torch.inference_mode(), all_or_nothing(self.pipeline, [chunk.stream for chunk in chunks]):
             outputs = self.pipeline.transcribe_step([self._frame(chunk) for chunk in chunks])
+            for output in outputs:
+                remove_joints(output, self.pipeline.get_sep())
             steps = [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
         for chunk in chunks:
             if chunk.is_last:
@@ -188,6 +199,8 @@ class PipelineRecognizer:
         state = self.pipeline.get_state(chunk.stream)
         decoder = self.pipeline.bpe_decoder
         words, _ = decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
+        for word in words:
+            word.text = word.text.removeprefix(JOINT)
         aliases = getattr(state, "aliases", None)
         if aliases is not None:
             words = written_segments(words, aliases, decoder)

@@ -5,8 +5,6 @@ buffered_transducer     continues the search in each buffer (streaming.stateful:
 cache_aware_transducer  continues the search in each chunk
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator
@@ -29,6 +27,8 @@ from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_state import shared_slots
 from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.words import JOINT, is_border
 
 MOST_AT_FIRST = 64  # largest number of slots that a pipeline allocates at first
 
@@ -103,6 +103,7 @@ def in_slots(base: Any) -> type:
             states = [self.get_state(output.stream_id) for output in outputs]
             self.find_committed([state for state in states if state is not None])
             for output, state in zip(outputs, states, strict=True):
+                remove_joints(output, self.get_sep())
                 output.error = self.errors.get(output.stream_id)
                 ended = self.ended.get(output.stream_id)
                 output.n_best = ended and ended.distinct(self.infer.text_of, self.n_best)
@@ -131,6 +132,33 @@ def in_slots(base: Any) -> type:
             logging.error(str(state.error))
 
     return InSlots
+
+
+def divide_words(pipeline: Any) -> None:
+    """Let a pipeline divide words of scripts without spaces, where NeMo has one word; they begin with a joint."""
+    decoder = pipeline.bpe_decoder
+    vocabulary, group = Vocabulary(tuple(decoder.vocabulary), "bpe"), decoder.group_tokens_into_words
+
+    def divided(tokens: list[int], *of_tokens: list[float]) -> tuple[list[Any], bool]:
+        if not vocabulary.has_unspaced(tokens):
+            return group(tokens, *of_tokens)
+        words: list[Any] = []
+        for span in vocabulary.words(tokens):
+            tokens_of_word = slice(span.first_token, span.end_token)
+            new, follows = group(tokens[tokens_of_word], *(values[tokens_of_word] for values in of_tokens))
+            if new and follows and (words or is_border("a", span.text[0])):
+                new[0].text = JOINT + new[0].text
+            words += new
+        return words, not decoder.start_of_word_cache[tokens[0]] and not words[0].text.startswith(JOINT)
+
+    decoder.group_tokens_into_words = divided
+
+
+def remove_joints(output: Any, separator: str) -> None:
+    """Remove the joints from an output of a pipeline, with the spaces before them."""
+    output.final_transcript = output.final_transcript.replace(separator + JOINT, "").replace(JOINT, "")
+    for segment in output.final_segments or ():
+        segment.text = segment.text.replace(separator + JOINT, "").replace(JOINT, "")
 
 
 def write_aliases(output: Any, aliases: Aliases, bpe_decoder: Any) -> None:

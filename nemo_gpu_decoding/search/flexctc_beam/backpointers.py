@@ -11,8 +11,6 @@ Slot 0 of frame 2 continues slot 0 of frame 1 (a blank), which continues slot 0 
 [4, 4]; the tokens start in frames 0 and 2. The text of slot 1 is [4, 7]; token 4 lasts two frames.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

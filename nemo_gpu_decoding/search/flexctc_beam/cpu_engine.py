@@ -1,7 +1,5 @@
 """Run the compiled search of `frame.py` with buffers and threads (`CPUEngine`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -17,8 +17,6 @@ checked. Beams are advanced in place, so that every replay reads the next chunk.
         decoder.push(streams, log_probs, lengths)              # the caller fills both before a replay
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Make final and partial results: final weights, n-best order, trace-back, the parts of scores; commit tokens."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -23,8 +23,6 @@ repetition of the last token, or by the last token as a new token after the text
 text that is already in the beam. Every other extension is a new text, so the bound is valid here too.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Declare records and kernel arguments of flexctc_beam; `records.cuh` is generated from this file."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 import numpy as np

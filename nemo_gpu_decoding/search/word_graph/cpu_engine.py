@@ -1,7 +1,5 @@
 """Run the compiled search of `frame.py` with streams, buffers and threads (`CPUEngine`)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -23,8 +23,6 @@ With a large LM (`lm` is an `LmScorer`, not None) a token also has an LM context
 both branches and removes the first one later.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -13,6 +13,7 @@ from nemo_gpu_decoding.jit import compiled, linked, no_refcount, read_only
 from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps
+from nemo_gpu_decoding.words import joined
 
 W = TypeVar("W", bound="WordPath")
 
@@ -37,7 +38,7 @@ class WordPath(Path):
 
     @property
     def text(self) -> str:
-        return " ".join(word.text for word in self.words)
+        return joined([word.text for word in self.words])
 
     def _cut(self: W, begin: int, n: int) -> W:
         words = tuple(word for word in self.words if word.end_token > n or word.first_token >= n)

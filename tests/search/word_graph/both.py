@@ -1,7 +1,5 @@
 """A decoder on both backends: the kernels, run by the emulator, must find what the CPU finds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

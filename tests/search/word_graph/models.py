@@ -1,7 +1,5 @@
 """Decoders, graphs, LMs and log-probs for the tests of both searches in word graphs."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

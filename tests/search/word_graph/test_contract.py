@@ -1,7 +1,5 @@
 """The checks of tests/contract for both searches on the CPU, which share compiled code, and what is their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numba

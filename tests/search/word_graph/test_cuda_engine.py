@@ -1,7 +1,5 @@
 """What surrounds the kernels: launches, uploads, room for records, errors, the choice of the backend."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

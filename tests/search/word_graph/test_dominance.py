@@ -1,7 +1,5 @@
 """Dominated LM contexts: the bounds hold for all words, and dropping these contexts changes no best path."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

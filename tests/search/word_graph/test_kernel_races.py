@@ -1,7 +1,5 @@
 """The kernels under the race and bounds checker: clean on any schedule, no barrier is idle. Lattices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Composition "let": its lattices are those of "lazy"; results and failures leave its streams as they were."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Words of a request that a closed vocabulary lacks: as in a graph that has them, in both searches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

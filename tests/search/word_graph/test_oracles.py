@@ -1,7 +1,5 @@
 """The search against exact Viterbi, and with a large LM against all texts rescored by definition."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 

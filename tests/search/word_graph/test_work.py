@@ -1,7 +1,5 @@
 """What the search does for its result: look-ups, groups, room; boosting; in any order of work."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

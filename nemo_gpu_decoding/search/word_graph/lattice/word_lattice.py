@@ -8,6 +8,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.word_graph.lattice import determinize
+from nemo_gpu_decoding.words import joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class WordSequence:
 
     @property
     def text(self) -> str:
-        return " ".join(self.words)
+        return joined(self.words)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,73 @@
+"""Divide texts into words: at spaces, and around characters of scripts without spaces, such as Japanese and Thai."""
+
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+
+# prefixes of the Unicode names of their characters
+_SCRIPTS_WITHOUT_SPACES = (
+    "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "TIBETAN", "KHMER", "MYANMAR",
+)  # fmt: skip
+JOINT = (
+    "\N{WORD JOINER}"  # before a word that follows the one before without a space, where texts are joined by spaces
+)
+_STACKING = "\u17d2\u1039"  # signs of Khmer and Burmese: the next consonant is below the one before
+_BEFORE_BASE = "เแโใไເແໂໃໄ"  # vowels of Thai and Lao that are written before their consonant
+
+
+@lru_cache(maxsize=4096)
+def is_unspaced(character: str) -> bool:
+    """Return whether this character is of a script without spaces between words; False for digits."""
+    first = unicodedata.normalize("NFKC", character)[0]
+    return unicodedata.name(first, "").startswith(_SCRIPTS_WITHOUT_SPACES) and not first.isdecimal()
+
+
+def has_unspaced(text: str) -> bool:
+    """Return whether a text has characters of a script without spaces."""
+    return not text.isascii() and any(map(is_unspaced, text))
+
+
+@lru_cache(maxsize=4096)
+def belongs_to_last(character: str) -> bool:
+    """Return whether this is a mark or a closing sign, which stays with the character before."""
+    first = unicodedata.normalize("NFKC", character)[0]
+    return unicodedata.category(first) in ("Mn", "Mc", "Me", "Pe", "Pf", "Po")
+
+
+def is_border(before: str, after: str) -> bool:
+    """Return whether a word ends between two characters, where no space is."""
+    is_cluster = belongs_to_last(after) or before in _STACKING or before in _BEFORE_BASE
+    is_opening = unicodedata.category(before) in ("Ps", "Pi", "Zs")
+    return not (is_cluster or is_opening) and (_is_beside_words(before) or _is_beside_words(after))
+
+
+@lru_cache(maxsize=4096)
+def _is_beside_words(character: str) -> bool:
+    """Return whether this is a character, or a wide sign such as a corner bracket, of a script without spaces."""
+    is_sign = unicodedata.category(character)[0] == "P" and unicodedata.east_asian_width(character) in "WF"
+    return is_sign or is_unspaced(character)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text. In scripts without spaces a word is a character with its marks."""
+    words = text.split()
+    if text.isascii():
+        return words
+    return [part for word in words for part in divided(word)]
+
+
+def divided(word: str) -> list[str]:
+    """Return the parts of a text without spaces."""
+    begins = [0, *(n for n in range(1, len(word)) if is_border(word[n - 1], word[n]))]
+    return [word[begin:end] for begin, end in zip(begins, [*begins[1:], len(word)], strict=True)]
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return words as a text, with spaces between those of scripts that have them."""
+    if all(map(str.isascii, words)):
+        return " ".join(words)
+    text = ""
+    for word in words:
+        has_space = text and word and not (is_unspaced(text[-1]) or is_unspaced(word[0]))
+        text += f" {word}" if has_space else word
+    return text

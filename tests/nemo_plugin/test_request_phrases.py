@@ -1,0 +1,50 @@
+"""Phrases of one utterance that the model cannot spell: they cost themselves only."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from nemo_gpu_decoding.fusion.boosting import build_boosting_tree
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.nemo_plugin.requests import _as_request
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary((" ", *"abc"), "char")
+
+
+def decoder(has_phrases):
+    """What a request needs of a decoder."""
+    fusion = SimpleNamespace(has_phrases=has_phrases, boosting_weight=None)
+    return SimpleNamespace(
+        options=SimpleNamespace(fusion=fusion),
+        boosting_tree_of=lambda phrases, weight: build_boosting_tree(phrases, VOCABULARY),
+    )
+
+
+@pytest.mark.parametrize(
+    ("phrases", "has_phrases", "boosted", "warned"),
+    [
+        (["你"], False, None, "你"),
+        (["你"], True, [], "你"),  # not those of the config
+        (["你", "x"], True, [], "x"),
+        (["你", "ab"], True, ["ab"], "你"),
+        (["ab"], False, ["ab"], ""),
+        ([], True, [], ""),
+        ([], False, None, ""),
+    ],
+)
+def test_phrases_that_cannot_be_spelled_cost_themselves_only(phrases, has_phrases, boosted, warned, caplog):
+    request = _as_request(decoder(has_phrases), phrases, None)
+    if boosted is None:
+        assert request is None
+    elif boosted:
+        assert list(request.boosting.table.texts) == boosted
+    else:
+        assert request == Request(boosting_weight=0.0)
+    assert warned in caplog.text
+    assert bool(caplog.text) == bool(warned)
+
+
+def test_other_faults_of_phrases_stay_errors():
+    with pytest.raises(ValueError, match="phrases, expected at least one"):
+        _as_request(decoder(False), [" "], None)
