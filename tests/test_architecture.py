@@ -206,21 +206,21 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
     "(root)": 1968,
-    "cli": 2082,
+    "cli": 2084,
     "cluster": 447,
     "compat": 990,
     "cuda": 958,
-    "fusion": 2084,
-    "graph": 1600,
-    "live": 1271,
+    "fusion": 2085,
+    "graph": 1601,
+    "live": 1273,
     "lm": 1879,
     "nemo_plugin": 3756,
-    "search": 11174,
+    "search": 11178,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42209
+PACKAGE_LINES = 42229
 PACKAGE_FILES = 189
-TESTS_LINES = 39580
+TESTS_LINES = 39583
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 15998
 USERS_PAGE_WORDS = 1400

@@ -4,6 +4,8 @@ Comments above or behind the fields of the dataclass explain the options. `--hel
 comments. The attribute `topic` of a dataclass is the heading of its options in `--help all`.
 """
 
+from __future__ import annotations
+
 import inspect
 import os
 import re

@@ -1,5 +1,7 @@
 """`nemo-gpu-decoding tune` finds weights on a dev set that suit a model, an LM and a phrase list."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,6 +12,8 @@ Kaldi detects silence by its silence phones. A CTC model has none: here trailing
 frame of the last token; the best hypothesis has only blanks there.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
