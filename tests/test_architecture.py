@@ -205,22 +205,22 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1968,
+    "(root)": 1974,
     "cli": 2084,
     "cluster": 447,
     "compat": 990,
     "cuda": 958,
     "fusion": 2085,
-    "graph": 1601,
+    "graph": 1605,
     "live": 1273,
     "lm": 1879,
     "nemo_plugin": 3756,
     "search": 11178,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42229
+PACKAGE_LINES = 42243
 PACKAGE_FILES = 189
-TESTS_LINES = 39583
+TESTS_LINES = 39600
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
