@@ -212,15 +212,15 @@ CODE_BUDGETS = {
     "cuda": 958,
     "fusion": 2085,
     "graph": 1605,
-    "live": 1273,
+    "live": 1276,
     "lm": 1879,
     "nemo_plugin": 3756,
     "search": 11178,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42243
+PACKAGE_LINES = 42246
 PACKAGE_FILES = 189
-TESTS_LINES = 39600
+TESTS_LINES = 39599
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
