@@ -17,6 +17,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.presets import load_preset
 from tests.assets import ASSETS, ROOT, speech
 from tests.nemo_plugin.conftest import restore
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
@@ -195,6 +196,16 @@ def test_transcripts_are_those_of_transcribe(row, run, files):
     found = predicted(run(row, words))
     assert found == texts(transcripts(row, decoding_of(row, words), files))
     assert found != texts(transcripts(row, GREEDY, files))
+
+
+@runs
+@pytest.mark.parametrize("strategy", ["cuda_wfst", "paged_biglm"])
+def test_presets_of_word_graphs_need_no_plus(strategy, run, files):
+    (row,) = (row for row in TRANSCRIBING if row.script == "transcribe_speech.py" and row.strategy == strategy)
+    words = f"{row.words} ctc_decoding.wfst.boosting_tree.key_phrases_file=names.txt".replace("+", "")
+    preset = f"{strategy}_phrases"
+    found = predicted(run(row, f"+ctc_decoding={preset} {words}"))
+    assert found == texts(transcripts(row, OmegaConf.merge(load_preset(preset), decoding_of(row, words)), files))
 
 
 @runs
