@@ -154,7 +154,7 @@ def allowed_tokens(
 
 
 def _scripts_of(text: str) -> Iterator[frozenset[str]]:
-    """Yield the script of each letter and mark of a text, except marks that all scripts share."""
+    """Yield the set of scripts of each letter and mark of a text, except characters that all scripts share."""
     for character in text:
         if character == _INCOMPLETE:
             yield frozenset()
@@ -166,7 +166,7 @@ def _scripts_of(text: str) -> Iterator[frozenset[str]]:
 
 
 def _checked_names(scripts: Sequence[str], found: frozenset[str]) -> frozenset[str]:
-    """Return for each script the first word in its letters' Unicode names; `found` lists the vocabulary's."""
+    """Return the names of these scripts in Unicode character names, such as LATIN; `found`: the vocabulary's."""
     names: frozenset[str] = frozenset()
     for script in scripts:
         own = frozenset(_OTHER_NAMES.get(str(script).upper(), (str(script).upper(),)))

@@ -254,7 +254,7 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
 
 
 def joined(automata: Sequence[BackoffAutomaton]) -> tuple[BackoffAutomaton, list[int]]:
-    """Join automata over the same labels into one; return it with the start state of each original, [n] int32.
+    """Join automata over the same labels into one; return it and the start states of the originals in it.
 
     Raises:
         ValueError: they have too many states or arcs for int32 numbers.
