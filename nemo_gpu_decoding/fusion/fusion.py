@@ -24,7 +24,7 @@ class Fusion:
     subtracts source_lm_weight * log P_source from the score (density ratio, see density_ratio.py).
 
     A request may name an LM in `lm_pool`, which replaces `lm` for its utterance. All LMs form one automaton with a
-    start state per LM, so that utterances of a batch may have different LMs. The source LM is subtracted from every LM.
+    start state per LM, so that utterances of a batch may have different LMs. The source LM is subtracted from each LM.
 
     Raises:
         ValueError: a weight is negative or not finite; a source LM has no weight or no LM; an LM of the pool has an

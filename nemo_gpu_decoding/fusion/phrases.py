@@ -354,7 +354,7 @@ def is_word_character(character: str) -> bool:
 
 @dataclass(frozen=True)
 class WrittenRequest:
-    """A request of one utterance as manifests and clients write it, with keys of `beam`; None keeps the config's value.
+    """An utterance's request as manifests and clients write it, with keys of `beam`; None keeps the config's value.
 
     A grammar is a list of sentences, never a file. A price alone replaces the price of the decoding config.
 
