@@ -124,7 +124,7 @@ def mapped(decoding: Any, confidences: list[Any]) -> list[Any]:
 
 
 def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArguments) -> list[Any]:
-    """Replaces `CTCDecoding._aggregate_token_confidence`, which joins the ids of characters as if they were texts."""
+    """Return the confidence of words in a character model; NeMo's `_aggregate_token_confidence` joins ids as text."""
     hypothesis = call.arguments["hypothesis"]
     words: list[list[Any]] = [[]]
     texts = decoding.decode_ids_to_tokens(hypothesis.text[0])
@@ -308,7 +308,7 @@ GREEDY_EXTRAS = (
 
 
 def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
-    """Replaces `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
+    """Construct NeMo's decoding object with this package's decoder; `wrapped` is NeMo's bound `__init__`.
 
     Raises:
         ValueError: the strategy decodes another family of models, or its options are invalid. In
@@ -366,7 +366,7 @@ _changing: ContextVar[bool] = ContextVar("changing_strategy", default=False)
 
 
 def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
-    """Replaces `change_decoding_strategy` and loads LM, graph and phrases at once.
+    """Call NeMo's `change_decoding_strategy`, then load LM, graph and phrases at once.
 
     A file that does not fit the model therefore raises here, and the model keeps its strategy. Restoring a model loads
     no files, because NeMo then creates the decoding object more than once. CUDA graphs that are off stay off.
@@ -390,13 +390,13 @@ def _with_default_weight(cfg: DictConfig) -> Any:
 
 
 def alone(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Any:
-    """Replaces `transcribe`, which changes the model while it runs: calls from several threads wait for each other."""
+    """Call NeMo's `transcribe`, which changes the model while it runs, in one thread at a time; others wait."""
     with _only_user_of(instance):
         return wrapped(*call.args, **call.kwargs)
 
 
 def alone_to_the_end(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Iterator[Any]:
-    """Replaces `transcribe_generator`: other calls wait until it has ended or is deleted."""
+    """Call NeMo's `transcribe_generator`; calls of other threads wait until the generator ends or is deleted."""
     with _only_user_of(instance):
         yield from wrapped(*call.args, **call.kwargs)
 

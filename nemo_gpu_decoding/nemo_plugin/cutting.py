@@ -120,8 +120,8 @@ def _parts(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return whether each step is sound, [T], and first and end step of each stretch between long pauses, [P].
 
-    A pause is long if background noise lasts `pause` seconds, or silence twice as long. Silence is sound up to -20 dB of
-    the words, such as the closure of a stop consonant.
+    A pause is long if background noise lasts `pause` seconds, or silence twice as long. Silence may be up to 20 dB
+    below the words, as in the closure of a stop consonant.
     """
     is_quiet = _quiet(loudness, levels, pause, step_seconds)
     is_sound = _sound(words, loudness, levels, is_quiet, _steps(min(_WORD_SILENCE, 2 * pause), step_seconds))

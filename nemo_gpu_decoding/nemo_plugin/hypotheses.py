@@ -85,7 +85,7 @@ H = TypeVar("H", bound=BeamHypothesis)
 
 
 def from_path(path: Path, state: StreamState, kind: type[H], **more: Any) -> H:
-    """Convert a path to a hypothesis of class `kind`, which holds `state`; `more` are additional fields."""
+    """Convert a path in the result `state.nbest` to a hypothesis of class `kind` with `more` fields."""
     frames, nbest = path.frames.tolist(), state.nbest
     return kind(
         score=float(path.score),

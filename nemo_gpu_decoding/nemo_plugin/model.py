@@ -47,7 +47,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoder output of one utterance (T frames), which a search reads, with greedy result."""
+    """The encoder output of one utterance (T frames), which a search reads, and the utterance's greedy text."""
 
     # [T, V + 1] float32 log-probs, natural log; for transducers [T, D] float32 encoder output
     inputs: np.ndarray

@@ -32,7 +32,7 @@ from nemo_gpu_decoding.checks import did_you_mean
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """A decoding strategy of this package: name, model family, section of its options, and decoder class."""
+    """A decoding strategy of this package: name, model family, section of its options, and decoder factory."""
 
     name: str  # value of `strategy`
     family: str  # "ctc", or "rnnt" for RNN-T and TDT
