@@ -366,7 +366,7 @@ _changing: ContextVar[bool] = ContextVar("changing_strategy", default=False)
 
 
 def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
-    """Call NeMo's `change_decoding_strategy`, then load LM, graph and phrases at once.
+    """Call NeMo's `change_decoding_strategy` so that LM, graph and phrases are loaded at once.
 
     A file that does not fit the model therefore raises here, and the model keeps its strategy. Restoring a model loads
     no files, because NeMo then creates the decoding object more than once. CUDA graphs that are off stay off.

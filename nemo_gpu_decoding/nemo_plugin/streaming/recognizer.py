@@ -218,7 +218,7 @@ class PipelineRecognizer:
         return live.StepOutput(partial, final)
 
     def _final(self, chunk: live.Chunk, output: Any, ended: NBest | None, n_best: int) -> Transcript:
-        """Return the final transcript of an utterance that ended in this chunk; `ended`: None for NeMo's strategies."""
+        """Return the final transcript of an utterance that ended in a chunk; `ended`: None for NeMo's strategies."""
         text, words = output.final_transcript, _words(output.final_segments, self.confidence_map)
         is_joined = bool(text) and not chunk.is_first and not text.startswith(self.pipeline.get_sep())
         final = Transcript(text.strip(), words=words, is_joined=is_joined)
