@@ -127,8 +127,8 @@ def write_arrays(
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; at the end of the block, that file replaces `path` atomically.
 
-    If the program is killed meanwhile, `path` is unchanged and a folder stays beside it; the next write to
-    `path` removes that folder. A link stays a link; devices and pipes are written directly.
+    If the program is killed within the block, `path` is unchanged and a folder stays beside it; the next write to
+    `path` removes that folder. If `path` is a link, its target is replaced; devices and pipes are written directly.
 
     Raises:
         OSError: the file cannot be written; if the disk is full, the error names `path`.

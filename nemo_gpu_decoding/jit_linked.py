@@ -1,4 +1,4 @@
-"""Compile functions that only compiled code calls, without machine code per function.
+"""Compile functions that only compiled code calls together with their callers, to save compile time.
 
 By default, numba optimises each function together with its callees, and generates machine code and a Python
 wrapper, again for each caller. With five levels of calls, numba compiles the innermost loop six times.

@@ -36,7 +36,7 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
 
 
 def lines_of(path: str | PathLike[str]) -> list[bytes]:
-    r"""Return the lines of a file in UTF-8 or UTF-16, as UTF-8 without byte-order mark and "\n"."""
+    r"""Return the lines of a UTF-8 or UTF-16 file as UTF-8 bytes, without byte-order mark and "\n"."""
     content = Path(path).read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, as programs of Windows save it
         content = content.decode("utf-16", "replace").encode()

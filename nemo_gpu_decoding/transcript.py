@@ -112,7 +112,7 @@ def clock(seconds: float) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of an error's message, for the field `error` of a row."""
+    """Return the first line of an error's message, for the field `error` of an output row."""
     lines = str(error).strip().splitlines() or [""]
     text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
     return text[:_SHOWN]

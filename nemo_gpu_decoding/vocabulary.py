@@ -209,7 +209,7 @@ class Vocabulary:
         return frozenset(i for i in tokens if _NO_CHARACTER in (text := self.text([i])) or has_unspaced(text))
 
     def _shown(self, piece: int | str) -> str:
-        """Return the text of a piece, with '▁' for the space before a word."""
+        """Return the text of a piece, in which '▁' stands for the space before a word."""
         text = piece if isinstance(piece, str) else self.pieces[piece]
         if self.kind == "byte_bpe":
             return "" if _is_control(text) or not _BYTE_OF_CHARACTER.keys() >= set(text) else text
@@ -270,8 +270,8 @@ class Vocabulary:
     ) -> list[Segmentation]:
         """Return token sequences that spell `text`: the tokenizer's first, then others by number of pieces.
 
-        For equal numbers of pieces, longer early pieces come first. With `ignore_case`, the text is also
-        spelled in lower case, in upper case and with capital initials, if pieces exist. There are up to
+        Of sequences with equal numbers of pieces, those with longer early pieces come first. With `ignore_case`, the
+        text is also spelled in lower case, in upper case and with capital initials, if pieces exist. There are up to
         `limit` sequences per spelling, and the tokenizer's sequences of all spellings come first.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Divide texts into words: at spaces, and around characters of scripts without spaces, such as Japanese and Thai."""
+"""Divide texts into words: at spaces and, in scripts without spaces such as Japanese and Thai, at characters."""
 
 import unicodedata
 from collections.abc import Sequence

@@ -117,7 +117,7 @@ def driver_fact() -> Fact:
 
 
 def nvrtc_fact() -> Fact:
-    """Return the version of NVRTC, which compiles kernels; torch's CUDA builds bring it."""
+    """Return the version of NVRTC, which compiles CUDA kernels; torch's CUDA builds contain it."""
     from nemo_gpu_decoding.cuda import nvrtc
 
     try:
@@ -128,7 +128,7 @@ def nvrtc_fact() -> Fact:
 
 
 def nemo_fact() -> Fact:
-    """Return NeMo's version. Without NeMo, `extra_facts` names the command that installs it."""
+    """Return NeMo's version. If NeMo is missing, `extra_facts` names the command that installs NeMo."""
     version = installed_version("nemo_toolkit")
     if version == NOT_INSTALLED:
         return Fact("NeMo", version, "plain log-probs need none")

@@ -76,7 +76,7 @@ _Values: Any = _made("_Values", _NAMES, defaults=[None] * len(_NAMES))
 
 
 class Point(_Values):
-    """One combination of options. None: the strategy lacks the option, or there is no LM or no phrase."""
+    """One combination of options. A value is None if the strategy lacks the option, the LM or the phrases."""
 
     def __str__(self) -> str:
         """Return the options of this point as a user types them: "beam_size=8 lm_weight=0.5"."""

@@ -173,7 +173,7 @@ OPTIONS = TranscribeOptions
 def run(options: TranscribeOptions) -> int:
     """Write texts to stdout, JSON lines to the file `out`, and progress, errors and totals to stderr.
 
-    With a folder as `out`, the texts go to its files and a table of totals to stdout.
+    If `out` is a folder, the texts are written to files in it, and a table of totals to stdout.
 
     Returns:
         The exit status: 1 if an utterance failed. With a folder as `out`: 0 for up to `max_errors` failures.
@@ -324,7 +324,7 @@ def emit(utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str
 
 def report(totals: Totals, seconds: float, device: str) -> None:
     """Print RTFx (seconds of audio per second of work, without compilation) and word error rate to stderr.
-    Failed utterances do not count."""
+    Both figures leave out failed utterances."""
     if totals.errors:
         print(f"{totals.errors} of {totals.rows} utterances failed", file=sys.stderr)
     print(

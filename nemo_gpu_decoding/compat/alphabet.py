@@ -28,7 +28,7 @@ class Word(NamedTuple):
 
 
 class Alphabet:
-    """The label of each column of a model's log-probs, in one form for all models.
+    """The label of each column in a CTC model's log-probs, in the same form for all kinds of models.
 
     The blank is "". Words of characters are separated by " ". BPE pieces that begin a word begin with "▁".
 
@@ -137,7 +137,7 @@ class Alphabet:
 
     @cached_property
     def _spaced(self) -> tuple[str, ...]:
-        """Return the text of each token, with a space where a word begins or ends."""
+        """Return the text of each token, in which a space marks the begin or end of a word."""
         if not self.is_bpe:
             return self.pieces
         return tuple(

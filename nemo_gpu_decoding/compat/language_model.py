@@ -238,7 +238,7 @@ class LanguageModel:
 
     @classmethod
     def load_from_dir(cls, folder: str | PathLike[str], unigram_encoding: str = "utf-8") -> LanguageModel:
-        """Read an LM that `save_to_dir` or pyctcdecode wrote."""
+        """Create an LM from a folder that `save_to_dir` or pyctcdecode has written."""
         paths = cls.parse_directory_contents(folder)
         attributes = json.loads(Path(paths["json_attrs"]).read_text(encoding="utf-8"))
         unigrams = Path(paths["unigrams"]).read_text(encoding=unigram_encoding).splitlines()

@@ -232,7 +232,7 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[list[OutputBeamMPSafe]]:
-        """Return the hypotheses of several utterances.
+        """Return, for each utterance of a batch, its hypotheses with different texts, best first.
 
         Args:
             pool: not used: the utterances are decoded as one batch in this process.

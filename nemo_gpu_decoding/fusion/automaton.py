@@ -13,9 +13,9 @@ A worked example, vocabulary {0: a, 1: b}, the bigram LM  p(a) p(b) p(b|a):
     arc_end      2          2                  3           3
     backoff_to   0          0                  0           0
 
-with the arc labels [0, 1, 1], targets [2, 3, 3] and weights [log p(a), log p(b), log p(b|a)]. The arcs
-of a state are sorted by label. A state with one arc for every label ("dense") is read by index, any
-other by binary search.
+The arcs have labels [0, 1, 1], targets [2, 3, 3] and weights [log p(a), log p(b), log p(b|a)]. The arcs of
+a state are sorted by label. The arc of a label is found by index in a state with one arc for every label
+("dense"), and by binary search in any other state.
 
 The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2]. The input columns of a root may have few
 arcs, as in boosting trees. The automaton adds the missing arcs, so that every look-up ends in the root.
@@ -323,7 +323,7 @@ def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
 
 
 def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return the arcs, with one arc per label in each root; updates `arc_begin` and `arc_end` of `states`."""
+    """Return the arcs with one arc per label in each root, and update `arc_begin` and `arc_end` of `states`."""
     for root in np.flatnonzero(states["backoff_to"] == np.arange(len(states))):
         begin, end = int(states["arc_begin"][root]), int(states["arc_end"][root])
         if end - begin == vocab_size:

@@ -139,7 +139,7 @@ class BatchFusion(CopiedByFields):
 
 
 def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
-    """Check that LMs and boosting tree are automata over these labels.
+    """Check that the LMs and the boosting tree of a fusion are automata over the decoder's labels.
 
     Raises:
         ValueError: an automaton has other labels, or a second LM is given in addition to that of the graph.
@@ -255,7 +255,7 @@ class FusionArrays(NamedTuple):
 
 
 class UtteranceFusion(NamedTuple):
-    """The automata, start states and weights of one utterance, as compiled code reads them."""
+    """The automata and weights of one utterance, as compiled code reads them."""
 
     lm: AutomatonArrays
     boosting: AutomatonArrays

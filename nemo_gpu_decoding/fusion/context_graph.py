@@ -54,9 +54,9 @@ no token is a continuation:
     If x continues a word: "a b x" loses the 2 of "a b" with x                       total 0
 
 NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014) differs. An utterance that
-ends inside a phrase keeps the advance. Leaving a longer phrase takes back its completed prefix as well. Leaving a
-completed phrase towards a suffix takes back an advance that was never paid. A phrase that shares tokens with another
-may raise a node, but not those below it.
+ends inside a phrase keeps the advance. A text that leaves a longer phrase also loses the bonus of a complete phrase at
+its begin. A text that goes on from a complete phrase to its suffix loses an advance that it never got. A phrase that
+shares tokens with another may raise the weight of a node, but not of the nodes below it.
 
 **Refunds** are back-off arcs with a weight that depends on the label. A back-off arc has one weight for all labels. If
 some labels must also pay a refund r, the arc leads to a copy of the back-off state. In the copy, the weights of these

@@ -141,7 +141,7 @@ class _Reader(SortedArcs):
         self.is_root = self.backoff_to == np.arange(len(self.states))
 
     def arcs_of(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the number of arcs of states [N], [N]; the row in `states` of each arc, [A]; and the arcs, [A]."""
+        """Return for states [N] the numbers of arcs, [N], the row in `states` of each arc, [A], and the arcs, [A]."""
         counts = self.counts[states]
         rows = np.repeat(np.arange(len(states)), counts)
         offsets = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]

@@ -18,7 +18,7 @@ NO_LM = "none"  # the name by which a request switches the LM off
 @checked_options
 @dataclass(frozen=True)
 class Fusion:
-    """An n-gram LM and a boosting tree that a search adds with weights (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
+    """An n-gram LM and a boosting tree, and their weights in a search (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
 
     The score of a token is log P_acoustic + lm_weight * log P_LM + boosting_weight * boost + beta. A source LM
     subtracts source_lm_weight * log P_source from the score (density ratio, see density_ratio.py).

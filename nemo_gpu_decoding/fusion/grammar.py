@@ -57,7 +57,7 @@ class Grammar:
 def build_grammar(
     sentences: Sequence[str], vocabulary: Vocabulary, price: float = math.inf, most_letters: int = MOST_LETTERS
 ) -> Grammar:
-    """Return the grammar of a list of sentences. Results are cached.
+    """Return the closed grammar that accepts a list of sentences. Grammars are cached.
 
     Args:
         sentences: all sentences that an utterance may be.

@@ -105,7 +105,7 @@ def resolve_final_weights(
 ) -> np.ndarray:
     """Give states without </s> (final weight <= NOT_FINAL) the final weight of their back-off state plus the back-off.
 
-    The float32 sums have NeMo's order. A back-off chain without </s> keeps NOT_FINAL.
+    float32 weights are added in NeMo's order. States of a back-off chain without </s> keep NOT_FINAL.
     """
     resolved = final_weights.astype(np.float32)
     states, paid = np.arange(len(resolved)), np.zeros(len(resolved), np.float32)

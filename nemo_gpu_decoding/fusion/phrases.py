@@ -44,7 +44,7 @@ _OTHER_FORMAT = re.compile(
 class Phrase:
     """A phrase that is boosted or, with a negative weight, penalised.
 
-    A partial match of a phrase gets part of its bonus. Only a complete match gets a penalty.
+    A partial match of a phrase gets part of the phrase's bonus. A penalty is due for a complete match only.
 
     Raises:
         FieldError: the weight is no finite number, lang is no text, or aliases are no list of texts.
@@ -356,7 +356,7 @@ def is_word_character(character: str) -> bool:
 class WrittenRequest:
     """An utterance's request as manifests and clients write it, with keys of `beam`; None keeps the config's value.
 
-    A grammar is a list of sentences, never a file. A price alone replaces the price of the decoding config.
+    A grammar is a list of sentences, never a file. A price without tokens or sentences replaces the config's price.
 
     Raises:
         FieldError: a value has a wrong type or is out of range, or there are phrases beside a grammar.

@@ -150,7 +150,7 @@ class Batcher:
         return batch
 
     def _forget(self) -> None:
-        """Remove the sessions of streams that have ended."""
+        """Remove the sessions of streams that have ended from `sessions`."""
         self.sessions = {number: session for number, session in self.sessions.items() if not session.is_over}
 
     async def _step(self, batch: list[tuple[Session, Chunk]]) -> None:

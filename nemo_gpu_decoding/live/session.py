@@ -24,7 +24,7 @@ from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, as_phrase, written_re
 from nemo_gpu_decoding.live.interface import MAX_END_SILENCE, MAX_LETTERS, Chunk, Limits, StepOutput, StreamOptions
 from nemo_gpu_decoding.transcript import Transcript, details_of
 
-PHRASE_CHARACTERS = 200  # in one phrase
+PHRASE_CHARACTERS = 200  # maximum in one phrase
 MEAN_PHRASE_CHARACTERS = 50  # of all phrases together, for each of `Limits.max_phrases`
 SHOWN = 80  # characters of a client's text in a message
 PENDING_FINALS = 100  # final transcripts not sent yet

@@ -48,7 +48,7 @@ class _StepEvents(NamedTuple):
 class Slots:
     """Live utterances that a decoder decodes in one batch. Only one thread may use the object at a time.
 
-    The result of an utterance does not depend on the others, nor on earlier utterances in its slot.
+    The result of an utterance depends neither on other utterances nor on earlier utterances in its slot.
 
     Args:
         decoder: any decoder.

@@ -7,7 +7,7 @@ from nemo_gpu_decoding.words import divided, has_unspaced
 
 FORMATS = ("srt", "vtt", "tsv", "txt")
 MAX_CHARACTERS = 42  # of a line, usual for subtitles
-MAX_UNSPACED = 20  # of a line in a script without spaces
+MAX_UNSPACED = 20  # characters of a line in a script without spaces
 MAX_SECONDS = 7.0
 
 

@@ -5,9 +5,9 @@ confidence. Then the wrapper replaces the inner decoder, and sets the object's c
 creates the subclass with one base, because Python changes an object's class only between equal memory layouts. All
 other methods are NeMo's.
 
-With a word graph, the search returns words and their frames, from which the text is made. NeMo would join tokens to
-text and split the text into words again. NeMo's rules for text still apply: no space before the model's punctuation
-marks, `word_seperator` between words, segments, confidence by `confidence_cfg`.
+With a word graph, the search returns words and their frames, from which the text is made. NeMo itself joins tokens to
+text and splits the text into words. NeMo's options for text still apply: no space before the model's punctuation
+marks, `word_seperator` between words, division into segments, and confidence by `confidence_cfg`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -369,7 +369,7 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
     """Call NeMo's `change_decoding_strategy` so that LM, graph and phrases are loaded at once.
 
     A file that does not fit the model therefore raises here, and the model keeps its strategy. Restoring a model loads
-    no files, because NeMo then creates the decoding object more than once. CUDA graphs that are off stay off.
+    no files, because NeMo then creates the decoding object more than once. CUDA graphs that are off remain off.
     """
     with having(_changing, True), _only_user_of(instance):
         are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))

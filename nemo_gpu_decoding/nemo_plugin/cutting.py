@@ -29,7 +29,7 @@ _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound:
 @checked_options
 @dataclass
 class Cutting:
-    """Options that say how long the segments of long recordings are, and which ones are left out."""
+    """Options for the length of segments in long recordings, and for segments to leave out."""
 
     topic = "long recordings"
 

@@ -123,7 +123,7 @@ def from_labels(labels: np.ndarray, blank_id: int) -> BeamHypothesis:
 class NBestList(list):
     """The n-best list of one utterance, best hypothesis first, with fields of a single hypothesis.
 
-    NeMo's n-best lists are plain lists, but some of its code uses fields of a hypothesis. The WER metric logs `.text`.
+    NeMo's n-best lists have no fields, but NeMo's code reads fields of a hypothesis: the WER metric logs `.text`, and
     `transcribe(return_hypotheses=True)` sets `.y_sequence` to the log-probs and reads `.alignments`.
     """
 

@@ -66,7 +66,7 @@ class AllowedOptions:
 @checked_options
 @dataclass(frozen=True)
 class FusionOptions:
-    """The paths and weights of token-level LMs and phrases, which are not loaded yet."""
+    """The paths and weights of token-level LMs and phrases, before they are loaded."""
 
     lm_path: Path | None = option(None, nemo="ngram_lm_model")
     lm_weight: float = option(0.0, nemo="ngram_lm_alpha")
@@ -413,7 +413,7 @@ def check_confidence(cfg: Any, family: str) -> None:
 
 
 def check_greedy(whole: Any) -> None:
-    """Raise a ValueError for a key of `greedy` that NeMo lacks."""
+    """Raise a ValueError for a key in the section `greedy` that NeMo does not know."""
     greedy = [*nemo_config("ctc")["greedy"], *nemo_config("rnnt")["greedy"], *UNDECLARED_OF_GREEDY]
     check_keys("greedy", whole.get("greedy") or (), greedy)
 

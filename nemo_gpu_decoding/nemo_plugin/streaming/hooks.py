@@ -1,7 +1,7 @@
 """Wrap NeMo's streaming methods, listed in `register.py`, so that they search with a strategy of this package.
 
 For CTC, NeMo's pipelines and `conformer_stream_step` take the best label of each frame and ignore the decoding config.
-For transducers, the pipelines assume that tokens never change. With a strategy of this package, the same calls search.
+For transducers, the pipelines assume that tokens never change. With this package's strategies, the same calls search.
 `docs/streaming.md` explains options and outputs. In `conformer_stream_step`, `previous_pred_out` carries the running
 search, and the texts are results for audio that ends with this chunk. Without `asr.decoding`, a CTC pipeline uses the
 strategy in its model's config if it is a strategy of this package.

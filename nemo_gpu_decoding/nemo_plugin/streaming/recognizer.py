@@ -4,7 +4,7 @@
     steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
 
 Offline checkpoints use NeMo's buffered pipelines, which encode each chunk with audio on both sides of it.
-Cache-aware checkpoints use its cache-aware pipelines. `hooks.py` makes both search.
+Cache-aware checkpoints use NeMo's cache-aware pipelines. `hooks.py` makes both kinds decode with our searches.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _history(state: StreamState | None, frames: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
-    """Restore the pipeline if the block, which steps its streams, raises an error.
+    """Restore the state of a pipeline if the block, which decodes a step of its streams, raises an error.
 
     Args:
         pipeline: buffered or cache-aware, with audio frames as its requests.
