@@ -23,9 +23,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from omegaconf import OmegaConf
+
 from benchmarks.clock import describe_machine, find_hardware, torch_threads
 from benchmarks.report import result_path, write_result
-from nemo_gpu_decoding.cli.decoding import load_phrase_file, section_of
+from nemo_gpu_decoding.cli.decoding import decoding_config, load_phrase_file, section_of
 from nemo_gpu_decoding.cli.dev_set import DevSet, encode
 from nemo_gpu_decoding.cli.grid import Point, Searches, at_point
 from nemo_gpu_decoding.cli.main import guarded, run_program
@@ -156,7 +158,7 @@ class Cell:
 
     def __init__(self, name: str, kind: Kind, head: Head, speech: Mapping[str, DevSet], files: Files) -> None:
         self.name, self.kind, self._head, self._speech, self.files = name, kind, head, speech, files
-        self._searches: dict[str, Searches] = {}
+        self._searches: dict[tuple[str, bool], Searches] = {}
         self._found: dict[tuple[Way, str, float | None], Found] = {}
         self.lm_weight: float | None = None
 
@@ -195,19 +197,18 @@ class Cell:
             beam_size=None if in_graph else self.files.options.beam_size,
             lm_weight=self.lm_weight,
             boosting_weight=way.weight,
-            refund="nemo" if is_nemo else None,
-            overlapping=True if is_nemo else None,
             ac_threshold=way.ac_threshold or None,
         )
-        return at_point(self._searches_of(phrases).at(point), point)
+        return at_point(self._searches_of(phrases, is_nemo).at(point), point)
 
-    def _searches_of(self, phrases: str) -> Searches:
-        if phrases not in self._searches:
+    def _searches_of(self, phrases: str, is_nemo: bool) -> Searches:
+        if (phrases, is_nemo) not in self._searches:
             lm = {"lm": self.files.path(getattr(self.files.speech, self.kind.lm))} if self.kind.lm else {}
             models = {**lm, "phrases": self.files.written(phrases), "boosting_weight": 1.0}
             models |= {"lm_weight": 1.0} if lm else {}
-            self._searches[phrases] = Searches(self._head, self.kind.strategy, None, models)
-        return self._searches[phrases]
+            preset = self.files.preset_of(self.kind.strategy, models) if is_nemo else None
+            self._searches[phrases, is_nemo] = Searches(self._head, self.kind.strategy, preset, models)
+        return self._searches[phrases, is_nemo]
 
 
 class Files:
@@ -218,6 +219,13 @@ class Files:
         assert options.folder is not None or name == "shipped"
         self._folder = SHIPPED if name == "shipped" else Path(str(options.folder))
         self._temporary = Path(temporary)
+
+    def preset_of(self, strategy: str, models: Mapping[str, Any]) -> str:
+        """A preset with the refunds of NeMo."""
+        config, file = decoding_config(strategy, None, models), self._temporary / f"nemo-{strategy}.yaml"
+        config.beam.boosting_tree.update(refund="nemo", overlapping=True)
+        OmegaConf.save(config, file)
+        return str(file)
 
     def path(self, file: str) -> str:
         """An absolute path; a ValueError if there is no such file."""

@@ -14,7 +14,7 @@ from operator import itemgetter
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, warn_once
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.words import has_unspaced, is_border
 
@@ -22,6 +22,8 @@ KINDS = ("bpe", "wpe", "char", "byte_bpe")
 WORD_START = "▁"  # U+2581, SentencePiece's mark of the beginning of a word
 CONTINUATION = "##"  # WordPiece's mark of a piece inside a word
 SPACE_BYTE = "Ġ"  # the space before a word in byte-level BPE (GPT-2, Whisper)
+CASE_MATTERS = "; letter case matters: convert the text"
+OTHER_CASE = "phrases in a letter case that the model does not have are boosted in one that it has"
 _SEPARATORS = (" ", "|")  # of character models; "|" is wav2vec2's
 _UNKNOWN = ("<unk>", "[UNK]")
 _SHOWN_OTHERWISE = {"<unk>": f"{WORD_START}⁇{WORD_START}"} | dict.fromkeys(
@@ -245,8 +247,8 @@ class Vocabulary:
         """
         return self._fitted(text, language)[1]
 
-    def _fitted(self, text: str, language: str | None) -> tuple[str, Segmentation]:
-        """Return the first Unicode form of a text that the pieces can spell, and the tokens of that form."""
+    def _fitted(self, text: str, language: str | None, written: str = "") -> tuple[str, Segmentation]:
+        """Return the first Unicode form that the pieces can spell, and its tokens; errors quote the text `written`."""
         words = " ".join(text.split())
         if not words:
             raise ValueError("text is empty, expected at least one word")
@@ -261,8 +263,8 @@ class Vocabulary:
                 return form, ids
             missing = missing or uncovered
         is_case = set(missing.swapcase()) <= self._alphabet
-        note = "; letter case matters: try ignore_case, or another spelling" if is_case else ""
-        lacking = f"phrase {text!r} has the character {missing!r}"
+        note = CASE_MATTERS if is_case else ""
+        lacking = f"phrase {written or text!r} has the character {missing!r}"
         raise ValueError(f"{lacking}, which is not in the model's vocabulary{note}")
 
     def segmentations(
@@ -271,8 +273,9 @@ class Vocabulary:
         """Return token sequences that spell `text`: the tokenizer's first, then others by number of pieces.
 
         Of sequences with equal numbers of pieces, those with longer early pieces come first. With `ignore_case`, the
-        text is also spelled in lower case, in upper case and with capital initials, if pieces exist. There are up to
-        `limit` sequences per spelling, and the tokenizer's sequences of all spellings come first.
+        text is also spelled in lower case, in upper case and with capital initials, if pieces exist. A text that the
+        pieces spell only in another letter case is spelled so, with a warning. There are up to `limit` sequences per
+        spelling, and the tokenizer's sequences of all spellings come first.
 
         Raises:
             ValueError: limit < 1; all spellings have a character that is in no piece; limit > 1 for an
@@ -283,17 +286,21 @@ class Vocabulary:
         if limit > 1 and self.encode_by_language:
             raise ValueError("several segmentations cannot be had from an aggregate tokenizer")
         canonical, spellings = [], []
-        uncovered: ValueError | None = None
+        faults: list[ValueError] = []
         for spelling in letter_cases(text) if ignore_case else [text]:
             try:
-                form, ids = self._fitted(spelling, language)
+                form, ids = self._fitted(spelling, language, text)
                 canonical.append(ids)
                 spellings.append(form)
             except ValueError as error:
-                uncovered = uncovered or error
-        if not canonical:
-            assert uncovered is not None
-            raise uncovered
+                faults.append(error)
+        if not canonical and not ignore_case:
+            sequences = self.segmentations(text, limit, True, language)
+            warn_once(OTHER_CASE)
+            return sequences
+        if not canonical:  # what the text lacks in lower case, too, says more than its letter case
+            named = faults[: 1 if text == text.lower() else 2]
+            raise next((fault for fault in named if not str(fault).endswith(CASE_MATTERS)), faults[0])
         found = dict.fromkeys(map(tuple, canonical))
         for spelling, first in zip(spellings, canonical, strict=True):
             own = {tuple(first)}

@@ -205,24 +205,24 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1968,
-    "cli": 2082,
+    "(root)": 1974,
+    "cli": 2084,
     "cluster": 447,
     "compat": 990,
     "cuda": 958,
-    "fusion": 2084,
-    "graph": 1600,
-    "live": 1271,
+    "fusion": 2085,
+    "graph": 1605,
+    "live": 1276,
     "lm": 1879,
     "nemo_plugin": 3756,
-    "search": 11174,
+    "search": 11178,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42209
+PACKAGE_LINES = 42246
 PACKAGE_FILES = 189
-TESTS_LINES = 39580
+TESTS_LINES = 39599
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
-USERS_WORDS = 15998
+USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
 PAPERS_WORDS = 4357

@@ -4,6 +4,8 @@ A comment above or behind a field of the dataclass explains the option. `--help`
 comments. The attribute `topic` of the dataclass is the heading of its options in `--help all`.
 """
 
+from __future__ import annotations
+
 import inspect
 import os
 import re

@@ -1,5 +1,7 @@
 """`nemo-gpu-decoding tune` searches for the best LM and boosting weights of a model on a dev set."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Define which LM and boosting scores, with which weights, a search adds to acoustic scores (shallow fusion)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial

@@ -1,5 +1,7 @@
 """Get the word graph of a decoding config: build it from an LM with the model's tokenizer, or read a ready one."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

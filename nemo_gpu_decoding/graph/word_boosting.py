@@ -16,14 +16,14 @@ from itertools import islice, product
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_kind, leave_out
+from nemo_gpu_decoding.checks import FieldError, check_kind, leave_out, warn_once
 from nemo_gpu_decoding.fusion import phrases as phrase_lists
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, BoostingTree, PhraseTable
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.unknown_words import Speller
-from nemo_gpu_decoding.vocabulary import Vocabulary, spellings_of
+from nemo_gpu_decoding.vocabulary import OTHER_CASE, Vocabulary, spellings_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -127,18 +127,25 @@ def _bonus(phrase: phrase_lists.Phrase, config: BoostingConfig, vocabulary: Voca
         return weight * config.score_per_phrase
     length = len(phrase.text.split())
     with suppress(ValueError):  # the graph may have letters that the vocabulary lacks
-        length = len(vocabulary.tokenize(phrase.text)) if vocabulary else length
+        length = len(vocabulary.segmentations(phrase.text)[0]) if vocabulary else length
     scores = token_scores(length, config.context_score, config.depth_scaling, config.uniform_weights)
     return weight * float(scores.sum())
 
 
 def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
     """Return the phrase as written or, with `ignore_case`, in all letter cases that the graph has of its words."""
-    forms = [
-        [form for form in spellings_of(word, config.is_case_ignored) if form in graph.word_ids] or [word]
-        for word in text.split()
-    ]
+    forms = [_forms(word, config, graph) for word in text.split()]
     return [" ".join(words) for words in islice(product(*forms), _MOST_CASES)]
+
+
+def _forms(word: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
+    """Return the forms of a word in the graph, of other letter cases if it has none as written; else the word."""
+    for ignore_case in (config.is_case_ignored, True):
+        if forms := [form for form in spellings_of(word, ignore_case) if form in graph.word_ids]:
+            if ignore_case and not config.is_case_ignored:
+                warn_once(OTHER_CASE)
+            return forms
+    return [word]
 
 
 def build_word_boosting(

@@ -12,6 +12,8 @@ Kaldi detects silence by silence phones, which CTC models lack. Here, trailing s
 frame of the last token: after this frame, the best hypothesis has only blanks.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace

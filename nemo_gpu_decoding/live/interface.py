@@ -4,6 +4,8 @@ A recognizer is a model that decodes many streams. A step reads one chunk of eac
 shows the comments of `Address`, `Limits` and `PipelineOptions`.
 """
 
+from __future__ import annotations
+
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

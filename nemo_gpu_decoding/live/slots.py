@@ -139,10 +139,13 @@ class Slots:
             frames = [chunks[slot] for slot in slots]
             rows = [slot.row for slot in slots]
             inputs, lengths = pad_sequence(frames, batch_first=True), [len(chunk) for chunk in frames]
+            read: dict[LiveSlot, ValueError | None] = dict.fromkeys(slots)
             errors = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
-            read = {slot: errors.get(slot.row) for slot in slots}
-            outcomes |= read
             pushed.update(read)  # before anything can fail, so that chunks are not read twice
+            for slot in slots:
+                if slot.row in errors:
+                    pushed[slot] = errors[slot.row]
+                outcomes[slot] = pushed[slot]
         return {slot: error for slot, error in outcomes.items() if error is not None}
 
     def partial(self, slots: Sequence[LiveSlot], n_best: int = 1) -> list[Any]:

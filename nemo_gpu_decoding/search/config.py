@@ -1,5 +1,7 @@
 """Declare the options that all searches share."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from nemo_gpu_decoding.schema import checked_options, option

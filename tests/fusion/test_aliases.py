@@ -119,7 +119,7 @@ def test_phrase_with_aliases_need_not_be_spelled(refund):
     own = load_boosting_tree(config, VOCABULARY)
     assert own.fingerprint == tree.fingerprint
     assert own.aliases.written("ab") == "A-2"
-    with pytest.raises(ValueError, match="'A'"):
+    with pytest.raises(ValueError, match="'A-2' has the character '-'"):
         build_boosting_tree(["A-2"], VOCABULARY)
     with pytest.raises(ValueError, match="'x'"):
         build_boosting_tree([Phrase("A-2", aliases=("x",))], VOCABULARY)

@@ -9,15 +9,15 @@ from tempfile import mkdtemp
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.fusion.boosting import Phrase
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
-from nemo_gpu_decoding.graph.word_boosting import build_word_boosting, words_of
-from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting, word_boosting, words_of
+from nemo_gpu_decoding.vocabulary import OTHER_CASE, Vocabulary
 from tests.graph.toy import PIECES, toy_lexicon, toy_table
 from tests.oracles.ngram import arpa_text, earned
 from tests.oracles.viterbi import all_texts, viterbi
@@ -116,6 +116,14 @@ def test_unknown_phrases_and_phrases_to_be_avoided_can_be_left_out(caplog):
     boosting = build_word_boosting({"a": 1.0, "zebra": 2.0}, toy_graph(0), missing="skip")
     assert boosting.score([toy_graph(0).word_ids["a"]]) == pytest.approx(1.0)
     assert "'zebra'" in caplog.text
+
+
+def test_word_in_another_letter_case_than_in_the_graph_is_boosted_with_a_warning(messages):
+    graph, config = toy_graph(0), BoostingConfig()
+    given = {"missing": "error", "name": "phrases"}
+    boosted = word_boosting([Phrase("Cab")], config, graph, **given)
+    assert messages == [OTHER_CASE]
+    assert boosted.fingerprint == word_boosting([Phrase("cab")], config, graph, **given).fingerprint
 
 
 def test_invalid_phrase_raises_an_error_that_names_it():

@@ -24,7 +24,7 @@ from nemo_gpu_decoding.checks import warn_once  # noqa: E402
 from nemo_gpu_decoding.live.interface import Limits  # noqa: E402
 from nemo_gpu_decoding.live.subtitles import subtitles  # noqa: E402
 from nemo_gpu_decoding.live.transcriptions import Upload, _response  # noqa: E402
-from nemo_gpu_decoding.transcript import Word  # noqa: E402
+from nemo_gpu_decoding.transcript import Transcript, Word  # noqa: E402
 from tests.live.test_server import BAD, CHUNK, FATAL, RATE, NumberReader, audio, counted, running, wait_for  # noqa: E402
 
 SPOKEN = (1, 2, 0, 3, 0)  # two utterances
@@ -65,8 +65,9 @@ def test_clients_hear_of_phrases_that_are_left_out_and_long_words_are_cut_betwee
     monkeypatch.setattr(NumberReader, "left_out", lambda self, options: ["x"])
     with running() as server:
         assert transcribe(server, extra_body={"phrases": ["x"]}).left_out == ["x"]
-    words = [Word("東「日本」。" * 8, 0.0, 4.8)], [Word("x" * 60, 4.8, 5.0)]
-    cues = subtitles(words, "srt", 0.6).split("\n\n")
+    words = [Word("東「日本」。" * 8, 0.0, 4.8), Word("x" * 60, 4.8, 5.0)]
+    parts = [Transcript(word.word, words=(word,)) for word in words]
+    cues = subtitles(parts, "srt", 0.6).split("\n\n")
     assert [cue.split("\n")[2] for cue in cues[:-1]] == ["東「日本」。東「日本」。"] * 4 + ["x" * 60]
     assert cues[1].split("\n")[1] == "00:00:01,200 --> 00:00:02,400"
 

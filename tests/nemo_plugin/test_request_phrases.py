@@ -1,10 +1,11 @@
 """Phrases of one utterance that the model cannot spell: they cost themselves only."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
 
-from nemo_gpu_decoding.fusion.boosting import build_boosting_tree
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.requests import _as_request
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -14,10 +15,10 @@ VOCABULARY = Vocabulary((" ", *"abc"), "char")
 
 def decoder(has_phrases):
     """What a request needs of a decoder."""
-    fusion = SimpleNamespace(has_phrases=has_phrases, boosting_weight=None)
+    fusion = SimpleNamespace(has_phrases=has_phrases, boosting_weight=None, boosting=BoostingConfig())
     return SimpleNamespace(
         options=SimpleNamespace(fusion=fusion),
-        boosting_tree_of=lambda phrases, weight: build_boosting_tree(phrases, VOCABULARY),
+        boosting_of=lambda config, weight: load_boosting_tree(config, VOCABULARY),
     )
 
 
@@ -34,6 +35,7 @@ def decoder(has_phrases):
     ],
 )
 def test_phrases_that_cannot_be_spelled_cost_themselves_only(phrases, has_phrases, boosted, warned, caplog):
+    caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
     request = _as_request(decoder(has_phrases), phrases, None)
     if boosted is None:
         assert request is None

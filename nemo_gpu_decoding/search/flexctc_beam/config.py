@@ -1,5 +1,7 @@
 """Declare the options of flexctc_beam. Names and defaults are NeMo's where its `beam` section has them."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from nemo_gpu_decoding.checks import FieldError

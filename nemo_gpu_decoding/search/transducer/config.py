@@ -1,5 +1,7 @@
 """Declare the options of alsd_pp and aes_pp, with the names and defaults of NeMo's `beam` section."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from nemo_gpu_decoding.schema import checked_options, option

@@ -1,5 +1,7 @@
 """Declare the options of cuda_wfst and paged_biglm."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from nemo_gpu_decoding.graph.csr import DEFAULT_TOPOLOGY, topology_number
