@@ -1,8 +1,8 @@
-"""Beam-search decoding for NeMo's CTC, RNN-T and TDT checkpoints, and for log-probs of other models.
+"""Beam-search decoding for NeMo's CTC, RNN-T and TDT checkpoints, and for the log-probs of any CTC model.
 
 With NeMo installed, the strategies register themselves: set `decoding.strategy=flexctc_beam`. Without NeMo,
 use the decoder classes, which take plain tensors. Importing this package imports neither NeMo nor CUDA;
-each name is loaded on first use. docs/api.md lists the names.
+each public name is imported on first use. docs/api.md lists the public names.
 """
 
 from __future__ import annotations

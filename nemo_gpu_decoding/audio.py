@@ -1,4 +1,4 @@
-"""Read audio files and parts of them: durations, checks of samples, and selection of a channel."""
+"""Read audio files or sections of them, measure durations, check samples, and select a channel."""
 
 import io
 import mmap
@@ -30,7 +30,7 @@ _FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegt
 
 
 class AudioPart(NamedTuple):
-    """A part of a file that begins at `offset` and lasts `duration` seconds, or to an earlier end of the file."""
+    """A section of an audio file, `duration` seconds from `offset` on, or less if the file ends earlier."""
 
     path: Path
     offset: float
@@ -39,12 +39,12 @@ class AudioPart(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the part is the file."""
+        """Return whether this `AudioPart` is the whole file."""
         return self.offset == 0 and self.duration is None
 
     @property
     def place(self) -> str:
-        """Return the part's place in the file for messages, such as " at 3.2 - 7.7 s", or "" for a whole file."""
+        """Return the begin and end of the section for messages, such as " at 3.2 - 7.7 s", or "" for a whole file."""
         if self.is_whole:
             return ""
         end = "" if self.duration is None else f" - {round(self.offset + self.duration, 3)}"
@@ -58,12 +58,12 @@ AudioSource = str | Path | AudioPart
 
 
 def part_of(audio: AudioSource) -> AudioPart:
-    """Return the audio as a part of its file, or as the file."""
+    """Return an `AudioPart` unchanged, and the path of a file as the `AudioPart` of the whole file."""
     return audio if isinstance(audio, AudioPart) else AudioPart(Path(audio), 0.0)
 
 
 def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
-    """Return the duration in seconds, from the file's header.
+    """Return the duration of an audio file or section in seconds, from the file's header.
 
     Args:
         name: name of the file for messages; None for its path.
@@ -92,7 +92,7 @@ def audio_seconds(audio: AudioSource, name: str | None = None) -> float:
 
 
 def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
-    """Return the duration in seconds, after a check of the samples (floating-point formats only).
+    """Check that floating-point samples are finite, and return the duration of the audio in seconds.
 
     Raises:
         ValueError: as `audio_seconds`; the file has no samples, or samples that are NaN or infinite.
@@ -118,7 +118,7 @@ def checked_seconds(audio: AudioSource, name: str | None = None) -> float:
 
 
 def unreadable(files: Sequence[AudioSource]) -> list[str]:
-    """Return the files with samples that cannot be read; a damaged file may have a valid header."""
+    """Read all samples and return the files that cannot be read; a damaged file may have a valid header."""
     found = []
     for file in files:
         try:
@@ -132,16 +132,16 @@ def unreadable(files: Sequence[AudioSource]) -> list[str]:
 
 
 def check_channel_selector(value: Any) -> None:
-    """Raise a ValueError unless the value is None, "average" or a channel number >= 0."""
+    """Raise a ValueError unless `channel_selector` is None, "average" or a channel number >= 0."""
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if value not in (None, "average") and not is_number:
         raise ValueError(f"channel_selector is {value!r}, expected average, or the number of a channel, from 0")
 
 
 class Sound:
-    """A file whose samples are read in order; a context manager. Attributes are those of `soundfile.SoundFile`.
+    """An audio file, read from begin to end, as a context manager with the attributes of `soundfile.SoundFile`.
 
-    All recordings that are joined in the file are read. ffmpeg decodes what libsndfile cannot.
+    A file may be a concatenation of several recordings: all are read. ffmpeg decodes files that libsndfile cannot.
 
     Raises:
         RuntimeError: the file cannot be read as audio.
@@ -193,7 +193,7 @@ class Sound:
 
 
 def _recordings(path: Path) -> tuple[list[Any], str]:
-    """Return the recordings that are joined in a file, open at their beginnings, and why the end is missing or ""."""
+    """Open all recordings that are concatenated in a file; return them, and why the file's end is missing or ""."""
     import soundfile
 
     begins = _beginnings(*file_key(path))
@@ -241,7 +241,7 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
 
 
 def _unread(content: bytes) -> str:
-    """Return why ffmpeg silently reads only a part of a CAF, MP4 or ASF file, or "" if it reads all."""
+    """Return why ffmpeg stops before the end of a CAF, MP4 or ASF file without an error, or "" if it reads all."""
     at = content.find(b"data") + 4
     if content[:4] == b"caff" and len(content) - at - 8 < int.from_bytes(content[at : at + 8], "big") < 1 << 62:
         return "the file is cut short"
@@ -251,7 +251,7 @@ def _unread(content: bytes) -> str:
 
 @lru_cache(4096)
 def _varies(path: str, _size: int, _time: int) -> bool:
-    """Return whether the frames of an MP3 file have several bit rates."""
+    """Return whether an MP3 file has a variable bit rate."""
     heads = re.findall(rb"(?s)\xff[\xe2-\xff].", Path(path).read_bytes())
     ((kind, count),) = Counter(head[:2] for head in heads).most_common(1)
     return Counter(head[2] >> 4 for head in heads if head[:2] == kind).most_common(1)[0][1] < 0.9 * count
@@ -259,7 +259,7 @@ def _varies(path: str, _size: int, _time: int) -> bool:
 
 @lru_cache(4096)
 def _beginnings(path: str, size: int, _time: int) -> tuple[int, ...]:
-    """Return where the recordings that are joined in a file begin."""
+    """Return the byte offset of each recording that is concatenated in a file."""
     if not size:
         return (0,)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -278,7 +278,7 @@ def _beginnings(path: str, size: int, _time: int) -> tuple[int, ...]:
 
 
 def _chain(content: Any, order: Any) -> Iterator[int]:
-    """Yield where the recordings of a RIFF or MP3 file begin: the header of one has its size."""
+    """Yield the byte offsets of the recordings in a RIFF or MP3 file, from the sizes in their headers."""
     header = re.compile(rb"(?s)\xff[\xe2-\xff].{11,34}(?:Xing|Info)\0\0\0[\3\7\x0b\x0f]....(....)")
     begins, at = rb"ID3|\xff[\xe2-\xff]" if order is None else re.escape(content[:4]), 0
     while re.match(begins, content[at : at + 4]) or not at:
@@ -294,7 +294,7 @@ def _chain(content: Any, order: Any) -> Iterator[int]:
 
 
 def _with_size(content: bytes) -> io.BytesIO:
-    """Return a WAV file with the size of its samples, which a header that was written before them has as 0."""
+    """Return a WAV file with the correct size in its header; a program that streams samples writes size 0 there."""
     content = content.replace(b"RF64", b"RIFF", content.startswith(b"RF64"))  # whose samples are of unknown size
     at = content.find(b"data", 12) + 4
     if content[:4] == b"RIFF" and content[at : at + 4] == bytes(4) and not content[at + 4 : at + 8].strip().isalnum():
@@ -304,7 +304,7 @@ def _with_size(content: bytes) -> io.BytesIO:
 
 @lru_cache(4)
 def _converted(path: str, _size: int, _time: int) -> tuple[Any, str]:
-    """Decode a file with ffmpeg to a temporary file; return this, or None if it fails, and ffmpeg's first message."""
+    """Decode a file by ffmpeg to a temporary CAF file; return that file, or None on failure, and ffmpeg's message."""
     if shutil.which("ffmpeg") is None:
         return None, ""
     target = NamedTemporaryFile(suffix=".caf")  # noqa: SIM115  (removed with the entry of the cache)
@@ -316,7 +316,7 @@ def _converted(path: str, _size: int, _time: int) -> tuple[Any, str]:
 
 
 class MonoReader(Sound):
-    """A reader of one channel of a file or part, or of the average of all, in order; a context manager.
+    """A context manager that reads one channel of an audio file or section, or the average of all its channels.
 
     Args:
         channel_selector: number of the channel, from 0; "average" or None for the average.
@@ -351,13 +351,13 @@ class MonoReader(Sound):
 
     @property
     def doubt(self) -> str:
-        """Return why the samples that were read may not be the speech, or "" if they are."""
+        """Return a warning if the average of the channels is nearly silent because they cancel out, otherwise ""."""
         average, channels = self._energies
         is_silent = bool(average * self.channels < _CANCELLED * channels)
         return "the average of its channels is almost silent, because they have opposite signs" * is_silent
 
     def read(self, count: int) -> np.ndarray:
-        """Return the next samples, [count] float32; fewer at the end of a recording, and none at that of the file."""
+        """Return the next samples, [count] float32; fewer at the end of a recording, none at the end of the file."""
         block = self.read_channels(min(count, self._left))
         self._left -= len(block)
         if self._channel is not None or self.channels == 1:
@@ -367,12 +367,12 @@ class MonoReader(Sound):
         return average
 
     def skip(self, count: int) -> None:
-        """Read over `count` samples, or to the end."""
+        """Skip `count` samples, or all samples up to the end of the file."""
         while count > 0 and len(block := self.read(min(count, _BLOCK))):
             count -= len(block)
 
     def read_readable(self, count: int) -> tuple[np.ndarray, str]:
-        """Read a file whose end may be damaged: the samples before the damage, and the reason for the damage or ""."""
+        """Return up to `count` samples before any damage in the file, [n] float32, and a text on the damage or ""."""
         blocks, fault = [np.zeros(0, np.float32)], ""
         while count > 0 and not fault:
             try:
@@ -387,7 +387,7 @@ class MonoReader(Sound):
 
 
 def write_mono(source: AudioSource, target: Path, channel_selector: int | str | None) -> None:
-    """Write the samples of `MonoReader` as WAV with float32 samples at the file's rate.
+    """Write the channel that `MonoReader` reads to a WAV file, as float32 samples at the source's sample rate.
 
     Raises:
         ValueError: the samples cannot all be read, or there is no such channel.
@@ -403,13 +403,13 @@ def write_mono(source: AudioSource, target: Path, channel_selector: int | str | 
 
 
 def open_wav(target: Path, rate: int) -> Any:
-    """Return a WAV file of one channel with float32 samples, open for writing."""
+    """Open a new WAV file for writing, with one channel of float32 samples."""
     import soundfile
 
     return soundfile.SoundFile(str(target), "w", rate, 1, "FLOAT", format="WAV")
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of libsndfile, without the path before it."""
+    """Return the message of libsndfile without the file's path, with which it begins."""
     text = str(getattr(error, "error_string", None) or error)
     return "no audio is found in it" if "not a regular file" in text else text  # as it says of MP3 files

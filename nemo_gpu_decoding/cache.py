@@ -1,8 +1,8 @@
 """Cache LMs and boosting trees in memory, and lock work between processes.
 
-NeMo rebuilds its decoding objects at every restore, transcription with timestamps and change of strategy.
-This cache keeps LMs and trees, which take seconds to load. Its keys contain everything that the result
-depends on.
+NeMo rebuilds its decoding objects whenever a model is restored, transcribes with timestamps or changes its
+strategy. This cache keeps LMs and boosting trees, which take seconds to load. A key contains every option and
+file on which the cached object depends.
 """
 
 import threading
@@ -23,10 +23,10 @@ _lock = threading.Lock()
 
 
 def cached(key: Hashable, build: Callable[[], T]) -> T:
-    """Return the cached result for this key; on a miss, calls `build` and caches its result.
+    """Return the cached object for this key; if there is none, call `build` and cache the object that it returns.
 
-    If another thread builds the same key, this call waits for that result. If `build` raises, all waiting
-    callers get the exception and nothing is cached.
+    If another thread builds the object of the same key, this call waits for that object. If `build` raises, all
+    waiting callers get the exception and nothing is cached.
     """
     with _lock:
         entry = _entries.get(key)
@@ -59,7 +59,7 @@ def file_key(path: str | PathLike[str]) -> tuple[str, int, int]:
 
 @contextmanager
 def one_process_at_a_time(lock: Path) -> Iterator[None]:
-    """Hold a lock between processes of this machine; the system releases it when a process dies."""
+    """Hold a lock that excludes other processes of this machine; the system releases it if this process dies."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock, so processes repeat the work
@@ -72,7 +72,7 @@ def one_process_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock of `one_process_at_a_time`, or True if this is unknown."""
+    """Return whether any process holds the lock of `one_process_at_a_time`, or True if this is unknown."""
     try:
         import fcntl
     except ImportError:

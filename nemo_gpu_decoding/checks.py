@@ -1,4 +1,4 @@
-"""Check single values, and raise a `FieldError` that names the invalid field."""
+"""Check the values of options, and raise a `FieldError` that names the option with an invalid value."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # outside of these, float32 sums overflow
 
 
 class FieldError(ValueError):
-    """A ValueError that names one field: "beam is 0.0, expected a finite number > 0".
+    """A ValueError about the value of one field: "beam is 0.0, expected a finite number > 0".
 
     If the caller knows the value under another name (a key of a config, an option of a command), it raises
-    `error.named("wfst.beam_width")` instead. So no code has to parse the message.
+    `error.named("wfst.beam_width")` instead, so that no code has to parse the message.
 
     Args:
         field: name of the field.
@@ -40,13 +40,13 @@ class FieldError(ValueError):
         return FieldError, (self.field, self.value, self.expected, self.note)
 
     def named(self, field: str) -> FieldError:
-        """Return the same error about the field under another name."""
+        """Return a copy of this error in which the field has another name."""
         return FieldError(field, self.value, self.expected, self.note)
 
 
 @contextmanager
 def fields_named(form: str) -> Iterator[None]:
-    """Name the field of a FieldError `form.format(name of the field)` within this block."""
+    """Rename the field of a FieldError that this block raises, to `form.format(name of the field)`."""
     try:
         yield
     except FieldError as error:
@@ -55,7 +55,7 @@ def fields_named(form: str) -> Iterator[None]:
 
 @contextmanager
 def having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Give a context variable this value within this block."""
+    """Set a context variable to a value within this block, and restore the variable's old value at the end."""
     token = variable.set(value)
     try:
         yield
@@ -65,7 +65,7 @@ def having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 @lru_cache(4096)
 def warn_once(message: str) -> None:
-    """Log a warning, unless it has been logged before."""
+    """Log a warning, unless the same message has been logged before in this process."""
     logger.warning("%s", message)
 
 
@@ -79,9 +79,9 @@ def check_int(field: str, value: Any, low: int, high: int | None = None) -> None
 def check_number(
     field: str, value: Any, *, above_zero: bool = False, negative: bool = False, infinite: bool = False
 ) -> None:
-    """Raise a FieldError unless `value` is a finite number, >= 0, or > 0, or `negative`: any.
+    """Raise a FieldError unless `value` is a finite number >= 0; > 0 with `above_zero`; any with `negative`.
 
-    Its size is at most MOST_NUMBER; numbers > 0 are at least LEAST_FACTOR. `infinite`: no limit, and inf is valid.
+    The value's magnitude is at most MOST_NUMBER; with `above_zero` at least LEAST_FACTOR. `infinite` allows inf.
     """
     is_finite = isinstance(value, int) or (isinstance(value, (float, Real)) and math.isfinite(value))
     is_number = (is_finite or (infinite and value == math.inf)) and not isinstance(value, bool)
@@ -114,7 +114,7 @@ def check_indices(name: str, values: Any, size: int) -> None:
 
 
 def check_kind(field: str, value: Any, kind: Any, made_by: str = "") -> None:
-    """Raise a FieldError unless `value` is of this class; `made_by` names what makes such objects."""
+    """Raise a FieldError unless `value` is of class `kind`; `made_by` tells the user how to make such an object."""
     if not isinstance(value, kind):
         raise FieldError(field, value, f"a {kind.__name__}{made_by}")
 
@@ -124,7 +124,7 @@ class NothingLeftError(ValueError):
 
 
 def leave_out(name: str, faults: Sequence[str], kept: int, what: str = "phrases") -> None:
-    """Warn once of the items of a list that are left out because of their faults.
+    """Log one warning that lists the items, such as phrases, that are left out because they have faults.
 
     Raises:
         NothingLeftError: no items are kept.

@@ -1,11 +1,11 @@
-"""Store memory-mapped arrays in safetensors format; such files load at once, and processes share them.
+"""Store arrays in memory-mapped safetensors files, which load at once and whose memory processes share.
 
 8 bytes    size of the header, uint64
 header     JSON: "__metadata__" (below), and for each array its type, shape and range in the body; padded
            with blanks to a multiple of 4096 bytes in the file
 body       the arrays, each at a multiple of 4096 bytes; gaps are arrays, as the format forbids holes
 
-All numbers are little-endian. Rows of structured arrays are bytes: states [S, 12] U8. The metadata are
+All numbers are little-endian. A row of a structured array is stored as bytes, e.g. states [S, 12] U8. Metadata:
 
 kind       what the file holds, "packed LM" or "word graph"
 version    of the arrays and facts of this kind
@@ -51,7 +51,7 @@ Fill = Callable[[Mapping[str, np.ndarray]], None]
 
 
 class Kind(NamedTuple):
-    """A kind of file, which defines its arrays, version and texts for messages."""
+    """The definition of a kind of file: types of its arrays, version, and texts for error messages."""
 
     name: str
     version: int
@@ -63,7 +63,7 @@ class Kind(NamedTuple):
         return (_START % self.name).encode()
 
     def is_kind_of(self, path: str | PathLike[str]) -> bool:
-        """Return whether a file is of this kind, by its first bytes."""
+        """Return whether a file is of this kind, which its first bytes tell."""
         with open(path, "rb") as file:
             start = file.read(_SIZE.size + len(self._mark))
         return start[_SIZE.size :] == self._mark
@@ -84,7 +84,7 @@ class Content(NamedTuple):
 def write_container(
     path: str | PathLike[str], kind: Kind, facts: Mapping[str, Any], shapes: Mapping[str, Shape], fill: Fill
 ) -> int:
-    """Write a file; it is created only if writing succeeds.
+    """Write arrays and facts to a file; the file is created only if writing succeeds.
 
     Args:
         shapes: shape of each array by its name.
@@ -113,7 +113,7 @@ def write_container(
 def write_arrays(
     path: str | PathLike[str], kind: Kind, facts: Mapping[str, Any], contents: Mapping[str, np.ndarray]
 ) -> int:
-    """Write arrays to a file; returns its size in bytes."""
+    """Write arrays to a file and return the file's size in bytes."""
 
     def fill(arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in contents.items():
@@ -127,8 +127,8 @@ def write_arrays(
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; at the end of the block, that file replaces `path` atomically.
 
-    If the program is killed meanwhile, `path` is unchanged and a folder stays beside it; the next write to
-    `path` removes that folder. A link stays a link; devices and pipes are written directly.
+    If the program is killed within the block, `path` is unchanged and a folder stays beside it; the next write to
+    `path` removes that folder. If `path` is a link, its target is replaced; devices and pipes are written directly.
 
     Raises:
         OSError: the file cannot be written; if the disk is full, the error names `path`.
@@ -154,7 +154,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: str | PathLike[str]) -> Iterator[None]:
-    """Add the absolute path of this file or folder to the OSError of a full disk, which has no path."""
+    """Add this absolute path to an OSError of the block: the system's error of a full disk names no file."""
     try:
         yield
     except OSError as error:
@@ -164,13 +164,13 @@ def naming(path: str | PathLike[str]) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file; it is created only if writing succeeds. Raises as `written_whole`."""
+    """Write a UTF-8 file, created only if writing succeeds. The errors are those of `written_whole`."""
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove unfinished copies of `path` left by dead processes."""
+    """Remove the unfinished copies of `path` that dead processes have left beside it."""
     for folder in path.parent.glob(f".{glob.escape(path.name)}.*"):
         lock = folder / _LOCK
         with suppress(OSError):  # another process was quicker
@@ -202,7 +202,7 @@ def map_zeros(file: IO[bytes], num_bytes: int, path: str | PathLike[str]) -> np.
 
 
 def encode_words(words: Sequence[str]) -> np.ndarray:
-    """Encode words for a file, as UTF-8 with one word per line, [bytes] uint8."""
+    """Return words as UTF-8 with one word per line, [bytes] uint8, for storage in a file."""
     text = "".join(f"{word}\n" for word in words)
     if text.count("\n") != len(words):
         raise FieldError("a word", next(w for w in words if "\n" in w), "one without line breaks")
@@ -210,7 +210,7 @@ def encode_words(words: Sequence[str]) -> np.ndarray:
 
 
 def decode_words(text: np.ndarray) -> tuple[str, ...]:
-    """Return the inverse of `encode_words`."""
+    """Return the words in an array that `encode_words` made."""
     return tuple(text.tobytes().decode().split("\n")[:-1])
 
 
@@ -218,7 +218,7 @@ def decode_words(text: np.ndarray) -> tuple[str, ...]:
 
 
 def map_container(path: Path, kind: Kind, verify: bool, check: Callable[[Content], None] = lambda _: None) -> Content:
-    """Return the facts and arrays of a file, the arrays mapped.
+    """Map a file into memory and return its facts and arrays.
 
     Args:
         verify: compare the checksum of the arrays, which reads the whole file once per process (about a
@@ -246,7 +246,7 @@ def map_container(path: Path, kind: Kind, verify: bool, check: Callable[[Content
 
 @contextmanager
 def naming_damage(path: Path, what: str) -> Iterator[None]:
-    """Convert errors from the contents of a file to a ValueError with the file and `what`."""
+    """Convert errors that a damaged file causes in this block to a ValueError that names the file and `what`."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -286,7 +286,7 @@ def _array(body: np.ndarray, entry: Mapping[str, Any], dtype: np.dtype) -> np.nd
 
 
 def _layout(kind: Kind, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], int]:
-    """Return the header's entries of all arrays and of the gaps between them; the size of the body."""
+    """Return the header's entries for all arrays and the gaps between them, and the size of the body in bytes."""
     layout: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
@@ -305,7 +305,7 @@ def _entry(dtype: str, shape: Shape, begin: int, end: int) -> dict[str, Any]:
 
 
 def _with_checksum(header: bytes, name: bytes, checksum: int) -> bytes:
-    """Replace the digits of the first field of this name in the header."""
+    """Return a header in which the first field called `name` has this checksum, in 8 hexadecimal digits."""
     begin = header.index(b'"%s":"' % name) + len(name) + 4
     return header[:begin] + b"%08x" % checksum + header[begin + 8 :]
 

@@ -1,4 +1,4 @@
-"""Name the modules of each extra of pyproject.toml, and check that they are installed."""
+"""List the modules of each optional dependency group (extra) of pyproject.toml, and check their installation."""
 
 import sys
 from importlib.util import find_spec
@@ -40,17 +40,17 @@ def require(*names: str) -> None:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a top-level module can be found."""
+    """Return whether a top-level module is installed, without importing it."""
     if module in sys.modules:
         return sys.modules[module] is not None
     return find_spec(module) is not None
 
 
 def extra_of(module: str) -> str:
-    """Return the smallest extra with a module."""
+    """Return the name of the extra with the fewest modules that contains this module."""
     return min((extra for extra, modules in MODULES.items() if module in modules), key=lambda e: len(MODULES[e]))
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that installs these extras."""
+    """Return the pip command that installs these extras."""
     return f"pip install 'nemo-gpu-decoding[{','.join(extras)}]'"

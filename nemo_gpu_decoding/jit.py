@@ -1,8 +1,8 @@
-"""Compile loops with numba, without the GIL and with a cache on disk.
+"""Compile Python loops with numba, so that they run without the GIL and are cached on disk.
 
 numba's cache checks only the file that defines a function. If a file with a called function changes, numba
-would use stale code; if a type is renamed, it cannot read the cache. So the cache folder has a name with
-a fingerprint of all sources of compiled code.
+would use stale code; if a type is renamed, numba cannot read the cache. Therefore the name of the cache
+folder contains a fingerprint of all sources of compiled code.
 """
 
 import contextlib
@@ -41,14 +41,14 @@ LANES = 16  # values that `not_below` compares at once
 
 
 def compiled(function: F) -> F:
-    """Compile at the first call; later processes load the code from disk in milliseconds."""
+    """Compile a function at its first call; later processes load its machine code from disk in milliseconds."""
     return _njit(function)
 
 
 def inlined(function: F) -> F:
     """Compile a small function that returns arrays to compiled code; numba copies it at each call.
 
-    This makes compilation slow. For other functions, `linked` gives the same machine code.
+    Copies slow compilation down. For functions that return no arrays, `linked` gives the same machine code.
     """
     return _jit(function, inline="always")
 
@@ -56,9 +56,9 @@ def inlined(function: F) -> F:
 def no_refcount(function: F) -> F:
     """Compile like `compiled`, for functions that neither create nor return arrays.
 
-    numba counts references to each array that a function uses, with atomic instructions. In a search that
-    reads a few elements of many arrays, these took half of the time (measured). A function without new
-    arrays needs no counts, because its caller holds all arrays until it returns.
+    numba counts references to each array that a function uses, with atomic instructions. In a search that reads
+    a few elements of many arrays, this counting took half of the time (measured). A function that creates no
+    arrays needs no counts, because its caller holds all arrays until the function returns.
     """
     return _njit(function, _nrt=False, forceinline=True)
 
@@ -66,7 +66,7 @@ def no_refcount(function: F) -> F:
 def linked(function: F) -> F:
     """Compile like `no_refcount`, for functions that only compiled code calls, together with their callers.
 
-    This halves the compile time, see `jit_linked.py`. Python cannot call such functions.
+    Joint compilation halves the compile time, see `jit_linked.py`. Python cannot call functions made by `linked`.
     """
     oldest, newest = LINKED_VERSIONS
     if not oldest <= numba.version_info.short <= newest:
@@ -85,7 +85,7 @@ def _jit(function: F, **options: Any) -> Any:
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> Any:
-    """Raise an error: plain Python cannot read the fields of records by their names."""
+    """Raise an error, because code without numba cannot read the fields of NumPy records as attributes."""
     raise ValueError(f"NUMBA_DISABLE_JIT is set, expected unset: {name} exists as compiled code only")
 
 
@@ -105,9 +105,9 @@ def _njit(function: F, **options: Any) -> Any:
 
 
 class _FolderOnly(caching.CompileResultCacheImpl):
-    """A cache that uses only the folder `numba.core.config.CACHE_DIR`.
+    """A cache of numba that uses only the folder `numba.core.config.CACHE_DIR`.
 
-    numba's other folders may contain stale code, because their names have no fingerprint of all sources.
+    Other cache folders of numba may hold stale code, because their names have no fingerprint of all sources.
     """
 
     # numba before 0.62 has the second name
@@ -117,7 +117,7 @@ class _FolderOnly(caching.CompileResultCacheImpl):
 
 
 class _Cache(caching.FunctionCache):
-    """A cache of numba on disk that compiles again if the disk is full or a file is damaged."""
+    """A cache of numba on disk; if the disk is full or a cache file is damaged, numba compiles again."""
 
     _impl_class = _FolderOnly
 
@@ -151,7 +151,7 @@ def _warn_of_cache(error: Exception) -> None:
 
 
 class Compilation(event.Listener):
-    """A listener of numba's events that warns before the first compilation for a purpose and measures the time.
+    """A listener of numba's events that warns once per purpose before a compilation, and sums up compile time.
 
     numba compiles one function at a time, with its callees. The message is a warning, because Python hides other
     levels by default and a first call may take a minute.
@@ -191,17 +191,17 @@ event.register("numba:compile", compilation)
 
 
 def working_seconds() -> float:
-    """Return a clock in seconds that excludes compile time, for measurements of speed."""
+    """Return the time of a clock in seconds that stands still during compilation, to measure speed."""
     return time.perf_counter() - compilation.seconds
 
 
 def announce_compilation(purpose: str) -> None:
-    """Set the name of the next compilations in the warning of `Compilation`."""
+    """Set the purpose that the warning of `Compilation` names for the compilations that follow."""
     compilation.purpose = purpose
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a read-only view, which has the same type in compiled code for mapped and other arrays."""
+    """Return a read-only view of an array: in compiled code, mapped and ordinary arrays then have the same type."""
     view = np.ascontiguousarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view
@@ -210,8 +210,8 @@ def read_only(array: np.ndarray) -> np.ndarray:
 class CopiedByFields:
     """A base of frozen dataclasses that make their arrays read-only in `__post_init__`.
 
-    NumPy copies and unpickles a read-only array as a writable one, of another type for compiled code. Copies are
-    therefore made of the fields, through `__post_init__`, so that nothing is compiled again.
+    NumPy copies and unpickles a read-only array as a writable one, which has another type in compiled code. Copies
+    and unpickled objects therefore run `__post_init__` again, so that no function is compiled for the other type.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -227,7 +227,7 @@ def cache_root() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def cache_folder() -> Path:
-    """Return the folder of this version's compiled code, below `cache_root`; created if it does not exist."""
+    """Return the folder below `cache_root` with the compiled code of these sources; create it if it is missing."""
     name = f"jit-{_fingerprint()}"
     temporary = Path(tempfile.gettempdir()) / f"nemo-gpu-decoding-{_user()}-{name}"
     for folder in (cache_root() / name, temporary):
@@ -246,7 +246,7 @@ def _user() -> int:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """Return whether only this user can write to the folder, because numba and CUDA run the code in it."""
+    """Return whether only this user can write to a folder; numba and CUDA execute the code in cache folders."""
     status = folder.lstat()
     others = 0o022 if os.name == "posix" else 0  # other systems do not use these bits
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == _user() and not status.st_mode & others
@@ -264,9 +264,9 @@ def _fingerprint() -> str:
 
 @intrinsic
 def not_below(typing_context, row, begin, least):
-    """Return LANES bits, one for each value of a float32 array from row[begin] on: it is NaN, or at least `least`.
+    """Return LANES bits for row[begin : begin + LANES], float32: a bit is 1 if its value is NaN or >= `least`.
 
-    A loop over the values would add up its results, which takes longer than the comparisons.
+    A Python loop would combine the bits one by one, which takes longer than the vector comparison.
     """
 
     def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Compile functions that only compiled code calls, without machine code per function.
+"""Compile functions that only compiled code calls together with their callers, to save compile time.
 
 By default, numba optimises each function together with its callees, and generates machine code and a Python
-wrapper; it repeats this for each caller. With five levels of calls, it compiles the innermost loop six times.
+wrapper, again for each caller. With five levels of calls, numba compiles the innermost loop six times.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from numba.core.typed_passes import NativeLowering
 
 
 class _LinkedOnly(JITCodeLibrary):
-    """A library that callers link and optimise together with their code."""
+    """A code library of numba that is neither optimised nor compiled alone: its callers link and optimise it."""
 
     def finalize(self) -> None:
         self._raise_if_finalized()
@@ -29,7 +29,7 @@ class _LinkedOnly(JITCodeLibrary):
 
 @ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 def _not_from_python(*_: int) -> None:
-    """Raise a SystemError (result 0) if Python calls such a function, instead of a crash."""
+    """Stand in for a linked function that Python calls: the null result makes Python raise a SystemError."""
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -65,7 +65,7 @@ def _holds_arrays(kind: Any) -> bool:
 
 
 class LinkedCompiler(CompilerBase):
-    """A pipeline of numba that generates no machine code."""
+    """A compiler pipeline of numba that generates LLVM code for callers to link, and no machine code."""
 
     def define_pipelines(self) -> list[Any]:
         pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)

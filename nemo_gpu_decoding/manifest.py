@@ -1,4 +1,4 @@
-"""List the utterances of a command, from audio files or NeMo manifests."""
+"""List the utterances that a command decodes, from audio files or a NeMo manifest."""
 
 import glob
 import json
@@ -37,7 +37,7 @@ FAULT = "\0fault"  # key of the reason why a row cannot be decoded; no field of 
 
 @dataclass(frozen=True)
 class Utterance:
-    """An utterance: an audio file or a part of one, with its reference text if a manifest has one."""
+    """An utterance: an audio file or a section of one, with its reference text if the manifest has one."""
 
     name: str  # as given by the user, for output
     audio: AudioSource
@@ -49,17 +49,17 @@ class Utterance:
 
     @property
     def path(self) -> Path:
-        """Return the file."""
+        """Return the path of the audio file that contains the utterance."""
         return part_of(self.audio).path
 
     @property
     def label(self) -> str:
-        """Return the name and the place in the file, for messages."""
+        """Return the utterance's name with its begin and end in the audio file, for messages."""
         return self.name + part_of(self.audio).place
 
 
 def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
-    """Return utterances of `audio` (file, folder, glob or a list of them), or of a NeMo manifest.
+    """Return the utterances in `audio` (file, folder, glob or a list of them), or in a NeMo manifest.
 
     If the audio of an utterance cannot be read, its `fault` is the reason.
 
@@ -78,7 +78,7 @@ def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
 
 
 def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, where: str = "") -> Utterance:
-    """Return the utterance of a file, with its row of the manifest if there is one; `fault` if it is unreadable.
+    """Return the `Utterance` of an audio file and of its manifest row, if any; set `fault` if it is unreadable.
 
     Args:
         where: the place of the row, for messages.
@@ -104,7 +104,7 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
 
 
 def find_audio(audio: Any) -> list[Path]:
-    """Return the files of a file, folder, glob or a list of them; they are not opened."""
+    """Return the paths that a file, a folder, a glob or a list of them stands for, without opening the files."""
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
     if not patterns:
         raise ValueError("audio is an empty list, expected at least one file, folder or pattern")
@@ -112,9 +112,9 @@ def find_audio(audio: Any) -> list[Path]:
 
 
 def read_manifest(manifest: Path) -> list[Utterance]:
-    """Return utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
+    """Return the utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
 
-    A row with `offset` is the part of the file from there, `duration` seconds long.
+    A row with `offset` selects `duration` seconds of its audio file from `offset` on.
 
     If a line is invalid, or its audio cannot be read, the `fault` of its utterance is the reason.
 
@@ -135,7 +135,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
 
 
 def numbered_rows(lines: Iterable[bytes], manifest: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the rows of a manifest: the number of the line, its place for messages, and what `read_row` returns."""
+    """Yield the line number of each manifest row, the text that names the line in messages, and the row itself."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"manifest={manifest}, line {number}"
@@ -143,13 +143,13 @@ def numbered_rows(lines: Iterable[bytes], manifest: str) -> Iterator[tuple[int, 
 
 
 def located(folder: Path, name: str) -> Path:
-    """Return the file that a row of a manifest in this folder names; an absolute path stays as it is."""
+    """Return the path of the audio file `name` in a manifest; a relative path begins at the manifest's folder."""
     path = folder / name
     return path if os.path.lexists(path) else folder / path_of(name)
 
 
 def read_row(line: bytes, where: str) -> dict[str, Any]:
-    """Read one line of a NeMo manifest; of an invalid line the fields that can be copied, and why as `FAULT`."""
+    """Return a line of a NeMo manifest; an invalid line gives its readable fields, and the reason as `FAULT`."""
     try:
         row = parse_row(line, where)
         json.dumps(row, ensure_ascii=False).encode()
@@ -169,7 +169,7 @@ def read_row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
-    """Return one line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
+    """Parse one line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for numbers with too many digits and text that is not UTF-8
@@ -189,7 +189,7 @@ def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
 
 
 def part_in(row: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Return offset and duration of the part of a file in a row; `duration` counts with `offset` only, as in NeMo."""
+    """Return the offset and duration that a row selects, seconds; without `offset` the whole file, as in NeMo."""
     return (0.0, None) if row.get("offset") is None else (row["offset"], row.get("duration"))
 
 
@@ -199,7 +199,7 @@ def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """Return the utterances that can be decoded and scored; a warning names each other one."""
+    """Return the utterances with readable audio and a reference text; log a warning for each of the others."""
     no_text = "has no `text` in the manifest; error rates need it"
     faults = [utterance.fault or f"{utterance.label} {no_text}" * (utterance.text is None) for utterance in utterances]
     if all(faults):
@@ -210,7 +210,7 @@ def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Return the reference texts of usable utterances."""
+    """Return the reference text of each utterance that `usable` has returned."""
     return [utterance.text or "" for utterance in utterances]
 
 
@@ -233,7 +233,7 @@ def _expand(pattern: str) -> list[Path]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder, also through links; a folder that cannot be read is named."""
+    """Yield the files in a folder and its subfolders, links included; warn of a folder that cannot be read."""
     seen = {os.path.realpath(folder)}
     for name, folders, files in os.walk(folder, onerror=lambda error: logger.warning("%s", error), followlinks=True):
         yield from (Path(name) / file for file in files)

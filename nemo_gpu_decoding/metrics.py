@@ -16,7 +16,7 @@ from nemo_gpu_decoding.words import has_unspaced, words_of
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Counts that a minimum edit alignment of words, or of characters, gives, summed over utterances."""
+    """Numbers of reference words, substitutions, deletions and insertions, summed over utterances."""
 
     words: int  # in the references; characters in scripts without spaces
     substitutions: int
@@ -29,7 +29,7 @@ class WordErrors:
 
     @property
     def wer(self) -> float:
-        """Return errors per reference word; without reference words, infinite or (without errors) 0."""
+        """Return errors per reference word; with no reference words, infinity, or 0 if there are no errors."""
         if self.words:
             return self.total / self.words
         return float("inf") if self.total else 0.0
@@ -37,7 +37,7 @@ class WordErrors:
 
 @dataclass(frozen=True)
 class PhraseScore:
-    """Counts that tell how many listed phrases were spoken and recognised."""
+    """Counts of listed phrases that were spoken, recognised, or both."""
 
     true_positives: int
     false_positives: int
@@ -66,18 +66,18 @@ UNITS = {"WER": "words", "CER": "characters", "WER/CER": "words and characters"}
 
 
 def units_of(reference: str, text: str) -> list[str]:
-    """Return what a text is compared by: its words or, in scripts without spaces, its characters, as in NeMo's CER."""
+    """Return the units for an error rate: words or, in scripts without spaces, characters as in NeMo's CER."""
     return list(text) if has_unspaced(reference) else text.split()
 
 
 def rate_name(references: Iterable[str]) -> str:
-    """Return CER if all references are compared by characters, WER if none is, else "WER/CER"."""
+    """Return "CER" if all references are compared by characters, "WER" if all by words, else "WER/CER"."""
     names = {"CER" if has_unspaced(reference) else "WER" for reference in references}
     return "/".join(sorted(names, reverse=True)) or "WER"
 
 
 def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErrors:
-    """Align word by word; texts are compared as they are (case and punctuation count).
+    """Align each hypothesis with its reference and count the word errors; case and punctuation count.
 
     A reference in a script without spaces is compared by characters.
 
@@ -97,8 +97,8 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
 
 
 def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:
-    """Count each phrase in each utterance, as a sequence of whole words, or of characters in scripts without spaces,
-    ignoring case."""
+    """Count the phrases in references and hypotheses, as sequences of whole words, ignoring case.
+    In scripts without spaces, a character is a word."""
     _check_pairs(references, hypotheses)
     wanted = PhraseWords.of(phrases)
     right = spurious = missed = 0
@@ -115,7 +115,7 @@ def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: 
 
 @dataclass(frozen=True)
 class PhraseWords:
-    """Phrases that are found in texts, as sequences of whole words, ignoring case."""
+    """A set of phrases to find in texts as sequences of whole words, ignoring case."""
 
     phrases: frozenset[tuple[str, ...]]
     lengths: frozenset[int]  # of the phrases, in words
@@ -126,7 +126,7 @@ class PhraseWords:
         return cls(wanted, frozenset(map(len, wanted)))
 
     def found_in(self, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """Yield the first word's index and the words of each phrase found; phrases may overlap."""
+        """Yield the index of the first word and the words of each phrase in a text; phrases may overlap."""
         folded = [word.casefold() for word in words]
         for length in self.lengths:
             for start in range(len(folded) - length + 1):
@@ -135,7 +135,7 @@ class PhraseWords:
                     yield start, candidate
 
     def covered(self, words: Sequence[str]) -> list[bool]:
-        """Return whether each word is part of a phrase."""
+        """Return for each word of a text whether it belongs to a phrase."""
         is_found = [False] * len(words)
         for start, phrase in self.found_in(words):
             is_found[start : start + len(phrase)] = [True] * len(phrase)
@@ -152,14 +152,14 @@ LEAST = 1e-7  # confidences are between this and 1 - this, so that logits are fi
 
 
 class ConfidenceMap(NamedTuple):
-    """A map that turns word confidence into the probability that the word is right."""
+    """A logistic function that maps the confidence of a word to the probability that the word is right."""
 
     slope: float  # >= 0
     intercept: float
 
 
 class Calibration(NamedTuple):
-    """Numbers that tell how well confidences predict which words are right."""
+    """Three measures of how well word confidence predicts which words are right."""
 
     ece: float  # expected calibration error over 10 bins of equal width, 0 is best
     nce: float  # normalised cross entropy [NIST], 1 is best; 0: as good as the share of right words
@@ -167,7 +167,7 @@ class Calibration(NamedTuple):
 
 
 def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceMap:
-    """Return the map of confidences to the probability that a word is right.
+    """Fit the logistic map from word confidence to the probability that a word is right.
 
     Raises:
         ValueError: there are too few words.
@@ -189,7 +189,7 @@ def fit_map(confidence: Sequence[float], correct: Sequence[bool]) -> ConfidenceM
 
 
 def calibrated(confidence: Sequence[float], fitted: ConfidenceMap) -> list[float]:
-    """Return confidences mapped to probabilities."""
+    """Return the probability that each word is right, by a fitted map of its confidence."""
     logits = fitted.slope * _logits(confidence) + fitted.intercept
     return list((1 / (1 + np.exp(-logits))).tolist())
 
@@ -200,7 +200,7 @@ def _logits(confidence: Sequence[float]) -> np.ndarray:
 
 
 def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration:
-    """Measure confidences in [0, 1]; a measure is NaN where all words are right or all are wrong."""
+    """Return the measures of confidences in [0, 1]; nce and auc are NaN if all words are right or all are wrong."""
     values, right = np.asarray(confidence, float), np.asarray(correct, bool)
     bins = np.minimum((values * 10).astype(int), 9)
     gaps = [abs(values[bins == b].sum() - right[bins == b].sum()) for b in range(10)]
@@ -215,7 +215,7 @@ def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration
 
 
 def right_words(reference: str, words: Iterable[str]) -> list[bool]:
-    """Return which words of a transcript are right, by an alignment with the fewest word errors."""
+    """Return for each word of a transcript whether it is right in an alignment with the fewest word errors."""
     texts = list(words)
     if not has_unspaced(reference):
         return [word == said for said, word in align(reference.split(), texts, "\0") if word != "\0"]

@@ -1,4 +1,4 @@
-"""Resolve names of files, read lines of text with errors that name file and line, and format tables."""
+"""Resolve file names that users give, read text files with errors that name the line, and format tables."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 
 def path_of(name: str | PathLike[str]) -> Path:
-    """Return the path of a name that a user gives: ~ and file:// are resolved if no file has that very name."""
+    """Return the path for a file name that a user gives; resolve ~ and file:// unless a file has that exact name."""
     text = os.fspath(name)
     if os.path.lexists(text):
         return Path(text)
@@ -20,7 +20,7 @@ def path_of(name: str | PathLike[str]) -> Path:
 def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
     r"""Return the lines of a UTF-8 file, without line breaks ("\n", "\r\n" or "\r") and byte-order mark.
 
-    Other line separators of Python, such as U+2028, are part of the text.
+    Characters that only Python's `splitlines` treats as line breaks, such as U+2028, stay in the text.
 
     Args:
         name: name of the file in messages, such as "manifest=train.json"; None for its path.
@@ -36,7 +36,7 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
 
 
 def lines_of(path: str | PathLike[str]) -> list[bytes]:
-    r"""Return the lines of a file in UTF-8 or UTF-16, as UTF-8 without byte-order mark and "\n"."""
+    r"""Return the lines of a UTF-8 or UTF-16 file as UTF-8 bytes, without byte-order mark and "\n"."""
     content = Path(path).read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, as programs of Windows save it
         content = content.decode("utf-16", "replace").encode()
@@ -80,7 +80,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 
 
 def _is_number(cell: str) -> bool:
-    """Return whether a cell is a number or empty, and so fits into a column of numbers."""
+    """Return whether a table cell may stand in a column of numbers: it is a number or empty."""
     try:
         float(cell or 0)
     except ValueError:

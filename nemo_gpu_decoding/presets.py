@@ -1,6 +1,6 @@
 """Read and write presets, which are NeMo `decoding` sections in YAML files.
 
-This package has them in `conf/ctc_decoding/` and, for RNN-T and TDT, in `conf/rnnt_decoding/`: one per strategy, one
+The shipped presets are in `conf/ctc_decoding/` and, for RNN-T and TDT, in `conf/rnnt_decoding/`: one per strategy, one
 for open vocabulary (`_open`), some with values that suit an LM and phrases (`_lm`; word graphs, which hold an LM:
 `_phrases`), and the settings of papers (`_paper`). Use a preset by name in a Hydra application:
 
@@ -48,7 +48,7 @@ def conf_folder() -> Path:
 
 
 def preset_names(*groups: str) -> list[str]:
-    """Return names of this package's presets in some of `GROUPS`, by default in all."""
+    """Return the names of the shipped presets in the given `GROUPS`, by default in all."""
     return sorted(file.stem for group in groups or GROUPS for file in (conf_folder() / group).glob("*.yaml"))
 
 
@@ -93,7 +93,7 @@ def load_preset(name: str) -> DictConfig:
 
 
 def check_sections(config: Mapping[str, Any], where: str) -> None:
-    """Raise a ValueError, which begins with `where`, for a section of a `decoding` config that is no mapping."""
+    """Raise a ValueError that begins with `where` if a section of a `decoding` config is no mapping."""
     for key in SECTIONS:
         value: Any = config
         try:
@@ -106,7 +106,7 @@ def check_sections(config: Mapping[str, Any], where: str) -> None:
 
 
 def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
-    """Write a preset for `load_preset`; nearby paths in it become relative."""
+    """Write a preset that `load_preset` reads; paths below the parent of the file's folder become relative."""
     config = OmegaConf.create(dict(config))
     for key in _path_keys(config):
         value = OmegaConf.select(config, key)
@@ -118,7 +118,7 @@ def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
 
 
 def _path_keys(config: Any) -> list[str]:
-    """Return the keys of paths in a config."""
+    """Return the keys of a `decoding` config whose values are paths of files."""
     keys = list(PATH_KEYS)
     if isinstance(OmegaConf.select(config, "beam.grammar", throw_on_resolution_failure=False), str):
         keys.append("beam.grammar")  # a file, not a list of sentences
@@ -127,7 +127,7 @@ def _path_keys(config: Any) -> list[str]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Return a path relative to the folder if it is within its parent, else absolute: long `../..` chains break."""
+    """Return a path relative to `folder` if it is below the folder's parent, else the absolute path."""
     for up, base in (("", folder), ("../", folder.parent)):
         if path.is_relative_to(base):
             return up + path.relative_to(base).as_posix()

@@ -21,7 +21,7 @@ _TYPES: Mapping[str, tuple[type, str]] = {  # annotation -> the type of values, 
 
 
 def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
-    """Return a field of a dataclass with `checked_options`, and its rule. Items of lists are checked.
+    """Return a dataclass field with a rule that `checked_options` checks; in a list, every item is checked.
 
     Args:
         low, high: least and greatest value; `high` may be the name of an attribute.
@@ -40,18 +40,18 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
 
 
 def key_of(field: dataclasses.Field[Any]) -> str | None:
-    """Return the key of an option in NeMo's section, or None if it has none."""
+    """Return the key of an option in NeMo's `beam` or `wfst` section, or None if the option has no key there."""
     return field.metadata.get("rule", {}).get("nemo", field.name)
 
 
 def defaults_of(*classes: Any) -> dict[str, Any]:
-    """Return the keys of the options of these dataclasses in NeMo's section, with their defaults."""
+    """Return the key in NeMo's section and the default for each option of these dataclasses."""
     options = [field for cls in classes for field in dataclasses.fields(cls)]
     return {key: field.default for field in options if (key := key_of(field))}
 
 
 def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any] | None = None) -> None:
-    """Raise a FieldError unless `value` suits an annotation such as "float | None", and the rule.
+    """Raise a FieldError unless `value` agrees with an annotation such as "float | None" and with the rule.
 
     An int is valid for "float"; a bool is not. Values with other annotations are not checked.
     """
@@ -78,9 +78,9 @@ def check_option(name: str, value: Any, annotation: str, rule: Mapping[str, Any]
 
 
 def checked_options(cls: type[T]) -> type[T]:
-    """Decorate a dataclass of options, whose errors name invalid values and unknown keywords.
+    """Decorate a dataclass of options, so that its constructor checks values and rejects unknown keywords.
 
-    Rules between options are the method `check_rules`, which is called when all values are checked.
+    The method `check_rules` of the dataclass checks rules between options, after all single values.
 
     Raises:
         FieldError: by `cls(...)`, for an invalid value.

@@ -1,4 +1,4 @@
-"""Write the transcript of an utterance or of a recording as JSON or as a row, and add up totals of rows."""
+"""Define the transcript of an utterance or recording, convert it to JSON rows, and add up error counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 300  # maximum number of characters of an error
 
 
 class Word(NamedTuple):
-    """A word of a transcript, with NeMo's names. Times are in seconds since the audio began."""
+    """A word of a transcript, with NeMo's field names. Times are in seconds since the audio began."""
 
     word: str
     start: float
@@ -30,37 +30,37 @@ class Word(NamedTuple):
 
     @property
     def ranked(self) -> float | None:
-        """Return the confidence that there is."""
+        """Return the mapped confidence if there is one, else NeMo's raw confidence, else None."""
         return self.raw_confidence if self.confidence is None else self.confidence
 
     def shown(self) -> dict[str, Any]:
-        """Return the word without its pieces, for output."""
+        """Return text, times and confidence of the word as a JSON object, without its pieces."""
         values = {"confidence": self.confidence, "raw_confidence": self.raw_confidence}
         shown = {name: round(value, 4) for name, value in values.items() if value is not None}
         return {"word": self.word, "start": self.start, "end": self.end, **shown}
 
     def later(self, seconds: float) -> Word:
-        """Return the word at a later time."""
+        """Return a copy of the word whose times are `seconds` later."""
         start, end = round(self.start + seconds, 3), round(self.end + seconds, 3)
         return self._replace(start=start, end=end, pieces=tuple(piece.later(seconds) for piece in self.pieces))
 
 
 class Alternative(NamedTuple):
-    """A hypothesis that is among the best ones."""
+    """One hypothesis of an n-best list, as text and score."""
 
     text: str
     score: float  # natural log, as `Path.score`
 
 
 class BoostedPhrase(NamedTuple):
-    """A boosted phrase that occurs in a transcript."""
+    """A boosted phrase that occurs in a transcript, with the evidence for it in the log-probs."""
 
     phrase: str  # as in the list of phrases
     evidence: float  # smallest posterior of its tokens, 0 .. 1
 
 
 class Segment(NamedTuple):
-    """The part of a long recording between two cuts, with its transcript. Times are in seconds."""
+    """The stretch of a long recording between two cuts, with its transcript. Times are in seconds."""
 
     start: float
     end: float
@@ -71,7 +71,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Transcript:
-    """The result that a strategy gives for one utterance, or for what is decoded of one."""
+    """The result of decoding one utterance, or the partial result of an utterance that is still spoken."""
 
     text: str
     score: float | None = None  # natural log, as the strategy defines it; None: of a stream, or without segments
@@ -88,7 +88,7 @@ class Transcript:
     is_joined: bool = False  # of a stream: the text continues the last word of the previous transcript
 
     def later(self, seconds: float) -> Transcript:
-        """Return the transcript with later times of words and alternatives."""
+        """Return a copy whose words and alternatives are `seconds` later."""
         times = [(round(place.start + seconds, 3), round(place.end + seconds, 3)) for place in self.alternatives]
         pairs = zip(self.alternatives, times, strict=True)
         places = tuple(place._replace(start=start, end=end) for place, (start, end) in pairs)
@@ -96,37 +96,37 @@ class Transcript:
 
 
 def boosted_phrases(phrases: Iterable[FoundPhrase]) -> tuple[BoostedPhrase, ...]:
-    """Return the phrases of a hypothesis for output."""
+    """Return the boosted phrases of a hypothesis, with their evidence rounded to four digits."""
     return tuple(BoostedPhrase(phrase.text, float(f"{phrase.evidence:.4g}")) for phrase in phrases)
 
 
 def error_of(transcript: Transcript | str) -> str:
-    """Return the error of a transcript, or the error message that an utterance has in its place."""
+    """Return the error of a transcript, or the error message that replaces the transcript of an utterance."""
     return transcript if isinstance(transcript, str) else transcript.error
 
 
 def clock(seconds: float) -> str:
-    """Return hours, minutes and seconds: 1:02:03.450."""
+    """Format seconds as hours, minutes and seconds: 1:02:03.450."""
     milliseconds = round(seconds * 1000)
     return f"{milliseconds // 3600000}:{milliseconds // 60000 % 60:02}:{milliseconds / 1000 % 60:06.3f}"
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of an error's message, for the field `error` of a row."""
+    """Return the first line of an error's message, for the field `error` of an output row."""
     lines = str(error).strip().splitlines() or [""]
     text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
     return text[:_SHOWN]
 
 
 def as_json(value: Any) -> dict[str, Any]:
-    """Return a transcript without its lattice for `json.dumps(default=...)`."""
+    """Return the fields of a transcript without its lattice, for `json.dumps(default=...)`."""
     if isinstance(value, Transcript):
         return {**vars(value), "lattice": None}
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def of_json(row: Mapping[str, Any]) -> Transcript:
-    """Return the transcript that `as_json` was given, for `json.loads(object_hook=...)`."""
+    """Return the transcript that `as_json` converted to this JSON object, for `json.loads(object_hook=...)`."""
     places = (
         Place(index, start, end, tuple(WordOption(*option) for option in options))
         for index, start, end, options in row["alternatives"]
@@ -147,7 +147,7 @@ def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:
 
 @dataclass
 class Totals:
-    """The totals of a partition that its marker contains. Times are in seconds."""
+    """The sums over the utterances of one partition, which its marker file contains. Times are in seconds."""
 
     number: int = 0
     shard: int = 0
@@ -165,7 +165,7 @@ class Totals:
 
     @classmethod
     def of_marker(cls, marker: Mapping[str, Any]) -> Totals:
-        """Return the totals of a marker, without fields that only older versions know."""
+        """Return the totals in a marker file, without fields that only older versions write."""
         return cls(**{name: value for name, value in marker.items() if name in cls.__dataclass_fields__})
 
     @property
@@ -174,18 +174,18 @@ class Totals:
 
     @property
     def rate_name(self) -> str:
-        """Return the name of the error rate, as `metrics.rate_name`."""
+        """Return "WER", "CER" or "WER/CER" for the references of this partition, as `metrics.rate_name` does."""
         return "WER" if not self.by_characters else "CER" if self.by_characters == self.scored else "WER/CER"
 
     def count(self, errors: WordErrors) -> None:
-        """Add the word errors of an utterance with a reference."""
+        """Add the word errors of one utterance that has a reference to the sums."""
         self.scored += 1
         for name, value in vars(errors).items():
             setattr(self, name, getattr(self, name) + value)
 
 
 def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -> dict[str, Any]:
-    """Return the output row of an utterance, with the other fields of its manifest row; also adds it to `totals`.
+    """Return the output row of an utterance with the fields of its manifest row, and add its counts to `totals`.
 
     Args:
         transcript: transcript of the utterance, or the reason why it has none.
@@ -212,7 +212,7 @@ def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """Return the fields that a transcript has besides text and score, for rows and messages."""
+    """Return the fields of a transcript other than text and score, for output rows and messages of the server."""
     share = transcript.outside_share
     details = {
         "outside_share": None if share is None else round(share, 4),

@@ -50,7 +50,7 @@ Segmentation = list[int]
 
 
 class WordSpan(NamedTuple):
-    """A word and the tokens [first_token, end_token) that spell it, named as in the words of word graphs."""
+    """A word and the tokens [first_token, end_token) that spell it."""
 
     text: str
     first_token: int
@@ -59,7 +59,7 @@ class WordSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The V text pieces of a model, id = position, without the blank.
+    """The V text pieces of a model without the blank; the id of a piece is its position.
 
     `kind` defines how pieces join: "bpe" (SentencePiece: '▁' begins a word), "wpe" (WordPiece: '##'
     continues one), "char" (characters, ' ' or '|' between words) or "byte_bpe" (GPT-2, Whisper: the
@@ -94,10 +94,10 @@ class Vocabulary:
     def from_pieces(
         cls, pieces: Sequence[str], kind: str | None = None, encode: Callable[[str], list[int]] | None = None
     ) -> Vocabulary:
-        """Create a vocabulary from pieces; kind None is detected from their marks.
+        """Create a vocabulary from pieces; without a `kind`, their word marks ('▁', '##', ...) tell it.
 
         Raises:
-            ValueError: the pieces are no texts, or have no marks.
+            ValueError: the pieces are no texts, or have no word marks.
         """
         if not isinstance(pieces, Iterable) or not all(isinstance(piece, str) for piece in pieces):
             raise FieldError("pieces", pieces, "a list of texts")
@@ -116,7 +116,7 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash that differs between tokenizers with different pieces."""
+        """Return a hash of the pieces, 16 hexadecimal digits; tokenizers with other pieces have another hash."""
         return hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()[:16]
 
     @cached_property
@@ -127,11 +127,11 @@ class Vocabulary:
 
     @cached_property
     def spells_by_guess(self) -> bool:
-        """Return whether spellings are a guess: for pieces of a unigram model without its tokenizer.
+        """Return whether `tokenize` may spell words otherwise than the model: with unigram pieces, but no tokenizer.
 
         The ids of a BPE model are in the order of its merges: each piece merges two pieces of lower ids. A
-        unigram model chooses by probabilities, which are not in the pieces. Words are then spelled with the
-        fewest pieces.
+        unigram model chooses pieces by probabilities, which the vocabulary lacks. `tokenize` then spells a word
+        with the fewest pieces.
         """
         if self.encode or self.encode_by_language or self.kind != "bpe":
             return False
@@ -139,7 +139,7 @@ class Vocabulary:
         return others > _OTHER_PIECES * len(self)
 
     def _is_merge(self, piece: str) -> bool:
-        """Return whether a piece is a character or a merge of two earlier pieces."""
+        """Return whether a piece is a single character, or consists of two pieces with lower ids."""
         ids, own = self._surfaces, self._surfaces[piece]
         return len(piece) == 1 or any(
             all(part in ids and (len(part) == 1 or ids[part] < own) for part in (piece[:i], piece[i:]))
@@ -149,7 +149,7 @@ class Vocabulary:
     # -- ids to text -----------------------------------------------------------------------------
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, in the form of the model's tokenizer."""
+        """Return the text that tokens spell, as the model's tokenizer decodes them."""
         if self.kind == "char":
             return "".join(self._shown(i) for i in ids)
         if self.kind == "byte_bpe":
@@ -161,9 +161,9 @@ class Vocabulary:
         return joined.replace(WORD_START, " ")
 
     def words(self, ids: Sequence[int]) -> list[WordSpan]:
-        """Return the words of tokens. A bare word mark belongs to the word after it.
+        """Return the words that tokens spell. A token that is only a word mark belongs to the word after it.
 
-        In scripts without spaces, a word is what a token spells: a character, with its marks, or a piece.
+        In scripts without spaces, a word is the text of one token: a character with its marks, or a longer piece.
         """
         spans: list[WordSpan] = []
         marks = 0  # number of tokens without text before the word
@@ -175,16 +175,16 @@ class Vocabulary:
         return spans
 
     def last_spoken(self, ids: Sequence[int], word: WordSpan) -> int:
-        """Return the last token of a word that is no punctuation; as in NeMo's timestamps, the word ends with it."""
+        """Return the last token of a word that is no punctuation; as in NeMo's timestamps, the word ends there."""
         tokens = range(word.end_token - 1, word.first_token - 1, -1)
         return next((n for n in tokens if not _is_punctuation(self.text([ids[n]]))), tokens[0])
 
     def has_unspaced(self, ids: Sequence[int]) -> bool:
-        """Return whether tokens spell characters of a script without spaces."""
+        """Return whether tokens spell any character of a script that is written without spaces."""
         return not self._unspaced.isdisjoint(ids) and has_unspaced(self.text(ids))
 
     def _word_ranges(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Return the token ranges of words; some may be empty or a bare word mark."""
+        """Return the token range of each word; a range may be empty or contain a word mark alone."""
         if self.kind == "char":
             separators = [n for n, i in enumerate(ids) if i == self.space]
             return zip([0, *(n + 1 for n in separators)], [*separators, len(ids)], strict=True)
@@ -192,7 +192,7 @@ class Vocabulary:
         return zip([0, *starts], [*starts, len(ids)], strict=True)
 
     def _divided(self, ids: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the token ranges of the words that follow each other without a space; tokens of bytes are joined."""
+        """Yield token ranges of the words in a text without spaces; byte tokens of one character stay together."""
         first, at, last = begin, begin, ""  # first token of the word and of the character, character before
         for n in range(begin, begin if self._unspaced.isdisjoint(ids[begin:end]) else end):
             text = self.text(ids[at : n + 1]).strip()
@@ -206,12 +206,12 @@ class Vocabulary:
 
     @cached_property
     def _unspaced(self) -> frozenset[int]:
-        """Return the tokens that may have characters of scripts without spaces, or parts of them."""
+        """Return the tokens with characters of scripts without spaces, or with bytes of such characters."""
         tokens = (i for i, piece in enumerate(self.pieces) if not piece.isascii() or _BYTE.fullmatch(piece))
         return frozenset(i for i in tokens if _NO_CHARACTER in (text := self.text([i])) or has_unspaced(text))
 
     def _shown(self, piece: int | str) -> str:
-        """Return the text of a piece, with '▁' for the space before a word."""
+        """Return the text of a piece, in which '▁' stands for the space before a word."""
         text = piece if isinstance(piece, str) else self.pieces[piece]
         if self.kind == "byte_bpe":
             return "" if _is_control(text) or not _BYTE_OF_CHARACTER.keys() >= set(text) else text
@@ -225,7 +225,7 @@ class Vocabulary:
         return text
 
     def surfaces(self) -> Iterator[tuple[int, str]]:
-        """Return the numbers and texts of text pieces, where '▁' is the space before a word (' ' in "char")."""
+        """Return id and text of each piece, without control pieces; '▁' is the space before a word (' ' in "char")."""
         return ((i, self._shown(i)) for i, piece in enumerate(self.pieces) if piece and not _is_control(piece))
 
     def starts_word(self, i: int) -> bool:
@@ -238,7 +238,7 @@ class Vocabulary:
     # -- text to ids -----------------------------------------------------------------------------
 
     def tokenize(self, text: str, language: str | None = None) -> Segmentation:
-        """Return the tokens of a text by the model's tokenizer; without it, see `encode` and `spells_by_guess`.
+        """Return the tokens of a text by the model's tokenizer or, without one, by the rule of the vocabulary's kind.
 
         `language` selects the tokenizer of an aggregate; other vocabularies ignore it.
 
@@ -248,7 +248,7 @@ class Vocabulary:
         return self._fitted(text, language)[1]
 
     def _fitted(self, text: str, language: str | None, written: str = "") -> tuple[str, Segmentation]:
-        """Return the first Unicode form of a text that the pieces spell, and its tokens; errors name it as written."""
+        """Return the first Unicode form that the pieces can spell, and its tokens; errors quote the text `written`."""
         words = " ".join(text.split())
         if not words:
             raise ValueError("text is empty, expected at least one word")
@@ -270,11 +270,11 @@ class Vocabulary:
     def segmentations(
         self, text: str, limit: int = 1, ignore_case: bool = False, language: str | None = None
     ) -> list[Segmentation]:
-        """Return the token sequences of `text`: the tokenizer's, then others, fewest pieces first.
+        """Return token sequences that spell `text`: the tokenizer's first, then others by number of pieces.
 
-        For equal numbers of pieces, longer early pieces come first. With `ignore_case`, the text is also
-        spelled in lower case, in upper case and with capital initials, if pieces exist. A text that the pieces
-        spell only in another letter case is spelled so, with a warning. There are up to `limit` sequences per
+        Of sequences with equal numbers of pieces, those with longer early pieces come first. With `ignore_case`, the
+        text is also spelled in lower case, in upper case and with capital initials, if pieces exist. A text that the
+        pieces spell only in another letter case is spelled so, with a warning. There are up to `limit` sequences per
         spelling, and the tokenizer's sequences of all spellings come first.
 
         Raises:
@@ -320,7 +320,7 @@ class Vocabulary:
         return self.encode_by_language[language]
 
     def _spelled(self, text: str) -> Segmentation:
-        """Return the tokens of a text by the rule of the kind; empty if no pieces spell it."""
+        """Return the tokens of a text by the rule of the vocabulary's kind, or [] if the pieces cannot spell it."""
         ids: Segmentation | None = None
         if self.kind == "byte_bpe":
             units = [self._surface(unit) for unit in _BYTE_LEVEL_UNITS.findall(f" {text}")]
@@ -336,7 +336,7 @@ class Vocabulary:
     def _merged(self, surface: str) -> Segmentation:
         """Merge pieces as BPE does: repeatedly the pair with the lowest id, the leftmost one among equal ids.
 
-        Return nothing if a character is no piece."""
+        Return [] if a character is no piece."""
         find, parts = self._surfaces.get, list(surface)
         while True:
             pairs = ((find(a + b), n) for n, (a, b) in enumerate(itertools.pairwise(parts)))
@@ -349,7 +349,7 @@ class Vocabulary:
         return [] if None in ids else [i for i in ids if i is not None]
 
     def _longest_matches(self, surface: str) -> Segmentation:
-        """Match pieces as WordPiece does: repeatedly the longest one from the left; empty if no piece matches."""
+        """Match the longest piece from the left repeatedly, as WordPiece does; return [] where no piece matches."""
         ids = []
         while surface:
             longest = range(min(len(surface), self._longest_piece), 0, -1)
@@ -361,13 +361,13 @@ class Vocabulary:
         return ids
 
     def _surface(self, text: str) -> str:
-        """Return a text in the form that pieces match."""
+        """Return a text with spaces as '▁' or, for "byte_bpe", with bytes as characters, as the pieces are written."""
         if self.kind == "byte_bpe":
             return "".join(_CHARACTER_OF_BYTE[byte] for byte in text.encode())
         return text if self.kind == "char" else WORD_START + text.replace(" ", WORD_START)
 
     def _uncovered(self, text: str, ids: Segmentation) -> str | None:
-        """Return the first character of the text that the ids leave out, if any."""
+        """Return the first character of the text that these token ids do not spell, or None."""
         if not ids or any(self.pieces[i] in _UNKNOWN for i in ids):
             missing = text
         elif self.kind == "char":
@@ -386,7 +386,7 @@ class Vocabulary:
 
     @cached_property
     def _surfaces(self) -> dict[str, int]:
-        """Return the id of the piece for each text, with '▁' before words; the first of equal pieces."""
+        """Return a mapping of piece texts, with '▁' before words, to ids; of equal pieces, the first one counts."""
         surfaces: dict[str, int] = {}
         for i, shown in self.surfaces():
             surfaces.setdefault(shown, i)
@@ -417,7 +417,7 @@ class Vocabulary:
 
 
 def _basic(text: str) -> str:
-    """Return a text without case, accents and white space, which a tokenizer's normalisation may change."""
+    """Return a text without those features that a tokenizer's normalisation may change: case, accents, spaces."""
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(c for c in decomposed if not c.isspace() and not unicodedata.combining(c))
 
@@ -429,12 +429,12 @@ def _unlink(chain: tuple) -> Iterator[int]:
 
 
 def unicode_forms(text: str) -> list[str]:
-    """Return the Unicode forms of a text, composed before decomposed, canonical before compatible ones."""
+    """Return the Unicode forms of a text in this order: NFC, NFD, NFKC, NFKD."""
     return list(dict.fromkeys(unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")))
 
 
 def spellings_of(word: str, ignore_case: bool) -> list[str]:
-    """Return a word as written, and in its other Unicode forms; with `ignore_case` in other letter cases, too."""
+    """Return a word as written and in its other Unicode forms; with `ignore_case`, in other letter cases too."""
     cases = letter_cases(word) if ignore_case else [word]
     return list(dict.fromkeys(form for case in cases for form in (case, *unicode_forms(case))))
 
@@ -474,7 +474,7 @@ def _guess_kind(pieces: Sequence[str]) -> str:
 
 
 def _merge_bytes(pieces: Sequence[str], ids: Sequence[int]) -> Iterator[int | str]:
-    """Replace runs of byte pieces (<0xE2>, <0x82>, <0xAC>) by the characters that they encode."""
+    """Replace consecutive byte pieces (<0xE2>, <0x82>, <0xAC>) by the characters that they encode."""
     run = bytearray()
     for i in ids:
         byte = _BYTE.fullmatch(pieces[i])

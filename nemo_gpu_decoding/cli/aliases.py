@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding aliases` writes what a model hears for phrases into a phrase file, as aliases."""
+"""`nemo-gpu-decoding aliases` finds what a model recognises for spoken phrases and writes it as their aliases."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ OPTIONS = AliasesOptions
 
 
 class Spoken(NamedTuple):
-    """A recording, and the text that is said in it."""
+    """A recording with its reference text and the phrases to look for in the text."""
 
     audio: AudioSource
     text: str
@@ -90,7 +90,7 @@ class Spoken(NamedTuple):
 
 
 def run(options: AliasesOptions) -> int:
-    """Write the phrase file; a line per phrase with its new aliases and their counts to stdout."""
+    """Write the phrase file with the new aliases; print the aliases of each phrase and their counts to stdout."""
     from nemo_gpu_decoding.fusion.phrases import read_phrases
 
     if options.phrases is None:
@@ -117,7 +117,7 @@ def run(options: AliasesOptions) -> int:
 
 
 def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path) -> Iterator[Spoken]:
-    """Yield the recordings of the manifest, or those that the commands make in `folder`."""
+    """Yield the recordings of the manifest, or those that speech synthesis commands write to `folder`."""
     if options.manifest is not None:
         from nemo_gpu_decoding.manifest import read_manifest, references_of, usable
 
@@ -140,7 +140,7 @@ def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path)
 
 
 def speak(command: str, text: str, wav: Path) -> None:
-    """Run a command that turns a text into a WAV file; a ValueError if it makes none."""
+    """Run a command that speaks a text into a WAV file; raise a ValueError if the command writes no file."""
     command = command if "{wav}" in command else f"{command} {{wav}} {{text}}"
     words = [part.replace("{text}", text).replace("{wav}", str(wav)) for part in shlex.split(command)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -150,7 +150,7 @@ def speak(command: str, text: str, wav: Path) -> None:
 
 
 def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> Iterator[list[str]]:
-    """Yield the texts of the hypotheses of each recording, best first, without boosting."""
+    """Decode without boosting and yield for each recording the texts of its hypotheses, best first."""
     model = decoding.load_model(options, build_decoding)
     with tqdm(total=len(recordings), unit="utt", desc="decoding", disable=None, file=sys.stderr) as shown:
         for outputs in model.encode(recordings, options.batch_size):
@@ -160,14 +160,14 @@ def transcribed(options: AliasesOptions, recordings: Sequence[AudioSource]) -> I
 
 
 def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
-    """Return NeMo's decoding section, without phrases."""
+    """Return NeMo's decoding section for an n-best list, without boosted phrases."""
     config = decoding.config_with_n_best(options, default_head, options.n_best, phrases=None)
     config[decoding.section_of(str(config.strategy))].pop("boosting_tree", None)
     return decoding.with_decoding(config, options)
 
 
 def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> dict[str, Counter[str]]:
-    """Count the words that are heard for each phrase."""
+    """Count, for each phrase, the words that the model has recognised in its place."""
     counts: dict[str, Counter[str]] = {}
     wanted: dict[tuple[str, ...], PhraseWords] = {}
     for utterance, n_best in zip(spoken, texts, strict=True):
@@ -181,9 +181,9 @@ def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> d
 
 
 def heard(reference: Sequence[str], text: str, begin: int, end: int) -> str:
-    """Return the words of a text that are aligned with reference words [begin, end).
+    """Return the words of a hypothesis `text` that are aligned with the reference words [begin, end).
 
-    "" if there are none, or if a neighbour is not recognised, so that it is not clear where they begin and end.
+    Return "" if there are none, or if a word beside them is wrong, because their borders are then not known.
     """
     from kaldialign import align
 
@@ -208,7 +208,7 @@ def plain_words(text: str) -> list[str]:
 def choose(
     phrases: Sequence[Phrase], counts: Mapping[str, Counter[str]], ordinary: Iterable[str], most: int, min_count: int
 ) -> list[Phrase]:
-    """Return the phrases with new aliases, which are heard for one phrase only and do not occur in ordinary texts."""
+    """Add aliases to phrases: words recognised for one phrase only that do not occur in ordinary texts."""
     owners = Counter(alias for counter in counts.values() for alias in counter)
     taken = {" ".join(plain_words(text)) for phrase in phrases for text in (phrase.text, *phrase.aliases)}
     known = PhraseWords.of(owners)
@@ -226,6 +226,6 @@ def choose(
 
 
 def line_of(phrase: Phrase) -> str:
-    """Return a line of a phrase file."""
+    """Return a phrase as a line of a phrase file: text, weight and aliases, with tabs between."""
     weight = "" if phrase.weight is None else f"{phrase.weight:g}"
     return "\t".join([phrase.text, weight, *phrase.aliases]).rstrip("\t")

@@ -86,7 +86,7 @@ OPTIONS = BuildGraphOptions
 
 
 def run(options: BuildGraphOptions) -> int:
-    """Build and write the graph; print progress to stderr and the report to stdout."""
+    """Build and write the word graph; print progress to stderr and the report to stdout."""
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
     oov = writable_file("oov", options.oov) if options.oov else None
     lexicon_file = existing_file("lexicon", options.lexicon) if options.lexicon else None
@@ -126,7 +126,7 @@ def run(options: BuildGraphOptions) -> int:
 def vocabulary_of(
     model: str | None, tokenizer: str | None, language: str | None, head: str | None, verbose: bool = False
 ) -> Vocabulary:
-    """Return the tokens of the file `tokenizer`, or else of a model's head.
+    """Return the vocabulary in the file `tokenizer` or, if it is None, that of a model's head.
 
     Args:
         language: the language of the tokenizer, for models with one tokenizer per language.
@@ -142,7 +142,7 @@ def vocabulary_of(
 
 
 def vocabulary_of_file(name: str) -> Vocabulary:
-    """Return the tokens of a SentencePiece model (*.model) or of a text file with one piece per line."""
+    """Return the vocabulary of a SentencePiece model (*.model) or of a text file with one piece per line."""
     file = Path(existing_file("tokenizer", name))
     if file.suffix != ".model":
         return _listed_pieces(file)
@@ -170,7 +170,7 @@ def _listed_pieces(file: Path) -> Vocabulary:
 
 
 def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:
-    """Build the graph of an LM's words and added words, with a progress bar on stderr."""
+    """Build the word graph of an LM and of added words, with a progress bar on stderr."""
     from nemo_gpu_decoding.graph.build import build_graph
     from nemo_gpu_decoding.lm.arpa import ArpaReader
 
@@ -183,7 +183,7 @@ def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabula
 
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
-    """Show a progress bar of the build. The block gets a function that the caller calls when a step begins."""
+    """Show a progress bar of the graph build; yield a function to call with a step's name when the step begins."""
     from nemo_gpu_decoding.graph.build import BUILD_STEPS
 
     with tqdm(total=BUILD_STEPS, unit="step", desc="graph", disable=None, file=sys.stderr) as bar:
@@ -200,7 +200,7 @@ def step_bar() -> Iterator[Callable[[str], None]]:
 
 
 def report(facts: Mapping[str, Any]) -> str:
-    """Return the report as a table; `json=true` prints all facts by name."""
+    """Return the sizes of a graph as a table; with `json=true` the command prints all facts as JSON instead."""
     oov = facts["LM words without spelling"]
     orders = " + ".join(map(str, facts["n-grams by order"]))
     examples = ", ".join(facts["examples of them"][:5])

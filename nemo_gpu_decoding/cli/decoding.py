@@ -1,4 +1,4 @@
-"""Build NeMo's `decoding` section from the options of the command line."""
+"""Build NeMo's `decoding` section from command-line options, and check files that the options name."""
 
 from __future__ import annotations
 
@@ -144,25 +144,25 @@ class DecodingOptions(ModelOptions):
 
 
 def fields_of(cls: type[T], options: Any) -> T:
-    """Return a dataclass whose fields get the values of the options of the same names."""
+    """Create a dataclass `cls` whose fields have the values of the options with the same names."""
     return cls(**{field.name: getattr(options, field.name) for field in fields(cast(Any, cls))})
 
 
 def check_rescoring(given: Any) -> None:
-    """Raise a ValueError for a second pass (`rescore`) with n_best=1."""
+    """Raise a ValueError if there is a second pass (`rescore`) with only one hypothesis (n_best=1)."""
     if given.rescore and given.n_best < 2:
         raise ValueError(f"rescore={given.rescore} orders n_best hypotheses; n_best is {given.n_best}, expected >= 2")
 
 
 def check_weight(name: str, value: Any, is_used: bool) -> None:
-    """Raise a ValueError for a weight without the LM or the phrases that it is for."""
+    """Raise a ValueError if an LM weight is given without an LM, or a boosting weight without phrases."""
     if value is not None and not is_used:
         option, what = {"lm_weight": ("lm", "an LM"), "boosting_weight": ("phrases", "phrases")}[name]
         raise ValueError(f"{name} is {value}, which has no effect without {what}; add {option}=FILE or remove {name}")
 
 
 def check_weights(config: DictConfig, options: Any, *, has_own_phrases: bool) -> None:
-    """Raise a ValueError for a weight on the command line whose LM or phrases are not in the `decoding` section.
+    """Raise a ValueError for a weight on the command line if the `decoding` section lacks its LM or phrases.
 
     Args:
         has_own_phrases: whether utterances or streams may have phrases of their own.
@@ -175,7 +175,7 @@ def check_weights(config: DictConfig, options: Any, *, has_own_phrases: bool) ->
 
 
 def with_decoding(config: DictConfig, options: Any) -> DictConfig:
-    """Return the `decoding` section with the values of the option `decoding`.
+    """Return the `decoding` section, overridden by the option `decoding` (decoding.KEY=VALUE).
 
     Raises:
         ValueError: the option has a single value where the section has keys, or head or n_best do not fit.
@@ -207,7 +207,7 @@ def section_of(strategy: str) -> str:
 
 
 def keys_of(config: DictConfig) -> dict[str, str]:
-    """Return options that have an effect with a config's strategy, and their keys in NeMo's section."""
+    """Return the options that affect the strategy of a config, each with its key in NeMo's section."""
     spec, strategy = find_strategy(config), str(config.strategy)
     keys = WORD_GRAPH_KEYS if section_of(strategy) == "wfst" else BEAM_KEYS
     if spec is None and keys is BEAM_KEYS:
@@ -217,10 +217,10 @@ def keys_of(config: DictConfig) -> dict[str, str]:
 
 
 def decoding_config(strategy: str | None, preset: str | None, options: Mapping[str, Any]) -> DictConfig:
-    """Return NeMo's `decoding` section: the preset, overridden by the options that are not None.
+    """Return NeMo's `decoding` section: a preset, overridden by the options that are not None.
 
-    Without a preset, the strategy's shipped preset is the base, adapted to an LM and phrases if they are given.
-    Without a strategy, the preset's strategy is used, or flexctc_beam.
+    If `preset` is None, the strategy's shipped preset is used, adapted to an LM and phrases if they are given.
+    If `strategy` is None, the strategy is that of the preset or, if `preset` is None too, flexctc_beam.
 
     Raises:
         ValueError: the preset cannot be read, a file that an option names does not exist, or an option
@@ -266,7 +266,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
 
 
 def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> DictConfig:
-    """Return NeMo's `decoding` section for a command's options and `changed` ones, without its option `decoding`.
+    """Return NeMo's `decoding` section for n-best lists from a command's options; `changed` replaces options.
 
     Args:
         head: of the model; it decides the strategy if neither options nor preset do.
@@ -283,7 +283,7 @@ def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> 
 
 
 def load_model(options: Any, build: Callable[..., DictConfig], head: str | None = None, channel: Any = None) -> Model:
-    """Load a command's model, which decodes with the section that `build` makes of options and default head.
+    """Load the model of a command and set the `decoding` section that `build(options, default head)` returns.
 
     Args:
         head: head that decodes; None: that of the strategy, or the default one for NeMo's strategies.
@@ -298,7 +298,7 @@ def load_model(options: Any, build: Callable[..., DictConfig], head: str | None 
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
-    """Return the shipped preset of a strategy, if there is one, adapted to the options."""
+    """Return the shipped preset of a strategy, with values that suit an LM or phrases if given; {} without one."""
     if strategy not in preset_names():
         return OmegaConf.create({})
     config = load_preset(strategy)
@@ -310,7 +310,7 @@ def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
 
 
 def _set_word_lm(config: DictConfig, file: str) -> None:
-    """Set the path of a word LM, or of the graph that was built from one, and delete the preset's other path."""
+    """Set the path of an ARPA word LM or of a ready-made word graph, and remove the key of the other kind."""
     from nemo_gpu_decoding.graph.store import is_word_graph
 
     keys = ("wfst_lm_path", "arpa_lm_path")
@@ -322,7 +322,7 @@ def _set_word_lm(config: DictConfig, file: str) -> None:
 
 
 def existing_file(option: str, value: str) -> str:
-    """Return the absolute path of a file that an option names."""
+    """Return the absolute path of the file that an option names; raise a ValueError if it does not exist."""
     path = path_of(value)
     if not path.is_file():
         raise ValueError(f"{option}={value} is no file here")
@@ -335,7 +335,7 @@ Named = Iterable[tuple[str, Any]]  # options or other origins of files, and the 
 
 
 def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None:
-    """Raise a ValueError if an output file is an input or another output, also through a link.
+    """Raise a ValueError if an output file is also an input or another output, under any name or link.
 
     Args:
         options: options of the command, which name inputs and outputs.
@@ -353,7 +353,7 @@ def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in nested lists and mappings, where they may name files."""
+    """Yield all texts in nested lists and mappings of option values, as paths that may name files."""
     if isinstance(value, str | os.PathLike):
         yield str(path_of(value))
     elif isinstance(value, Mapping | list | tuple):
@@ -362,14 +362,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _identity(file: str) -> Any:
-    """Return a value that is equal for all names of a file."""
+    """Return a key that is equal for all paths and links to the same file."""
     if os.path.isfile(file):
         return os.stat(file).st_dev, os.stat(file).st_ino
     return os.path.realpath(file)
 
 
 def load_phrase_file(path: str | None) -> list[str]:
-    """Return the phrases with weights >= 0 of the file of the option `phrases`, or [] without it."""
+    """Return the phrases with weight >= 0 in the phrase file `path`, or [] if it is None."""
     if path is None:
         return []
     from nemo_gpu_decoding.fusion.phrases import read_phrases, weight_of  # what the decoder itself reads them with
@@ -378,10 +378,10 @@ def load_phrase_file(path: str | None) -> list[str]:
 
 
 def writable_file(option: str, value: str) -> Path:
-    """Return the path of an option that names an output file.
+    """Return the path of the output file that an option names.
 
     Raises:
-        ValueError: its folder does not exist, or it is a folder itself.
+        ValueError: the file's folder does not exist, or the path is a folder.
     """
     path = path_of(value)
     if not path.absolute().parent.is_dir():

@@ -1,6 +1,6 @@
 """Compute the encoder output of the dev set of `tune` once, and decode it many times.
 
-`tune confidence=...` also fits a map of word confidence on it.
+`tune confidence=...` also fits a map from word confidence to probability on the dev set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Padded inputs of a search for some utterances."""
+    """The encoder outputs of up to `BATCH` utterances, padded to one length."""
 
     # [B, T, V + 1] log-probs, natural log; for transducers [B, T, D] encoder output
     inputs: torch.Tensor
@@ -54,7 +54,7 @@ class DevSet:
     def decode(
         self, decoder: Search, text_of: Callable[[Path], str], second: Rescoring | None = None, n_best: int = 1
     ) -> tuple[str, ...]:
-        """Return the best texts of all utterances.
+        """Return the text of the best hypothesis of each utterance.
 
         Args:
             second: second pass; it orders the first `n_best` different texts.
@@ -78,7 +78,7 @@ class DevSet:
 
 @dataclass(frozen=True)
 class Score:
-    """The quality of one decoding; it has `phrases` only if a list was given."""
+    """Word errors of one decoding of the dev set and, if a phrase list was given, recall and precision of phrases."""
 
     errors: metrics.WordErrors
     phrases: metrics.PhraseScore | None
@@ -121,7 +121,7 @@ Words = tuple[list[float], list[bool]]  # confidences of the words of an utteran
 def with_confidence_map(
     head: Head, config: DictConfig, utterances: Sequence[Utterance], aggregations: Sequence[str], batch_size: int
 ) -> tuple[DictConfig, str]:
-    """Return a decoding section with the map of its word confidence, and a table of the aggregations that were tried.
+    """Return the decoding section with a fitted confidence map, and a table of all aggregations that were tried.
 
     Args:
         aggregations: of token confidence to words; the one with the best normalised cross entropy is taken.
@@ -143,14 +143,14 @@ def with_confidence_map(
 
 
 def _with(config: DictConfig, aggregation: str, fitted: metrics.ConfidenceMap | None) -> DictConfig:
-    """Return the section with this confidence."""
+    """Return the decoding section with this aggregation of word confidence and this confidence map."""
     given: dict[str, Any] = {"confidence_cfg": {"preserve_word_confidence": True, "aggregation": aggregation}}
     given[section_of(str(config.strategy))] = {"confidence_map": fitted and list(fitted)}
     return cast(DictConfig, OmegaConf.merge(config, given))
 
 
 def words_of(head: Head, config: DictConfig, utterances: Sequence[Utterance], outputs: list[Outputs]) -> list[Words]:
-    """Return the words of each utterance."""
+    """Decode each utterance; return the confidences of its words and whether the words are right."""
     head.use(cast(DictConfig, OmegaConf.merge(config, {"compute_timestamps": True})))
     words_of_utterances = [transcript.words for batch in outputs for transcript in head.model.decode(batch)]
     words: list[Words] = []
@@ -162,7 +162,7 @@ def words_of(head: Head, config: DictConfig, utterances: Sequence[Utterance], ou
 
 
 def _held_out(words: Sequence[Words]) -> list[Words]:
-    """Return the words with their confidence mapped, by maps that were fitted on other utterances."""
+    """Return the words with mapped confidence, where each utterance's map was fitted on other utterances."""
     mapped = []
     for fold in range(FOLDS):
         fitted = metrics.fit_map(*joined([utterance for n, utterance in enumerate(words) if n % FOLDS != fold]))
@@ -171,6 +171,6 @@ def _held_out(words: Sequence[Words]) -> list[Words]:
 
 
 def joined(words: Sequence[Words]) -> Words:
-    """Return all confidences, and whether their words are right."""
+    """Concatenate the word confidences of all utterances, and whether the words are right."""
     pairs = [pair for confidences, rights in words for pair in zip(confidences, rights, strict=True)]
     return [confidence for confidence, _ in pairs], [is_right for _, is_right in pairs]

@@ -1,6 +1,6 @@
-"""`nemo-gpu-decoding doctor` prints what this machine has, and the backend of each strategy on it.
+"""`nemo-gpu-decoding doctor` prints installed libraries, GPUs, and the backend of each strategy on this machine.
 
-The functions import what they examine, so that `--help` imports no torch.
+The functions import the libraries that they examine, so that `--help` imports no torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPTIONS = DoctorOptions
 
 @dataclass(frozen=True)
 class Fact:
-    """One line of the report."""
+    """One line of the report of `doctor`."""
 
     name: str
     found: str
@@ -52,7 +52,7 @@ class Fact:
 
 
 def run(options: DoctorOptions) -> int:
-    """Print the facts. This loads no model, does not import NeMo and changes nothing but the verdicts of checks."""
+    """Print the report; load no model, do not import NeMo, and write nothing but the results of kernel checks."""
     rows = [asdict(fact) for fact in examine(check=options.check)]
     table = format_table(list(rows[0]), [list(row.values()) for row in rows])
     print(json.dumps(rows, indent=2) if options.json else table)
@@ -60,7 +60,7 @@ def run(options: DoctorOptions) -> int:
 
 
 def examine(*, check: bool = False) -> list[Fact]:
-    """Return all facts, from Python and torch up to the strategies. With `check`, check their kernels now."""
+    """Return all lines of the report, from Python to the strategies; with `check`, check the CUDA kernels now."""
     import torch
 
     gpu = usable_gpu()
@@ -85,7 +85,7 @@ def examine(*, check: bool = False) -> list[Fact]:
 
 
 def gpu_facts() -> list[Fact]:
-    """Return the GPUs that torch finds, and why CUDA kernels do not run there."""
+    """Return a line for each GPU that torch finds, with the reason if CUDA kernels cannot run on it."""
     import torch
 
     from nemo_gpu_decoding.cuda.launch import runtime
@@ -117,7 +117,7 @@ def driver_fact() -> Fact:
 
 
 def nvrtc_fact() -> Fact:
-    """Return the version of NVRTC, which compiles kernels; torch's CUDA builds bring it."""
+    """Return the version of NVRTC, which compiles CUDA kernels; torch's CUDA builds contain it."""
     from nemo_gpu_decoding.cuda import nvrtc
 
     try:
@@ -128,7 +128,7 @@ def nvrtc_fact() -> Fact:
 
 
 def nemo_fact() -> Fact:
-    """Return NeMo's version. Without NeMo, `extra_facts` names the command that installs it."""
+    """Return NeMo's version. If NeMo is missing, `extra_facts` names the command that installs NeMo."""
     version = installed_version("nemo_toolkit")
     if version == NOT_INSTALLED:
         return Fact("NeMo", version, "plain log-probs need none")
@@ -138,7 +138,7 @@ def nemo_fact() -> Fact:
 
 
 def registration_fact() -> Fact:
-    """Return whether NeMo finds the strategies without a call of register()."""
+    """Return whether NeMo registers the strategies by itself, without a call of `register()`."""
     try:
         is_found = importlib.util.find_spec("hydra_plugins.nemo_gpu_decoding") is not None
     except ModuleNotFoundError:
@@ -149,13 +149,13 @@ def registration_fact() -> Fact:
 
 
 def extra_facts() -> list[Fact]:
-    """Return the extras that are not complete."""
+    """Return a line for each extra of pyproject.toml whose modules are not all installed."""
     missing = {extra: [name for name in modules if not is_installed(name)] for extra, modules in MODULES.items()}
     return [Fact(f"[{e}]", f"no {', '.join(names)}", install_command(e)) for e, names in missing.items() if names]
 
 
 def compiled_code_fact() -> Fact:
-    """Return numba's cache of compiled code. Without a cache every process compiles again."""
+    """Return the folder with numba's compiled code; without a usable folder, every process compiles again."""
     from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
 
     folder = cache_folder()
@@ -165,7 +165,7 @@ def compiled_code_fact() -> Fact:
 
 
 def usable_gpu() -> torch.device | None:
-    """Return the current GPU, or None if no CUDA kernels run there. `gpu_facts` has the reason."""
+    """Return torch's current GPU, or None if CUDA kernels cannot run on it (`gpu_facts` gives the reason)."""
     import torch
 
     from nemo_gpu_decoding.cuda.launch import runtime
@@ -178,7 +178,7 @@ def usable_gpu() -> torch.device | None:
 
 
 def strategy_fact(strategy: StrategySpec, gpu: torch.device | None, *, check: bool = False) -> Fact:
-    """Return the backend that `auto` means for a strategy, and the state of the self-check of its kernels."""
+    """Return the backend that `auto` selects for a strategy, and the result of the check of its CUDA kernels."""
     if strategy.section == "wfst" and not is_installed("kaldifst"):
         return Fact(strategy.name, "needs [wfst] or a ready-made graph")
     if gpu is None:

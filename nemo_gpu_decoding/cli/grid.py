@@ -1,10 +1,10 @@
-"""List the points of a grid of options that `tune` tries, in stages, and make their decoders.
+"""List the combinations of options ("points") that `tune` tries stage by stage, and make their decoders.
 
 Options that are null get values around the best point so far. With phrases, token-level strategies first try all
 weights with the smallest beam and one segmentation per phrase. Then they try larger beams and more segmentations with
 the best weights. Word graphs try the LM weights without phrases, then the boosting weights with the best LM weights,
-then the LM weights next to the best ones. With a limit of false phrases, both try thresholds of a phrase's evidence at
-last.
+then the LM weights next to the best ones. With a limit of false phrases, the last stage of all strategies tries
+thresholds for the evidence of a phrase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight"
 
 
 class Axis(NamedTuple):
-    """The values that the first stage tries for an option. An option may have several axes; at most one is used."""
+    """Values that the first stage tries for an option. At most one of the option's axes fits a search's facts."""
 
     option: str
     facts: str  # the axis is used if all of them hold, see `facts_of`
@@ -76,33 +76,33 @@ _Values: Any = _made("_Values", _NAMES, defaults=[None] * len(_NAMES))
 
 
 class Point(_Values):
-    """One combination of options. None: the strategy lacks the option, or there is no LM or no phrase."""
+    """One combination of options. A value is None if the strategy lacks the option, the LM or the phrases."""
 
     def __str__(self) -> str:
-        """Return the options in the form in which a user types them."""
+        """Return the options of this point as a user types them: "beam_size=8 lm_weight=0.5"."""
         values = self._asdict().items()
         return " ".join(f"{name}={value}" for name, value in values if value is not None)
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Return the sort key among equally good points: smaller searches, then smaller weights, then defaults."""
+        """Return the sort key for ties: smaller beams come first, then smaller weights, then default values."""
         weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
         rest = self.ac_threshold or 0.0, self.score_norm is False
         return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights, *rest)
 
 
 def combinations(**values: Sequence[Any]) -> list[Point]:
-    """Return every combination of the values of each option; an option without values stays None."""
+    """Return the points of all combinations of these values; an option without values is None."""
     return [Point(*row) for row in itertools.product(*(values.get(n) or [None] for n in Point._fields))]
 
 
 def varied(points: Sequence[Point]) -> list[str]:
-    """Return the options that the points have, in their order."""
+    """Return the names of the options that are not None in at least one point, in the order of `Point`."""
     return [name for name in Point._fields if any(getattr(point, name) is not None for point in points)]
 
 
 def tried_values(points: Sequence[Point]) -> str:
-    """Return the values of each option that the points have.
+    """Return the distinct values of each option over all points, as text.
 
     >>> tried_values([Point(beam_size=8, lm_weight=0.5), Point(beam_size=32, lm_weight=0.5)])
     'beam_size=8,32 lm_weight=0.5'
@@ -112,7 +112,7 @@ def tried_values(points: Sequence[Point]) -> str:
 
 
 class Searches:
-    """The decoders of a strategy, one for each boosting tree; they share the LM or graph.
+    """The decoders of a strategy, one for each boosting tree, with one LM or word graph for all.
 
     Args:
         files: LM, phrases, and weights other than 0, so that all models are loaded.
@@ -123,7 +123,7 @@ class Searches:
         self._ready: dict[tuple[Any, ...], Search] = {}
 
     def at(self, point: Point) -> Search:
-        """Return the decoder with a point's boosting tree, or the preset's for None. The weights are not set."""
+        """Return the decoder with the boosting tree of a point's options; the point's weights are not set yet."""
         tree = {name: getattr(point, name) for name in TREE if name in Point._fields}
         key = tuple(tree.values())
         if key not in self._ready:
@@ -133,13 +133,13 @@ class Searches:
 
     @property
     def most_bonus(self) -> float:
-        """Return the most that a word earns with a boosting weight of 1, natural log."""
+        """Return the largest bonus of a word at a boosting weight of 1, natural log."""
         boosting = self.at(Point()).fusion.boosting
         return 0.0 if boosting is None else max(0.0, float(boosting.arrays.states["upper_bound"].max()))
 
 
 def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decoder[Any, Any]:
-    """Return the same decoder with other weights; it shares the LM or graph and the phrases.
+    """Return a decoder with a point's weights that shares the LM, word graph and phrases of `decoder`.
 
     A weight of None removes the phrases or the token-level LM; the LM of a word graph keeps its weight. With `n_best`
     above 1 a beam search returns its whole beam, because several hypotheses may have the same text. A word graph
@@ -174,7 +174,7 @@ Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try
 
 
 def facts_of(options: TuneOptions, strategy: str, has_lm: bool, has_phrases: bool) -> set[str]:
-    """Describe a search: what it scores, the head of the model, and what is fused with it."""
+    """Return keywords of a search: strategy, head, "graph" or "tokens", and the models that are fused."""
     facts = {strategy, STRATEGIES[strategy].family, "graph" if section_of(strategy) == "wfst" else "tokens"}
     named = {"large": strategy == LARGE_LM_STRATEGY, "source": options.source_lm is not None, "lm": has_lm}
     named |= {"rescore": options.rescore is not None, "phrases": has_phrases, "fused": has_lm or has_phrases}
@@ -209,7 +209,7 @@ def points_of(
 def later_stages(
     options: TuneOptions, strategy: str, points: Sequence[Point], *, has_phrases: bool, most_bonus: float = 0.0
 ) -> list[Stage]:
-    """Return the stages after the first one. A stage may repeat points that were tried before.
+    """Return the later stages, functions from the best point to new points; a stage may repeat points.
 
     Args:
         most_bonus: as in `points_of`.
@@ -232,9 +232,9 @@ def later_stages(
 
 
 def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
-    """Return points near the best one that rank by score instead of score per token, with a bonus per token.
+    """Return points near the best one that rank hypotheses by total score, with a bonus per token.
 
-    A bonus offsets the preference of plain scores for short hypotheses.
+    The bonus offsets the preference of total scores for short hypotheses.
     """
     bonuses = sorted({bonus for point in points if (bonus := point.beam_beta or 0.0) > 0})
     beside = _neighbours(points, best) or [best]
@@ -242,7 +242,7 @@ def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequence[float], best: Point) -> list[Point]:
-    """Return other beam sizes and segmentations, with the best weights and all boosting weights."""
+    """Return points with larger beams, more segmentations and all boosting weights; other options are the best."""
     fixed: dict[str, Sequence[Any]] = {k: [value] for k, value in best._asdict().items() if value is not None}
     fixed |= {"beam_size": sizes, "segmentations": segmentations, "boosting_weight": weights}
     points = combinations(**fixed)
@@ -250,7 +250,7 @@ def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequenc
 
 
 def _heard(options: TuneOptions, values: Sequence[float], section: str, most_bonus: float, best: Point) -> list[Point]:
-    """Return points with values of a phrase's evidence, with the best boosting weight and larger ones."""
+    """Return points with thresholds for the evidence of a phrase, at the best boosting weight and larger ones."""
     every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
     weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
     points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in values for weight in weights]
@@ -258,7 +258,7 @@ def _heard(options: TuneOptions, values: Sequence[float], section: str, most_bon
 
 
 def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Point]:
-    """Return the boosting weights with the best LM weights."""
+    """Return points with all boosting weights and the best LM weights."""
     points = [best._replace(boosting_weight=weight) for weight in WORD_BOOSTING_WEIGHTS]
     if widths:
         return [point._replace(beam_width=width) for point in points for width in widths]
@@ -266,7 +266,7 @@ def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Po
 
 
 def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
-    """Return the LM weights next to the best ones, one by one."""
+    """Return points that replace one best LM weight by the next smaller or larger tried value."""
     neighbours = []
     for name in ("lm_weight", "large_lm_weight"):
         values = sorted({getattr(point, name) for point in points} - {None})
@@ -277,7 +277,7 @@ def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def _with_width(points: Sequence[Point], most_bonus: float) -> list[Point]:
-    """Return the points with the smallest beam width of which a word's bonus is at most half, or else the largest."""
+    """Set the beam width of each point: the smallest that is at least twice a word's bonus, or else the largest."""
     bonuses = [(point.boosting_weight or 0.0) * most_bonus for point in points]
     widths = [next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1]) for bonus in bonuses]
     return [point._replace(beam_width=width) for point, width in zip(points, widths, strict=True)]

@@ -1,4 +1,4 @@
-"""Make n-gram LMs with three commands: `build-lm`, `prune-lm`, `pack-lm`.
+"""Make n-gram LMs by the commands `build-lm`, `prune-lm` and `pack-lm`.
 
 `build-lm` estimates an LM over words or over the tokens of a model, from text or from a transducer (its internal LM).
 `prune-lm` keeps a subset of the n-grams. `pack-lm` writes the file that paged_biglm maps into memory.
@@ -77,7 +77,7 @@ class BuildLMOptions:
 
 
 def build_lm(options: BuildLMOptions) -> int:
-    """Estimate and write the LM, with a progress bar and the report on stderr."""
+    """Estimate an n-gram LM and write it as ARPA file, with progress bar and report on stderr."""
     out = writable_file("out", options.out)
     arpa = internal_lm_of(str(options.model)) if options.internal else lm_of_text(options)
 
@@ -90,7 +90,7 @@ def build_lm(options: BuildLMOptions) -> int:
 
 
 def internal_lm_of(name: str) -> Arpa:
-    """Return the internal LM of a transducer."""
+    """Estimate the internal LM of a transducer as an n-gram LM over its tokens."""
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.search.transducer.internal_lm import internal_lm
 
@@ -99,7 +99,7 @@ def internal_lm_of(name: str) -> Arpa:
 
 
 def lm_of_text(options: BuildLMOptions) -> Arpa:
-    """Return the LM of the texts, over words or tokens."""
+    """Estimate an n-gram LM over words or tokens from text files."""
     texts = [options.text] if isinstance(options.text, str) else list(options.text)
     files = [existing_file("text", file) for file in texts]
     counts = options.min_counts
@@ -119,7 +119,7 @@ def lm_of_text(options: BuildLMOptions) -> Arpa:
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
-    """Yield the words of each non-empty line, or the tokens that spell them, with a progress bar on stderr.
+    """Yield each non-empty line as words, or as the tokens that spell it, with a progress bar on stderr.
 
     Lines that cannot be read or spelled are left out with one warning.
     """
@@ -156,7 +156,7 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
 
 
 def text_of_row(line: bytes) -> str:
-    """Return the text of a manifest's row, or "" for an empty line.
+    """Return the `text` of a line of a manifest, or "" for an empty line.
 
     Raises:
         ValueError: the row is no JSON object with a `text`.
@@ -188,7 +188,7 @@ class PruneLMOptions:
 
 
 def prune_lm(options: PruneLMOptions) -> int:
-    """Prune the LM and write it, with the report on stderr."""
+    """Prune an n-gram LM and write it; print the report to stderr."""
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
 
     from nemo_gpu_decoding.lm.arpa import read_arpa
@@ -219,7 +219,7 @@ class PackLMOptions:
 
 
 def pack_lm(options: PackLMOptions) -> int:
-    """Pack the LM and write it; print progress to stderr and the report to stdout."""
+    """Write an ARPA LM as the packed file that paged_biglm maps; print progress to stderr, the report to stdout."""
     from nemo_gpu_decoding.lm.pack import pack_arpa
 
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
@@ -234,7 +234,7 @@ def pack_lm(options: PackLMOptions) -> int:
 
 
 def _pack_report(facts: Mapping[str, Any]) -> str:
-    """Return the report as a table; `json=true` prints all facts by name."""
+    """Return the sizes of a packed LM as a table; with `json=true` the command prints all facts as JSON instead."""
     orders = " + ".join(map(str, facts["counts"]))
     per_ngram, speed = facts["num_bytes"] / facts["ngrams"], facts["ngrams"] / facts["seconds"]
     bridged = "n-grams without their suffix (all but the first word): it gets its backed-off score"

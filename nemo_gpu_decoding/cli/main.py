@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding COMMAND key=value ...`: runs the command if its extras are installed; user errors take a line."""
+"""Run `nemo-gpu-decoding COMMAND key=value ...` if its extras are installed; print a user's error as one line."""
 
 import importlib
 import os
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(program: str, run: Callable[[], int], module: str = "nemo_gpu_decoding") -> int:
-    """Run the program `module`; returns its exit code and prints errors as `main` does."""
+    """Run the program `module`, print errors as `main` does, and return the exit code."""
     if hasattr(sys.stdout, "reconfigure"):  # a console may lack letters of a text, or the name of a file is not UTF-8
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -89,7 +89,7 @@ def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
     """Return whether the user can correct this error: a ValueError, OSError or ImportError raised by this package or
     by the program `module`.
 
-    If another library raises these types, the cause is unknown, and the traceback is printed.
+    If another library raises an error of these types, the cause is unknown, and the traceback is printed.
     """
     if isinstance(error, OSError) and error.filename is not None:
         return True  # the system's own message names the file
@@ -133,7 +133,7 @@ def run_program(
 
 
 class _Lasting:
-    """The stdout of a command that writes files: the command goes on if its reader ends or its disk is full."""
+    """A wrapper of stdout that discards further output if the pipe is closed or the disk is full, without an error."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -157,12 +157,12 @@ class _Lasting:
 
 
 def file_of(name: str) -> str:
-    """Return the name of the file with a command."""
+    """Return the name of the Python module that implements a command."""
     return "lm" if name.endswith("-lm") else name.replace("-", "_")
 
 
 def load_command(name: str) -> Any:
-    """Return the module of a command. A module with several commands has a table of them, with the same attributes."""
+    """Import the module of a command; return it or, if it has a table `COMMANDS`, the command's entry there."""
     module = importlib.import_module(f"nemo_gpu_decoding.cli.{file_of(name)}")
     return getattr(module, "COMMANDS", {}).get(name, module)
 
@@ -171,7 +171,7 @@ def load_command(name: str) -> Any:
 
 
 def needed(command: str, options: Any) -> list[str]:
-    """Return the names that `require` takes: extras, or single modules."""
+    """Return the extras or single modules that a command needs with these options, as `require` takes them."""
     return [name for name, is_needed in NEEDS.get(command, {}).items() if is_needed(options)]
 
 
@@ -190,7 +190,7 @@ def starts_ray(options: Any) -> bool:
 
 
 def builds_word_graph(options: Any) -> bool:
-    """Return whether a word graph is composed from an ARPA file. A ready-made graph needs no extra library."""
+    """Return whether the command builds a word graph from an ARPA file, which needs kaldifst."""
     if options.strategy is None and options.preset is None:
         return False  # the default strategies search no word graph
     from nemo_gpu_decoding.cli.decoding import decoding_config, with_decoding

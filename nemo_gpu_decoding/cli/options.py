@@ -1,7 +1,7 @@
 """Read `key=value` arguments into a dataclass of options, and print the help text of these options.
 
-Comments above or behind the fields of the dataclass explain the options. `--help` and error messages show these
-comments. The attribute `topic` of a dataclass is the heading of its options in `--help all`.
+A comment above or behind a field of the dataclass explains the option. `--help` and error messages show these
+comments. The attribute `topic` of the dataclass is the heading of its options in `--help all`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILES = ("audio", "manifest", "tarred_audio", "text")  # options for one file or
 
 
 class OptionError(ValueError):
-    """An error: an argument is not `key=value`, or its key is no option."""
+    """An error about an argument that is not `key=value`, or whose key is no option."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Option:
 
 
 def show_value(value: Any) -> str:
-    """Return a default in the form in which a user types it."""
+    """Return the default of an option as text, in the form in which a user types it."""
     if value is None or value == "":
         return "null"
     if isinstance(value, bool):
@@ -64,7 +64,7 @@ def show_value(value: Any) -> str:
 
 
 def parse_options(options_class: type[T], arguments: Sequence[str], positional: str | None = None) -> T:
-    """Build `options_class` from `["key=value", ...]`; arguments without `=` are appended to the list `positional`.
+    """Build `options_class` from `["key=value", ...]`; append arguments without `=` to the list option `positional`.
 
     Values of text fields are used unchanged; others are read as YAML (`8`, `[4,8]`, `null`). A list may be a single
     value, and may omit its brackets (`4,8`), which some shells require to be quoted. Dotted keys set entries of
@@ -127,7 +127,7 @@ def help_text(
 
 
 def options_of(cls: type) -> tuple[Option, ...]:
-    """Return the options of a dataclass in the order of their definition, comments included."""
+    """Return the options of a dataclass with their comments, in the order of definition."""
     if not is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is no dataclass")
     comments = field_comments(cls)
@@ -140,15 +140,15 @@ def options_of(cls: type) -> tuple[Option, ...]:
 
 
 def keys_for_commands(source: type, marks: Collection[Any] = (True, "tune")) -> dict[str, str]:
-    """Return the fields that a search declares with one of these marks as `cli`, and their keys in NeMo's section."""
+    """Return the fields of a search's config whose rule `cli` is in `marks`, with their keys in NeMo's section."""
     marked = [field for field in fields(source) if field.metadata.get("rule", {}).get("cli") in marks]
     return {field.name: str(key_of(field)) for field in marked}
 
 
 def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callable[[type[T]], type[T]]:
-    """Decorate a command's options: add those that searches declare with `cli`. null is their default.
+    """Decorate a command's options: add the options that search configs declare with `cli`, with default null.
 
-    They have the names of NeMo's keys. Options that the command has already stay.
+    An added option has the name of its key in NeMo's section. An option of the command with that name stays.
 
     Args:
         listed: whether values are lists, as in `tune`.
@@ -170,7 +170,7 @@ def with_options_of(sources: Iterable[type], *, listed: bool = False) -> Callabl
 
 
 def field_comments(options_class: type) -> dict[str, str]:
-    """Return the comment lines above and behind each field by its name, inherited and added fields included."""
+    """Map each field, also if inherited or added, to the comment above and behind it."""
     comments = dict(getattr(options_class, "added_comments", {}))
     for base in reversed(options_class.__mro__[:-1]):
         comments.update(_own_comments(base))
@@ -195,7 +195,7 @@ def _own_comments(options_class: type) -> dict[str, str]:
 
 
 def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
-    """Split at the first `=`; for arguments such as `--beam-size`, the error proposes the correct spelling."""
+    """Split an argument at the first `=`; for `--beam-size` and the like, raise an error with the correct form."""
     key, equals, value = argument.partition("=")
     if equals and key and not key.startswith("-"):
         return key.lstrip("+"), value
@@ -206,7 +206,7 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
 
 def _read_value(options_class: type, key: str, value: str) -> Any:
     """Return the value of an option: unchanged for text fields (so that `audio=*.wav` needs no quotes), else read as
-    YAML. A list needs no brackets."""
+    YAML. A list may omit its brackets."""
     hint = get_type_hints(options_class).get(key)
     if hint is str:
         return value
@@ -230,7 +230,7 @@ def _read_value(options_class: type, key: str, value: str) -> Any:
 
 
 def _names(value: str) -> Any:
-    """Return the name of a file or pattern, or the list in brackets, in which names with commas need quotes."""
+    """Return a file name or pattern, or the list of names in brackets, where names with commas need quotes."""
     if value == "null":
         return None
     if not (value.startswith("[") and value.endswith("]")) or os.path.lexists(value):
@@ -247,7 +247,7 @@ def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:
 
 
 def _literal(value: Any) -> Any:
-    """Return a value in which `${` is a part of a text, and begins no interpolation of OmegaConf."""
+    """Escape `${` in a value, so that OmegaConf treats it as text and not as an interpolation."""
     if isinstance(value, list):
         return [_literal(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding serve` decodes live streams with one model, over WebSockets."""
+"""`nemo-gpu-decoding serve` decodes live audio streams from WebSockets with one model."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ OPTIONS = ServeOptions
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until interrupted; print the address to stdout."""
+    """Run the live server until it is interrupted; print its URL to stdout."""
     server = build_server(options)
     asyncio.run(_serve(server))
     return 0
 
 
 def build_server(options: ServeOptions) -> LiveServer:
-    """Return the server, with its model loaded and warmed up."""
+    """Load the model, warm it up, and return the live server that uses it."""
     from nemo_gpu_decoding.live.batcher import Batcher
     from nemo_gpu_decoding.live.interface import warm_up
     from nemo_gpu_decoding.live.server import LiveServer
@@ -68,7 +68,7 @@ def build_server(options: ServeOptions) -> LiveServer:
 
 
 def build_recognizer(options: ServeOptions) -> Any:
-    """Return the model in NeMo's pipeline, with the strategy."""
+    """Load the model into a NeMo pipeline that decodes with the chosen strategy, and return its recognizer."""
     from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, default_head, import_nemo, usable_device
 
     is_named = options.strategy is not None or options.preset is not None

@@ -57,7 +57,7 @@ NOT_IN_TRANSCRIPTS = {"audio", "manifest", "out", "device", "verbose"}
 
 @dataclass
 class RecordingOptions(decoding.DecodingOptions):
-    """Options that say what is transcribed, and what is written."""
+    """Options for the input of `transcribe` and for its output files."""
 
     topic = "input and output"
 
@@ -98,7 +98,7 @@ class RecordingOptions(decoding.DecodingOptions):
 
 @dataclass
 class PartitionOptions:
-    """Options of a run with a folder as `out`."""
+    """Options that only apply if `out` is a folder, which receives the output in partitions."""
 
     topic = "runs with a folder as out"
 
@@ -140,7 +140,7 @@ class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
         self._check_partitioned()
 
     def _check_partitioned(self) -> None:
-        """Raise a ValueError for options of partitions without any, and for those that partitions lack."""
+        """Raise a ValueError for options of partitions if `out` is no folder, or options without effect if it is."""
         if self.is_partitioned:
             if self.subtitles:
                 raise ValueError(f"subtitles={','.join(self.subtitles)} needs a file as out, or none, not a folder")
@@ -154,12 +154,12 @@ class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
 
     @property
     def is_partitioned(self) -> bool:
-        """Return whether `out` is a folder."""
+        """Return whether `out` is a folder, so that the input is decoded in partitions."""
         return self.out is not None and (self.out.endswith("/") or path_of(self.out).is_dir())
 
 
 def fewest_and_most(workers: Any) -> tuple[int, int]:
-    """Return the numbers of processes that `workers` allows, N or [FEWEST,MOST]; a ValueError for anything else."""
+    """Return the least and greatest number of processes in `workers`, N or [FEWEST,MOST]; else a ValueError."""
     ends = workers if isinstance(workers, list) else [workers] * 2
     whole = all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
     if len(ends) != 2 or not whole or not 1 <= ends[0] <= ends[1]:
@@ -171,9 +171,9 @@ OPTIONS = TranscribeOptions
 
 
 def run(options: TranscribeOptions) -> int:
-    """Transcribe: write texts to stdout, JSON lines to `out`, progress, errors and totals to stderr.
+    """Write texts to stdout, JSON lines to the file `out`, and progress, errors and totals to stderr.
 
-    With a folder as `out`, the texts go to its files and a table of totals to stdout.
+    If `out` is a folder, the texts are written to files in it, and a table of totals to stdout.
 
     Returns:
         The exit status: 1 if an utterance failed. With a folder as `out`: 0 for up to `max_errors` failures.
@@ -218,7 +218,7 @@ def run(options: TranscribeOptions) -> int:
 
 
 def load(options: TranscribeOptions) -> Model:
-    """Return the model with its decoding and second pass."""
+    """Load the model and set its decoding strategy and its second pass."""
     from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
 
     model = decoding.load_model(options, build_decoding, options.head, options.channel_selector)
@@ -228,7 +228,7 @@ def load(options: TranscribeOptions) -> Model:
 
 
 def run_partitions(options: TranscribeOptions) -> int:
-    """Transcribe into a folder, or resume the run that began there."""
+    """Transcribe the input in partitions into the folder `out`, or resume an interrupted run there."""
     from nemo_gpu_decoding.cluster.corpus import Folder, find_corpus, open_run
     from nemo_gpu_decoding.cluster.run import Job, summary, transcribe_corpus
 
@@ -249,7 +249,7 @@ def run_partitions(options: TranscribeOptions) -> int:
 
 
 def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
-    """Return options on which transcripts depend; files are represented by digests of their content."""
+    """Return the options on which transcripts depend, with a digest of the content in place of each file."""
     resumable = {option.name for option in fields(PartitionOptions)} - {"batch_seconds"} | NOT_IN_TRANSCRIPTS
     given = {name: value for name, value in vars(options).items() if name not in resumable}
     for name in FILE_OPTIONS:
@@ -260,7 +260,7 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
 
 
 def content_of(path: str) -> str:
-    """Return name, size and digest of a file (of a large one: of its beginning and end), other values unchanged.
+    """Return name, size and digest (of begin and end) of a file; return a text that names no file unchanged.
 
     >>> content_of("no_such_file")
     'no_such_file'
@@ -277,12 +277,12 @@ def content_of(path: str) -> str:
 
 
 def kept_file(out: Path | None) -> Path | None:
-    """Return the hidden file beside `out` that keeps what a run has decoded, or None for a device or without `out`."""
+    """Return the hidden log file beside `out`, from which a run can resume; None without `out` or for a device."""
     return None if out is None or (out.exists() and not out.is_file()) else out.with_name(f".{out.name}.run")
 
 
 def workers_of(options: TranscribeOptions) -> Workers:
-    """Return the number and place of the workers."""
+    """Return the number of worker processes and the address of Ray, if Ray is used."""
     from nemo_gpu_decoding.cluster.run import Workers
 
     least, most = fewest_and_most(options.workers)
@@ -291,7 +291,7 @@ def workers_of(options: TranscribeOptions) -> Workers:
 
 
 def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> DictConfig:
-    """Return NeMo's decoding section for these options."""
+    """Return NeMo's `decoding` section for the options of `transcribe`."""
     config = decoding.config_with_n_best(options, options.head or default_head, options.n_best)
     if options.timestamps or options.subtitles or options.min_confidence:
         config.compute_timestamps = True
@@ -300,9 +300,9 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 
 
 def emit(utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
-    """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals.
+    """Print each text or error and write its JSON line as soon as the utterance is decoded; return the totals.
 
-    If there are several utterances, their names and a tab are before the texts.
+    If there are several utterances, each text is printed after the utterance's name and a tab.
     """
     from nemo_gpu_decoding.jit import working_seconds
     from nemo_gpu_decoding.transcript import Totals, error_of, row_of
@@ -323,8 +323,8 @@ def emit(utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str
 
 
 def report(totals: Totals, seconds: float, device: str) -> None:
-    """Print totals to stderr: RTFx (seconds of audio per second of work, without compilation) and the word error
-    rate. Failed utterances do not count."""
+    """Print RTFx (seconds of audio per second of work, without compilation) and word error rate to stderr.
+    Both figures leave out failed utterances."""
     if totals.errors:
         print(f"{totals.errors} of {totals.rows} utterances failed", file=sys.stderr)
     print(
@@ -344,7 +344,7 @@ def report(totals: Totals, seconds: float, device: str) -> None:
 def _transcripts(
     model: Model, utterances: Sequence[Utterance], options: TranscribeOptions, log: Log
 ) -> Iterator[Transcript | str]:
-    """Yield the transcript of each utterance, or its error message."""
+    """Decode the utterances with a progress bar; yield a transcript or an error message for each."""
     from nemo_gpu_decoding.nemo_plugin.transcribing import Transcriber
 
     seconds, size = sum(utterance.duration for utterance in utterances), options.batch_size
@@ -355,7 +355,7 @@ def _transcripts(
 
 
 def _check_names(utterances: Sequence[Utterance]) -> None:
-    """Raise a ValueError if two recordings would have one file of subtitles; parts of a file share theirs."""
+    """Raise a ValueError if the subtitle files of two recordings would have the same name."""
     whole = [utterance.path for utterance in utterances if part_of(utterance.audio).is_whole]
     files = [*whole, *{utterance.path for utterance in utterances if not part_of(utterance.audio).is_whole}]
     if len({file.stem for file in files}) < len(files):
@@ -365,7 +365,7 @@ def _check_names(utterances: Sequence[Utterance]) -> None:
 def _subtitled(
     utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
-    """Yield the transcripts; the subtitles of each file are written after its last part, with times in the file."""
+    """Yield the transcripts unchanged, and write the subtitles of an audio file after its last utterance."""
     last = {utterance.path: n for n, utterance in enumerate(utterances)}
     of_parts: dict[Path, list[tuple[float, Transcript]]] = {}
     for n, (utterance, transcript) in enumerate(zip(utterances, transcripts, strict=True)):
@@ -381,6 +381,6 @@ def _subtitled(
 
 
 def subtitle_file(options: TranscribeOptions, recording: Path, file_format: str) -> Path:
-    """Return the file with the subtitles of a recording."""
+    """Return the path of the subtitle file of a recording, in the folder of `out`."""
     folder = path_of(options.out).parent if options.out else Path()
     return folder / f"{recording.stem}.{file_format}"

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding tune` finds weights on a dev set that suit a model, an LM and a phrase list."""
+"""`nemo-gpu-decoding tune` searches for the best LM and boosting weights of a model on a dev set."""
 
 from __future__ import annotations
 
@@ -133,14 +133,14 @@ OPTIONS = TuneOptions
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination with its result."""
+    """One combination of options with its word errors on the dev set."""
 
     point: Point
     score: Score
 
 
 def run(options: TuneOptions) -> int:
-    """Decode the dev set with every combination; print the table to stdout and write the best preset to `out`."""
+    """Decode the dev set with every combination; print a table to stdout, write the best preset to `out`."""
     out = options.out and path_of(options.out)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def run(options: TuneOptions) -> int:
 
 
 def plot_file(options: TuneOptions) -> Path | None:
-    """Return the file of the plot, or None."""
+    """Return the path of the plot, or None if no plot is asked for."""
     if options.plot is not None:
         return decoding.writable_file("plot", options.plot)
     if options.out is None:
@@ -197,7 +197,7 @@ def plot_file(options: TuneOptions) -> Path | None:
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:
-    """Return the strategy to tune: the option, else that of the preset, else the default of the model's head."""
+    """Return the strategy to tune: the option `strategy`, else the preset's, else the default of the model's head."""
     if options.strategy:
         return options.strategy
     if options.preset is None:
@@ -212,7 +212,7 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
 def search_points(
     options: TuneOptions, strategy: str, searches: Searches, dev: DevSet, phrases: Sequence[str]
 ) -> list[Trial]:
-    """Decode the dev set at the points of all stages, and return the trials, best first."""
+    """Decode the dev set with the points of all stages, and return the trials, best first."""
     in_graph = decoding.section_of(strategy) == "wfst"
     given: dict[str, Any] = {"has_phrases": bool(phrases), "most_bonus": searches.most_bonus if in_graph else 0.0}
     points = points_of(options, strategy, has_lm=options.lm is not None, **given)
@@ -230,7 +230,7 @@ def search_points(
 def try_points(
     searches: Searches, dev: DevSet, points: Sequence[Point], phrases: Sequence[str], options: TuneOptions
 ) -> list[Trial]:
-    """Decode the dev set once per point."""
+    """Decode the dev set once for each point, and return a trial per point."""
     from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
 
     scorer = load_scorer(options.rescore) if options.rescore else None
@@ -246,7 +246,7 @@ def try_points(
 def ranked(
     trials: list[Trial], objective: str, false_phrase_cost: float = FALSE_PHRASE_COST, most_false: float = float("inf")
 ) -> list[Trial]:
-    """Sort the trials, best first; ties go to the smaller beam, then to the smaller weights.
+    """Sort the trials, best first; at equal errors, smaller beams come first, then smaller weights.
 
     Args:
         most_false: trials with more false phrases come last, those with the fewest first.
@@ -264,7 +264,7 @@ def ranked(
 
 
 def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: int) -> str:
-    """Return a line for greedy decoding and for each of the best trials; WER in percent of the reference words."""
+    """Return a table with greedy decoding and the best trials; WER is in percent of the reference words."""
     names = varied([trial.point for trial in trials])
     rate = rate_name(dev.references)
     header = ["decoder", *names, f"{rate} %", "sub", "del", "ins"]

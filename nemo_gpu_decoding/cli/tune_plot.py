@@ -1,4 +1,4 @@
-"""Plot the word error rates of `tune` over the weights."""
+"""Plot the word error rate over the options that `tune` has tried."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def options_of_panels(trials: Sequence[Trial]) -> list[str]:
 
 
 def best_by(trials: Sequence[Trial], *names: str) -> dict[Any, Trial]:
-    """Map values of these options to the best trial with them over all others; `trials` are sorted, best first."""
+    """Return the best trial for each combination of values of these options; `trials` are sorted, best first."""
     best: dict[Any, Trial] = {}
     for trial in trials:
         values = tuple(getattr(trial.point, name) for name in names)
@@ -42,10 +42,10 @@ def best_by(trials: Sequence[Trial], *names: str) -> dict[Any, Trial]:
 
 
 def draw(trials: Sequence[Trial], greedy: Score, target: Path) -> None:
-    """Write the plot: a map over the two options with the largest effect, and a curve over each option.
+    """Plot the WER as a map over the two options with the largest effect, and as a curve over each option.
 
-    Every point is the best trial with its values, over all other options. `trials` are sorted, best first. The suffix
-    of `target` chooses the format.
+    Every point is the best trial with the point's values, over all other options. `trials` are sorted, best first. The
+    suffix of `target` chooses the format of the image.
     """
     from matplotlib.figure import Figure
 
@@ -71,7 +71,7 @@ def _percent(trial: Trial) -> float:
 
 
 def _map(axes: Axes, trials: Sequence[Trial], across: str, up: str) -> None:
-    """Draw the WER in every cell, with a frame around the best one."""
+    """Draw the WER over two options as a table of coloured cells, with a frame around the best cell."""
     from matplotlib.patches import Rectangle
 
     cells = best_by(trials, across, up)
@@ -94,7 +94,7 @@ def _map(axes: Axes, trials: Sequence[Trial], across: str, up: str) -> None:
 
 
 def _curve(axes: Axes, trials: Sequence[Trial], name: str, greedy: Score) -> None:
-    """Draw the WER, and the F-score of the phrases, over one option; the dotted lines are greedy decoding."""
+    """Draw WER and F-score of phrases over one option, with dotted lines for greedy decoding."""
     best = best_by(trials, name)
     values = sorted(best)
     is_number = not isinstance(values[0], str | bool)

@@ -1,8 +1,8 @@
 """Cut manifests of any size into partitions, and keep the transcripts of a run in a folder.
 
-Manifests may be compressed, and at any URL that fsspec reads. The rows are copied once into the folder of the run,
-with the path or URL of their audio. A partition is a range of bytes in that file, so that a worker reads only its own
-rows. If a part of its audio cannot be read, the utterances there get an error each, and the others are decoded.
+Manifests may be compressed, and at any URL that fsspec reads. All rows are copied once to `rows.jsonl` in the folder
+of the run, with the path or URL of their audio. A partition is a byte range of `rows.jsonl`, so that a worker reads
+only the rows of its partition. An utterance whose audio cannot be read gets an error; the others are decoded.
 
     run.json           the options of the run; a run with other options is rejected
     rows.jsonl         the corpus
@@ -11,7 +11,7 @@ rows. If a part of its audio cannot be read, the utterances there get an error e
     part-00000.done    marker of a finished partition, with its totals
 
 Files are written atomically, and a marker is written after its partition. A run may therefore be killed at any time.
-If a partition is written twice, the content is the same.
+If two workers write the same partition, they write the same content.
 """
 
 import glob
@@ -59,7 +59,7 @@ class Corpus(NamedTuple):
 
 
 def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> Corpus:
-    """Return the corpus of the options of `transcribe`.
+    """Return the corpus that the options of `transcribe` name.
 
     Args:
         audio: files, folders or patterns.
@@ -77,7 +77,7 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
 
 
 def _expand(option: str, value: Any) -> list[str]:
-    """Return the files of a path, URL, pattern or list; {0..9}, or NeMo's _OP_0..9_CL_, stands for all its numbers."""
+    """Return the files that a path, URL, pattern or list names; {0..9} and NeMo's _OP_0..9_CL_ are number ranges."""
     urls = []
     for pattern in map(str, value if isinstance(value, (list, tuple)) else [value]):
         file = path_of(pattern)
@@ -109,7 +109,7 @@ def _ranges(pattern: str) -> list[str]:
 
 
 def shards_of(corpus: Corpus) -> list[tuple[str, str]]:
-    """Return the names of the manifests with digests of their content; for `audio`, a digest of the list of files."""
+    """Return the manifests' names with digests of their content, or a digest of the file list for `audio`."""
     if corpus.audio:
         return [("audio", _digest(BytesIO("\n".join(corpus.audio).encode(errors="surrogateescape"))))]
     shards = []
@@ -127,7 +127,7 @@ def _digest(file: IO[bytes]) -> str:
 
 
 def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> list[Partition]:
-    """Write the rows of a corpus with the locations of their audio (`audio`, `member` of a tar); returns partitions.
+    """Write all rows of a corpus, with `audio` (path) and `member` (of a tar file); return the partitions.
 
     A partition ends when it has `partition_seconds` of audio, and at the end of its manifest or tar file.
     """
@@ -159,8 +159,8 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of the manifest, and an entry for its row; `seconds` are those of the manifest or of the file's
-    header, 0 if it is unreadable."""
+    """Yield for each row the number of its manifest and an entry with row, audio file and `seconds`.
+    `seconds` is the duration in the manifest or the file's header, or 0 if the file is unreadable."""
     for number, name in enumerate(corpus.audio, 1):
         yield 0, {"row": {"audio_filepath": name}, "audio": name, "line": number, "seconds": _seconds(name)}
     tars = [_absolute(tar) for tar in corpus.tars]
@@ -175,7 +175,7 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
-    """Return the path or URL of a row's audio or of its tar; it may be relative to the manifest."""
+    """Return the path or URL of a row's audio or tar file; a relative path begins at the manifest's folder."""
     name = str(row["audio_filepath"])
     if tars:
         index = row.get("shard_id", shard)
@@ -190,12 +190,12 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
 
 
 def _absolute(url: str) -> str:
-    """Return the absolute path, for workers in other folders; a URL is unchanged."""
+    """Return a path as an absolute path, because workers run in other folders; return a URL unchanged."""
     return url if "://" in url else str(Path(url).absolute())
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:
-    """Return the duration in the file's header, or 0 if it cannot be read, because the worker reports the error."""
+    """Return the seconds in the header of an audio file, or 0 if it is unreadable: the worker reports that error."""
     import soundfile
 
     with suppress(RuntimeError, ValueError, OSError), local_copy(audio) as path:
@@ -212,7 +212,7 @@ Audio = tuple[dict[str, Any], Path | str]
 
 @contextmanager
 def local_copy(url: str) -> Iterator[Path]:
-    """Open a local file with the content of a path or URL; a temporary copy is removed afterwards."""
+    """Open a path, or a temporary local copy of a URL that is removed at the end of the block."""
     if "://" not in url:
         yield Path(url)
         return
@@ -225,7 +225,7 @@ def local_copy(url: str) -> Iterator[Path]:
 
 @contextmanager
 def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
-    """Open the utterances of a partition, in order; temporary copies of their audio are removed afterwards.
+    """Yield the utterances of a partition, in order; remove temporary copies of their audio afterwards.
 
     Args:
         rows: rows of `corpus.write_rows`, for single files or for one tar file.
@@ -249,7 +249,7 @@ def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
 
 
 def _members(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Return utterances of a tarred NeMo data set; the manifest names the members of the tar."""
+    """Return the utterances in a tar file of a NeMo data set; rows of the manifest name members of the tar file."""
     url, names = rows[0]["audio"], [_SUB.sub(r"\1", row["member"]) for row in rows]
     wanted = {*names, *(row["member"] for row in rows)}
     copies: dict[str, Path] = {}  # by the name of the member
@@ -272,13 +272,13 @@ _PARTIAL = {"rows.jsonl", "plan.json"}  # files of a run that was killed before 
 
 
 class Folder(NamedTuple):
-    """A folder at a path or URL."""
+    """A folder of a run, at a local path or at a URL."""
 
     url: str
 
     @property
     def fs(self) -> DirFileSystem:
-        """Return the folder's file system, with names relative to the folder."""
+        """Return an fsspec file system whose file names are relative to the folder."""
         fs, path = url_to_fs(self.url)
         return DirFileSystem(path, fs)
 
@@ -289,13 +289,13 @@ class Folder(NamedTuple):
         return f"part-{partition.number:05d}.done"
 
     def names(self) -> set[str]:
-        """Return the names of the folder's files, or nothing if the folder does not exist."""
+        """Return the names of the files in the folder, or none if the folder does not exist."""
         fs = self.fs
         fs.invalidate_cache()
         return {name.rstrip("/") for name in fs.ls("", detail=False)} if fs.exists("") else set()
 
     def read(self, name: str, begin: int = 0, num_bytes: int | None = None) -> bytes:
-        """Return a file, or a range of its bytes."""
+        """Return the bytes of a file in the folder, or a range of them."""
         return self.fs.cat_file(name, start=begin, end=None if num_bytes is None else begin + num_bytes)
 
     def read_json(self, name: str) -> Any:
@@ -305,7 +305,7 @@ class Folder(NamedTuple):
     def open_whole(self, name: str) -> Iterator[IO[bytes]]:
         """Open a new file that becomes visible when it is closed.
 
-        On local disks it is renamed into place; object stores show an object when it is complete.
+        A local file is written under a temporary name and renamed; object stores show an object when it is complete.
         """
         fs = self.fs
         if isinstance(fs.fs, LocalFileSystem):
@@ -325,14 +325,14 @@ class Folder(NamedTuple):
 
 
 class RunPlan(NamedTuple):
-    """A plan that lists the partitions of a run, and the names of its manifests."""
+    """The plan of a run: the partitions and the names of the manifests."""
 
     partitions: list[Partition]
     shards: list[str]
 
 
 def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: Mapping[str, Any]) -> RunPlan:
-    """Begin a run in a folder, or resume the run that began there.
+    """Begin a run in a folder, or resume the interrupted run in that folder.
 
     Args:
         options: the options on which transcripts depend; values are JSON types.
@@ -362,7 +362,7 @@ def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: 
 
 
 def _check_same(folder: Folder, run: Mapping[str, Any], given: dict[str, Any], shards: list[list[str]]) -> None:
-    """Raise a ValueError that names the first option that has changed."""
+    """Raise a ValueError if options differ from those of the run to resume; the message names the first one."""
     now = json.loads(json.dumps(given))  # in the form in which the file holds it
     for name in sorted(now.keys() | run["options"].keys()):
         old, new = run["options"].get(name), now.get(name)

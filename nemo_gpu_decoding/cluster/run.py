@@ -1,6 +1,6 @@
-"""Run workers that decode the partitions of a corpus, here or on Ray, with a progress bar and totals.
+"""Run workers that decode the partitions of a corpus, in this process or on Ray, with a progress bar and totals.
 
-A worker needs no Ray: it loads a model once, and decodes partitions to one file of transcripts each.
+A worker needs no Ray: it loads the model once, and writes one file of transcripts per partition.
 """
 
 import json
@@ -31,7 +31,7 @@ from nemo_gpu_decoding.transcript import Totals, Transcript, one_line, row_of
 
 
 class Workers(NamedTuple):
-    """The number and place of the workers that decode partitions.
+    """The number of workers, and where they run: in this process, or on Ray at an address.
 
     Args:
         address: address of Ray, "auto" (the cluster of this machine) or "local" (a cluster is started for the run);
@@ -49,7 +49,7 @@ class Workers(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """The options that all workers of a run share.
+    """Options that are the same for all workers of a run.
 
     Args:
         out: folder of the run.
@@ -69,7 +69,7 @@ class Job:
 
 
 class Worker(Transcriber):
-    """A worker that decodes partitions and writes them into the folder of the run."""
+    """A worker that decodes partitions and writes their transcripts to the folder of the run."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.load(), job.cutting, job.batch_size)
@@ -82,7 +82,7 @@ class Worker(Transcriber):
                 list(self.model.decode(outputs))
 
     def transcribe(self, partition: Partition) -> Totals:
-        """Encode and decode a partition in batches; write its rows in their order, and its marker.
+        """Encode and decode a partition in batches; write its transcripts in row order, then its marker.
 
         An unreadable utterance gets an error in its row.
         """
@@ -104,7 +104,7 @@ class Worker(Transcriber):
         return totals
 
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
-        """Run `Transcriber.decode`. If the batch fails, each utterance is decoded alone."""
+        """Decode a batch by `Transcriber.decode`; if that raises an error, decode each utterance alone."""
         try:
             return super().decode(utterances, outputs)
         except Exception as error:
@@ -118,7 +118,7 @@ class Worker(Transcriber):
 
 
 def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
-    """Return an utterance with the error of its audio, if there is one."""
+    """Return an utterance whose `fault` is the error of its audio, if the audio cannot be read."""
     row = entry["row"]
     utterance = opened(row["audio_filepath"], AudioPart(Path(file), *part_in(row)), row, f"line {entry['line']}")
     fault = row.get(FAULT) or (file if isinstance(file, str) else utterance.fault)
@@ -128,7 +128,7 @@ def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
 
 
 def batches(utterances: Sequence[Utterance], batch_size: int, batch_seconds: float | None) -> Iterator[list[int]]:
-    """Yield positions of utterances in batches: first those with a fault, then the longest.
+    """Yield batches of utterance indices: first utterances with a fault, then the others from long to short.
 
     Batches in descending order of duration have little padding, and the first one needs most memory. With
     `batch_seconds`, a batch has at most so many seconds of audio, padding included, and at least one utterance.
@@ -146,7 +146,7 @@ def batches(utterances: Sequence[Utterance], batch_size: int, batch_seconds: flo
 def transcribe_corpus(
     job: Job, plan: RunPlan, workers: Workers, max_errors: int | None = None, retry_errors: bool = False
 ) -> list[Totals]:
-    """Decode the partitions without a marker; returns the totals of all partitions, by number.
+    """Decode all partitions that have no marker; return the totals of all partitions, in the order of numbers.
 
     Args:
         max_errors: number of utterances that may fail; None: any number.
@@ -175,7 +175,7 @@ def transcribe_corpus(
 
 
 def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
-    """Return the totals of partitions with a marker."""
+    """Return the totals of all finished partitions, which have a marker."""
     names = folder.names()
     markers = [folder.marker_file(partition) for partition in partitions]
     return [Totals.of_marker(folder.read_json(marker)) for marker in markers if marker in names]
@@ -195,7 +195,7 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
 
 
 class RayWorker:
-    """A worker as an actor of Ray Data: it reads a batch with one partition and returns its totals.
+    """A Ray Data actor around a `Worker`: a call decodes the partition in its batch and returns the totals.
 
     Errors that end the run are returned as `fault`, because Ray retries after exceptions; the driver prints them.
     """
@@ -215,7 +215,7 @@ class RayWorker:
 
 
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
-    """Decode in actors of Ray. Totals come in the order in which partitions finish."""
+    """Decode partitions in Ray actors; yield their totals in the order in which the partitions finish."""
     ray = _connected(workers)
     gpus = workers.gpus
     if gpus is None:
@@ -237,7 +237,7 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
 
 
 def _connected(workers: Workers) -> Any:
-    """Yield Ray, connected to the cluster."""
+    """Connect to the Ray cluster at `workers.address`, and return the module `ray`."""
     if not workers.verbose:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # hides messages about actors that Ray restarts
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray must not change CUDA_VISIBLE_DEVICES
@@ -264,7 +264,7 @@ def _connected(workers: Workers) -> Any:
 
 
 def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
-    """Return a table with a row per manifest and one for all."""
+    """Return a table of utterances, hours and error rates, with a row per manifest and a row for all of them."""
     rate = _sum(totals).rate_name
     header = ["manifest", "utterances", "hours", "errors", f"{rate} %", UNITS[rate], "sub", "del", "ins"]
     named = [(name, [part for part in totals if part.shard == n]) for n, name in enumerate(shards)]

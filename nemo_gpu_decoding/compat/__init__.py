@@ -1,1 +1,1 @@
-"""Offer the interfaces of other decoders with the searches of this package, without NeMo."""
+"""Offer the interfaces of pyctcdecode, ONNX exports and transformers with this package's searches, without NeMo."""

@@ -1,4 +1,4 @@
-"""Convert alphabets of CTC models as pyctcdecode does: characters, BPE pieces and wav2vec2's symbols."""
+"""Convert the labels of CTC models as pyctcdecode does: characters, BPE pieces and wav2vec2's symbols."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNK_TOKEN_PTN = re.compile(r"[<\[]unk[>\]]$", re.IGNORECASE)
 
 
 class Word(NamedTuple):
-    """A word of a token sequence; its tokens are those from `first` to `end`."""
+    """A word of a token sequence; the tokens [first, end) spell it."""
 
     text: str
     first: int
@@ -28,14 +28,14 @@ class Word(NamedTuple):
 
 
 class Alphabet:
-    """The label of each column of a model's log-probs, in one form for all models.
+    """The label of each column in a CTC model's log-probs, in the same form for all kinds of models.
 
     The blank is "". Words of characters are separated by " ". BPE pieces that begin a word begin with "▁".
 
     Args:
         labels: labels in this form; `build_alphabet` converts the labels of a model. Several may be blanks.
-        is_bpe: whether they are BPE pieces.
-        names: the labels of the model, for messages; None: `labels`.
+        is_bpe: whether the labels are BPE pieces.
+        names: the labels as the model spells them, for messages; None: `labels`.
 
     Raises:
         ValueError: a label occurs twice, no label is the blank, or a BPE piece has a space.
@@ -54,8 +54,8 @@ class Alphabet:
     def build_alphabet(cls, labels: Sequence[str]) -> Alphabet:
         """Convert the labels of a model.
 
-        '' and '<pad>' or '[PAD]' are blanks; in models of characters '_' is, if there is no other. Without a blank,
-        one is added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
+        '' and '<pad>' or '[PAD]' are blanks; in models of characters '_' is, if there is no other blank. Without a
+        blank, one is added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
         """
         if labels is None or not all(isinstance(label, str) for label in labels):
             raise FieldError("labels", labels, "a list of texts")
@@ -82,7 +82,7 @@ class Alphabet:
 
     @classmethod
     def loads(cls, text: str) -> Alphabet:
-        """Read what `dumps` or pyctcdecode wrote."""
+        """Create an alphabet from the JSON text that `dumps` or pyctcdecode has written."""
         values = json.loads(text)
         if not isinstance(values, dict) or set(values) != {"labels", "is_bpe"}:
             raise ValueError(f"the alphabet is {text[:60]!r}, expected an object with the keys labels and is_bpe")
@@ -92,18 +92,18 @@ class Alphabet:
 
     @cached_property
     def blanks(self) -> tuple[int, ...]:
-        """Return the columns of the blanks."""
+        """Return the columns of the logits that are blanks."""
         return tuple(column for column, label in enumerate(self._labels) if label == BLANK)
 
     @property
     def note(self) -> str:
-        """Return the label that was taken as the blank."""
+        """Return a text for messages that names the label that is used as the blank."""
         named = [f"{self._names[i]!r} (column {i})" for i in self.blanks if i < len(self._names)]
         return f"taken for the blank: {' and '.join(named) or 'a column after the labels, which lack <pad>'}"
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """Return the labels without the blank; a token is an index of these."""
+        """Return the labels without blanks; a token is an index into this tuple."""
         return tuple(label for label in self._labels if label != BLANK)
 
     @cached_property
@@ -113,7 +113,7 @@ class Alphabet:
 
     @property
     def separator(self) -> int | None:
-        """Return the token between words; BPE pieces mark their beginnings instead."""
+        """Return the token of the space between words; None for BPE pieces, which mark the beginnings of words."""
         return self.pieces.index(SPACE) if not self.is_bpe and SPACE in self.pieces else None
 
     def breaks(self, token: int) -> bool:
@@ -127,7 +127,7 @@ class Alphabet:
 
     @cached_property
     def unknown_word_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that may begin a word which the LM does not list."""
+        """Return the tokens that may begin an out-of-vocabulary word of the LM."""
         return tuple(
             token
             for token, piece in enumerate(self.pieces)
@@ -137,7 +137,7 @@ class Alphabet:
 
     @cached_property
     def _spaced(self) -> tuple[str, ...]:
-        """Return the text of each token, with a space where a word begins or ends."""
+        """Return the text of each token, in which a space marks the begin or end of a word."""
         if not self.is_bpe:
             return self.pieces
         return tuple(
@@ -146,11 +146,11 @@ class Alphabet:
         )
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the words of a token sequence, joined by spaces."""
+        """Return the text of a token sequence, with single spaces between words."""
         return SPACE.join(filter(None, "".join(map(self._spaced.__getitem__, tokens)).split(SPACE)))
 
     def words(self, tokens: Sequence[int]) -> Iterator[Word]:
-        """Yield the words of a token sequence, without empty ones."""
+        """Yield the words that a token sequence spells, except empty words."""
         text, first, breaks = "", 0, False
         for i, token in enumerate(tokens):
             piece = self.pieces[token]
@@ -168,7 +168,7 @@ class Alphabet:
 
 @lru_cache(maxsize=1 << 16)
 def spellings(alphabet: Alphabet, word: str) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of a word, fewest tokens first; none if it has a character that is in no label."""
+    """Return the token sequences that spell a word, shortest first; [] if no label has one of its characters."""
     try:
         return tuple(map(tuple, alphabet.vocabulary.segmentations(word, MOST_SPELLINGS if alphabet.is_bpe else 1)))
     except ValueError:
@@ -176,7 +176,7 @@ def spellings(alphabet: Alphabet, word: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _with_word_start(label: str) -> str:
-    """Return a WordPiece in the form of BPE: '##ing' is 'ing', and 'go' is '▁go'."""
+    """Convert a WordPiece token to the form of a BPE piece: '##ing' to 'ing', and 'go' to '▁go'."""
     if label.startswith(CONTINUATION):
         return label[len(CONTINUATION) :]
     is_special = SPECIAL_TOKEN_PTN.fullmatch(label) or label in (BLANK, WORD_START, UNK_BPE_TOKEN)

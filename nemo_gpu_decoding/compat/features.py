@@ -13,12 +13,12 @@ LEAST_DEVIATION = 1e-5
 
 
 def log_mel(samples: Any, features: int = 80, normalize: bool = True) -> Tensor:
-    """Return the log-mel spectra of an utterance, [features, n // 160] float32.
+    """Return the log-mel spectrogram of an utterance, [features, n // 160] float32; a frame is 10 ms.
 
     Args:
         samples: [n] in -1 .. 1, at 16 kHz; NumPy or torch.
         features: 80; Parakeet TDT 0.6b has 128.
-        normalize: whether the mean of each feature is 0 and its deviation 1, NeMo's "per_feature".
+        normalize: whether to normalise each feature to mean 0 and deviation 1, as NeMo's "per_feature" does.
 
     Raises:
         ValueError: there are fewer samples than one frame has, or more than one channel.
@@ -39,7 +39,7 @@ def log_mel(samples: Any, features: int = 80, normalize: bool = True) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _mel_filters(features: int) -> np.ndarray:
-    """Return Slaney's triangular filters of equal area, [features, FFT_SIZE // 2 + 1] float32."""
+    """Return Slaney's mel filter bank of triangles with equal area, [features, FFT_SIZE // 2 + 1] float32."""
     edges = _hertz(np.linspace(0, _KNEE + np.log(RATE / 2 / (_LINEAR * _KNEE)) / _OCTAVE, features + 2))
     bins = np.linspace(0, RATE / 2, FFT_SIZE // 2 + 1)
     rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]

@@ -1,24 +1,24 @@
-"""Use a word n-gram LM with pyctcdecode's weights: `LanguageModel` is a word graph and a table of bonuses.
+"""Use a word n-gram LM with pyctcdecode's weights: `LanguageModel` holds a word graph and bonuses of words.
 
 The score of a text is, as in pyctcdecode,
 
     log P_acoustic + sum over words of alpha * ln P_LM(word | words before) + beta + hotword_weight * [is a hotword]
                    + alpha * ln 10 * unk_score_offset * [is unknown]
 
-The graph has the LM's costs; alpha is their factor. Everything else is the bonus of a word. Without hotwords, a
-copy of the graph contains alpha and the bonuses; other weights need another copy. As in Kaldi, a text may be scored by
-a shorter context of the LM if that is more likely.
+The arcs of the graph have the LM's costs, which alpha multiplies. All other terms are bonuses of words. Without
+hotwords, the search uses a copy of the graph whose costs contain alpha and the bonuses; other weights need another
+copy. As in Kaldi, an n-gram may get its back-off score if that is higher than its own score.
 
-The costs of the graph pay bonuses, which gives the search tight lower bounds. With hotwords, an automaton over the
-graph's labels pays them. Its states are
+Bonuses in the costs of the graph give the search tight lower bounds. With hotwords, an automaton over the labels of
+the graph adds the bonuses instead. The states of this automaton are
 
 state 0          between words: every word has its bonus; <unk> leads to state 1
 state 1          before the first piece of an unknown word, which pays a part of the penalty
-state 2          after it; further pieces cost nothing, and the end pays the rest
+state 2          after that piece; further pieces cost nothing, and the word's end pays the remaining penalty
 other states     in an unknown word that begins like a hotword: as in pyctcdecode, the penalty is due at its end only,
                  and each piece earns a part of the bonus; where the word goes on in another way, both are settled
 
-Unknown words that paid at their ends would displace words of the LM from the beam, and lose against them later.
+If unknown words paid only at their ends, they would displace words of the LM from the beam, and lose later.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LM_SUFFIXES = (".arpa", ".bin", ".binary", ".gz")
 
 
 class LanguageModel:
-    """A word LM and its weights, which may be changed at any time.
+    """A word n-gram LM with pyctcdecode's weights, which may be changed at any time.
 
     Args:
         kenlm_model: ARPA file or KenLM binary, or a `kenlm.Model`.
@@ -95,7 +95,7 @@ class LanguageModel:
         self._weighted: tuple[Any, WordGraph | None] = None, None  # the last weights, and the graph with them
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Discard the graph of a copy, which builds its graph again."""
+        """Copy and pickle path, words and weights only; a copy builds its word graph again."""
         weights = self.alpha, self.beta, self.unk_score_offset, self.score_boundary
         return type(self), (self.path, self.unigrams, *weights)
 
@@ -106,7 +106,7 @@ class LanguageModel:
         unk_score_offset: float | None = None,
         score_boundary: bool | None = None,
     ) -> None:
-        """Change weights; None keeps a weight."""
+        """Change the weights of the LM; None keeps the old value."""
         given = {"alpha": alpha, "beta": beta, "unk_score_offset": unk_score_offset, "score_boundary": score_boundary}
         for name, value in given.items():
             if value is not None:
@@ -115,7 +115,7 @@ class LanguageModel:
     # ------------------------------------------------------------------------------------- graph
 
     def graph(self, alphabet: Alphabet) -> WordGraph:
-        """Return the word graph of the LM, with an open vocabulary if the LM has <unk>."""
+        """Return the word graph of the LM; it accepts out-of-vocabulary words if the LM has <unk>."""
         key = (alphabet.pieces, alphabet.is_bpe, self.score_boundary)
         if key not in self._graphs:
             self._graphs[key] = self._build(alphabet)
@@ -142,7 +142,7 @@ class LanguageModel:
         return read_grammar(self.path)
 
     def score(self, words: Sequence[str], hotwords: Mapping[str, float]) -> float:
-        """Return the score of words at the beginning of an utterance, without the end: LM, `beta` and hotwords."""
+        """Return LM score, `beta` and hotword bonuses of an utterance's first words, without </s>; natural log."""
         grammar = self._grammar if self.score_boundary else self._grammar.without_boundaries()
         known, index = self.unigrams or self.words, {word: label for label, word in enumerate(grammar.words)}
         labels = [index.get(word, grammar.unknown) for word in words]
@@ -154,7 +154,7 @@ class LanguageModel:
     # ----------------------------------------------------------------------------------- bonuses
 
     def bonuses(self, alphabet: Alphabet, hotwords: Mapping[str, float]) -> BackoffAutomaton:
-        """Return the bonus of each word of the graph, as a boosting automaton.
+        """Return the boosting automaton that adds the bonus of each word of the graph.
 
         Args:
             hotwords: words -> bonus, natural log; words that the LM lacks are spelled.
@@ -168,7 +168,7 @@ class LanguageModel:
         return self._bonuses[key]
 
     def weighted_graph(self, alphabet: Alphabet) -> WordGraph:
-        """Return the graph whose costs contain alpha and the bonuses of words, for utterances without hotwords."""
+        """Return the word graph for utterances without hotwords; its costs contain alpha and the bonuses of words."""
         key = (*self._checked_weights(), self.score_boundary, alphabet)
         last, found = self._weighted
         if found is None or key != last:
@@ -185,11 +185,11 @@ class LanguageModel:
 
     @property
     def _penalty(self) -> float:
-        """Return the bonus of an unknown word, natural log."""
+        """Return the (negative) bonus of an unknown word, natural log."""
         return self.alpha * LN10 * self.unk_score_offset
 
     def _word_bonuses(self, graph: WordGraph) -> np.ndarray:
-        """Return the bonuses of the graph's labels, without those of hotwords."""
+        """Return the bonus of each label of the graph without hotwords, [labels], natural log."""
         weights = np.zeros(len(graph.words))
         weights[1 : graph.num_spoken] = self.beta
         if self.unigrams is not None:
@@ -211,7 +211,7 @@ class LanguageModel:
     # ------------------------------------------------------------------------------------- files
 
     def save_to_dir(self, folder: str | PathLike[str], unigram_encoding: str = "utf-8") -> None:
-        """Write the LM, its words and its weights, in the form of pyctcdecode."""
+        """Write the LM file, the known words and the weights to a folder, as pyctcdecode does."""
         target = Path(folder)
         attributes = {name: getattr(self, name) for name in ("alpha", "beta", "unk_score_offset", "score_boundary")}
         (target / ATTRIBUTES).write_text(json.dumps(attributes), encoding="utf-8")
@@ -221,7 +221,7 @@ class LanguageModel:
 
     @staticmethod
     def parse_directory_contents(folder: str | PathLike[str]) -> dict[str, str]:
-        """Return the paths of a saved LM.
+        """Return the paths of the three files in the folder of a saved LM.
 
         Raises:
             ValueError: the folder does not have these three files, or has others.
@@ -238,7 +238,7 @@ class LanguageModel:
 
     @classmethod
     def load_from_dir(cls, folder: str | PathLike[str], unigram_encoding: str = "utf-8") -> LanguageModel:
-        """Read an LM that `save_to_dir` or pyctcdecode wrote."""
+        """Create an LM from a folder that `save_to_dir` or pyctcdecode has written."""
         paths = cls.parse_directory_contents(folder)
         attributes = json.loads(Path(paths["json_attrs"]).read_text(encoding="utf-8"))
         unigrams = Path(paths["unigrams"]).read_text(encoding=unigram_encoding).splitlines()
@@ -261,7 +261,7 @@ Hotwords = Mapping[tuple[int, ...], float]  # the tokens of a word -> its bonus
 def bonus_automaton(
     weights: np.ndarray, graph: WordGraph, penalty: float, alphabet: Alphabet, hotwords: Hotwords
 ) -> BackoffAutomaton:
-    """Return the automaton of words and hotwords.
+    """Return the boosting automaton that adds bonuses of words and hotwords, and penalties of unknown words.
 
     Args:
         weights: [number of labels] bonus of each word, natural log; 0 for other labels.
@@ -295,7 +295,7 @@ def bonus_automaton(
 
 
 def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha: float) -> WordGraph:
-    """Return a graph whose costs contain the bonuses; alpha is the factor of the LM's costs, the rest is as above."""
+    """Return a copy of a graph with `alpha` times its costs, less the bonuses; arguments as in `bonus_automaton`."""
     states, arcs, epsilons, sequences = (array.copy() for array in graph.arrays)
     bonuses, entry = np.append(weights, np.zeros(len(sequences))), max(penalty, -MOST_ENTRY)
     begins, inside = np.zeros((2, len(states)), bool)
@@ -315,7 +315,7 @@ def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha:
 
 
 def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], float]:
-    """Return the part of a bonus that each beginning of a hotword earns, by its characters; parents come first."""
+    """Return the share of the bonus for each prefix of a hotword, in proportion to characters; shorter ones first."""
     earned: dict[tuple[int, ...], float] = {}
     for spelled, bonus in hotwords.items():
         lengths = np.cumsum([alphabet.lengths[token] for token in spelled]).tolist()
@@ -327,7 +327,7 @@ def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], flo
 def _automaton(
     arcs: list[list[Arc]], backoff_to: list[int], backoffs: list[float], finals: list[float], num_labels: int
 ) -> BackoffAutomaton:
-    """Return the automaton of the arcs of each state."""
+    """Return the boosting automaton with these arcs, back-off arcs and final weights for each state."""
     arcs = [sorted(arcs_of_state) for arcs_of_state in arcs]
     of_arcs = map(np.array, zip(*itertools.chain.from_iterable(arcs), strict=True))
     of_states = map(np.array, (backoff_to, backoffs, finals))
@@ -337,7 +337,7 @@ def _automaton(
 
 @lru_cache(maxsize=8)
 def hotword_automaton(alphabet: Alphabet, words: frozenset[tuple[str, float]]) -> BackoffAutomaton:
-    """Return the automaton of hotwords over tokens, for the search without an LM; `words`: with their bonuses.
+    """Return the boosting automaton over tokens for pairs (hotword, bonus), which the search without an LM uses.
 
     state 0          between words
     state 1          in a word that does not begin like a hotword

@@ -1,11 +1,11 @@
-"""Run ONNX exports of NeMo's models, which sherpa-onnx, onnx-asr and NeMo's own `export` write.
+"""Run NeMo models that sherpa-onnx, onnx-asr or NeMo's `export` have exported to ONNX.
 
     networks = OnnxTransducer("parakeet-tdt-0.6b-v2")
     encoded = networks.encode([log_mel(samples)])  # samples: [n] at 16 kHz
     best = ALSDPlusPlus(networks, ALSDConfig(beam_size=4)).decode(encoded)[0].best
     networks.vocabulary.text(best.tokens)
 
-A folder holds the parts of a model. Names may have a prefix, and end with ".int8" or another quantization:
+A folder holds the files of a model. File names may have a prefix, and a suffix such as ".int8" for quantization:
 
     encoder.onnx, decoder.onnx, joiner.onnx, tokens.txt           transducer of sherpa-onnx
     encoder-model.onnx, decoder_joint-model.onnx, vocab.txt       transducer of NeMo and onnx-asr
@@ -36,10 +36,10 @@ TYPES = {"tensor(float)": np.float32, "tensor(int32)": np.int32, "tensor(int64)"
 
 
 class OnnxTransducer:
-    """An exported RNN-T or TDT model. Its prediction network and joint are `TransducerNetworks`.
+    """An exported RNN-T or TDT model; it has the interface `TransducerNetworks`, which transducer searches take.
 
     Args:
-        folder: the parts of the model.
+        folder: folder with the files of the model.
         durations: of a TDT model, in frames; None: 0, 1, 2, ... for the outputs of the joint beyond the labels.
         quantization: the end of the files' names, such as "int8"; None: files without one, or the only files.
         providers: onnxruntime's providers; None: the CPU.
@@ -131,14 +131,14 @@ class OnnxCTC:
 
 
 class _Files:
-    """The files of an exported model."""
+    """The folder of an exported model, with the names of its files."""
 
     def __init__(self, folder: Path, quantization: str | None) -> None:
         self.folder, self.quantization = folder, quantization
         self.names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def path(self, part: str, *, is_required: bool = True) -> Any:
-        """Return the file of a part, or None if an optional part has none."""
+        """Return the path of the encoder, decoder or another network, or None if an optional one is missing."""
         pattern = re.compile(rf"(?:.*[_-])?{part}(?:-model)?(?:[._-](int8|uint8|fp16|\w*quant\w*))?\.onnx")
         ends = {name: match[1] for name in self.names if (match := pattern.fullmatch(name))}
         found = [name for name, end in ends.items() if end == self.quantization]
@@ -154,7 +154,7 @@ class _Files:
         raise FileNotFoundError(f"{self.folder} has no file such as {part}{end}.onnx; its files: {self.names}")
 
     def vocabulary(self) -> Vocabulary:
-        """Return the pieces of the token file, whose last one is the blank."""
+        """Return the vocabulary in the token file, whose last line is the blank."""
         for name in TOKEN_FILES:
             matching = [found for found in self.names if found.endswith(name)]
             if matching:
@@ -167,7 +167,7 @@ class _Files:
 
 
 class _Session:
-    """A model in onnxruntime, called with its inputs in their order."""
+    """A network in onnxruntime; a call takes its inputs in their order and returns its outputs."""
 
     def __init__(self, model: str | bytes, providers: Sequence[str] | None) -> None:
         import onnxruntime
@@ -186,12 +186,12 @@ class _Session:
 
 
 class _Rows(_Session):
-    """A part of a transducer, called with one row of each input per hypothesis.
+    """A network of a transducer; a call takes one row of each input per hypothesis.
 
     Args:
         model, providers: as of `_Session`.
-        is_alone: whether each row is computed alone: dynamic quantization takes its range from all rows.
-        states: number of states of LSTMs: the last inputs and outputs, with a row per layer first.
+        is_alone: whether to compute one row per call, because dynamic quantization takes its range from all rows.
+        states: number of LSTM states, which are the last inputs and outputs, [layers, N, columns].
     """
 
     def __init__(self, model: bytes, providers: Sequence[str] | None, is_alone: bool, states: int = 0) -> None:
@@ -199,7 +199,7 @@ class _Rows(_Session):
         self.is_alone, self.states = is_alone, states
 
     def __call__(self, *values: Tensor) -> Any:
-        """Return the outputs as [N, columns], and the states as [N, layers, columns]."""
+        """Compute N hypotheses; return the outputs [N, columns] and the LSTM states [N, layers, columns]."""
         count = len(values[0])
         if self.is_alone and count > 1:
             each = [self(*(value[i : i + 1] for value in values)) for i in range(count)]
@@ -213,7 +213,7 @@ class _Rows(_Session):
 
 
 def _utterance(features: Any) -> tuple[Tensor, Tensor]:
-    """Return a batch of one utterance, and its length."""
+    """Return the features of one utterance as a batch [1, features, frames], and the number of frames [1]."""
     values = torch.as_tensor(features)
     if values.ndim != 2:
         raise ValueError(f"features has shape {tuple(values.shape)}, expected [features, frames] of each utterance")

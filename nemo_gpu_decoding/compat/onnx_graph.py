@@ -1,7 +1,7 @@
-"""Join the decoder and the joint of an exported transducer into one ONNX graph, and cut it into parts.
+"""Join the prediction network and joint of an exported transducer into one ONNX graph, and cut out subgraphs.
 
 An exported joint projects a frame again for every hypothesis, and some decoders are exported for one hypothesis. So
-the graph is divided where what depends on frames meets what depends on texts. The parts take any number of rows.
+the graph is cut where values that depend on frames meet values that depend on texts. Subgraphs take any batch size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Graph:
-    """The ONNX graph that joins a decoder and a joint.
+    """The ONNX graph of a prediction network ("decoder") and a joint.
 
     Args:
         model: an `onnx.ModelProto`.
@@ -27,7 +27,7 @@ class Graph:
 
     @classmethod
     def of(cls, decoder: Path, joint: Path | None = None) -> Graph:
-        """Read a decoder with its joint, in one file or in two. Outputs of a decoder: prediction, lengths, states."""
+        """Read decoder and joint from one or two ONNX files; the decoder's outputs are prediction, lengths, states."""
         import onnx
         from onnx import compose
 
@@ -44,20 +44,20 @@ class Graph:
 
     @property
     def is_dynamic(self) -> bool:
-        """Return whether the ranges of quantized values are computed from the inputs."""
+        """Return whether the graph has dynamic quantization, whose ranges are computed from the inputs."""
         return any(node.op_type.startswith("DynamicQuantize") for node in self._model.graph.node)
 
     def sizes(self, name: str) -> list[int]:
-        """Return the axes of an input, where 0 means any size."""
+        """Return the shape of an input, where 0 means any size."""
         (given,) = (given for given in self._model.graph.input if given.name == name)
         return [axis.dim_value for axis in given.type.tensor_type.shape.dim]
 
     @cached_property
     def meeting(self) -> list[str]:
-        """Return the values that meet in one node: one depends on frames alone, the other on texts alone.
+        """Return the names of two values that enter one node: one depends on frames only, the other on texts only.
 
         Raises:
-            ValueError: there is more than one of either.
+            ValueError: several values that depend on frames only, or on texts only, enter such nodes.
         """
         depends = {name: {"texts"} for name in self.texts} | {self.frames: {"frames"}}
         both: dict[str, set[str]] = {"frames": set(), "texts": set()}
@@ -73,7 +73,7 @@ class Graph:
         return [name for names in both.values() for name in names]
 
     def part(self, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-        """Return the nodes between some values as a model whose inputs have any shape."""
+        """Return the subgraph from `inputs` to `outputs` as a serialized ONNX model, whose inputs have any shape."""
         import onnx
         from onnx import helper
 

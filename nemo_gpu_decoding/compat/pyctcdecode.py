@@ -6,9 +6,9 @@
     decoder.decode(logits)  # [T, V] of one utterance
     decoder.decode_batch(None, [logits, logits])
 
-With a word LM, the search is that of `cuda_wfst` in an open-vocabulary graph; without an LM it is `flexctc_beam` with
-merge "prefix". Scores are pyctcdecode's, see `language_model.py`, with one difference: with an LM, `logit_score` is
-that of the best alignment, where pyctcdecode adds the alignments in its beam.
+With a word LM, `cuda_wfst` searches an open-vocabulary graph; without an LM, `flexctc_beam` searches with merge
+"prefix". Scores are pyctcdecode's, see `language_model.py`, with one difference: with an LM, `logit_score` is the
+score of the best alignment, where pyctcdecode adds the probabilities of the alignments in its beam.
 
 All utterances of a batch are decoded at once, on the threads of torch.
 """
@@ -47,13 +47,13 @@ WordFrames = tuple[str, Frames]
 
 
 class LMState(NamedTuple):
-    """The words that the LM has read before an utterance, as tokens."""
+    """The state of the LM before an utterance: the last words of the previous utterance, as tokens."""
 
     tokens: tuple[int, ...]
 
 
 class OutputBeam(NamedTuple):
-    """A hypothesis of one utterance."""
+    """A hypothesis of one utterance, with the fields of pyctcdecode's `OutputBeam`."""
 
     text: str
     last_lm_state: LMState | None  # for `lm_start_state` of the next part; None without an LM
@@ -72,7 +72,7 @@ class OutputBeamMPSafe(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """The options of one call of the decoder."""
+    """The checked options of one call of a decoding method."""
 
     beam_width: int
     beam_prune_logp: float
@@ -124,14 +124,14 @@ class BeamSearchDecoderCTC:
         unk_score_offset: float | None = None,
         lm_score_boundary: bool | None = None,
     ) -> None:
-        """Change weights of the LM; None keeps a weight. Without an LM there is none to change."""
+        """Change the weights of the LM; None keeps the old value. Without an LM the call has no effect."""
         if self._language_model is not None:
             self._language_model.reset_params(alpha, beta, unk_score_offset, lm_score_boundary)
 
     # ------------------------------------------------------------------------------------- files
 
     def save_to_dir(self, filepath: str | PathLike[str]) -> None:
-        """Write the alphabet and the LM to a folder, in the form of pyctcdecode."""
+        """Write the alphabet and the LM to a folder, in the file formats of pyctcdecode."""
         folder = FilePath(filepath)
         (folder / self._ALPHABET_SERIALIZED_FILENAME).write_text(self._alphabet.dumps(), encoding="utf-8")
         if self._language_model is not None:
@@ -150,7 +150,7 @@ class BeamSearchDecoderCTC:
 
     @classmethod
     def load_from_dir(cls, filepath: str | PathLike[str], unigram_encoding: str = "utf-8") -> BeamSearchDecoderCTC:
-        """Read a decoder that `save_to_dir` or pyctcdecode wrote."""
+        """Create a decoder from a folder that `save_to_dir` or pyctcdecode has written."""
         paths = cls.parse_directory_contents(filepath)
         alphabet = Alphabet.loads(FilePath(str(paths["alphabet"])).read_text(encoding="utf-8"))
         folder = paths["language_model"]
@@ -158,7 +158,7 @@ class BeamSearchDecoderCTC:
 
     @classmethod
     def load_from_hf_hub(cls, model_id: str, cache_dir: Any = None, **kwargs: Any) -> BeamSearchDecoderCTC:
-        """Read a decoder from a repository of Hugging Face; `kwargs` are those of `snapshot_download`."""
+        """Create a decoder from a repository of Hugging Face; `kwargs` are passed to `snapshot_download`."""
         require("huggingface_hub")
         from huggingface_hub import snapshot_download
 
@@ -232,7 +232,7 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | Iterable[Iterable[str] | None] | None = None,
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[list[OutputBeamMPSafe]]:
-        """Return the hypotheses of several utterances.
+        """Return, for each utterance of a batch, its hypotheses with different texts, best first.
 
         Args:
             pool: not used: the utterances are decoded as one batch in this process.
@@ -245,7 +245,7 @@ class BeamSearchDecoderCTC:
         return [[OutputBeamMPSafe(beam.text, *beam[2:]) for beam in beams] for beams in results]
 
     def _decode(self, named: dict[str, Any], given: _Options, state: LMState | None = None) -> list[list[OutputBeam]]:
-        """Return the hypotheses of each utterance; arguments as for `_results`."""
+        """Decode the utterances and return the hypotheses of each one; arguments as for `_results`."""
         log_probs, results, before = self._results(named, given, state)
         lm, score = self._language_model, 0.0
         if lm is not None and before:
@@ -258,7 +258,7 @@ class BeamSearchDecoderCTC:
         ]
 
     def _texts(self, named: Mapping[str, Any], options: _Options, state: LMState | None = None) -> list[str]:
-        """Return the best text of each utterance; arguments as for `_results`."""
+        """Decode the utterances and return the best text of each one; arguments as for `_results`."""
         _, results, before = self._results(named, options, state)
         paths = [nbest.best for nbest in results]
         return [self._alphabet.text(path.tokens[path.frames >= before].tolist()) for path in paths]
@@ -266,7 +266,7 @@ class BeamSearchDecoderCTC:
     def _results(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None
     ) -> tuple[list[np.ndarray], list[NBest[Any]], int]:
-        """Return each utterance's log-probs, its results, and the number of frames before it.
+        """Return the log-probs of each utterance, its `NBest`, and the number of frames that were put before it.
 
         Args:
             named: name of an utterance in messages -> logits.
@@ -291,7 +291,7 @@ class BeamSearchDecoderCTC:
     # ------------------------------------------------------------------------------------ search
 
     def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request] | None]]:
-        """Return the utterances without and with hotwords: their numbers, their search and the weights of each."""
+        """Yield two groups, utterances without and with hotwords: their indices, the search, and their requests."""
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
@@ -303,7 +303,7 @@ class BeamSearchDecoderCTC:
                 yield rows, search, [self._request(hotwords[n]) for n in rows] if has_hotwords else None
 
     def _spelled(self, hotwords: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-        """Return the hotwords without those that the labels cannot spell; these are warned of once."""
+        """Return the hotwords that the labels can spell; warn once of the others."""
         bad = {word for words in hotwords for word in words if not spellings(self._alphabet, word)}
         if new := sorted(bad - self._ignored):
             self._ignored |= bad
@@ -312,14 +312,14 @@ class BeamSearchDecoderCTC:
         return [{word: bonus for word, bonus in words.items() if word not in bad} for words in hotwords]
 
     def _graph(self, has_hotwords: bool) -> WordGraph | None:
-        """Return the graph of the LM; without hotwords, it contains the weights."""
+        """Return the word graph of the LM; for utterances without hotwords, its costs contain the weights."""
         lm = self._language_model
         if lm is None:
             return None
         return lm.graph(self._alphabet) if has_hotwords else lm.weighted_graph(self._alphabet)
 
     def _request(self, hotwords: Mapping[str, float]) -> Request:
-        """Return the weights of an utterance."""
+        """Return the request of an utterance with hotwords: boosting automaton and weights."""
         lm, alphabet = self._language_model, self._alphabet
         if lm is None:
             return Request(hotword_automaton(alphabet, frozenset(hotwords.items())), 1.0)
@@ -332,7 +332,7 @@ class BeamSearchDecoderCTC:
     # ----------------------------------------------------------------------------------- results
 
     def _log_probs(self, name: str, logits: Any) -> np.ndarray:
-        """Compute the log-probs with `log_probs_of`.
+        """Check the shape [T, columns] of logits and return their log-probs.
 
         Raises:
             ValueError: the shape is wrong; the message has `name`.
@@ -345,7 +345,7 @@ class BeamSearchDecoderCTC:
         return log_probs_of(np.array(values, np.float32, order="C"), name, self._alphabet)
 
     def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
-        """Return the hypotheses with different texts, best first. `ranked` keeps the order of the search."""
+        """Return hypotheses with different texts, best first; `ranked` has them in the order of the search."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
         for beam in ranked:
@@ -358,11 +358,11 @@ class BeamSearchDecoderCTC:
 
     @property
     def _history(self) -> int:
-        """Return the number of words that the LM looks back to, at least one."""
+        """Return the number of words in the context of the LM (its order - 1), at least one."""
         return 1 if self._language_model is None else max(1, self._language_model.order - 1)
 
     def _beam(self, path: Path, values: np.ndarray, before: int, score_before: float) -> OutputBeam:
-        """Return a hypothesis without earlier frames and scores. `values` are log-probs, the blank last."""
+        """Convert a path to an `OutputBeam`, without frames and scores before the utterance. `values`: log-probs."""
         starts = path.frames - before
         stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens.tolist()))
         frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]
@@ -375,7 +375,7 @@ class BeamSearchDecoderCTC:
 
 
 def _named(logits_list: Iterable[Any]) -> dict[str, Any]:
-    """Return the logits of each utterance by their names in messages."""
+    """Return a mapping from a name for messages, "logits_list[i]", to the logits of utterance i."""
     return {f"logits_list[{i}]": logits for i, logits in enumerate(logits_list)}
 
 
@@ -388,7 +388,7 @@ def _read(
     hotword_weight: float,
     n_best: int,
 ) -> _Options:
-    """Check the options and return them."""
+    """Check the options of a call and return them; raise a FieldError for an invalid value."""
     check_int("beam_width", beam_width, 1, 1 << 30)
     check_number("hotword_weight", hotword_weight, negative=True)
     if not -math.inf < beam_prune_logp < 0:
@@ -402,7 +402,7 @@ def _read(
 
 
 def _bonuses(hotwords: Iterable[str] | None, weight: float) -> dict[str, float]:
-    """Return the bonus of each word; a hotword of several words stands for these words."""
+    """Return the bonus of each word in the hotwords; a hotword of several words is split at spaces."""
     phrases = hotwords if isinstance(hotwords, str) or not isinstance(hotwords, Iterable) else list(hotwords)
     if phrases is not None and not (isinstance(phrases, list) and all(isinstance(phrase, str) for phrase in phrases)):
         raise FieldError("hotwords", phrases, "a list of words")
@@ -418,7 +418,7 @@ def build_ctcdecoder(
     unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
     lm_score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
 ) -> BeamSearchDecoderCTC:
-    """Return a decoder of a model's logits.
+    """Return a decoder for the logits of a CTC model.
 
     Args:
         labels: the label of each column, without or with the blank, see `Alphabet.build_alphabet`.

@@ -25,7 +25,7 @@ LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 
 
 class TokenSearch(FlexCTCBeam):
-    """The search that runs without an LM.
+    """The token-level search `flexctc_beam` with pyctcdecode's options, for decoding without an LM.
 
     Args:
         vocab_size: V, which is also the column of the blank.
@@ -45,7 +45,7 @@ class TokenSearch(FlexCTCBeam):
 
 
 class WordSearch(CudaWFST):
-    """The search that runs with a word LM; other arguments as for `TokenSearch`."""
+    """The word-graph search `cuda_wfst` for decoding with a word LM; other arguments as for `TokenSearch`."""
 
     def __init__(self, graph: WordGraph, size: int, beam_width: int, beam_prune_logp: float, n_best: int) -> None:
         config = WFSTConfig(
@@ -60,12 +60,12 @@ class WordSearch(CudaWFST):
         self._is_sampled = True
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
-        """Return the largest bonus without a warning, because the user does not choose the beam of the graph."""
+        """Return the largest bonus of a word, without a warning: users of this interface choose no graph beam."""
         return weight * max(0.0, float(boosting.arrays.states["upper_bound"].max())) * self.graph.most_words
 
 
 def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarray:
-    """Return the log-probs [T, V + 1] of logits, log-probs or probabilities; the blank is the last column.
+    """Convert logits, log-probs or probabilities to log-probs [T, V + 1] with the blank as last column.
 
     Args:
         logits: [T, columns] float32.
@@ -89,13 +89,13 @@ def log_probs_of(logits: np.ndarray, name: str, alphabet: Alphabet) -> np.ndarra
 
 
 def likely_of(log_probs: np.ndarray, token_min_logp: float) -> np.ndarray:
-    """Return log-probs in which tokens below token_min_logp are `SKIPPED`, but for the likeliest one of each frame."""
+    """Set log-probs below token_min_logp to `SKIPPED`, except the most likely token of each frame."""
     least = np.minimum(log_probs.max(axis=1, keepdims=True), max(token_min_logp, LEAST_LOGP))
     return np.where(log_probs >= least, log_probs, SKIPPED)
 
 
 def aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> float:
-    """Return the sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop."""
+    """Return the sum of log-probs [T, V + 1] along an alignment, in which token i lasts from starts[i] to stops[i]."""
     labels = np.full(len(values), values.shape[1] - 1)
     for token, start, stop in zip(tokens.tolist(), starts.tolist(), stops.tolist(), strict=True):
         labels[max(start, 0) : max(stop, 0)] = token

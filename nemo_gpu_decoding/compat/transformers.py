@@ -28,7 +28,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 def parakeet_networks(model: Any) -> LSTMNetworks:
-    """Return the prediction network and the joint of a `ParakeetForRNNT` or `ParakeetForTDT`; weights are shared.
+    """Return prediction network and joint of a `ParakeetForRNNT` or `ParakeetForTDT`, which share its weights.
 
     Raises:
         ValueError: the model is no transducer, or the blank is not the last token.
@@ -45,7 +45,7 @@ def parakeet_networks(model: Any) -> LSTMNetworks:
 
 
 def parakeet_inputs(model: Any, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the inputs of a decoder, and their lengths.
+    """Run the model's encoder and return the inputs of a decoder, and their lengths in frames.
 
     Args:
         model: `ParakeetForCTC`, `ParakeetForRNNT` or `ParakeetForTDT`, in evaluation mode.
@@ -74,7 +74,7 @@ def parakeet_inputs(model: Any, **inputs: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def tokenizer_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
-    """Return the first `size` tokens of a tokenizer, which spell phrases. `size`: V of a model whose blank is token V.
+    """Return the first `size` tokens of a tokenizer as a vocabulary. `size` is V of a model whose blank is token V.
 
     Raises:
         ValueError: the tokenizer has fewer tokens.
@@ -86,11 +86,11 @@ def tokenizer_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
 
 
 def provide_pyctcdecode() -> None:
-    """Let `import pyctcdecode` import `compat.pyctcdecode` in this process, as classes of transformers do.
+    """Make `import pyctcdecode`, also inside transformers, import `compat.pyctcdecode` in this process.
 
     `Wav2Vec2ProcessorWithLM`, and the pipeline of a repository that has an LM, then use this package. pyctcdecode and
-    kenlm need not be installed. transformers checks that kenlm is; an empty module stands for it. Call this function
-    before transformers is imported: some versions look for the two packages then.
+    kenlm need not be installed: transformers checks for kenlm, and finds an empty module. Call this function before
+    transformers is imported, because some versions look for the two packages during import.
     """
     for name, module in ("", pyctcdecode), (".constants", pyctcdecode), (".alphabet", alphabet):
         sys.modules[f"pyctcdecode{name}"] = module

@@ -1,1 +1,1 @@
-"""Add the scores of token n-gram LMs and phrase boosting trees in a search (shallow fusion)."""
+"""Add the scores of token n-gram LMs and phrase boosting trees to acoustic scores (shallow fusion)."""

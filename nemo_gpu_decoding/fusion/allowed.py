@@ -1,16 +1,16 @@
-"""Add costs of tokens to the boosting automaton: of tokens that are not allowed, and the bonus of every token.
+"""Add costs of tokens to the boosting automaton: prices of tokens that are not allowed, and a bonus per token.
 
-A token that is not allowed in a multilingual model has a price, or is forbidden. Every look-up ends at exactly one arc
-with the token's label. So the price is subtracted from the weights of these arcs, and the automaton keeps its states:
+A token that is not allowed has a price, or is forbidden (language lock of a multilingual model). A look-up in the
+automaton ends at exactly one arc with the token's label. The price is subtracted from the weights of these arcs:
 
     tree                 "a" +1   "b" -2   back-off +0.5        without phrases: one state, 0 for every token
     price 3 for "b"      "a" +1   "b" -5   back-off +0.5        one state, 0 for "a" and -3 for "b"
 
-Without phrases the automaton has the weight `PRICE_WEIGHT`. The blank's score contains the weights of LM and boosting
-(eq. 3 in `search/transducer/scoring.py`), and a price is no bonus. 2^-60 is below the rounding of these float32 sums,
-so that the blank keeps its score to the bit. A product with a power of 2 is exact.
+Without phrases the boosting weight is `PRICE_WEIGHT` = 2^-60. A transducer's blank score contains the boosting weight
+(eq. 3 in `search/transducer/scoring.py`), which prices must not change. 2^-60 is below the rounding of these float32
+sums, so that the blank keeps its score to the bit. A product with a power of 2 is exact.
 
-The bonus per token of transducers (`beam_beta`) is a negative cost of all tokens. CTC searches add theirs themselves.
+The bonus per token of transducers (`beam_beta`) is a negative cost of all tokens. CTC searches add it themselves.
 """
 
 import itertools
@@ -36,7 +36,7 @@ _INCOMPLETE = "\ufffd"  # shown for a part of a character's bytes
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """The tokens that may be written, and the price that other tokens have.
+    """The tokens that a hypothesis may contain, and the price of each other token.
 
     Raises:
         FieldError: no token is allowed, or the price is negative.
@@ -52,9 +52,9 @@ class AllowedTokens:
             raise FieldError("is_allowed", "all False", "at least one token that may be written")
 
     def outside_share(self, tokens: np.ndarray, blank_id: int) -> float:
-        """Return the share of tokens that are not allowed, 0 .. 1, or 0 without tokens.
+        """Return the share of a hypothesis' tokens that are not allowed, 0 .. 1, or 0 without tokens.
 
-        A set is faster than NumPy for texts of usual length.
+        Membership in a Python set is faster than NumPy for hypotheses of usual length.
 
         Args:
             tokens: columns of the log-probs.
@@ -70,7 +70,7 @@ class AllowedTokens:
 
     @cached_property
     def costs(self) -> np.ndarray:
-        """Return the costs of all tokens, [V], natural log."""
+        """Return the cost of each token, [V], natural log: 0 if it is allowed, else the price."""
         return np.where(self._mask, 0.0, self.price)
 
     @cached_property
@@ -79,16 +79,16 @@ class AllowedTokens:
 
     @cached_property
     def _outside(self) -> dict[int, frozenset[int]]:
-        """Return the column of the blank -> columns that are not allowed."""
+        """Return a cache: column of the blank -> columns of tokens that are not allowed."""
         return {}
 
 
 def with_costs(
     tree: BackoffAutomaton | None, weight: float, costs: np.ndarray
 ) -> tuple[BackoffAutomaton | None, float]:
-    """Return a boosting automaton with a cost of each token in it, [V] natural log, and its weight.
+    """Return the boosting automaton with `costs` [V] (natural log) subtracted from its arcs, and its weight.
 
-    A tree of None or a weight of 0 means no phrases. Without costs both are returned unchanged.
+    A tree of None or a weight of 0 means no phrases. If all costs are 0, tree and weight are returned unchanged.
     """
     if not costs.any():
         return tree, weight
@@ -110,7 +110,7 @@ def allowed_tokens(
     texts: Iterable[str] = (),
     price: float = math.inf,
 ) -> AllowedTokens:
-    """Return the tokens that belong to some scripts, a list and some texts.
+    """Return the tokens that belong to given scripts, to a list of tokens, or to the spelling of given texts.
 
     Tokens without letters (digits, punctuation, word marks) are always allowed. A token that is a part of a character,
     such as a byte, is allowed only if it is listed.
@@ -154,7 +154,7 @@ def allowed_tokens(
 
 
 def _scripts_of(text: str) -> Iterator[frozenset[str]]:
-    """Yield the scripts of each letter and mark of a text, without those that all scripts share."""
+    """Yield the set of scripts of each letter and mark of a text, except characters that all scripts share."""
     for character in text:
         if character == _INCOMPLETE:
             yield frozenset()
@@ -166,7 +166,7 @@ def _scripts_of(text: str) -> Iterator[frozenset[str]]:
 
 
 def _checked_names(scripts: Sequence[str], found: frozenset[str]) -> frozenset[str]:
-    """Return the first words in the names of these scripts' letters; `found` has those of the vocabulary."""
+    """Return the names of these scripts in Unicode character names, such as LATIN; `found`: the vocabulary's."""
     names: frozenset[str] = frozenset()
     for script in scripts:
         own = frozenset(_OTHER_NAMES.get(str(script).upper(), (str(script).upper(),)))

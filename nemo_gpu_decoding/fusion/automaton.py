@@ -1,9 +1,9 @@
-"""Define back-off automata, the common layout of n-gram LMs and boosting trees.
+"""Define `BackoffAutomaton`, the common data structure of n-gram LMs and boosting trees.
 
-A `BackoffAutomaton` reads labels one by one. In state `s` it looks for an arc with the label. If there
-is none, it adds the back-off weight of `s`, moves to the back-off state and looks again. The root backs
-off to itself. A label without an arc in the root adds the root's back-off weight; the state is then the
-root.
+A `BackoffAutomaton` reads labels one by one. In state `s` it looks for an arc with the label. If there is
+no such arc, it adds the back-off weight of `s`, moves to the back-off state and looks again. The root backs
+off to itself. A label without an arc in the root adds the root's back-off weight; the next state is then
+the root.
 
 A worked example, vocabulary {0: a, 1: b}, the bigram LM  p(a) p(b) p(b|a):
 
@@ -13,12 +13,12 @@ A worked example, vocabulary {0: a, 1: b}, the bigram LM  p(a) p(b) p(b|a):
     arc_end      2          2                  3           3
     backoff_to   0          0                  0           0
 
-with the arc labels [0, 1, 1], targets [2, 3, 3] and weights [log p(a), log p(b), log p(b|a)]. The arcs
-of a state are sorted by label. A state with one arc for every label ("dense") is read by index, any
-other by binary search.
+The arcs have labels [0, 1, 1], targets [2, 3, 3] and weights [log p(a), log p(b), log p(b|a)]. The arcs of
+a state are sorted by label. The arc of a label is found by index in a state with one arc for every label
+("dense"), and by binary search in any other state.
 
-The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2]. The columns of a root may have few arcs,
-as in boosting trees. The automaton stores the root dense, so that every back-off chain ends in one step.
+The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2]. The input columns of a root may have few
+arcs, as in boosting trees. The automaton adds the missing arcs, so that every look-up ends in the root.
 
 Each state has two upper bounds on weights. `upper_bound` holds for every label, `backoff_bound` for the
 labels without an arc in the state. In a state with one likely successor, `upper_bound` is near 0, while
@@ -27,7 +27,7 @@ labels without an arc in the state. In a state with one likely successor, `upper
     state "new yor", arcs k:-0.01; backs off with -3.2 to "yor", arcs k:-0.05 e:-4.1
     upper_bound = -0.01 (k)        backoff_bound = -3.2 + max(-4.1, ...), without k
 
-The searches offer the few arcs of such a state one by one and bound all other labels by the second.
+A search scores the few arcs of such a state one by one and bounds all other labels by `backoff_bound`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ ANY_WEIGHT = np.float32(-np.inf)
 def lookup(automaton, vocab_size, state, label, least):
     """Return the weight (float32, natural log) of `label` in `state`, and the state after it.
 
-    Returns weight -inf as soon as the upper bounds show that the weight is below `least`. An unlikely
-    label then costs one step instead of a whole back-off chain. With `ANY_WEIGHT` the look-up always
-    ends at an arc. The order of additions is that of NeMo's NGPU-LM, so that sums are equal to the bit.
+    The weight is -inf as soon as the upper bounds show that it is below `least`. An unlikely label then
+    costs one step instead of a whole back-off chain. With least=`ANY_WEIGHT` the look-up always ends at an
+    arc. Back-off weights are added in the order of NeMo's NGPU-LM, so that sums are equal to the bit.
     """
     states, arcs = automaton.states, automaton.arcs
     weight = np.float32(0.0)
@@ -72,9 +72,9 @@ def lookup(automaton, vocab_size, state, label, least):
 
 @linked
 def first_not_below(arcs, low, end, label):
-    """Return the first of the arcs low .. end-1 with a label >= `label`, else end; unsigned numbers.
+    """Return the index of the first arc in low .. end-1 with a label >= `label`, or `end` if there is none.
 
-    The search is branch-free, because a branch would be mispredicted every other time.
+    The binary search has no branches, because the CPU would mispredict every other branch.
     """
     count = end - low
     while count > 1:
@@ -101,14 +101,14 @@ ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int32
 
 
 class AutomatonArrays(NamedTuple):
-    """The arrays of one or several automata that compiled code reads."""
+    """The states and arcs of one or several automata, as arrays that compiled code reads."""
 
     states: np.ndarray  # [S] STATE
     arcs: np.ndarray  # [A] ARC, grouped by state; within a state sorted by label
 
 
 class Columns(NamedTuple):
-    """The columns of an automaton of S states and A arcs that are not checked yet; weights are natural log."""
+    """The unchecked columns of an automaton with S states and A arcs; weights are natural log."""
 
     arc_begin: np.ndarray  # [S] first arc of each state
     arc_end: np.ndarray  # [S] one past its last arc
@@ -121,7 +121,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def grouped(cls, counts: Sequence[int] | np.ndarray, *others: np.ndarray) -> Columns:
-        """Return the columns of arcs that lie state by state.
+        """Return the `Columns` of an automaton whose arcs are ordered by source state.
 
         Args:
             counts: [S] number of arcs of each state.
@@ -153,7 +153,7 @@ class BackoffAutomaton:
     def from_columns(
         cls, columns: Columns, vocab_size: int, start_state: int, name: str = "automaton"
     ) -> BackoffAutomaton:
-        """Check the columns, make roots dense and add upper bounds."""
+        """Create an automaton from columns: check them, give each root an arc per label, and add upper bounds."""
         states = np.zeros(len(columns.arc_begin), STATE)
         arcs = np.zeros(len(columns.arc_labels), ARC)
         for column, values in columns._asdict().items():
@@ -167,7 +167,7 @@ class BackoffAutomaton:
     def from_records(
         cls, states: np.ndarray, arcs: np.ndarray, vocab_size: int, start_state: int, name: str
     ) -> BackoffAutomaton:
-        """Create an automaton from [S] STATE without bounds and [A] ARC; this writes to the states."""
+        """Create an automaton from arrays [S] STATE and [A] ARC; write the upper bounds into the states."""
         _check_structure(name, vocab_size, start_state, states, arcs)
         arcs = _with_dense_roots(states, arcs, vocab_size)
         _add_bounds(states, arcs)
@@ -175,7 +175,7 @@ class BackoffAutomaton:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of the contents; equal for automata with the same states and arcs."""
+        """Return a hash of all states and arcs; automata with the same states and arcs have the same hash."""
         digest = hashlib.sha256(f"{self.vocab_size} {self.start_state}".encode())
         digest.update(self.arrays.states.tobytes())
         digest.update(self.arrays.arcs.tobytes())
@@ -202,7 +202,7 @@ class BackoffAutomaton:
             state = int(states["backoff_to"][state])
 
     def score(self, labels: Sequence[int], *, final: bool = True) -> float:
-        """Return the sum of the weights of a whole label sequence, natural log."""
+        """Return the total weight of a label sequence from the start state, natural log."""
         total, state = 0.0, self.start_state
         for label in labels:
             weight, state = self.advance(state, int(label))
@@ -210,7 +210,7 @@ class BackoffAutomaton:
         return total + (float(self.arrays.states["final_weight"][state]) if final else 0.0)
 
     def with_costs(self, costs: np.ndarray) -> BackoffAutomaton:
-        """Return the automaton in which each label costs more in every state; costs [V] may be inf.
+        """Return a copy of the automaton that subtracts costs[label] from each weight; costs [V] may be inf.
 
         A look-up ends at exactly one arc with the label, so only arcs change.
         """
@@ -228,7 +228,7 @@ def empty_automaton(vocab_size: int) -> BackoffAutomaton:
 
 
 def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, np.ndarray]:
-    """Put several automata into one set of arrays, for batches whose utterances differ.
+    """Concatenate the arrays of several automata, for batches whose utterances have different automata.
 
     Returns:
         the arrays, and the start state of each automaton in them, [len(automata)] int32.
@@ -254,7 +254,7 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
 
 
 def joined(automata: Sequence[BackoffAutomaton]) -> tuple[BackoffAutomaton, list[int]]:
-    """Join several automata over the same labels into one, and return the start state of each in it.
+    """Join automata over the same labels into one; return it and the start states of the originals in it.
 
     Raises:
         ValueError: they have too many states or arcs for int32 numbers.
@@ -268,7 +268,7 @@ def joined(automata: Sequence[BackoffAutomaton]) -> tuple[BackoffAutomaton, list
 
 
 def arcs_by_state(states: np.ndarray, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the source state of each arc, [A], and the arcs, sorted by source state and label."""
+    """Return the arcs [A], sorted by source state and label, and the source state of each arc, [A]."""
     counts = (states["arc_end"] - states["arc_begin"]).astype(np.int64)
     sources = np.repeat(np.arange(len(states)), counts)
     position = np.arange(len(sources)) - (np.cumsum(counts) - counts)[sources]
@@ -300,7 +300,7 @@ def _check_structure(name: str, vocab_size: int, start_state: int, states: np.nd
 
 
 def _check_backoff_ends(name: str, backoff_to: np.ndarray) -> None:
-    """Check that every back-off chain reaches a root: follow all chains, doubling the stride each time."""
+    """Check that every back-off chain reaches a root, by pointer doubling."""
     reached = backoff_to
     for _ in range(max(1, len(backoff_to).bit_length())):
         reached = reached[reached]
@@ -310,7 +310,7 @@ def _check_backoff_ends(name: str, backoff_to: np.ndarray) -> None:
 
 
 def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
-    """Check that labels grow strictly within every state."""
+    """Check that the labels of the arcs of each state are strictly ascending."""
     if len(labels) < 2:
         return
     grows = np.ones(len(labels), bool)
@@ -323,7 +323,7 @@ def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
 
 
 def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return the arcs, with one arc per label in each root; updates `arc_begin` and `arc_end` of `states`."""
+    """Return the arcs with one arc per label in each root, and update `arc_begin` and `arc_end` of `states`."""
     for root in np.flatnonzero(states["backoff_to"] == np.arange(len(states))):
         begin, end = int(states["arc_begin"][root]), int(states["arc_end"][root])
         if end - begin == vocab_size:
@@ -341,9 +341,9 @@ def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> 
 
 
 def _add_bounds(states: np.ndarray, arcs: np.ndarray) -> None:
-    """Fill `upper_bound` and `backoff_bound` of states with checked contents.
+    """Compute `upper_bound` and `backoff_bound` of each state; states and arcs are checked before.
 
-    The bounds are computed in double and rounded up, since the search adds the same numbers in another order.
+    The bounds are computed in float64 and rounded up, since the search adds the same weights in another order.
     """
     backoff_to = states["backoff_to"]
     ranked = _ByWeight(states, arcs)
@@ -357,7 +357,7 @@ def _add_bounds(states: np.ndarray, arcs: np.ndarray) -> None:
 
 
 def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
-    """Return all states except roots in levels, so that each state comes after its back-off state."""
+    """Return all states except roots, grouped by the length of their back-off chains, shortest first."""
     levels = []
     pending = np.flatnonzero(backoff_to != np.arange(len(backoff_to)))
     is_pending = np.zeros(len(backoff_to), bool)
@@ -371,7 +371,7 @@ def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
 
 
 class SortedArcs:
-    """The arcs of an automaton by state and label, of which many are found at once."""
+    """The arcs of an automaton, sorted by state and label for vectorised look-up."""
 
     def __init__(self, states: np.ndarray, arcs: np.ndarray) -> None:
         self.sources, self.arcs = arcs_by_state(states, arcs)  # [A]
@@ -381,14 +381,14 @@ class SortedArcs:
         self._keys = self.sources * self._span + self.arcs["label"]  # ascending
 
     def find(self, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the arc of each label in each state, and whether there is one; without one, the number of any arc."""
+        """Return the index of the arc with labels[i] in states[i], and whether the arc exists (else any index)."""
         keys = states.astype(np.int64) * self._span + labels
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return places, self._keys[places] == keys
 
 
 class _ByWeight(SortedArcs):
-    """The arcs of every state, heaviest first; and whether a state has an arc for a label."""
+    """The arcs of an automaton, in each state by descending weight, to compute upper bounds."""
 
     def __init__(self, states: np.ndarray, arcs: np.ndarray) -> None:
         super().__init__(states, arcs)
@@ -398,14 +398,14 @@ class _ByWeight(SortedArcs):
         self.weights = weights[heaviest_first]
 
     def best(self) -> np.ndarray:
-        """Return the largest weight of the arcs of each state, or -inf where there are none."""
+        """Return the largest arc weight of each state, [S]; -inf for a state without arcs."""
         best = np.full(len(self.counts), -np.inf)
         has_arcs = self.counts > 0
         best[has_arcs] = self.weights[self.begins[has_arcs]]
         return best
 
     def best_without_own_arc(self, states: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        """Return the largest weight of the arcs of parents[i] whose labels have no arc in states[i]."""
+        """Return, for each i, the largest weight among arcs of parents[i] whose label has no arc in states[i]."""
         best = np.full(len(states), -np.inf)
         undecided = np.arange(len(states))
         rank = 0

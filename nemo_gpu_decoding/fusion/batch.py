@@ -1,4 +1,4 @@
-"""Combine the LMs, boosting trees and weights of the utterances of a batch."""
+"""Combine the LMs, boosting trees and weights of all utterances in a batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNCHANGED = Request()
 
 
 class Rules(NamedTuple):
-    """The rules that say what an utterance may be, for results; the search reads them from the automata."""
+    """The language lock and grammar of an utterance, to describe its result; the search reads automata instead."""
 
     allowed: AllowedTokens | None = None
     grammar: Grammar | None = None
@@ -44,7 +44,7 @@ _Row = tuple[Any, Any, BackoffAutomaton, Any, Rules]
 
 
 class FusionLabels(NamedTuple):
-    """The labels that the automata of a decoder's fusion read."""
+    """The label set that a decoder's LM and boosting automata must have, with limits of the strategy."""
 
     size: int  # number of labels
     opened: int = 0  # number of labels for requests with words that the graph lacks; 0: it takes none
@@ -59,7 +59,7 @@ class FusionLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchFusion(CopiedByFields):
-    """The LMs, boosting trees and weights that n utterances use from their first frame to their last."""
+    """The LM, boosting tree and weights of each of n utterances, constant from first to last frame."""
 
     lm: BackoffAutomaton  # all LMs of the decoder
     lm_starts: np.ndarray  # [n] int32, start state of each utterance's LM
@@ -76,7 +76,7 @@ class BatchFusion(CopiedByFields):
     def resolve(
         fusion: Fusion, n: int, requests: Sequence[Request | None] | None, labels: FusionLabels
     ) -> BatchFusion:
-        """Return the fusion of n utterances: the decoder's, with the values of their requests in its place.
+        """Return the fusion of n utterances: the decoder's values, replaced by those of each utterance's request.
 
         Raises:
             ValueError: a request does not fit the decoder; the message names it.
@@ -107,7 +107,7 @@ class BatchFusion(CopiedByFields):
         return _batch_of(lm, [of_request[id(request)] for request in checked])
 
     def replaced(self, rows: Sequence[int], new: BatchFusion) -> BatchFusion:
-        """Return a copy in which utterance rows[i] has the fusion of utterance i of `new`."""
+        """Return a copy in which utterance rows[i] has LM, tree and weights of utterance i in `new`."""
         of_rows = self._rows()
         for row, of_row in zip(rows, new._rows(), strict=True):
             of_rows[row] = of_row
@@ -118,19 +118,19 @@ class BatchFusion(CopiedByFields):
         return list(zip(self.lm_starts, self.lm_weights, trees, self.boosting_weights, self.rules, strict=True))
 
     def aliases_of(self, utterance: int) -> Aliases | None:
-        """Return the aliases of an utterance's phrases."""
+        """Return the aliases of the phrases that are boosted in this utterance, or None."""
         return self.trees[self.tree_of[utterance]].aliases if self.boosting_weights[utterance] else None
 
     def moved_states(self, after: BatchFusion) -> np.ndarray:
-        """Return the offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.
+        """Return the shift of each utterance's boosting states if `after` replaces this fusion, [n] int32.
 
-        In the `arrays` of `after`, other trees may come before an utterance's tree.
+        In the `arrays` of `after`, an utterance's tree may be at another offset, after other trees.
         """
         return after.arrays.utterances["boosting_start"] - self.arrays.utterances["boosting_start"]
 
     @cached_property
     def arrays(self) -> FusionArrays:
-        """Return the arrays for compiled code."""
+        """Return the automata and weights of all utterances as arrays for compiled code."""
         boosting, starts = concatenate(self.trees)
         utterances = np.zeros(len(self), UTTERANCE)
         utterances["lm_start"], utterances["boosting_start"] = self.lm_starts, starts[self.tree_of]
@@ -139,7 +139,7 @@ class BatchFusion(CopiedByFields):
 
 
 def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
-    """Check that LMs and boosting tree are automata over these labels.
+    """Check that the LMs and the boosting tree of a fusion are automata over the decoder's labels.
 
     Raises:
         ValueError: an automaton has other labels, or a second LM is given in addition to that of the graph.
@@ -224,7 +224,7 @@ def _checked_requests(
 
 
 def _batch_of(lm: BackoffAutomaton, rows: Sequence[_Row]) -> BatchFusion:
-    """Return the fusion of utterances from all LMs, and the LM, tree and weights of each; unused trees are dropped."""
+    """Return the `BatchFusion` of utterances from rows with start state, tree and weights; drop unused trees."""
     lm_starts, lm_weights, trees, weights, rules = zip(*rows, strict=True) if rows else [()] * 5
     boosting_weights = np.array(weights, np.float32)
     used = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight]
@@ -239,7 +239,7 @@ _nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploa
 
 
 def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
-    """Return the weight of an utterance's LM, or 0 if it has none."""
+    """Return the weight of an utterance's LM, or 0 if the utterance has no LM."""
     has_lm = request.lm != NO_LM and (request.lm or fusion.lm or labels.lm_in_graph)
     if not has_lm:
         return 0.0
@@ -247,7 +247,7 @@ def _lm_weight(fusion: Fusion, request: Request, labels: FusionLabels) -> float:
 
 
 class FusionArrays(NamedTuple):
-    """The fusion of n utterances in the form that compiled code reads."""
+    """The automata, start states and weights of n utterances, as arrays that compiled code reads."""
 
     lm: AutomatonArrays
     boosting: AutomatonArrays  # all boosting trees
@@ -255,7 +255,7 @@ class FusionArrays(NamedTuple):
 
 
 class UtteranceFusion(NamedTuple):
-    """The fusion of one utterance in the form that compiled code reads."""
+    """The automata and weights of one utterance, as compiled code reads them."""
 
     lm: AutomatonArrays
     boosting: AutomatonArrays
@@ -265,7 +265,7 @@ class UtteranceFusion(NamedTuple):
 
 @inlined
 def of_utterance(fusion, b):
-    """Return the `UtteranceFusion` of utterance b of `FusionArrays`."""
+    """Return the `UtteranceFusion` of utterance b from the `FusionArrays` of a batch."""
     utterance = fusion.utterances[b]
     return UtteranceFusion(fusion.lm, fusion.boosting, utterance.lm_weight, utterance.boosting_weight)
 
@@ -274,19 +274,19 @@ def of_utterance(fusion, b):
 
 
 class DeviceAutomaton(NamedTuple):
-    """The arrays of one or several automata that lie in a device's memory."""
+    """The states and arcs of one or several automata as arrays in GPU memory."""
 
     states: torch.Tensor  # [S, bytes of automaton.STATE] uint8
     arcs: torch.Tensor  # [A, bytes of automaton.ARC] uint8
 
 
 def on_device(automaton: BackoffAutomaton, device: torch.device) -> DeviceAutomaton:
-    """Return the automaton in the memory of `device`; uploaded at the first call, then cached."""
+    """Return a copy of the automaton in the memory of `device`; it is uploaded at the first call and cached."""
     return DeviceAutomaton(*arrays_on_device(automaton, automaton.arrays, device))
 
 
 def trees_on_device(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
-    """Return all boosting trees of a batch; a single tree is cached, several trees are joined per batch."""
+    """Upload all boosting trees of a batch; a single tree is cached, several trees are concatenated per batch."""
     if len(fusion.trees) == 1:
         return on_device(fusion.trees[0], device)
     joined = fusion.arrays.boosting

@@ -6,7 +6,7 @@
 Phrases are matched as token sequences. "ann" earns no bonus in "anna", even if the tokens of "anna" begin
 with those of "ann", unless `whole_words` is False or `refund` is "nemo".
 
-A `BoostingTree` has its phrases. It finds them in a hypothesis, and builds the tree of some of them.
+A `BoostingTree` keeps its phrases. It finds them in a hypothesis, and builds smaller trees for a subset.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PAID_ALIKE = "all segmentations of a phrase are paid alike"
 @checked_options
 @dataclass(frozen=True)
 class BoostingConfig:
-    """NeMo's `BoostingTreeModelConfig`, followed by options of this package. Scores are natural log.
+    """The fields of NeMo's `BoostingTreeModelConfig`, followed by options of this package. Scores are natural log.
 
     Raises:
         ValueError: a value is out of range or has no effect here.
@@ -147,7 +147,7 @@ class BoostingConfig:
         return not self._sources()
 
     def of_list(self, phrases: Any) -> BoostingConfig:
-        """Return these options for other phrases."""
+        """Return a copy of these options with other phrases."""
         sources: dict[str, Any] = dict.fromkeys(SOURCES) | {"key_phrases_list": phrases}
         return replace(self, **sources)
 
@@ -156,12 +156,12 @@ class BoostingConfig:
 
     @property
     def checks_word_boundary(self) -> bool:
-        """Return whether bonuses are taken back if the next token continues the word."""
+        """Return whether a phrase loses its bonus if the next token continues its last word."""
         return self.refund == "full" and self.whole_words is not False
 
     @property
     def drops_pieces(self) -> bool:
-        """Return whether `num_of_transcriptions` segmentations are boosted."""
+        """Return whether each phrase is boosted in several segmentations, up to `num_of_transcriptions`."""
         return self.use_bpe_dropout or self.bpe_mode == "bpe_dropout"
 
     @property
@@ -179,7 +179,7 @@ def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> Backof
     """Return the boosting tree that a config describes: its model file, phrase file or phrase lists.
 
     Raises:
-        ValueError: there is not one source of phrases, a phrase cannot be spelled, or the file is damaged.
+        ValueError: there is no source of phrases or more than one; a phrase cannot be spelled; a file is damaged.
     """
     sources = config._sources()
     is_lists = set(sources) <= {"key_phrases_list", "key_phrase_items_list"}
@@ -201,7 +201,7 @@ def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> Backof
 def build_boosting_tree(
     phrases: Iterable[str | Phrase], vocabulary: Vocabulary, config: BoostingConfig | None = None
 ) -> BackoffAutomaton:
-    """Build the boosting tree of phrases; `context_graph.py` defines the weights.
+    """Build the boosting tree of phrases, with the weights that `context_graph.py` defines.
 
     Blank and duplicate phrases are skipped with one warning. Duplicates keep the largest weight.
     Results are cached.
@@ -275,13 +275,13 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
 
 
 def weight_of_tree(weight: float | None, tree: BackoffAutomaton | None) -> float:
-    """Return the weight of a boosting tree; None: the default for its list, or for 300 phrases if they are unknown."""
+    """Return `weight` or, if it is None, the default for the number of phrases in the tree (300 if unknown)."""
     table = tree.table if isinstance(tree, BoostingTree) else None
     return weight_of_list(weight, len(set(table.texts)) if table else 300)
 
 
 def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> bool:
-    """Return whether the vocabulary has all characters of a phrase."""
+    """Return whether the tokens of the vocabulary can spell a phrase."""
     try:
         vocabulary.segmentations(phrase.text, 1, config.is_case_ignored, phrase.lang or config.source_lang)
     except ValueError:
@@ -292,7 +292,7 @@ def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) ->
 def _sequences(
     phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig, space: int | None
 ) -> list[ScoredSequence]:
-    """Return the token sequences of one phrase with their scores, the tokenizer's sequence first.
+    """Return the token sequences that spell one phrase, with bonuses per token; the tokenizer's comes first.
 
     If the vocabulary has a `space` token, it comes first in a phrase that begins with a word.
     """
@@ -322,15 +322,15 @@ def _sequences(
 
 
 def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
-    """Return which pieces continue the word before them. [V] bool
+    """Return whether each piece continues the word before it, [V] bool.
 
         "▁new" "er"     True: the word is "newer"
         "▁new" "▁york"  False: '▁' begins the next word
         "▁new" "'s"     False, as for "-" and ",": only letters, digits and accents continue a word
 
-    False for pieces without a text (<unk>, <s>, [CLS]) and for single bytes (<0xE2>), because their
-    character is not known yet. False for characters of scripts without spaces, because a word may end
-    after any of them.
+    The value is False for pieces without a text (<unk>, <s>, [CLS]) and for single bytes (<0xE2>), whose
+    character is not known yet. The value is False for characters of scripts without spaces too, because a
+    word may end after any of them.
     """
     mark = CONTINUATION if vocabulary.kind == "wpe" else ""
     pieces = vocabulary.pieces
@@ -349,7 +349,7 @@ _NUMBER = ...  # no unit; a copy of a tree has the same object
 
 
 class PhraseTable(NamedTuple):
-    """The sequences that a boosting tree pays for, and how hypotheses show them."""
+    """The token sequences with a bonus in a boosting tree, and the phrase and labels of each sequence."""
 
     sequences: Sequence[ScoredSequence]
     keys: Sequence[Key]  # units that a hypothesis has for each sequence: labels, for word graphs words
@@ -361,20 +361,20 @@ class PhraseTable(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BoostingTree(BackoffAutomaton):
-    """An automaton that pays for phrases, with the phrases themselves."""
+    """An automaton that adds bonuses for phrases to a search, with a table of the phrases."""
 
     table: PhraseTable | None = None
     ac_threshold: float = 0.0  # least evidence of a phrase in a result, 0 .. 1
 
     @classmethod
     def of(cls, table: PhraseTable, ac_threshold: float) -> BoostingTree:
-        """Build the tree of all sequences of a table."""
+        """Build the boosting tree of all sequences in a table."""
         tree = table.build(table.sequences)
         fields = (tree.arrays, tree.vocab_size, tree.start_state, tree.name)
         return cls(*fields, table=table, ac_threshold=ac_threshold)
 
     def only(self, keys: Collection[Key]) -> BoostingTree | None:
-        """Return a tree of these phrases and of all penalties, or None if nothing is left."""
+        """Return a tree of the phrases with these keys and of all penalties, or None if there are none."""
         assert self.table is not None
         sequences, all_keys, texts = self.table[:3]
         numbers, penalties = self._numbers
@@ -387,7 +387,7 @@ class BoostingTree(BackoffAutomaton):
         return replace(self, arrays=tree.arrays, start_state=tree.start_state, table=table)
 
     def occurrences(self, units: Sequence[Hashable]) -> Iterator[tuple[int, int, int]]:
-        """Yield the phrases of a hypothesis, from its begin; those inside of longer ones are omitted.
+        """Yield the boosted phrases in a hypothesis from left to right, without phrases inside longer phrases.
 
         Args:
             units: labels or words of the hypothesis.
@@ -424,17 +424,17 @@ class BoostingTree(BackoffAutomaton):
 
     @property
     def num_phrases(self) -> int:
-        """Return the number of phrases with different units, without penalties."""
+        """Return the number of distinct phrases, without penalties."""
         return len(self._numbers[0])
 
     @property
     def longest(self) -> int:
-        """Return units of the longest phrase."""
+        """Return the length of the longest phrase, in labels or (word graphs) in words."""
         return max(map(len, self._numbers[0]), default=0)
 
     @cached_property
     def _numbers(self) -> tuple[dict[Key, list[int]], list[int]]:
-        """Return the sequences of each key, without penalties; the penalties."""
+        """Return the indices of the sequences with a bonus, grouped by key, and the indices of penalties."""
         assert self.table is not None
         numbers: dict[Key, list[int]] = {}
         penalties = []
@@ -448,16 +448,16 @@ class BoostingTree(BackoffAutomaton):
 
     @cached_property
     def _continues(self) -> Any:
-        """Return `is_continuation` as a list, because single items of arrays are slow. []: None."""
+        """Return `is_continuation` as a list, whose items are faster to read than an array's; [] if it is None."""
         assert self.table is not None
         return [] if self.table.is_continuation is None else self.table.is_continuation.tolist()
 
     @cached_property
     def _trie(self) -> dict[Hashable, Any]:
-        """Return a tree of units; under `_NUMBER` stands the first sequence of the key that ends there.
+        """Return a trie of the phrases' units; `_NUMBER` maps to the first sequence of the phrase that ends there.
 
-        A long list has phrases of many lengths. The trie replaces a look-up of each length at each unit. Where one key
-        is left, a pair of it and its sequence takes the place of dictionaries: long lists exceed the CPU's caches.
+        With a trie, `occurrences` needs no look-up for each phrase length at each unit. Where only one phrase is left,
+        a pair (key, sequence) replaces nested dictionaries, since those of long lists exceed the CPU's caches.
         """
         trie: dict[Hashable, Any] = {}
         for key, (first, *_) in self._numbers[0].items():

@@ -1,26 +1,26 @@
-"""Build the context graph of boosted phrases, a trie of token sequences with failure links and weights.
+"""Build the boosting tree of phrases (context graph): a trie of token sequences with failure links and weights.
 
 What a text earns (refund "full")
     A phrase occurs wherever its tokens do. With `is_continuation`, an occurrence counts only if it ends a
-    word: the text ends there, or the next token does not continue the word. Phrases with a last character
-    that is outside of words ("c++") always count, and so do all phrases without `is_continuation`. At the
-    end of an utterance, unfinished phrases earn 0.
+    word: the text ends there, or the next token does not continue the word. Phrases whose last character
+    cannot be in a word ("c++") always count. Without `is_continuation`, all occurrences count. At the end of
+    an utterance, unfinished phrases earn 0.
 
     With `overlapping`, all occurrences count, including nested ones. If several begin at the same token, only
-    the largest bonus counts. In lists of digit strings, one more token often completes another phrase.
+    the largest bonus counts. `overlapping` suits lists of digit strings, in which phrases often contain others.
 
     Without `overlapping` (the default of `BoostingConfig`), each token counts for one phrase. The matching is
-    that of Aho & Corasick (1975): the longest suffix that begins a phrase. Within a match, the occurrences
-    count that do not overlap and have the largest total bonus. When the match ends, these bonuses are final
-    and matching continues after the last occurrence, even if the next token takes its bonus back.
+    that of Aho & Corasick (1975): a match is the longest suffix that begins a phrase. Within a match, the set of
+    occurrences counts that do not overlap and have the largest total bonus. When the match ends, these bonuses are
+    final, and matching continues after the last occurrence, even if the next token takes its bonus back.
 
     A negative bonus is a penalty. If several penalties begin at the same token, the largest counts. Without
     `overlapping`, a penalty does not count if it begins inside a phrase with a final bonus and ends after it.
 
 Weights
-    Tokens of an unfinished phrase get an advance, so that the beam keeps them. A complete phrase gets its
-    bonus at once; a continuation of the word takes it back. For a node t of the trie, with parent p,
-    label l and suffix link s (its longest proper suffix):
+    Tokens of an unfinished phrase get an advance on its bonus, so that the beam keeps them. A complete phrase
+    gets its bonus at once; a token that continues the last word takes it back. For a node t of the trie, with
+    parent p, label l and suffix link s (its longest proper suffix):
 
         base(t)       = committed(p), or kept(p) if l continues a word
         kept(t)       = largest of base(t) and before(t, b) + b for the bonuses b of phrases that t ends
@@ -40,7 +40,7 @@ Weights
     earned(s) and revocable(s) are added to those of t.
 
     The advances cancel along every path; only the earned bonuses remain. Penalties are subtracted with the
-    weights of overlapping phrases, without advances, because an unfinished penalty costs 0.
+    weights of overlapping phrases, without advances, because an unfinished phrase with a penalty costs 0.
 
 An example with bonus 1 per token, phrases "a b" and "b c" and "a b c d" (committed in brackets), where
 no token is a continuation:
@@ -54,22 +54,22 @@ no token is a continuation:
     If x continues a word: "a b x" loses the 2 of "a b" with x                       total 0
 
 NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014) differs. An utterance that
-ends inside a phrase keeps the advance. Leaving a longer phrase takes back its completed prefix as well. Leaving a
-completed phrase towards a suffix takes back an advance that was never paid. A phrase that shares tokens with another
-may raise a node, but not those below it.
+ends inside a phrase keeps the advance. A text that leaves a longer phrase also loses the bonus of a complete phrase at
+its begin. A text that goes on from a complete phrase to its suffix loses an advance that it never got. A phrase that
+shares tokens with another may raise the weight of a node, but not of the nodes below it.
 
 **Refunds** are back-off arcs with a weight that depends on the label. A back-off arc has one weight for all labels. If
 some labels must also pay a refund r, the arc leads to a copy of the back-off state. In the copy, the weights of these
-labels are lower by r. It backs off to a copy of the next back-off state with the sum of the refunds so far. The last
-copy is one of the root: it lists the refunding labels and backs off to the root for the others:
+labels are lower by r. The copy backs off to a copy of the next back-off state with the sum of the refunds so far. The
+last copy is a copy of the root: it has arcs for the labels that pay refunds and backs off to the root for all others:
 
     t --back-off, refund 2--> f --back-off, refund 1--> root
 
     t --> copy of f, less 2 --> copy of root, less 3 --> root
     f --> copy of root, less 1 --> root
 
-Copies of the root are large but shared: there is one per distinct sum of refunds. It lists the refunding
-labels or the others, whichever are fewer. Copies of other states have as many arcs as the originals.
+Copies of the root are large but shared: there is one per distinct sum of refunds. It has arcs for the labels that
+pay refunds or for the others, whichever are fewer. Copies of other states have as many arcs as the originals.
 """
 
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ class Trie:
         return len(self.parents)
 
     def find(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return the child of each node under each label, -1 where there is none."""
+        """Return the child of nodes[i] under labels[i] for each i, or -1 if there is none."""
         if not len(self._keys):
             return np.full(len(nodes), -1)
         keys = nodes * self.radix + labels
@@ -122,7 +122,7 @@ class Trie:
         return np.where(self._keys[at] == keys, self._nodes[at], -1)
 
     def find_or_add(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return the children that `find` returns, but add missing ones."""
+        """Return the child of each node under each label like `find`, and add children that are missing."""
         children = self.find(nodes, labels)
         missing = np.flatnonzero(children < 0)
         if len(missing):
@@ -138,7 +138,7 @@ class Trie:
         return children
 
     def ancestors(self, nodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Return the ancestor of each node, `steps` levels above it."""
+        """Return for each i the ancestor that is steps[i] levels above nodes[i]."""
         nodes = nodes.copy()
         for step in range(steps.max(initial=0)):
             climbing = steps > step
@@ -146,13 +146,13 @@ class Trie:
         return nodes
 
     def levels(self) -> list[np.ndarray]:
-        """Return the nodes of depth 1, of depth 2, and so on."""
+        """Return a list of node arrays: the nodes of depth 1, the nodes of depth 2, and so on."""
         order = np.argsort(self.depths, kind="stable")
         ends = np.searchsorted(self.depths[order], np.arange(self.depths.max() + 1), side="right")
         return np.split(order, ends)[1:-1]
 
     def suffix_links(self) -> np.ndarray:
-        """Return the node of the longest proper suffix of each node; the root's is the root."""
+        """Return the suffix link of each node, [nodes]: the node of its longest proper suffix; 0 for the root."""
         links = np.zeros(len(self), np.int64)
         for level in self.levels()[1:]:
             # the suffix is a child of the parent's suffix, or of a node to which that links
@@ -168,7 +168,7 @@ class Trie:
 
 @dataclass(frozen=True)
 class ScoredSequence:
-    """One way to spell a phrase in tokens, with the bonus of each token (natural log)."""
+    """A token sequence that spells a phrase, with the bonus of each token (natural log)."""
 
     tokens: Sequence[int]
     scores: np.ndarray  # [len(tokens)] float64, none < 0 or none > 0; their sum is the phrase's bonus
@@ -180,7 +180,7 @@ class ScoredSequence:
 
 @dataclass(frozen=True)
 class _NodeWeights:
-    """The weights that the nodes have; entry 0 is the root, which no arc leads to."""
+    """The weights of all nodes of the trie, as arrays; entry 0 is the root, to which no arc leads."""
 
     arcs: np.ndarray  # weight of the arc that leads to the node
     backoff_to: np.ndarray  # failure links
@@ -190,7 +190,7 @@ class _NodeWeights:
 
 
 def token_scores(length: int, context_score: float, depth_scaling: float, uniform: bool) -> np.ndarray:
-    """Return NeMo's bonus of each token of a phrase, larger for later tokens, [length]."""
+    """Return NeMo's bonus of each token in a phrase, larger for later tokens, [length]."""
     scores = np.full(length, context_score, np.float64)
     if not uniform:
         scores[1:] = context_score * depth_scaling + np.log(np.arange(2, length + 1))
@@ -209,7 +209,7 @@ def build_context_graph(
     label_before: int | None = None,
     name: str = "phrases",
 ) -> BackoffAutomaton:
-    """Return the boosting tree of the sequences.
+    """Return the boosting tree of token sequences.
 
     Args:
         unk_score: weight of a token that neither continues nor begins a phrase.
@@ -238,7 +238,7 @@ def build_context_graph(
 
 
 def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
-    """Return the nodes as states, the edges as arcs."""
+    """Return the columns of the automaton whose states are the nodes and whose arcs are the edges of the trie."""
     nodes = np.arange(1, len(trie))
     nodes = nodes[np.argsort(trie.parents[1:] * trie.radix + trie.labels[1:])]
     counts = np.bincount(trie.parents[nodes], minlength=len(trie))
@@ -247,7 +247,7 @@ def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
 
 
 def _add_paths(trie: Trie, sequences: Sequence[ScoredSequence]) -> list[np.ndarray]:
-    """Add all sequences to the trie; returns the nodes on the path of each."""
+    """Add all sequences to the trie; return, for each sequence, the nodes on its path."""
     lengths = np.array([len(sequence.tokens) for sequence in sequences])
     tokens = np.concatenate([np.asarray(sequence.tokens, np.int64) for sequence in sequences])
     begins = np.cumsum(lengths) - lengths
@@ -268,7 +268,7 @@ def _full_refund(
     continuations: np.ndarray,
     overlapping: bool,
 ) -> _NodeWeights:
-    """Return the weights of refund "full", with the names of the module docstring."""
+    """Return the weights of all nodes for refund "full"; variables are named as in the module docstring."""
     ends = np.array([path[-1] for path in paths])
     in_word = continuations.any() & np.array([sequence.ends_in_word for sequence in sequences])
     bonuses = np.array([sequence.scores.sum() for sequence in sequences])
@@ -296,7 +296,7 @@ def _full_refund(
 
 
 class _LastNodes:
-    """The largest bonus > 0 of the phrases that end in a node, and of those that end outside of words."""
+    """For each node, the largest bonus > 0 of phrases that end there: of all, and of those that always count."""
 
     def __init__(self, nodes: int, ends: np.ndarray, bonuses: np.ndarray, in_word: np.ndarray) -> None:
         self.bonus, self.sure = np.zeros(nodes), np.zeros(nodes)
@@ -307,7 +307,7 @@ class _LastNodes:
 def _apart(
     trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return committed, kept and failure link of each node without `overlapping`."""
+    """Return committed, kept and failure link of each node for matching without `overlapping`, [nodes] each."""
     committed, kept = np.zeros(len(trie)), np.zeros(len(trie))
     committed_end, kept_end = np.zeros(len(trie), np.int64), np.zeros(len(trie), np.int64)  # in tokens
     ending = np.zeros(len(trie), np.int64)  # the longest suffix, or the node itself, with a bonus
@@ -338,7 +338,7 @@ def _apart(
 def _overlapping(
     trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return committed, kept, earned and revocable of each node with `overlapping`."""
+    """Return committed, kept, earned and revocable of each node for matching with `overlapping`, [nodes] each."""
     committed, kept, earned, revocable = (np.zeros(len(trie)) for _ in range(4))
     for level in trie.levels():
         parents = trie.parents[level]
@@ -351,9 +351,9 @@ def _overlapping(
 
 
 def _few_values(bonuses: np.ndarray) -> np.ndarray:
-    """Return the bonuses in float32; more than `MAX_BONUSES` distinct values are rounded.
+    """Return the bonuses at float32 precision, rounded if there are more than `MAX_BONUSES` distinct values.
 
-    They are rounded to multiples of one power of two, so that their sums have few distinct values, too.
+    Bonuses are rounded to multiples of a power of two, so that their sums have few distinct values too.
     """
     values = bonuses.astype(np.float32).astype(np.float64)
     if len(np.unique(values)) <= MAX_BONUSES:
@@ -366,7 +366,7 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
 def _nemo_refund(
     trie: Trie, links: np.ndarray, sequences: Sequence[ScoredSequence], paths: list[np.ndarray], uniform: bool
 ) -> _NodeWeights:
-    """Return NeMo's weights, including its errors; they depend on the order of the sequences."""
+    """Return the weights of NeMo's tree, NeMo's errors included; they depend on the order of the sequences."""
     token_score: list[float | None] = [None] * len(trie)
     node_score, is_end = np.zeros(len(trie)), np.zeros(len(trie), bool)
     for sequence, path in zip(sequences, paths, strict=True):
@@ -389,11 +389,11 @@ def _nemo_refund(
 
 
 def with_refunds(columns: Columns, refunds: np.ndarray, is_refunding: np.ndarray) -> Columns:
-    """Subtract the refund of each state from refunding labels that leave it by back-off.
+    """Return an automaton in which labels that pay refunds lose the refund of each state that they back off from.
 
     Args:
         columns: an automaton with the single root `ROOT`; its states keep their numbers, copies come after them.
-        refunds: [S] natural log, 0 for none; the root's is ignored.
+        refunds: [S] refund of each state, natural log; the root's is ignored.
         is_refunding: [V] bool, whether a label pays refunds.
     """
     refunding_states = np.flatnonzero(refunds * (np.arange(len(refunds)) != ROOT))
@@ -420,7 +420,7 @@ def with_refunds(columns: Columns, refunds: np.ndarray, is_refunding: np.ndarray
 def _copies(
     backoff_to: np.ndarray, refunds: np.ndarray, refunding_states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the copies of states.
+    """List the copies of states that refunds need, one for each state and sum of refunds.
 
     Returns:
         the original state of each copy and its refund; the copy that each of `refunding_states` backs
@@ -443,7 +443,7 @@ def _copies(
 def _copied_arcs(
     columns: Columns, listed: np.ndarray, copied: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the number of arcs of each copy, and their labels, weights and targets before any refund."""
+    """Return the number of arcs of each copy, and labels, weights and targets of these arcs without refunds."""
     weights = np.full(len(listed), columns.backoff_weights[ROOT], np.float64)
     targets = np.full(len(listed), ROOT)
     own = slice(columns.arc_begin[ROOT], columns.arc_end[ROOT])

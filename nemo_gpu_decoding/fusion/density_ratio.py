@@ -1,7 +1,7 @@
-"""Subtract a source LM from an LM, as one automaton (density ratio) [arXiv 2002.11268; LODR, arXiv 2203.16776].
+"""Combine an LM minus a source LM to one automaton (density ratio) [arXiv 2002.11268; LODR, arXiv 2203.16776].
 
-A network has learnt a language model of its training text. An LM that is added to its scores counts this text twice.
-The density ratio subtracts a source LM, an n-gram LM of the training text:
+An acoustic network has learnt the language of its training text. An LM that is added to the network's scores counts
+this knowledge twice. The density ratio subtracts a source LM, an n-gram LM of the training text:
 
     log p(v) + lm_weight * log P_LM(v) - source_lm_weight * log P_source(v)
 
@@ -16,8 +16,8 @@ A state is a pair of an LM state t and a source state s. A look-up backs off in 
     (root, s)       those of s; the LM reads their labels        (root, back-off of s)
     (root, root)    all labels
 
-So every weight is exact for any two LMs. The context of t fixes s unless s has the longer context. With a bigram
-source, the automaton has the states of the LM and about one more per token.
+So every weight is exact for any two LMs. The context of t determines s unless s has the longer context. With a
+bigram source, the automaton has as many states as the LM, and about one more per token.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LEAST_WEIGHT = -100.0  # of a source LM, natural log; below are probabilities of
 
 
 def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) -> BackoffAutomaton:
-    """Return the automaton with the weights of `lm` minus `ratio` times those of `source`.
+    """Return the automaton whose weights are those of `lm` minus `ratio` times those of `source`.
 
-    At the end of an utterance it subtracts the source's weight of </s>, unless the source has none there.
+    Its final weights subtract the source's weight of </s>, unless the source has no </s> in that state.
 
     Args:
         lm, source: n-gram LMs over the same tokens.
@@ -63,7 +63,7 @@ def density_ratio(lm: BackoffAutomaton, source: BackoffAutomaton, ratio: float) 
 
 
 def _check_positive(source: BackoffAutomaton) -> None:
-    """Raise a ValueError if the source forbids a token: its ratio would be infinite."""
+    """Raise a ValueError if a token has probability 0 in the source: its density ratio would be infinite."""
     states, arcs = source.arrays
     impossible = np.flatnonzero(arcs["weight"] < LEAST_WEIGHT)
     if len(impossible) or (states["backoff_weight"] < LEAST_WEIGHT).any():
@@ -75,7 +75,7 @@ def _check_positive(source: BackoffAutomaton) -> None:
 
 
 class _Part(NamedTuple):
-    """N pairs and their A arcs. `_Pairs.numbers` numbers the pairs."""
+    """N states of the density ratio and their A arcs; a state is a pair, numbered by `_Pairs.numbers`."""
 
     pairs: np.ndarray  # [N]
     counts: np.ndarray  # [N] number of arcs of each pair
@@ -88,24 +88,24 @@ class _Part(NamedTuple):
 
 
 class _Pairs:
-    """The pairs that an LM and a source LM form with their states."""
+    """The pairs of an LM state and a source state, which are the states of the density ratio."""
 
     def __init__(self, lm: _Reader, source: _Reader, ratio: float) -> None:
         self.lm, self.source, self.ratio = lm, source, ratio
 
     def numbers(self, t, s):
-        """Return the number of each pair (t, s)."""
+        """Return the number of each pair of LM state t and source state s."""
         return t * len(self.source.states) + s
 
     def leaving(self, numbers: np.ndarray) -> _Part:
-        """Return arcs and back-offs of pairs."""
+        """Return the arcs, back-off arcs and final weights of the pairs with these numbers."""
         t, s = np.divmod(numbers, len(self.source.states))
         by_lm = ~self.lm.is_root[t] | self.source.is_root[s]
         parts = [self._leaving_lm(t[by_lm], s[by_lm]), self._leaving_source(t[~by_lm], s[~by_lm])]
         return _Part(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _leaving_lm(self, t: np.ndarray, s: np.ndarray) -> _Part:
-        """Return pairs that back off in the LM, and the pair of roots."""
+        """Return the arcs of pairs (t, s) that back off in the LM, or whose states are both roots."""
         counts, rows, arcs = self.lm.arcs_of(t)
         weights, after = self.source.read(s[rows], arcs["label"])
         backoff_to = self.numbers(self.lm.backoff_to[t], s)
@@ -115,7 +115,7 @@ class _Pairs:
         )  # fmt: skip
 
     def _leaving_source(self, t: np.ndarray, s: np.ndarray) -> _Part:
-        """Return pairs that back off in the source: the LM is in a root."""
+        """Return the arcs of pairs (t, s) that back off in the source, because t is a root of the LM."""
         counts, rows, arcs = self.source.arcs_of(s)
         weights, after = self.lm.read(t[rows], arcs["label"])
         backoff_to, backoff_weights = self.numbers(t, self.source.backoff_to[s]), self.source.backoff_weights[s]
@@ -131,7 +131,7 @@ class _Pairs:
 
 
 class _Reader(SortedArcs):
-    """An automaton that reads many labels at once."""
+    """An automaton with vectorised look-ups, for many states and labels at once."""
 
     def __init__(self, automaton: BackoffAutomaton) -> None:
         super().__init__(*automaton.arrays)
@@ -141,14 +141,14 @@ class _Reader(SortedArcs):
         self.is_root = self.backoff_to == np.arange(len(self.states))
 
     def arcs_of(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return how many arcs the states [N] have, [N]; the row of each arc in `states`, [A]; the arcs, [A]."""
+        """Return for states [N] the numbers of arcs, [N], the row in `states` of each arc, [A], and the arcs, [A]."""
         counts = self.counts[states]
         rows = np.repeat(np.arange(len(states)), counts)
         offsets = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
         return counts, rows, self.arcs[self.begins[states][rows] + offsets]
 
     def read(self, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weights of labels [A] in states [A], back-offs included, float64; and the states after them."""
+        """Return the weight of labels[i] in states[i], back-offs included, [A] float64; and the next states, [A]."""
         weights, after = np.zeros(len(labels)), states.copy()
         pending = np.arange(len(labels))
         while len(pending):
@@ -164,7 +164,7 @@ class _Reader(SortedArcs):
 
 
 def _columns(part: _Part) -> Columns:
-    """Return the automaton of all pairs; their states have the order of `part`."""
+    """Return the columns of the automaton whose states are all pairs, in the order of `part`."""
     order = np.argsort(part.pairs)
     ordered = part.pairs[order]
     backoff_to, targets = (order[np.searchsorted(ordered, pairs)] for pairs in (part.backoff_to, part.targets))

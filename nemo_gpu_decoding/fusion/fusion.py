@@ -1,4 +1,4 @@
-"""Define the LM and boosting scores that a search adds to acoustic scores (shallow fusion)."""
+"""Define which LM and boosting scores, with which weights, a search adds to acoustic scores (shallow fusion)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NO_LM = "none"  # the name by which a request switches the LM off
 @checked_options
 @dataclass(frozen=True)
 class Fusion:
-    """An n-gram LM and a boosting tree that a search adds with weights (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
+    """An n-gram LM and a boosting tree, and their weights in a search (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
 
-    The score of a token is log P_acoustic + lm_weight * log P_LM + boosting_weight * boost + beta. With a source LM
-    it is lower by source_lm_weight * log P_source (density ratio, see density_ratio.py).
+    The score of a token is log P_acoustic + lm_weight * log P_LM + boosting_weight * boost + beta. A source LM
+    subtracts source_lm_weight * log P_source from the score (density ratio, see density_ratio.py).
 
-    A request may name an LM of the pool, which replaces `lm` for its utterance. All LMs are one automaton with a start
-    state for each, so that the utterances of a batch may have different LMs. The source LM is subtracted from each.
+    A request may name an LM in `lm_pool`, which replaces `lm` for its utterance. All LMs form one automaton with a
+    start state per LM, so that utterances of a batch may have different LMs. The source LM is subtracted from each LM.
 
     Raises:
         ValueError: a weight is negative or not finite; a source LM has no weight or no LM; an LM of the pool has an
@@ -63,7 +63,7 @@ class Fusion:
 
     @cached_property
     def token_lm(self) -> BackoffAutomaton | None:
-        """Return the automaton that `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
+        """Return the automaton whose weights `lm_weight` multiplies: `lm`, or its density ratio with `source_lm`."""
         lm, source, ratio = self.lm, self.source_lm, self._ratio(self.lm_weight)
         if lm is None or source is None or not ratio:
             return lm
@@ -72,7 +72,7 @@ class Fusion:
 
     @cached_property
     def token_lms(self) -> tuple[BackoffAutomaton | None, dict[str | None, int]]:
-        """Return one automaton of all LMs, and the start state of each by its name in a request; None: `lm`."""
+        """Return one automaton that contains all LMs, and the start state of each LM by name; None names `lm`."""
         if not self.lm_pool:
             return self.token_lm, {}
         lms: dict[str | None, BackoffAutomaton] = {} if self.lm is None else {None: self.lm}
@@ -85,11 +85,11 @@ class Fusion:
         return automaton, dict(zip(lms, starts, strict=True))
 
     def lm_weight_of(self, name: str | None) -> float:
-        """Return the weight of an LM in the pool, or that of `lm` for None."""
+        """Return the weight of the LM with this name in the pool, or the weight of `lm` for None."""
         return self.lm_weight if name is None else self.lm_pool_weights.get(name, self.lm_weight)
 
     def check_lm_name(self, name: str | None) -> None:
-        """Raise a FieldError for the field `lm` unless a request may have this name."""
+        """Raise a FieldError for the field `lm` of a request unless it is the name of an LM in the pool, or "none"."""
         if name is None or name == NO_LM or name in self.lm_pool:
             return
         names = ", ".join([*self.lm_pool, NO_LM])
@@ -97,14 +97,14 @@ class Fusion:
         raise FieldError("lm", name, f"{pool}{did_you_mean(name, self.lm_pool)}")
 
     def _ratio(self, lm_weight: float) -> float:
-        """Return the weight of the source LM relative to an LM's."""
+        """Return the weight of the source LM divided by the weight of an LM."""
         return (self.source_lm_weight or 0.0) / lm_weight if lm_weight else 0.0
 
 
 @checked_options
 @dataclass(frozen=True)
 class Request:
-    """The values with which one utterance replaces those of the decoder's fusion; None keeps the decoder's.
+    """LM, boosting tree and weights of one utterance; None keeps the value of the decoder's `Fusion`.
 
     `boosting` replaces the decoder's tree for this utterance (build it with `build_boosting_tree`). `lm` is the name
     of an LM in the decoder's `Fusion.lm_pool`, or "none" for no LM. `lm_weight` scales the weight of the decoder's
@@ -124,7 +124,7 @@ class Request:
 
 
 def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> None:
-    """Raise a FieldError unless the names of the LMs are usable, and each weight is > 0 and belongs to an LM."""
+    """Raise a FieldError unless all LM names are usable, and every weight is > 0 and belongs to an LM."""
     check_kind("lm_pool", pool, Mapping)
     for name in pool:
         if not isinstance(name, str) or not name.strip() or name == NO_LM:
@@ -138,6 +138,6 @@ def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> N
 def _joined(
     lms: list[BackoffAutomaton], source: BackoffAutomaton | None, ratios: list[float]
 ) -> tuple[BackoffAutomaton, list[int]]:
-    """Return one automaton of all LMs, each minus `ratio` times the source LM, and the start state of each."""
+    """Return one automaton with all LMs, less `ratio` times the source LM, and the start state of each LM."""
     pairs = zip(lms, ratios, strict=True)
     return joined([density_ratio(lm, source, ratio) if source and ratio else lm for lm, ratio in pairs])

@@ -1,4 +1,4 @@
-"""Build closed grammars: automata over tokens that accept the sentences that an utterance may be.
+"""Build closed grammars: automata over tokens that accept a list of sentences.
 
 A token path belongs to a sentence if its pieces spell the sentence, in any segmentation. Letter case and
 punctuation do not matter, so that models that write them need no other grammar. The automaton has a state for each
@@ -8,9 +8,9 @@ place in the grammar's letters where a token may end:
     state      0 (outside)   1 ""          2 "▁g"   3 "▁go" (a sentence)   4 "▁go▁"   5 "▁go▁on" (a sentence)
     arcs       all: 0        ▁g:2 ▁go:3    o:3      ▁:4 ▁on:5              ...        .:5
 
-A token without an arc leads to state 0, which has no way back. With an infinite price it ends the hypothesis. With a
-finite price each such token costs it, and an end inside a sentence costs it once. If no sentence fits an utterance,
-its best hypothesis is outside. Costs are no bonuses: the automaton has the weight `PRICE_WEIGHT` (allowed.py).
+A token without an arc leads to state 0, outside of the grammar, and no arc leads back. With an infinite price, such a
+token ends the hypothesis. With a finite price, each token outside costs the price, and so does an utterance that ends
+inside a sentence. If no sentence fits, the best hypothesis is outside. The boosting weight is `PRICE_WEIGHT`.
 """
 
 import logging
@@ -41,13 +41,13 @@ OTHER_PRICE = 4.0  # with such an entry, in place of inf
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A closed grammar that accepts sentences as tokens of a model; `build_grammar` builds it."""
+    """A closed grammar: an automaton over a model's tokens that accepts sentences; `build_grammar` builds it."""
 
     automaton: BackoffAutomaton  # with PRICE_WEIGHT
     is_sentence: np.ndarray  # [S] bool, whether a sentence ends in a state
 
     def accepts(self, tokens: Sequence[int], blank_id: int) -> bool:
-        """Return whether tokens, columns of the log-probs, spell a sentence; `blank_id` is the column of the blank."""
+        """Return whether tokens (columns of the log-probs, blank in column `blank_id`) spell a sentence."""
         state = self.automaton.start_state
         for column in tokens:
             _, state = self.automaton.advance(state, int(column) - (column > blank_id))
@@ -57,7 +57,7 @@ class Grammar:
 def build_grammar(
     sentences: Sequence[str], vocabulary: Vocabulary, price: float = math.inf, most_letters: int = MOST_LETTERS
 ) -> Grammar:
-    """Return the grammar of a list of sentences. Results are cached.
+    """Return the closed grammar that accepts a list of sentences. Grammars are cached.
 
     Args:
         sentences: all sentences that an utterance may be.
@@ -101,7 +101,7 @@ def _build(texts: tuple[str, ...], vocabulary: Vocabulary, price: float, most_le
 
 
 class _Tokens:
-    """A tree that holds the letters of all tokens: letter -> tree, and "" -> the tokens that end there."""
+    """A trie of the letters of all tokens, as nested dictionaries; key "" has the tokens that end in a node."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if vocabulary.kind == "byte_bpe":
@@ -122,13 +122,13 @@ class _Tokens:
             node.setdefault("", []).append(label)
 
     def letters_of(self, text: str) -> str:
-        """Return a text without letter case and punctuation."""
+        """Return a text in lower case, decomposed (NFKD) and without punctuation."""
         plain = unicodedata.normalize("NFKD", text.lower()).lower()
         return "".join(c for c in plain if unicodedata.category(c)[0] != "P")
 
 
 class _Sentences:
-    """A tree that holds the letters of all sentences. A state is a node; `begin` is the root."""
+    """A trie of the letters of all sentences; its nodes are states, and `begin` is the root."""
 
     begin = 0
 
@@ -163,7 +163,7 @@ class _Sentences:
 
 
 def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
-    """Return the letters of each word of a sentence."""
+    """Return the letters of each word in a sentence, without letter case and punctuation."""
     if not isinstance(sentence, str) or not sentence.strip():
         raise FieldError("grammar", sentence, "sentences: texts that are not blank")
     if sentence.lstrip().startswith(JSGF):
@@ -182,7 +182,7 @@ def _words_of(sentence: Any, tokens: _Tokens) -> list[str]:
 
 
 def _live_arcs(sentences: _Sentences, tokens: _Tokens) -> dict[int, list[tuple[int, int]]]:
-    """Return the state -> its arcs (label, state after it); only states from which a sentence can be finished."""
+    """Map each state from which a sentence can be completed to its arcs (label, next state)."""
     arcs: dict[int, list[tuple[int, int]]] = {}
     before: dict[int, list[int]] = {}
     pending = [sentences.begin]

@@ -1,9 +1,9 @@
 """Load token-level n-gram LMs: NeMo's NGPU-LM files and ARPA files.
 
-They become back-off automata over the labels 0 .. V-1 [NGPU-LM, section 2]. A state is a context: an n-gram below the
-highest order. Its arcs are the n-grams that extend it by one label. Its back-off state is its longest proper suffix
-that is a state. Scores are equal to the bit to those of NeMo's `NGramGPULanguageModel` where NeMo can read the file.
-This module also reads
+An LM becomes a back-off automaton over the labels 0 .. V-1 [NGPU-LM, section 2]. A state is a context: an n-gram below
+the highest order. Its arcs are the n-grams that extend the context by one label. Its back-off state is its longest
+proper suffix that is a state. Scores are equal to the bit to those of NeMo's `NGramGPULanguageModel` if NeMo can read
+the file. This module also reads
 
 - pruned files without some suffix n-grams: an absent context has back-off weight 0, so the longest
   suffix in the file gives the same scores;
@@ -12,9 +12,9 @@ This module also reads
 - n-grams with <unk>, which represents every label that the LM does not list;
 - files without <s> (an utterance begins in the root) or without </s> (the end has weight 0).
 
-`lm/trie.py` builds the trie, states and targets; special symbols are labels beyond
-the vocabulary there. Here, arcs with </s> become final weights and arcs with <unk> become arcs with the
-unlisted labels.
+`lm/trie.py` builds the trie, states and arc targets, with labels >= V for special symbols. This module turns
+arcs with </s> into final weights, and an arc with <unk> into one arc for each label that the LM does not
+list.
 """
 
 import io
@@ -51,7 +51,7 @@ NOT_FINAL = -10000.0
 
 
 class _Arcs(NamedTuple):
-    """Columns [A] of arcs, ascending by source and label."""
+    """The arcs of an automaton as columns [A], sorted by source state and label."""
 
     sources: np.ndarray
     labels: np.ndarray
@@ -62,7 +62,7 @@ class _Arcs(NamedTuple):
 def build_ngram_automaton(
     orders: Sequence[NGramBlock], vocab_size: int, *, normalize_unk: bool, name: str
 ) -> BackoffAutomaton:
-    """Return the automaton of an n-gram LM.
+    """Return the back-off automaton of an n-gram LM.
 
     Args:
         orders: the n-grams of order 1, 2, ...; their symbols are labels 0 .. vocab_size-1 or one of the
@@ -103,9 +103,9 @@ def build_ngram_automaton(
 def resolve_final_weights(
     final_weights: np.ndarray, backoff_to: np.ndarray, backoff_weights: np.ndarray
 ) -> np.ndarray:
-    """Replace the final weight of states without </s> (weight <= NOT_FINAL) by that of backing off.
+    """Give states without </s> (final weight <= NOT_FINAL) the final weight of their back-off state plus the back-off.
 
-    The float32 sums have NeMo's order. A back-off chain without </s> keeps NOT_FINAL.
+    float32 weights are added in NeMo's order. States of a back-off chain without </s> keep NOT_FINAL.
     """
     resolved = final_weights.astype(np.float32)
     states, paid = np.arange(len(resolved)), np.zeros(len(resolved), np.float32)
@@ -122,7 +122,7 @@ def resolve_final_weights(
 
 
 def _reachable(block: NGramBlock, vocab_size: int) -> NGramBlock:
-    """Drop n-grams that no sentence contains: <s> after another symbol, or </s> before one."""
+    """Drop n-grams that no sentence contains: with <s> after another symbol, or </s> before another symbol."""
     labels = np.where(block.symbols < 0, vocab_size - 1 - block.symbols, block.symbols).astype(np.int32)
     bos, eos = vocab_size - 1 - SENTENCE_START, vocab_size - 1 - SENTENCE_END
     kept = (labels[:, 1:] != bos).all(1) & (labels[:, :-1] != eos).all(1)
@@ -130,7 +130,7 @@ def _reachable(block: NGramBlock, vocab_size: int) -> NGramBlock:
 
 
 def _trie_of(orders: Sequence[NGramBlock], num_labels: int, name: str) -> NGramTrie:
-    """Return the trie of the n-grams and of their contexts, including contexts that the file does not list."""
+    """Return the trie of all n-grams and their contexts; contexts that the file does not list are added."""
     trie = NGramTrie([num_labels, *(len(block.symbols) for block in orders[1:])])
     for block in orders:
         if len(block.symbols) and trie.add(block) >= 0:
@@ -141,7 +141,7 @@ def _trie_of(orders: Sequence[NGramBlock], num_labels: int, name: str) -> NGramT
 
 
 def _with_contexts(orders: Sequence[NGramBlock]) -> list[NGramBlock]:
-    """Return the n-grams with all their contexts; added contexts have probability NaN."""
+    """Return the n-grams of each order, with contexts that were missing; these have probability NaN."""
     completed = list(orders)
     for n in range(len(orders) - 1, 1, -1):
         block = completed[n - 1]
@@ -159,7 +159,7 @@ def _with_contexts(orders: Sequence[NGramBlock]) -> list[NGramBlock]:
 
 
 def _without_special(arcs: _Arcs, vocab_size: int, unlisted: np.ndarray, unk_share: float) -> _Arcs:
-    """Return arcs with vocabulary labels only; an arc with <unk> becomes one arc per unlisted label.
+    """Return the arcs with labels of the vocabulary only; an arc with <unk> becomes one arc per unlisted label.
 
     Args:
         unk_share: natural log of the number of labels that share the probability of <unk>.
@@ -186,7 +186,7 @@ def _without_special(arcs: _Arcs, vocab_size: int, unlisted: np.ndarray, unk_sha
 def _final_weights(
     arcs: _Arcs, eos: int, backoff_to: np.ndarray, backoff_weights: np.ndarray, name: str
 ) -> np.ndarray:
-    """Return the final weight of each state, [S]: the weight of </s>, including back-offs."""
+    """Return the final weight of each state, [S] natural log: the weight of </s>, back-offs included."""
     final = np.full(len(backoff_to), NOT_FINAL, np.float32)
     ends = arcs.labels == eos
     final[arcs.sources[ends]] = arcs.weights[ends]
@@ -209,7 +209,7 @@ _SHOWN = 5  # unknown symbols listed in messages
 
 
 def nemo_symbol(token: int) -> str:
-    """Return a token in the form that NeMo's LM scripts write."""
+    """Return the symbol that NeMo's LM scripts write for a token id: chr(id + 100)."""
     return chr(token + _NEMO_OFFSET)
 
 
@@ -251,7 +251,7 @@ def load_ngram_lm(
 def load_lm_pool(
     paths: Mapping[str, Path], vocab_size: int, *, vocabulary: Vocabulary | None = None, encoding: str = "auto"
 ) -> dict[str, BackoffAutomaton]:
-    """Load named LMs as `load_ngram_lm` does. They are one entry of the cache, which may have fewer places."""
+    """Load all LMs of a pool as `load_ngram_lm` does. The pool is one cache entry, since the cache is small."""
     pieces = vocabulary.pieces if vocabulary else None
     key = ("lm pool", tuple(paths), *map(file_key, paths.values()), vocab_size, pieces, encoding)
 
@@ -279,7 +279,7 @@ def _load(
 def _labels(
     path: Path, symbols: Sequence[str], vocab_size: int, pieces: tuple[str, ...] | None, encoding: str
 ) -> np.ndarray:
-    """Return the label of each symbol: a token id or one of the special symbols. [len(symbols)] int64"""
+    """Return the label of each symbol, [len(symbols)] int64: a token id or the label of a special symbol."""
     # of each encoding: maps a symbol to its token id or _NO_TOKEN
     readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
     if pieces is not None:
@@ -307,7 +307,7 @@ def _read_decimal(symbol: str) -> int:
 
 
 def _misfit(path: Path, symbols: Sequence[str], readings: dict[str, np.ndarray], vocab_size: int) -> str:
-    """Return why no encoding fits: tokens of another model, or words."""
+    """Return why no encoding fits the symbols: they are tokens of another model, or words."""
     for name, ids in readings.items():
         if name != "pieces" and (ids != _NO_TOKEN).all():
             return (
@@ -333,10 +333,10 @@ _TENSORS = (
 
 
 def load_nemo_automaton(path: str | PathLike[str], vocab_size: int, *, with_final_weights: bool) -> BackoffAutomaton:
-    """Return the automaton of an NGPU-LM (with final weights) or of a boosting tree (without).
+    """Return the automaton in a .nemo file: an NGPU-LM (with final weights) or a boosting tree (without).
 
-    NeMo's searches do not add the final weights of boosting trees: they are bonuses for the
-    end-of-sentence token of attention decoders.
+    NeMo's searches ignore the final weights of boosting trees, which are bonuses for the end-of-sentence
+    token of attention decoders.
 
     Raises:
         ValueError: the file is no .nemo archive, or has another kind of model or vocabulary size.
@@ -398,7 +398,7 @@ def _read_archive(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _compare_checksums(weights: bytes) -> None:
-    """Check the checksums in the ZIP file of a state dict, which `torch.load` ignores."""
+    """Verify the checksums in the ZIP file of a PyTorch state dict, which `torch.load` does not verify."""
     if not zipfile.is_zipfile(io.BytesIO(weights)):  # torch's old format, without checksums
         return
     with zipfile.ZipFile(io.BytesIO(weights)) as archive:

@@ -1,13 +1,13 @@
-"""Read phrases to boost, their files and aliases, and the requests that manifests and clients write.
+"""Read phrases to boost, phrase files and aliases, and the requests in manifests and messages of clients.
 
-Aliases are spellings that are heard for a phrase, and written as the phrase:
+An alias is a spelling that a model recognises for a spoken phrase; results contain the phrase in its place:
 
     aliases = Aliases({"sasilano": "Castellano", "phi four mini": "Phi-4-mini"})
     aliases.written("sasilano's phi four mini")        # "Castellano's Phi-4-mini"
 
-The search knows an alias as a further phrase. `Aliases` replaces it in the text of a result, wherever its words occur
-between word boundaries, whether or not the search has paid a bonus for them. Of several aliases that begin at one
-place, the longest is replaced. Tokens, times and scores of the result stay those of the path.
+The search boosts an alias like a phrase. `Aliases` replaces it in the text of a result, wherever its words occur
+between word boundaries, whether or not the search has added a bonus for them. Of several aliases that begin at the
+same word, the longest is replaced. Tokens, times and scores of the result stay those of the path.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OTHER_FORMAT = re.compile(
 class Phrase:
     """A phrase that is boosted or, with a negative weight, penalised.
 
-    A partial match of a phrase gets part of its bonus. Only a complete match gets a penalty.
+    A partial match of a phrase gets part of the phrase's bonus. A penalty is due for a complete match only.
 
     Raises:
         FieldError: the weight is no finite number, lang is no text, or aliases are no list of texts.
@@ -71,7 +71,7 @@ class Phrase:
 
 
 def as_phrase(item: Any) -> Phrase:
-    """Return a Phrase from a Phrase, a text, NeMo's PhraseItem, or a mapping with the same keys."""
+    """Convert a text, NeMo's PhraseItem or a mapping with its keys to a `Phrase`; return a `Phrase` unchanged."""
     if isinstance(item, Phrase):
         return item
     if isinstance(item, str):
@@ -94,14 +94,14 @@ def as_phrase(item: Any) -> Phrase:
 
 
 def warn_if_large(name: str, weight: float) -> None:
-    """Warn once of a weight far above the usual ones."""
+    """Warn once of a phrase weight that is far above usual weights."""
     if weight > LARGE_WEIGHT:
         why = "bonuses are natural logs, and larger ones insert phrases that are not in the audio"
         warn_once(f"{name} is {weight:g}, expected at most {LARGE_WEIGHT:g}: {why}")
 
 
 def weight_of_list(weight: float | None, num_phrases: int) -> float:
-    """Return the weight of a list; a longer list gets a smaller default, because each of its phrases is less likely.
+    """Return the boosting weight of a phrase list; the default is smaller for a longer list of less likely phrases.
 
     The default multiplies the bonuses of tokens in all searches: 1 for one phrase, 0.64 for 100, 0.41 for 1,000.
     """
@@ -109,12 +109,12 @@ def weight_of_list(weight: float | None, num_phrases: int) -> float:
 
 
 def weight_of(phrase: Phrase) -> float:
-    """Return the factor of the phrase's bonus; default 1."""
+    """Return the factor of a phrase's bonus, which is 1 by default."""
     return 1.0 if phrase.weight is None else phrase.weight
 
 
 def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
-    """Read a phrase file. UTF-8.
+    """Return the phrases in a UTF-8 phrase file.
 
     A line is a phrase, optionally followed by its weight and its aliases, each after a tab. The weight may be blank.
     Blank lines and duplicates are skipped with one warning, and so are lines whose weight is no finite number.
@@ -134,7 +134,7 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
 
 
 def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
-    """Normalise white space, drop blank and duplicate phrases with one warning; raise if none are left.
+    """Normalise white space and drop blank and duplicate phrases with one warning; raise if no phrase is left.
 
     Duplicates keep the largest weight and all aliases.
     """
@@ -178,10 +178,10 @@ def without_repetitions(phrases: Iterable[Phrase], name: str) -> list[Phrase]:
 
 
 def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], bool]) -> list[Phrase]:
-    """Return all texts that a search can find: the phrases and, with the same weight, their aliases.
+    """Return the phrases that a search boosts: the given phrases and, with the same weight, their aliases.
 
-    A phrase that cannot be spelled is left out if it has aliases: it is a written form only. Of equal texts, that with
-    the largest weight is kept.
+    A phrase that cannot be spelled is left out if it has aliases, because only the aliases are recognised. Of phrases
+    with equal texts, the one with the largest weight is kept.
     """
     found: dict[tuple[str, str | None], Phrase] = {}
     for phrase in phrases:
@@ -195,7 +195,7 @@ def spelled_phrases(phrases: Iterable[Phrase], can_spell: Callable[[Phrase], boo
 
 
 def aliases_of(phrases: Iterable[Phrase], name: str, ignore_case: bool) -> Aliases | None:
-    """Return the aliases that results replace by their phrases, or None without aliases.
+    """Return the aliases of a phrase list, which results replace by their phrases; None if there are none.
 
     Raises:
         ValueError: an alias belongs to two phrases, or is a phrase of its own.
@@ -218,7 +218,7 @@ def aliases_of(phrases: Iterable[Phrase], name: str, ignore_case: bool) -> Alias
 
 
 class WrittenWord(NamedTuple):
-    """A text that is written for the words [first, end) of a hypothesis."""
+    """The text that replaces the words [first, end) of a hypothesis."""
 
     first: int
     end: int
@@ -227,7 +227,7 @@ class WrittenWord(NamedTuple):
 
 @dataclass(frozen=True)
 class Aliases:
-    """The aliases that a list of phrases has.
+    """The aliases of a phrase list, which are replaced in the texts of results.
 
     Args:
         phrases: alias -> the phrase that is written for it.
@@ -242,16 +242,16 @@ class Aliases:
         return self._replaced(text, is_open=False)
 
     def committed(self, text: str) -> str:
-        """Return the written form of a text that may go on, without an end that may become an alias.
+        """Return the beginning of the written form that stays when more words follow `text`.
 
-        For every text that begins with `text`, its written form begins with the result.
+        The written form of every text that begins with `text` begins with the returned text.
         """
         return self._replaced(text, is_open=True).rstrip()
 
     def words(self, texts: Sequence[str]) -> list[WrittenWord]:
-        """Return the words of a hypothesis with each alias replaced.
+        """Return the words of a hypothesis after the replacement of aliases.
 
-        The words of an alias become those of the phrase, one by one if there are equally many, else one `WrittenWord`.
+        An alias with as many words as its phrase is replaced word by word, any other alias by one `WrittenWord`.
         """
         text, begins, ends = joined(texts), [0], [0]
         for part in texts:
@@ -279,9 +279,9 @@ class Aliases:
         return "".join([*parts, text[at:]])
 
     def _matches(self, text: str, *, is_open: bool) -> Iterator[tuple[int, int, str]]:
-        """Yield begin and end of each alias in a text, and its phrase.
+        """Yield begin and end (characters) of each alias in a text, and the alias' phrase.
 
-        With `is_open`, the last match may be an end of the text that begins an alias; its phrase is "".
+        With `is_open`, the last match may be an unfinished alias at the end of the text; its phrase is "".
         """
         bounds = _bounds(text)
         units = [self._key(text[begin:end]) for begin, end in pairwise(bounds)]
@@ -298,7 +298,7 @@ class Aliases:
             n = end or n + 1
 
     def _key(self, text: str) -> str:
-        """Return the form in which texts are compared."""
+        """Return a text in the form for comparisons: NFC, single space, lower case with `ignore_case`."""
         spaced = " " if text.isspace() else unicodedata.normalize("NFC", text)
         return spaced.lower() if self.ignore_case else spaced
 
@@ -308,19 +308,19 @@ class Aliases:
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:
-        """Return all texts with which an alias begins."""
+        """Return all prefixes of all aliases."""
         return frozenset(alias[:end] for alias in self._table for end in range(1, len(alias) + 1))
 
     @cached_property
     def _units(self) -> tuple[frozenset[str], int]:
-        """Return the first units of aliases, and the largest number of units."""
+        """Return the first unit (`_bounds`) of each alias, and the number of units of the longest alias."""
         bounds = {alias: _bounds(alias) for alias in self.phrases}
         firsts = frozenset(self._key(alias[: ends[1]]) for alias, ends in bounds.items())
         return firsts, max((len(ends) - 1 for ends in bounds.values()), default=0)
 
 
 def _one_by_one(written: WrittenWord) -> list[WrittenWord]:
-    """Divide a written form among its words, if it has as many."""
+    """Return one `WrittenWord` per word if a replacement has as many words as the words it replaces."""
     first, end, text = written
     parts = words_of(text)
     if len(parts) != end - first:
@@ -331,7 +331,7 @@ def _one_by_one(written: WrittenWord) -> list[WrittenWord]:
 
 
 def _bounds(text: str) -> list[int]:
-    """Return the ends of the units of a text, from 0 to its length.
+    """Return the positions between the units of a text, from 0 to the text's length.
 
     A unit is a run of word characters, a run of white space, or one other character.
     """
@@ -348,15 +348,15 @@ def _kind(character: str) -> str:
 
 
 def is_word_character(character: str) -> bool:
-    """Return whether this is a letter, digit or accent of a script with spaces between words, or False for ""."""
+    """Return whether a character is a letter, digit or accent of a script with spaces; False for ""."""
     return bool(character) and unicodedata.category(character)[0] in "LNM" and not is_unspaced(character)
 
 
 @dataclass(frozen=True)
 class WrittenRequest:
-    """Phrases, LM, language lock and grammar of one utterance, with the keys of `beam`; None: the decoding config's.
+    """An utterance's request as manifests and clients write it, with keys of `beam`; None keeps the config's value.
 
-    A grammar is a list of sentences, never a file. A price alone replaces the price of the decoding config.
+    A grammar is a list of sentences, never a file. A price without tokens or sentences replaces the config's price.
 
     Raises:
         FieldError: a value has a wrong type or is out of range, or there are phrases beside a grammar.
@@ -405,12 +405,12 @@ class WrittenRequest:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the values that differ from those of the decoding config."""
+        """Return the fields of the request that are not None, by their names."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Return these values for messages, with the numbers of items in place of long lists and texts."""
+        """Return the fields that are not None for messages, where item counts replace long lists and texts."""
         return {key: _shown(value) for key, value in self.given.items()}
 
 
@@ -418,10 +418,10 @@ REQUEST_KEYS = tuple(field.name for field in fields(WrittenRequest))
 
 
 def written_request(row: Mapping[str, Any]) -> WrittenRequest | None:
-    """Return the request in a row of a manifest, or None if the row has none.
+    """Return the request of the utterance in a manifest row, or None if the row has no key of a request.
 
     Raises:
-        FieldError: names the wrong key.
+        FieldError: a value is invalid; the error names its key.
     """
     given = {key: row[key] for key in REQUEST_KEYS if row.get(key) is not None}
     if isinstance(given.get("phrases"), list):

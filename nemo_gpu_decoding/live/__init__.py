@@ -1,1 +1,1 @@
-"""Decode live streams: slots for utterances, endpointing, and the WebSocket server."""
+"""Decode live audio streams: slots for running utterances, endpointing, and the WebSocket server."""

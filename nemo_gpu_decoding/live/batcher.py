@@ -1,7 +1,7 @@
-"""`Batcher` decodes all live streams with one recognizer; a step reads a chunk of each stream that has one.
+"""`Batcher` decodes all live streams with one recognizer, in steps that read one chunk of each ready stream.
 
-The recognizer runs in its own thread, so that the event loop continues to read and send. Chunks that arrive during a
-step form the next batch.
+The recognizer runs in a separate thread, so that the event loop continues to read and send. Chunks that arrive during
+a step form the batch of the next step.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ STUCK_SECONDS = 60.0  # a longer step counts as hung
 
 
 class ServerFullError(Exception):
-    """An error: the server has no free stream."""
+    """An error for a client that connects while `limits.max_streams` streams are open."""
 
 
 class Batcher:
-    """An object that decodes streams together, from their opening to their end.
+    """A scheduler that decodes the chunks of all open streams in batches.
 
     Args:
         recognizer: the model.
@@ -54,7 +54,7 @@ class Batcher:
 
     @property
     def is_well(self) -> bool:
-        """Return whether streams are decoded: `run` has not ended, and no step takes longer than `STUCK_SECONDS`."""
+        """Return whether `run` has not ended and no step of the recognizer takes longer than `STUCK_SECONDS`."""
         began = self._step_began
         return not self._is_dead and (began is None or time.monotonic() - began < STUCK_SECONDS)
 
@@ -63,7 +63,7 @@ class Batcher:
         return len(self.sessions) + self._reserved >= self.limits.max_streams
 
     async def open(self, start: StreamOptions) -> Session:
-        """Return a stream for a client.
+        """Open a stream for a client and return its session.
 
         Raises:
             ServerFullError: `limits.max_streams` streams are open.
@@ -86,11 +86,11 @@ class Batcher:
         return session
 
     def wake(self) -> None:
-        """Signal `run` that a stream has new audio or has ended."""
+        """Signal to `run` that a stream has new audio or has ended."""
         self._ready.set()
 
     def end(self) -> None:
-        """End all streams after their audio is decoded."""
+        """End all streams as soon as the audio that has arrived is decoded."""
         for session in list(self.sessions.values()):
             try:
                 session.end()
@@ -108,7 +108,7 @@ class Batcher:
         self.wake()
 
     async def run(self) -> None:
-        """Decode until cancelled."""
+        """Decode the chunks of all streams in steps until this task is cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -150,7 +150,7 @@ class Batcher:
         return batch
 
     def _forget(self) -> None:
-        """Remove the sessions of streams that have ended."""
+        """Remove the sessions of streams that have ended from `sessions`."""
         self.sessions = {number: session for number, session in self.sessions.items() if not session.is_over}
 
     async def _step(self, batch: list[tuple[Session, Chunk]]) -> None:
@@ -184,7 +184,7 @@ class Batcher:
             self.metrics.partial_seconds.observe(seconds)
 
     def _try(self, chunks: list[Chunk]) -> list[StepOutput] | BaseException:
-        """Run a step in the recognizer's thread. Return exceptions, also SystemExit, which would end the thread."""
+        """Run a step in the recognizer's thread; return any exception, also SystemExit, which would end the thread."""
         try:
             self._drop(later={chunk.stream for chunk in chunks})
             return self.recognizer.step(chunks)
@@ -192,11 +192,11 @@ class Batcher:
             return error
 
     def _drop(self, later: Collection[int] = ()) -> None:
-        """Drop the streams that crashed, in the recognizer's thread.
+        """Remove crashed streams from the recognizer; called in the recognizer's thread.
 
         Args:
-            later: streams of the next step. It may begin a stream that crashed after its chunk was taken, so that a
-                drop before the step would be too early.
+            later: streams of the next step, which are dropped after it: the step may begin a stream that crashed
+                after its first chunk was taken.
         """
         for _ in range(len(self._lost)):
             stream = self._lost.popleft()
@@ -215,7 +215,7 @@ NAMESPACE = "nemo_gpu_decoding"
 
 
 class Metrics:
-    """Counters that a server keeps since its start, in a separate registry.
+    """Prometheus metrics of one server since its start, in a separate registry.
 
     Args:
         open_streams: returns the number of open streams.

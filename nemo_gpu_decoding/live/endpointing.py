@@ -8,8 +8,8 @@ apply to the partial results of any strategy, after each chunk:
         if find_endpoint(progress_of(partial, frame_seconds=0.08)):
             ...  # close the stream, and open another one
 
-Kaldi detects silence by its silence phones. A CTC model has none: here trailing silence is the time since the last
-frame of the last token; the best hypothesis has only blanks there.
+Kaldi detects silence by silence phones, which CTC models lack. Here, trailing silence is the time since the last
+frame of the last token: after this frame, the best hypothesis has only blanks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nemo_gpu_decoding.search.result import NBest
 @checked_options
 @dataclass(frozen=True)
 class StreamProgress:
-    """The state of a stream that the rules read. Times are in seconds.
+    """The inputs of the endpointing rules for one stream. Times are in seconds.
 
     Raises:
         ValueError: a number is negative or NaN, or the silence is longer than the utterance.
@@ -55,7 +55,7 @@ class StreamProgress:
 @checked_options
 @dataclass(frozen=True)
 class EndpointRule:
-    """A rule that holds if all of its conditions do.
+    """An endpointing rule, which holds if all of its conditions hold.
 
     Raises:
         ValueError: a number is negative or NaN.
@@ -81,7 +81,7 @@ class EndpointRule:
 
 @dataclass(frozen=True)
 class EndpointConfig:
-    """Kaldi's rules, which have Kaldi's defaults; a rule that is None is off."""
+    """Kaldi's five endpointing rules with Kaldi's defaults; a rule that is None is off."""
 
     rule1: EndpointRule | None = EndpointRule(False, min_trailing_silence=5.0)  # no speech
     rule2: EndpointRule | None = EndpointRule(True, min_trailing_silence=0.5, max_relative_cost=2.0)  # likely ended
@@ -90,7 +90,7 @@ class EndpointConfig:
     rule5: EndpointRule | None = EndpointRule(False, min_utterance_length=20.0)  # a long utterance without a pause
 
     def rules(self) -> Iterator[tuple[str, EndpointRule]]:
-        """Yield names and rules that are on."""
+        """Yield the name and the conditions of each rule that is on."""
         for field in fields(self):
             rule = getattr(self, field.name)
             if rule is not None:
@@ -101,7 +101,7 @@ KALDI_RULES = EndpointConfig()
 
 
 def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
-    """Build rules from the options of a config file.
+    """Build endpointing rules from the options of a config file.
 
     Args:
         options: "kaldi", or values by rule and condition, {"rule2": {"min_trailing_silence": 0.8}, "rule1": None};
@@ -137,7 +137,7 @@ def _check_keys(name: str, options: Mapping[str, Any], known: Any) -> None:
 
 
 def find_endpoint(progress: StreamProgress, config: EndpointConfig = KALDI_RULES) -> str | None:
-    """Return the name of the first rule that holds, or None."""
+    """Return the name of the first rule that holds, such as "rule2", or None if the utterance continues."""
     return next((name for name, rule in config.rules() if rule.holds(progress)), None)
 
 
@@ -148,7 +148,7 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
         partial: result of one stream, from a decoder's `partial`.
         frame_seconds: seconds from one frame of log-probs to the next.
         relative_cost: see `StreamProgress`. Results of word graphs contain it. With other strategies, rules 2 and 3
-            can only hold if it is given: 0 for flexctc_beam without an LM, whose hypotheses may all end.
+            hold only if a value is given: 0 for flexctc_beam without an LM, where every hypothesis may end.
 
     Raises:
         ValueError: frame_seconds is not above 0, or relative_cost is negative.
@@ -163,8 +163,8 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
 
 
 def trailing_blank_frames(partial: NBest) -> int:
-    """Return the number of frames after the last token of the best hypothesis; all frames if it has no tokens. 0 if a
-    TDT token lasts beyond the frames that were read."""
+    """Return the number of frames after the last token of the best hypothesis, or of all frames without a token.
+    If a TDT token lasts beyond the last frame, the number is 0."""
     best = partial.best
     if not len(best):
         return partial.num_frames

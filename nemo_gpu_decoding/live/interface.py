@@ -1,7 +1,7 @@
-"""What the live server, its clients and its model agree on: address, limits, options of a stream, and `Recognizer`.
+"""Define the interface of live server, clients and model: address, limits, options of a stream, `Recognizer`.
 
-A recognizer is a model that decodes many streams. A step reads a chunk of several streams. `serve --help` shows the
-comments of `Address`, `Limits` and `PipelineOptions`.
+A recognizer is a model that decodes many streams. A step reads one chunk of each of several streams. `serve --help`
+shows the comments of `Address`, `Limits` and `PipelineOptions`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of
 @checked_options
 @dataclass(frozen=True)
 class StreamOptions:
-    """The first message that a client sends: options of its stream; None: the server's values."""
+    """The options of a stream, from the client's first message; None keeps the value of the server."""
 
     request: WrittenRequest | None = None  # LM, phrases, language lock and grammar
     sample_rate: int = option(16000, low=8000, high=192_000)  # hertz
@@ -38,7 +38,7 @@ class StreamOptions:
 
 
 class Chunk(NamedTuple):
-    """Audio of one stream."""
+    """The next piece of audio of one stream, of `chunk_samples` samples."""
 
     stream: int  # number of the stream; never reused
     samples: np.ndarray  # [n] float32 in -1 .. 1; `chunk_samples` of them, up to that many in the last chunk
@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """The results that a chunk gives."""
+    """The transcripts of a stream after one chunk."""
 
     partial: Transcript | None = None  # of the utterance that continues; None after the last chunk
     final: Transcript | None = None  # of the utterance that ended in this chunk, if any
@@ -56,7 +56,7 @@ class StepOutput(NamedTuple):
 
 
 class Recognizer(Protocol):
-    """A model that decodes many streams together. All methods except `prepare` are called from one thread."""
+    """A model that decodes many streams in one step. All methods except `prepare` are called from one thread."""
 
     model: str  # name
     strategy: str
@@ -70,21 +70,21 @@ class Recognizer(Protocol):
     def languages(self) -> list[str]: ...
 
     def prepare(self, wanted: StreamOptions) -> Any:
-        """Return `Chunk.options` for a client's options. Raises a FieldError for options that are not supported."""
+        """Convert a client's options to `Chunk.options`; raise a FieldError for an option without support."""
 
     def left_out(self, options: Any) -> list[str]:
-        """Return the phrases of a client that cannot be boosted; `options` are those of `prepare`."""
+        """Return the phrases of a client that cannot be boosted; `options` is the result of `prepare`."""
 
     def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
-        """Read chunks of different streams, any number of them.
+        """Decode one chunk of each of several streams, and return an output per chunk.
 
         Raises:
-            Exception: the streams are unchanged. The caller passes each of these chunks to another step, or drops its
-                stream.
+            Exception: the step failed and all streams are unchanged. The caller passes each chunk to another step, or
+                drops its stream.
         """
 
     def drop(self, streams: Iterable[int]) -> None:
-        """Drop streams without results; unknown numbers are ignored."""
+        """Remove streams without results; ignore numbers of unknown streams."""
 
 
 def warm_up(recognizer: Recognizer) -> None:
@@ -99,7 +99,7 @@ def warm_up(recognizer: Recognizer) -> None:
 @checked_options
 @dataclass
 class Address:
-    """The address on which the server listens, and its access control.
+    """Network address and access control of the server.
 
     Raises:
         FieldError: a field is out of range, or a public address has no token.
@@ -136,7 +136,7 @@ class Address:
 @checked_options
 @dataclass
 class Limits:
-    """The limits that options of clients have, and the timing of clients.
+    """Limits of the server for streams, uploads and options of clients, and its timeouts.
 
     Raises:
         ValueError: a limit is out of range.
@@ -169,7 +169,7 @@ class Limits:
 @checked_options
 @dataclass
 class PipelineOptions:
-    """The options that a pipeline has. The encoder of a cache-aware model defines its chunks."""
+    """Options of NeMo's streaming pipeline. A cache-aware model's encoder defines the chunk size."""
 
     topic = "pipeline"
 
@@ -197,7 +197,7 @@ class PipelineOptions:
 
 
 def check_end_silence(seconds: float) -> None:
-    """Raise a FieldError unless this many seconds of silence can end an utterance; below 0: none do."""
+    """Raise a FieldError unless `end_silence` seconds can end an utterance; < 0 means that silence never does."""
     check_number("end_silence", seconds, negative=True)
     if seconds > MAX_END_SILENCE:
         raise FieldError("end_silence", seconds, f"at most {MAX_END_SILENCE:g}, or below 0 for no silence")

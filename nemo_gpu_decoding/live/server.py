@@ -1,4 +1,4 @@
-"""Serve live streams and recordings, which `batcher.py` decodes.
+"""Serve live streams over WebSockets and recordings over HTTP; `batcher.py` decodes them.
 
     GET /          a page that transcribes the microphone or a file
     WS  /stream    one stream; see `session.py` for the messages
@@ -57,7 +57,7 @@ PAGE_RULES = (
 
 
 class LiveServer(uvicorn.Server):
-    """A server that runs a recognizer until a signal or `shutdown`; then it finishes open utterances.
+    """A server that decodes streams until a signal or `shutdown`, and then finishes open utterances.
 
     Args:
         batcher: the streams.
@@ -91,18 +91,18 @@ class LiveServer(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Return the URL of the page; valid while the server runs."""
+        """Return the URL of the server's page, which is known while the server runs."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down at a signal; the second Ctrl+C does not wait. uvicorn's method stores the signal and raises it
-        again; this one does not, so that the process ends with status 0."""
+        """Shut down at a signal; at the second Ctrl+C, end at once. uvicorn's method stores the signal and raises it
+        again; this override does not, so that the process ends with status 0."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Accept no more streams, finish open utterances, close all connections."""
+        """Refuse new streams, finish open utterances, and close all connections."""
         self.is_draining = True
         self.batcher.end()
         for task in self.handlers:
@@ -174,7 +174,7 @@ class LiveServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def _handling(self, default: str) -> Iterator[list[str]]:
-        """Register this task as a handler, and count its outcome: the last one in the yielded list, else `default`."""
+        """Register this task as a handler; at the end, count the last outcome in the yielded list, or `default`."""
         task, outcomes = asyncio.current_task(), [default]
         assert task is not None
         self.handlers.add(task)
@@ -220,7 +220,7 @@ class LiveServer(uvicorn.Server):
                         await self._refuse(socket, "server", "the server failed; its log has the reason", FAILED)
 
     async def _converse(self, socket: WebSocket) -> str:
-        """Serve a connection from its first message to its close; returns the outcome for the metrics."""
+        """Serve a WebSocket connection from first message to close; return the outcome for the metrics."""
         limits = self.batcher.limits
         try:
             if self.is_draining or self.batcher.is_full:
@@ -247,8 +247,8 @@ class LiveServer(uvicorn.Server):
             self.batcher.wake()
 
     async def _transcribe(self, socket: WebSocket, session: Session) -> str:
-        """Serve a stream from its first message to the close of its connection; returns the outcome for the
-        metrics."""
+        """Read audio and send transcripts of an open stream until its connection closes; return the outcome for
+        the metrics."""
         reading = asyncio.create_task(self._read(socket, session))
         reading.add_done_callback(lambda task: self._watch(task, session))
         try:
@@ -265,7 +265,7 @@ class LiveServer(uvicorn.Server):
         return "restart" if self.is_draining else "end"
 
     def _watch(self, reading: asyncio.Task[None], session: Session) -> None:
-        """End the stream of a reading task that failed."""
+        """End the stream when the task that reads its audio has ended or failed."""
         if not reading.cancelled() and (error := reading.exception()) is not None:
             self.batcher.crash(session, error)
         elif not session.is_ending:
@@ -283,7 +283,7 @@ class LiveServer(uvicorn.Server):
         }  # fmt: skip
 
     async def _read(self, socket: WebSocket, session: Session) -> None:
-        """Read audio of a client until the stream ends, the client disconnects, an error occurs, or a timeout."""
+        """Read audio from a client until the stream ends, the client disconnects, or an error or timeout occurs."""
         limits = self.batcher.limits
         try:
             while not session.is_ending:
@@ -326,7 +326,7 @@ class LiveServer(uvicorn.Server):
                 return
 
     async def _refuse(self, socket: WebSocket, field: str, message: str, code: int) -> str:
-        """Send an error message and close the connection; returns the field."""
+        """Send an error message to the client, close the connection, and return `field`."""
         await self._send(socket, {"type": "error", "field": field, "message": message})
         await self._timely(socket.close(code, f"{_outcome(field)}: see the message before"))
         return field
@@ -340,7 +340,7 @@ class LiveServer(uvicorn.Server):
         await asyncio.wait_for(sending, self.batcher.limits.send_seconds)
 
     def _abort(self, socket: WebSocket) -> None:
-        """Abort the connection of a client that does not read; a close message would wait in the send buffer."""
+        """Abort the connection to a client that does not read, where a close message would wait in the send buffer."""
         for connection in list(self.server_state.connections):
             transport = getattr(connection, "transport", None)
             if transport is not None and getattr(connection, "client", None) == socket.scope["client"]:
@@ -348,8 +348,8 @@ class LiveServer(uvicorn.Server):
 
 
 async def _return_free_memory() -> None:
-    """Return free memory to the system every `TRIM_SECONDS`. Buffers of many sizes fragment the heap of the C library,
-    which would grow for hours."""
+    """Return free memory to the operating system every `TRIM_SECONDS`, because buffers of many sizes fragment the
+    heap of the C library, which would grow for hours."""
     with contextlib.suppress(AttributeError, OSError):  # C libraries other than glibc lack the function
         trim = ctypes.CDLL(None).malloc_trim
         while True:
@@ -358,7 +358,7 @@ async def _return_free_memory() -> None:
 
 
 async def _receive(socket: WebSocket) -> str | bytes:
-    """Return the next message of a client.
+    """Return the next text or binary message of a client.
 
     Raises:
         WebSocketDisconnect: the client has disconnected.
@@ -371,13 +371,13 @@ async def _receive(socket: WebSocket) -> str | bytes:
 
 
 def _outcome(field: str) -> str:
-    """Return a stream's outcome for the metrics: phrases, for the field phrases[3]; never a client's own name."""
+    """Return the metrics' outcome for an error's field ("phrases" for phrases[3]); unknown fields are "message"."""
     field = field.partition("[")[0]
     return field if field in OUTCOMES else "message"
 
 
 def _is_same_origin(socket: HTTPConnection) -> bool:
-    """Return whether the client is a program or the server's page. Browsers let any page open WebSockets and send
-    forms, and send its origin."""
+    """Return whether a request comes from a program or from the server's page. Browsers let every page open
+    WebSockets and send forms, but name the page's origin."""
     origin = socket.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == socket.headers.get("host")

@@ -1,4 +1,4 @@
-"""Check the messages of one client's stream, convert its audio, and make its transcripts.
+"""Check the messages of one client, convert its audio to chunks, and make its messages with transcripts.
 
     client                                             server
     {"sample_rate": 48000, "phrases": ["Castellano"]}  {"type": "ready", ...}
@@ -24,7 +24,7 @@ from nemo_gpu_decoding.fusion.phrases import REQUEST_KEYS, as_phrase, written_re
 from nemo_gpu_decoding.live.interface import MAX_END_SILENCE, MAX_LETTERS, Chunk, Limits, StepOutput, StreamOptions
 from nemo_gpu_decoding.transcript import Transcript, details_of
 
-PHRASE_CHARACTERS = 200  # in one phrase
+PHRASE_CHARACTERS = 200  # maximum in one phrase
 MEAN_PHRASE_CHARACTERS = 50  # of all phrases together, for each of `Limits.max_phrases`
 SHOWN = 80  # characters of a client's text in a message
 PENDING_FINALS = 100  # final transcripts not sent yet
@@ -35,10 +35,10 @@ START_KEYS = (*(field.name for field in fields(StreamOptions)[1:]), *_OWN_KEYS)
 
 
 def read_start(text: str, limits: Limits) -> StreamOptions:
-    """Return the first message of a client, with all values checked.
+    """Parse and check the first message of a client, and return the options of its stream.
 
     Raises:
-        FieldError: names the wrong key.
+        FieldError: a value is invalid; the error names its key.
     """
     message = read_json(text)
     if not isinstance(message, dict):
@@ -50,10 +50,10 @@ def read_start(text: str, limits: Limits) -> StreamOptions:
 
 
 def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
-    """Return the options of a client, with all values checked.
+    """Check the options in a client's message or form, and return them.
 
     Raises:
-        FieldError: names the wrong key.
+        FieldError: a value is invalid; the error names its key.
     """
     for key, value in message.items():
         if key not in START_KEYS:
@@ -79,7 +79,7 @@ def checked_start(message: dict[str, Any], limits: Limits) -> StreamOptions:
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text, or None if the text is no JSON or nested too deeply."""
+    """Parse a JSON text; return None if the text is no JSON or is nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -87,7 +87,7 @@ def read_json(text: str) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """Return a value for messages: long texts are cut, containers are described by their length."""
+    """Return a value for error messages: cut long texts, and replace lists and objects by their length."""
     if isinstance(value, str):
         return value[:SHOWN]
     if isinstance(value, list | dict):
@@ -126,7 +126,7 @@ def _check_phrases(phrases: Any, limits: Limits) -> None:
 
 
 def _texts_of(n: int, phrase: Any) -> list[Any]:
-    """Return a phrase and its aliases, not checked yet."""
+    """Return the texts of a phrase and its aliases, which are not checked yet."""
     if not isinstance(phrase, dict):
         return [phrase]
     aliases = phrase.get("aliases")
@@ -136,7 +136,7 @@ def _texts_of(n: int, phrase: Any) -> list[Any]:
 
 
 class Resampler:
-    """A resampler for float32 samples of any rate. The result does not depend on the sizes of messages."""
+    """A streaming resampler for float32 samples. Its output does not depend on how messages divide the audio."""
 
     def __init__(self, rate: int, target: int) -> None:
         self._stream = None
@@ -150,7 +150,7 @@ class Resampler:
 
 
 class Session:
-    """The state that one client's stream has. Only the event loop's thread uses it, except for its chunks.
+    """The state of one client's stream. Only the event loop's thread uses a session; chunks go to the recognizer.
 
     Args:
         start: first message of the client.
@@ -190,7 +190,7 @@ class Session:
     # ------------------------------------------------------------------------------------ audio in
 
     def feed(self, pcm: bytes) -> None:
-        """Append the audio of one message.
+        """Append the int16 samples of one message to the stream's audio.
 
         Raises:
             FieldError: the message is no int16 PCM.
@@ -200,26 +200,26 @@ class Session:
         self.feed_samples(np.frombuffer(pcm, "<i2").astype(np.float32) / 32768)
 
     def feed_samples(self, samples: np.ndarray) -> None:
-        """Append samples, [n] float32, of which full scale is -1 .. 1."""
+        """Append samples, [n] float32 in -1 .. 1, to the stream's audio."""
         self._append(self._resample(samples))
         if self._pending > self.limits.pending_seconds * self.rate + self.chunk_samples:
             self.read_on.clear()
 
     def end(self) -> None:
-        """Mark the end of the audio; pending audio is still decoded."""
+        """Mark the end of the stream's audio; audio that has arrived is still decoded."""
         if not self.is_ending:
             self._append(self._resample(np.zeros(0, np.float32), is_last=True))
             self.is_ending = True
             self.read_on.set()
 
     def leave(self) -> None:
-        """Mark the client as disconnected."""
+        """Mark the client as disconnected, and end the stream."""
         self.has_left = True
         self.kill()
         self.changed.set()
 
     def kill(self) -> None:
-        """End the stream without results; pending audio is discarded."""
+        """End the stream without results, and discard audio that is not decoded yet."""
         self.is_ending = self.is_dead = True
         self._audio, self._pending = [], 0
         self.read_on.set()
@@ -233,11 +233,11 @@ class Session:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the stream has a chunk to decode, or has ended."""
+        """Return whether the stream has a whole chunk to decode, or its last audio."""
         return not self.is_over and (self.is_ending or self._pending >= self.chunk_samples)
 
     def take(self) -> Chunk | None:
-        """Return the next chunk, or None if the stream ends without one."""
+        """Return the next chunk of the stream, or None if the stream ends and no audio is left."""
         is_end = self.is_ending and self._pending <= self.chunk_samples
         if is_end and not self._pending and self._stream is None:
             self.is_over = True
@@ -258,7 +258,7 @@ class Session:
     # ------------------------------------------------------------------------------ transcripts out
 
     def receive(self, chunk: Chunk, step: StepOutput) -> float:
-        """Process the results of a chunk; returns the seconds since its last sample arrived."""
+        """Store the transcripts of a decoded chunk; return the seconds since the chunk's last sample arrived."""
         if step.error:
             self.fail("audio", step.error)
             self.kill()
@@ -279,16 +279,16 @@ class Session:
         return asyncio.get_running_loop().time() - self._arrival()
 
     def fail(self, field: str, message: str) -> None:
-        """End the stream after its audio is decoded; the last message to the client is this error."""
+        """End the stream after its audio is decoded, with this error as the last message to the client."""
         if self.error is None:
             self.error = field, message
         self.end()
 
     def crash(self) -> int | None:
-        """End the stream after an internal error, which is the last message to the client.
+        """End the stream after an internal error, with a message about it as the last message to the client.
 
         Returns:
-            The recognizer's stream, which the caller drops; None if there is none.
+            The number of the recognizer's stream, which the caller drops; None if the recognizer has no such stream.
         """
         stream, self._stream = self._stream, None
         self.error = "server", "the server failed in this stream; its log has the reason"
@@ -298,7 +298,7 @@ class Session:
         return stream
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the messages to send; outdated partial transcripts are omitted."""
+        """Return the messages to send to the client, without partial transcripts that are outdated."""
         self.changed.clear()
         out = list(self._finals)
         self._finals.clear()
@@ -308,7 +308,7 @@ class Session:
         return out
 
     def _message(self, kind: str, transcript: Transcript) -> dict[str, Any]:
-        """Return the message with a transcript, with times since the beginning of the client's audio."""
+        """Return the JSON message for a transcript; times are seconds since the client's audio began."""
         message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
             message["committed"] = transcript.committed
@@ -318,7 +318,7 @@ class Session:
         return message | details_of(transcript.later(self._offset))
 
     def _arrival(self) -> float:
-        """Return the time of arrival of the last decoded sample."""
+        """Return the event loop's time at which the last decoded sample arrived, seconds."""
         while len(self._arrivals) > 1 and self._arrivals[0][0] < self._taken:
             self._arrivals.popleft()
         return self._arrivals[0][1] if self._arrivals else asyncio.get_running_loop().time()

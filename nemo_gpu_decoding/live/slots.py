@@ -1,4 +1,4 @@
-"""`Slots` decodes live utterances of one decoder together; each may begin and end at any time.
+"""`Slots` decodes live utterances in one batch of a decoder; each utterance may begin and end at any time.
 
     slots = Slots(decoder)
     here, there = slots.begin(), slots.begin(request)     # at the beginning of utterances
@@ -6,9 +6,9 @@
     slots.partial([here, there])                          # the best hypotheses so far
     (result,) = slots.end([here])                         # the utterance has ended; its slot is free
 
-Slots are rows of `Streams`. If no slot is free, a group of slots is added that doubles their number. New utterances
-begin in the largest group, and the other groups are dropped when they are empty. A step of n utterances is therefore
-one `push` and one `partial`, or a few of each for a while after the number of utterances has grown.
+A slot is a row of a decoder's `Streams`, and a group is one `Streams`. If no slot is free, a new group doubles the
+number of slots. New utterances begin in the largest group; the other groups are dropped when they are empty. Therefore
+a step needs one `push` and one `partial` of the decoder, or a few of each after the number of utterances has grown.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ FIRST = 8  # initial number of slots
 
 @dataclass(frozen=True, eq=False)
 class LiveSlot:
-    """The row that one utterance holds, from `begin` to `end`."""
+    """The row of a decoder's streams that one utterance occupies from `begin` to `end`."""
 
     slots: "Slots"
     streams: Streams
@@ -38,7 +38,7 @@ class LiveSlot:
 
 
 class _StepEvents(NamedTuple):
-    """The events that happened in a `Slots.step`."""
+    """The utterances that have begun, read a chunk or ended within a `Slots.step`, to undo the step."""
 
     begun: dict[LiveSlot, None]
     pushed: dict[LiveSlot, ValueError | None]  # the error of each chunk; None: it was read
@@ -46,9 +46,9 @@ class _StepEvents(NamedTuple):
 
 
 class Slots:
-    """The live utterances that a decoder decodes together. Only one thread may use it at a time.
+    """Live utterances that a decoder decodes in one batch. Only one thread may use the object at a time.
 
-    The result of an utterance does not depend on the others, nor on earlier utterances in its slot.
+    The result of an utterance depends neither on other utterances nor on earlier utterances in its slot.
 
     Args:
         decoder: any decoder.
@@ -65,7 +65,7 @@ class Slots:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Undo this block if it raises: utterances that began in it are abandoned, and utterances that ended
+        """Undo this block if it raises: utterances that began in the block are abandoned, and utterances that ended
         in it continue. The next chunk pushed to an utterance must then be the chunk of this block; it is not read
         again."""
         step, groups, closed = _StepEvents({}, {}, {}), self._groups.copy(), list[LiveSlot]()
@@ -90,11 +90,11 @@ class Slots:
 
     @property
     def capacity(self) -> int:
-        """Return the number of slots."""
+        """Return the number of slots, free ones included."""
         return sum(map(len, self._groups))
 
     def begin(self, request: Request | None = None) -> LiveSlot:
-        """Begin an utterance.
+        """Begin an utterance in a free slot and return the slot.
 
         Args:
             request: weights and boosting tree that replace the decoder's.
@@ -115,13 +115,13 @@ class Slots:
         return slot
 
     def begin_together(self, n: int, requests: Sequence[Request | None] | None = None) -> list[LiveSlot]:
-        """Begin n utterances in a group of their own; `requests` as in `begin`. Not within `step`."""
+        """Begin n utterances in a new group of slots, one per request; not allowed within `step`."""
         streams = self.decoder.open(n, requests)
         self._groups.append(streams)
         return [LiveSlot(self, streams, row) for row in range(n)]
 
     def push(self, chunks: Mapping[LiveSlot, Tensor]) -> dict[LiveSlot, ValueError]:
-        """Read the next chunk of utterances.
+        """Decode the next chunk of each of these utterances.
 
         Args:
             chunks: [T, ...] valid frames of each utterance that has new ones; T may differ.
@@ -149,22 +149,22 @@ class Slots:
         return {slot: error for slot, error in outcomes.items() if error is not None}
 
     def partial(self, slots: Sequence[LiveSlot], n_best: int = 1) -> list[Any]:
-        """Return the best hypotheses so far, an `NBest` for each of these utterances; see `Decoder.partial`."""
+        """Return the best hypotheses so far as an `NBest` for each of these utterances; see `Decoder.partial`."""
         return self._asked(slots, lambda streams, rows: self.decoder.partial(streams, n_best, rows=rows))
 
     def final(self, slots: Sequence[LiveSlot]) -> list[Any]:
-        """Return the result that `end` would return; the utterances continue."""
+        """Return the `NBest` that `end` would return for each of these utterances; the utterances continue."""
         # a copy is closed
         return self._asked(slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows))
 
     def end(self, slots: Sequence[LiveSlot]) -> list[Any]:
-        """End these utterances and free their slots; returns an `NBest` for each."""
+        """End these utterances, free their slots, and return an `NBest` for each utterance."""
         results = self.final(slots)
         self.abandon(slots)
         return results
 
     def abandon(self, slots: Sequence[LiveSlot]) -> None:
-        """End these utterances without a result."""
+        """End these utterances without a result, and free their slots."""
         if self._step is not None:
             self._step.ended.update(dict.fromkeys(slots))
             return

@@ -1,4 +1,4 @@
-"""Write a transcript as subtitles, lines of words with their times, in SubRip, WebVTT, TSV or text."""
+"""Divide a transcript into subtitle lines with times, and format them as SubRip, WebVTT, TSV or text."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,12 +7,12 @@ from nemo_gpu_decoding.words import divided, has_unspaced
 
 FORMATS = ("srt", "vtt", "tsv", "txt")
 MAX_CHARACTERS = 42  # of a line, usual for subtitles
-MAX_UNSPACED = 20  # of a line in a script without spaces
+MAX_UNSPACED = 20  # characters of a line in a script without spaces
 MAX_SECONDS = 7.0
 
 
 def subtitles(parts: Sequence[Transcript], file_format: str, min_pause: float) -> str:
-    """Return the content of a file of subtitles.
+    """Return the content of a subtitle file.
 
     Args:
         parts: the transcript of each part, in order; a line ends with its part.
@@ -37,9 +37,9 @@ def subtitles(parts: Sequence[Transcript], file_format: str, min_pause: float) -
 
 
 def lines(part: Transcript, min_pause: float) -> Iterator[Sequence[Word]]:
-    """Yield the words of each line: lines end at pauses of `min_pause`, and longer ones at their longest pauses.
+    """Yield the words of each line: a line ends at a pause of `min_pause`; long lines are divided at long pauses.
 
-    A word of a line begins with the space that is before it in the text.
+    The text of a word in a line begins with the space that is before the word in the transcript.
     """
     words = [piece for word in _spaced(part) for piece in word]
     begin = 0
@@ -50,7 +50,7 @@ def lines(part: Transcript, min_pause: float) -> Iterator[Sequence[Word]]:
 
 
 def _spaced(part: Transcript) -> Iterator[Sequence[Word]]:
-    """Yield each word, or its pieces, with a space unless it follows a word of a script without spaces at once."""
+    """Yield each word, or its pieces, with the space before it that the transcript has."""
     text, at = part.text, 0
     for word in part.words:
         follows = at > 0 and text.startswith(word.word, at) and has_unspaced(text[at - 1] + word.word[:1])
@@ -60,7 +60,7 @@ def _spaced(part: Transcript) -> Iterator[Sequence[Word]]:
 
 
 def _characters(word: Word) -> Iterator[Word]:
-    """Yield the characters of a word without pieces that is too long for a line; other words stay whole."""
+    """Divide a word without pieces into characters if it is too long for a line; yield other words whole."""
     text, seconds = word.word, word.end - word.start
     is_whole, end = is_line(text, seconds) or not has_unspaced(text), 0
     for character in [text] if is_whole else divided(text):
@@ -70,7 +70,7 @@ def _characters(word: Word) -> Iterator[Word]:
 
 
 def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
-    """Yield words in lines that are short enough."""
+    """Divide words into lines of valid length, at the longest pauses, and yield the words of each line."""
     if is_line(_text(words), words[-1].end - words[0].start) or len(words) == 1:
         yield words
         return
@@ -82,7 +82,7 @@ def _fitting(words: Sequence[Word]) -> Iterator[Sequence[Word]]:
 
 
 def is_line(text: str, seconds: float) -> bool:
-    """Return whether a text of so many seconds is short enough for a line."""
+    """Return whether a text that lasts `seconds` is short enough for one subtitle line."""
     most = MAX_UNSPACED if has_unspaced(text) else MAX_CHARACTERS
     return len(text) <= most and seconds <= MAX_SECONDS
 
@@ -92,5 +92,5 @@ def _text(words: Sequence[Word]) -> str:
 
 
 def _time(seconds: float, mark: str) -> str:
-    """Format seconds as HH:MM:SS,mmm, with `mark` before the milliseconds."""
+    """Format seconds as HH:MM:SS,mmm, with `mark` in place of the comma before the milliseconds."""
     return clock(seconds).replace(".", mark).zfill(12)

@@ -1,6 +1,6 @@
-"""Serve recordings by OpenAI's endpoint, POST /v1/audio/transcriptions; each is a stream of the batcher.
+"""Serve recordings over OpenAI's endpoint POST /v1/audio/transcriptions; the batcher decodes each as a stream.
 
-A form has the fields of OpenAI's API, and those of a stream's first message (`StreamOptions`):
+A form has the fields of OpenAI's API, and the fields of a stream's first message (`StreamOptions`):
 
     file                       the recording, in a format of libsndfile or of ffmpeg, if it is installed
     model                      any; the server has one
@@ -52,7 +52,7 @@ LINE_PAUSE = 0.6  # seconds; a pause of so many ends a line of subtitles
 
 
 class Upload(NamedTuple):
-    """The form that a client sends."""
+    """The checked form of a client's request, with the uploaded recording."""
 
     file: UploadFile
     options: dict[str, Any]  # of `StreamOptions`
@@ -62,14 +62,14 @@ class Upload(NamedTuple):
 
 
 class Stopped(Exception):  # noqa: N818
-    """An error: the server stopped before the recording was decoded."""
+    """An error for a recording that was not decoded before the server stopped."""
 
 
 async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
-    """Decode the recording of a request.
+    """Decode the recording in a request.
 
     Returns:
-        The outcome for the metrics, as of a stream, and the response.
+        The outcome for the metrics (see `server._outcome`), and the HTTP response.
     """
     limits = batcher.limits
     try:
@@ -103,21 +103,21 @@ async def answer(request: Request, batcher: Batcher) -> tuple[str, Response]:
 
 
 def failure(status: int, message: str, field: str | None = None) -> Response:
-    """Return an error in the form of OpenAI's API."""
+    """Return an HTTP response with an error in the JSON form of OpenAI's API."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind, "param": field, "code": None}}, status)
 
 
 async def refusal(request: Request, error: Any) -> Response:
-    """Answer a request for a page or method that the server lacks."""
+    """Return the error response to a request for a path or method that the server lacks."""
     return failure(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
 
 
 def _timely(request: Request, limits: Limits) -> Request:
-    """Return the request, with a limit of its size, of its time and of the time between two messages.
+    """Return a request that raises a TimeoutError if the upload or a pause within it takes too long.
 
     Raises:
-        FieldError: the size is not known, or too large.
+        FieldError: the size of the upload is not known, or too large.
     """
     size = request.headers.get("content-length", "")
     if not size.isdigit() or int(size) > limits.max_upload_bytes:
@@ -135,10 +135,10 @@ def _timely(request: Request, limits: Limits) -> Request:
 
 
 def _read(form: FormData, limits: Limits) -> Upload:
-    """Return the fields of a form.
+    """Check the fields of a form and return them as an `Upload`.
 
     Raises:
-        FieldError: names the wrong field.
+        FieldError: a field is invalid; the error names it.
     """
     fields: dict[str, list[Any]] = {}
     for key, value in form.multi_items():
@@ -171,7 +171,7 @@ def _read(form: FormData, limits: Limits) -> Upload:
 
 
 def _value(key: str, text: str) -> Any:
-    """Return a field as its JSON value; texts need no quotes."""
+    """Return the JSON value of a form field, or its text if the field is not valid JSON."""
     value = None if key == "language" else read_json(text)
     return text if value is None else value
 
@@ -180,7 +180,7 @@ def _value(key: str, text: str) -> Any:
 
 
 async def _transcribed(request: Request, batcher: Batcher, upload: Upload, sound: MonoReader) -> Response:
-    """Return the response for a recording, which is decoded as a stream."""
+    """Decode a recording as a stream of the batcher, and return the HTTP response with the transcript."""
     start = checked_start(upload.options | {"sample_rate": sound.rate, "partials": False}, batcher.limits)
     session = await batcher.open(start)
     feeding = asyncio.create_task(_feed(sound, session, batcher))
@@ -212,10 +212,10 @@ async def _transcribed(request: Request, batcher: Batcher, upload: Upload, sound
 
 
 def _opened(file: UploadFile, folder: Path, limits: Limits) -> MonoReader:
-    """Return the recording, as a file in this folder.
+    """Copy an uploaded recording to a file in `folder` and open it.
 
     Raises:
-        FieldError: it cannot be read, or is too long.
+        FieldError: the recording cannot be read, or is too long.
     """
     name, path = file.filename or "a recording", folder / "upload"
     with path.open("wb") as copy:
@@ -234,7 +234,7 @@ def _opened(file: UploadFile, folder: Path, limits: Limits) -> MonoReader:
 
 
 async def _feed(sound: MonoReader, session: Session, batcher: Batcher) -> str | None:
-    """Feed a recording to a stream; returns why its end cannot be read or "", or None if not all of it was fed."""
+    """Feed a recording to a stream; return "", or why its end is unreadable, or None if the stream ended early."""
     try:
         while not session.is_ending:
             await session.read_on.wait()
@@ -258,7 +258,7 @@ async def _feed(sound: MonoReader, session: Session, batcher: Batcher) -> str | 
 
 
 async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batcher: Batcher) -> None:
-    """End a stream when its client disconnects."""
+    """End the stream of an upload when its client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     session.leave()
@@ -271,7 +271,7 @@ async def _watch(receive: Callable[[], Awaitable[Any]], session: Session, batche
 def _response(
     finals: list[dict[str, Any]], seconds: float, upload: Upload, fault: str, notes: dict[str, Any]
 ) -> Response:
-    """Return the transcript in the format of a request, with `notes`; times are seconds since the recording began."""
+    """Return the response in the requested format, with `notes`; times are seconds since the recording began."""
     if fault:
         notes["error"] = f"{upload.file.filename} cannot be read to its end: {fault}"
         logger.warning("%s", notes["error"])
@@ -316,7 +316,7 @@ def _response(
 
 
 def _segment(number: int, final: dict[str, Any], before: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Return an utterance; without times of words it lasts from the end of the one before to the end of its audio."""
+    """Return an utterance as a segment of OpenAI's API; without word times, it begins where the previous one ends."""
     words = final["words"]
     start = words[0]["start"] if words else before[-1]["end"] if before else 0.0
     end = words[-1]["end"] if words else min(final["audio_seconds"], seconds)

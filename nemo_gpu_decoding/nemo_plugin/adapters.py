@@ -1,13 +1,13 @@
-"""Adapt NeMo's decoding classes by subclasses, and wrap NeMo's constructors so that they use them.
+"""Define subclasses of NeMo's decoding classes, and wrap NeMo's constructors so that they create these subclasses.
 
 NeMo's constructor runs first, with strategy `greedy_batch` in a copy of the config. It prepares text, timestamps and
 confidence. Then the wrapper replaces the inner decoder, and sets the object's class to the subclass. A function
 creates the subclass with one base, because Python changes an object's class only between equal memory layouts. All
 other methods are NeMo's.
 
-With a word graph, the text is the words of the search, which also has their frames. NeMo would join tokens to text and
-split it into words again. NeMo's rules for text still apply: no space before the model's punctuation marks,
-`word_seperator` between words, segments, confidence by `confidence_cfg`.
+With a word graph, the search returns words and their frames, from which the text is made. NeMo itself joins tokens to
+text and splits the text into words. NeMo's options for text still apply: no space before the model's punctuation
+marks, `word_seperator` between words, division into segments, and confidence by `confidence_cfg`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,7 +43,7 @@ from nemo_gpu_decoding.words import has_unspaced, joined
 def write_aliases(hypothesis: kinds.BeamHypothesis) -> None:
     """Replace the aliases of phrases in the words and segments of NeMo's timestamps.
 
-    If an alias has several words and its phrase another number of words, both give one entry.
+    If an alias has several words and its phrase has another number of words, the phrase is one entry.
     """
     aliases, stamps = hypothesis.aliases, hypothesis.timestamp
     if aliases is None or not isinstance(stamps, dict):
@@ -59,7 +59,7 @@ def write_aliases(hypothesis: kinds.BeamHypothesis) -> None:
 
 
 def divide_words(stamps: dict[str, list], ids: Sequence[int], vocabulary: Vocabulary) -> None:
-    """Divide the words of NeMo's timestamps in scripts without spaces, where NeMo has one word."""
+    """Divide NeMo's word timestamps in scripts without spaces, where NeMo treats the whole text as one word."""
     if "word" in stamps and vocabulary.has_unspaced(ids):
         offsets, words = flatten_char_offsets(stamps["char"]), vocabulary.words(ids)
         starts = [offsets[word.first_token]["start_offset"] for word in words]
@@ -71,7 +71,7 @@ def divide_words(stamps: dict[str, list], ids: Sequence[int], vocabulary: Vocabu
 
 
 def level_of(stamps: dict[str, list], level: str) -> dict[str, list]:
-    """Return the timestamps of a level of NeMo, "all" for all."""
+    """Return NeMo's timestamps of one level: "char", "word" or "segment"; "all" keeps every level."""
     return {name: spans for name, spans in stamps.items() if level == "all" or name in (level, "timestep")}
 
 
@@ -79,14 +79,14 @@ _WITH_TOKENS = {"word": "all"}  # levels of NeMo's timestamps that have no token
 
 
 def written_text(hypothesis: Any, text: str) -> str:
-    """Return a text of a hypothesis with the aliases of phrases replaced."""
+    """Replace the aliases in a text of a hypothesis by their phrases."""
     aliases = getattr(hypothesis, "aliases", None)
     return text if aliases is None else aliases.written(text)
 
 
 def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any], list[Any]]) -> list[Any]:
-    """Return the confidence of words by NeMo's method. Several words that are written as one have one confidence: that
-    of the words, by `confidence_cfg.aggregation`."""
+    """Return the confidence of each word by NeMo's method. Where a phrase replaces several words, their confidences
+    are aggregated by `confidence_cfg.aggregation`."""
     aliases, written = getattr(hypothesis, "aliases", None), hypothesis.text
     ids, vocabulary = hypothesis.y_sequence.tolist(), decoding.decoding.vocabulary()
     if vocabulary.has_unspaced(ids):
@@ -112,19 +112,19 @@ def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any],
 def confidence_of_parts(
     decoding: Any, of_tokens: Sequence[Any], ids: Sequence[int], vocabulary: Vocabulary
 ) -> list[Any]:
-    """Return the confidence of each word of `divide_words`, by NeMo's method."""
+    """Return the confidence of each word that `divide_words` makes, by NeMo's method."""
     words = vocabulary.words(ids)
     return [decoding._aggregate_confidence(of_tokens[word.first_token : word.end_token]) for word in words]
 
 
 def mapped(decoding: Any, confidences: list[Any]) -> list[Any]:
-    """Return the confidence of words, mapped to the probability that they are right if there is a `confidence_map`."""
+    """Map confidences of words to the probability that they are right, if the config has a `confidence_map`."""
     fitted = confidence_map(decoding.decoding)
     return calibrated(confidences, fitted) if fitted else confidences
 
 
 def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArguments) -> list[Any]:
-    """Replaces `CTCDecoding._aggregate_token_confidence`, which joins the ids of characters as if they were texts."""
+    """Return the confidence of words in a character model; NeMo's `_aggregate_token_confidence` joins ids as text."""
     hypothesis = call.arguments["hypothesis"]
     words: list[list[Any]] = [[]]
     texts = decoding.decode_ids_to_tokens(hypothesis.text[0])
@@ -140,7 +140,7 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
 
 @cache
 def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
-    """Return a cached subclass of NeMo's or a user's class, which has the name of that class."""
+    """Return a cached subclass of a decoding class of NeMo or of a user, with the same name as that class."""
     subclass = adapt(cls)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass
@@ -148,13 +148,13 @@ def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
 
 def adapted_ctc(base: Any) -> type:
     class CTCAdapter(base):
-        """A CTC decoding class for decoders that return tokens instead of frame labels, or words of a graph.
+        """A CTC decoding class for searches that return tokens or words of a graph instead of frame labels.
 
-        A search in a graph also gets hypotheses with tokens: NeMo's cache-aware streaming passes greedy labels."""
+        Also with a word graph, hypotheses may have tokens only: NeMo's cache-aware streaming passes greedy labels."""
 
         def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
-            """Set `text`: a string or, with timestamps, the input of `compute_ctc_timestamps`: (token ids,
-            differences of the start frames, frames per token)."""
+            """Set `text` to a string or, with timestamps, to the triple that `compute_ctc_timestamps` reads: (token
+            ids, differences of the start frames, frames per token)."""
             for hypothesis in hypotheses_list:
                 ids = hypothesis.y_sequence.tolist()
                 if self.compute_timestamps is True:
@@ -168,8 +168,8 @@ def adapted_ctc(base: Any) -> type:
             return hypotheses_list
 
         def compute_ctc_timestamps(self, hypothesis: kinds.BeamHypothesis, timestamp_type: str = "all") -> Any:
-            """Accept the triple in `text` from NeMo's n-best branch, and add the confidence that this branch
-            does not compute. Words of a graph have the frames of the search."""
+            """Compute timestamps from the triple in `text`, and the confidence that NeMo's n-best branch does not
+            compute. Words of a graph have the frames of the search."""
             if len(hypothesis.text) == 3:
                 if self.preserve_token_confidence:
                     self.compute_confidence([hypothesis])
@@ -214,7 +214,7 @@ def adapted_ctc(base: Any) -> type:
             return joined(words) if any(map(has_unspaced, words)) else self.word_seperator.join(words)
 
         def _stamps(self, hypothesis: kinds.WordHypothesis, level: str) -> dict[str, list]:
-            """Return NeMo's `timestamp`, with the frames of tokens and words from the search."""
+            """Return NeMo's `timestamp` dictionary with the frames of tokens and words from the search."""
             words = [
                 {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
                 for word in self._written(hypothesis)
@@ -239,7 +239,7 @@ def adapted_ctc(base: Any) -> type:
 
 def adapted_rnnt(base: Any) -> type:
     class RNNTAdapter(base):
-        """A transducer decoding class that supports n-best lists with times and confidence."""
+        """A transducer decoding class whose n-best lists have timestamps and confidence."""
 
         def decode_hypothesis(self, hypotheses_list: list[Any]) -> list:
             for hypothesis in super().decode_hypothesis(hypotheses_list):
@@ -256,8 +256,8 @@ def adapted_rnnt(base: Any) -> type:
         def rnnt_decoder_predictions_tensor(
             self, encoder_output, encoded_lengths, return_hypotheses: bool = False, partial_hypotheses: Any = None
         ) -> list:
-            """Decode like NeMo's method, n-best lists too: they have the fields of a hypothesis that NeMo reads,
-            and confidence, which NeMo computes for single hypotheses only."""
+            """Decode like NeMo's method, and compute confidence also for n-best lists, where NeMo computes none. An
+            n-best list has the fields of a hypothesis that NeMo reads."""
             results = super().rnnt_decoder_predictions_tensor(
                 encoder_output, encoded_lengths, return_hypotheses, partial_hypotheses
             )
@@ -269,8 +269,8 @@ def adapted_rnnt(base: Any) -> type:
             return [list_type(result) if isinstance(result, list) else result for result in results]
 
         def compute_confidence(self, hypotheses_list: list[Any]) -> list:
-            """Set `timestamp` to the start frames during NeMo's method, which reads them there; the times of
-            words and segments have replaced them."""
+            """Call NeMo's method with the start frames of tokens in `timestamp`, where the times of words and
+            segments have replaced them."""
             stamps = [hypothesis.timestamp for hypothesis in hypotheses_list]
             for hypothesis in hypotheses_list:
                 if isinstance(hypothesis, kinds.TransducerHypothesis):
@@ -288,8 +288,8 @@ def adapted_rnnt(base: Any) -> type:
 
 
 def written_words(words: Sequence[GraphWord], punctuation: Collection[str]) -> list[GraphWord]:
-    """Return words in NeMo's form, without a space before punctuation; a punctuation mark does not extend the
-    duration of the word before it."""
+    """Attach punctuation marks to the words before them, as NeMo does; a mark does not extend the duration of its
+    word."""
     written: list[GraphWord] = []
     for word in words:
         if written and word.text[0] in punctuation:
@@ -308,7 +308,7 @@ GREEDY_EXTRAS = (
 
 
 def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
-    """Replaces `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
+    """Construct NeMo's decoding object with this package's decoder; `wrapped` is NeMo's bound `__init__`.
 
     Raises:
         ValueError: the strategy decodes another family of models, or its options are invalid. In
@@ -348,7 +348,7 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
 
 
 class _Unusable:
-    """The decoder of a restored model whose config names a missing file; any use raises the error."""
+    """The placeholder decoder of a restored model whose config names a missing file; any use raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -366,10 +366,10 @@ _changing: ContextVar[bool] = ContextVar("changing_strategy", default=False)
 
 
 def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
-    """Replaces `change_decoding_strategy` and loads LM, graph and phrases at once.
+    """Call NeMo's `change_decoding_strategy` so that LM, graph and phrases are loaded at once.
 
-    So a file that does not fit the model raises here, and the model keeps its strategy. Restoring a model does
-    not load them, because NeMo then creates the decoding object more than once. CUDA graphs that are off stay off.
+    A file that does not fit the model therefore raises here, and the model keeps its strategy. Restoring a model loads
+    no files, because NeMo then creates the decoding object more than once. CUDA graphs that are off remain off.
     """
     with having(_changing, True), _only_user_of(instance):
         are_graphs_off = _are_graphs_off(getattr(instance, "decoding", None))
@@ -381,7 +381,7 @@ def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) ->
 
 
 def _with_default_weight(cfg: DictConfig) -> Any:
-    """Set the weight of phrases to null in a config that has none, because NeMo's default 0 switches them off."""
+    """Set a missing boosting weight to null (this package's default), because NeMo's default 0 boosts nothing."""
     if spec := find_strategy(cfg):
         section = cfg.get(spec.section) or {}
         if section.get("boosting_tree") and "boosting_tree_alpha" not in section:
@@ -390,13 +390,13 @@ def _with_default_weight(cfg: DictConfig) -> Any:
 
 
 def alone(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Any:
-    """Replaces `transcribe`, which changes the model while it runs: calls from several threads wait for each other."""
+    """Call NeMo's `transcribe`, which changes the model while it runs, in one thread at a time; others wait."""
     with _only_user_of(instance):
         return wrapped(*call.args, **call.kwargs)
 
 
 def alone_to_the_end(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Iterator[Any]:
-    """Replaces `transcribe_generator`: other calls wait until it has ended or is deleted."""
+    """Call NeMo's `transcribe_generator`; calls of other threads wait until the generator ends or is deleted."""
     with _only_user_of(instance):
         yield from wrapped(*call.args, **call.kwargs)
 
@@ -408,7 +408,7 @@ _locks_lock = Lock()
 
 @contextmanager
 def _only_user_of(model: Any) -> Iterator[None]:
-    """Hold the lock of a model, unless this thread does. Any thread may end the block: generators change theirs."""
+    """Hold the lock of a model unless this thread holds it. Any thread may end the block, as generators do."""
     with _locks_lock:
         lock = _locks.setdefault(model, Lock())
     if _users.get(model) == get_ident():
@@ -423,7 +423,7 @@ def _only_user_of(model: Any) -> Iterator[None]:
 
 
 def _are_graphs_off(decoding: Any) -> bool:
-    """Return whether a decoding object supports CUDA graphs and has them switched off."""
+    """Return whether a decoding object supports CUDA graphs, and they are switched off."""
     inner = getattr(decoding, "decoding", None)
     if not isinstance(inner, WithOptionalCudaGraphs):
         return False
@@ -442,13 +442,13 @@ def _as_config(cfg: Any) -> DictConfig:
 
 
 def _unstructured(cfg: DictConfig) -> DictConfig:
-    """Return a copy that accepts any key, with interpolations resolved where they still can be."""
+    """Return a copy of a config that accepts any key, with interpolations resolved if possible."""
     values: Any = OmegaConf.to_container(cfg, resolve=True)
     return OmegaConf.create(values)
 
 
 def _host_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
-    """Return the config for NeMo's constructor: greedy, with nothing to load, flags taken from our section."""
+    """Return the config for NeMo's constructor: greedy decoding without files to load, and this config's flags."""
     host = _unstructured(cfg)
     host.strategy = "greedy_batch"
     greedy = host.get("greedy") or {}

@@ -1,6 +1,6 @@
-"""Read NeMo's `beam` section for flexctc_beam, alsd_pp and aes_pp.
+"""Read the options of flexctc_beam, alsd_pp and aes_pp in NeMo's `beam` section.
 
-CTC has the keys of NeMo's `beam_batch`, transducers those of its `malsd_batch` and `maes_batch`. This package adds
+CTC has the keys of NeMo's `beam_batch`; transducers have those of `malsd_batch` and `maes_batch`. This package adds
 `source_lm_model` and `source_lm_alpha` (density ratio), `lm_pool` and `lm_pool_alpha` (LMs that requests name),
 `allowed_*` (language lock) and `grammar`.
 """
@@ -64,7 +64,7 @@ TRANSDUCERS = {"alsd_pp": _transducer("alsd_pp", ALSDConfig), "aes_pp": _transdu
 
 
 def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
-    """Return options of flexctc_beam.
+    """Return the checked options of flexctc_beam.
 
     Raises:
         ValueError: a key of `beam` is unknown, has no effect on flexctc_beam or has an invalid value; the
@@ -89,7 +89,7 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
 
 
 def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
-    """Return options of alsd_pp; raises as `read_flexctc`, and a ValueError for a multi-blank model."""
+    """Return the checked options of alsd_pp; raise as `read_flexctc`, and a ValueError for a multi-blank model."""
     beam = _read_transducer(cfg, "alsd_pp")
     # NeMo's dataclass has `max_symbols_per_step`, its decoders read `max_symbols`: accept both
     default, declared = ALSDConfig.max_symbols, beam["max_symbols_per_step"]
@@ -103,7 +103,7 @@ def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
 
 
 def read_aes(cfg: DictConfig) -> Options[AESConfig]:
-    """Return options of aes_pp; raises as `read_alsd`."""
+    """Return the checked options of aes_pp; raise the errors of `read_alsd`."""
     beam = _read_transducer(cfg, "aes_pp")
     if beam["maes_expansion_gamma"] == 0:
         script = "eval_beamsearch_ngram_transducer.py writes 0 unless decoding_strategy=maes"

@@ -1,4 +1,4 @@
-"""Decode CTC log-probs for NeMo: the base class of these decoders, and flexctc_beam."""
+"""Decode CTC log-probs for NeMo: base class of all CTC decoders of this package, and flexctc_beam."""
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
@@ -25,7 +25,7 @@ from nemo_gpu_decoding.search.result import Path
 
 
 class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
-    """A search of CTC log-probs that has the interface of NeMo's `BeamBatchedCTCInfer`.
+    """A CTC search with the interface of NeMo's `BeamBatchedCTCInfer`.
 
     NeMo's decoding object may set `preserve_alignments` and `preserve_frame_confidence` at any time. NeMo's
     blank is the last column, so its index is the number of tokens.
@@ -40,7 +40,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
 
     @abstractmethod
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
-        """Return the label of each frame, including blanks, [num_frames] integers."""
+        """Return the label (token or blank) of each frame in a path, [num_frames] integers."""
 
     def forward(
         self, decoder_output: torch.Tensor, decoder_lengths: torch.Tensor | None = None
@@ -83,7 +83,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     def _decode(
         self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None
     ) -> list[StreamState]:
-        """Return results of whole utterances; one that cannot be read has an error, and no frames."""
+        """Decode whole utterances; the result of one with invalid log-probs has an error and no frames."""
         errors: dict[int, BadRow] = {}
         while True:
             try:
@@ -102,7 +102,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         ]
 
     def _add_frames(self, state: StreamState, paths: Sequence[Path], hypotheses: Sequence[BeamHypothesis]) -> None:
-        """Set confidence and alignments of the hypotheses of an utterance."""
+        """Set frame confidence and alignments in the hypotheses of one utterance."""
         assert state.history is not None
         log_probs, confidence = state.history.cpu(), None
         if self.preserve_frame_confidence:
@@ -132,7 +132,7 @@ continued_streams: ContextVar[list[StreamState | None] | None] = ContextVar("str
 
 
 class FlexCTCInfer(CTCInfer):
-    """The strategy flexctc_beam, which has NeMo's interface here."""
+    """The search flexctc_beam with NeMo's decoder interface."""
 
     read = staticmethod(read_flexctc)
 

@@ -1,7 +1,7 @@
 """Cut a long recording at pauses between words, near a target length, without silence around the segments.
 
-Silence around speech costs accuracy with models that were trained without it. Words of the greedy pass show where cuts
-are allowed. Loudness shows where sound begins and ends: a greedy word may span a pause, and may be heard in noise.
+Silence around speech costs accuracy with models that were trained without it. The words of a greedy pass show where
+cuts are allowed. Loudness shows where sound begins and ends: a word of the greedy pass may span a pause or be noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAINT = 0.3  # seconds of faint sound that a segment keeps beside louder sound:
 @checked_options
 @dataclass
 class Cutting:
-    """Options that say how long the segments of long recordings are, and which ones are left out."""
+    """Options for the length of segments in long recordings, and for segments to leave out."""
 
     topic = "long recordings"
 
@@ -43,16 +43,16 @@ class Cutting:
 
     @property
     def window_seconds(self) -> float:
-        """Return the length of a window of the greedy pass."""
+        """Return the length of a window of the greedy pass, seconds."""
         return self.segment_seconds or USUAL
 
     @property
     def whole_seconds(self) -> float:
-        """Return files of this length, or shorter, are not cut."""
+        """Return the length up to which files are not cut, seconds."""
         return 2 * self.window_seconds
 
     def limits(self, trained_seconds: float | None) -> Limits:
-        """Return the limits of segments.
+        """Return the maximum length of segments, and the pauses to try.
 
         Args:
             trained_seconds: longest utterance that the model was trained on; None: unknown.
@@ -65,14 +65,14 @@ class Cutting:
 
 
 class Limits(NamedTuple):
-    """The longest segment, and the pauses to try as the shortest one that always ends a segment."""
+    """The maximum length of a segment, and candidates for the pause that always ends a segment."""
 
     longest: float  # seconds; half of it is the usual length
     pauses: tuple[float, ...] = PAUSES
 
 
 class _Levels(NamedTuple):
-    """The root mean squares that separate speech and silence."""
+    """The levels (root mean square of samples) that separate speech, noise and silence in a recording."""
 
     speech: float  # median of words
     noise: float  # of silence, if the recording has silence
@@ -84,11 +84,11 @@ class _Levels(NamedTuple):
 def choose_segments(
     words: np.ndarray, loudness: np.ndarray, limits: Limits, step_seconds: float
 ) -> tuple[list[Span], list[int]]:
-    """Return first and end step of each segment; and the cuts that are at no pause of `MIN_PAUSE`.
+    """Return first and end step of each segment, and the cuts that are at no pause of `MIN_PAUSE`.
 
-    A pause of some length or longer always ends a segment: the longest one of `limits` with which nearly all sound is
-    in segments that are not too long. Longer ones are cut. Only silence is between segments. A recording has at least
-    one segment.
+    Every pause of a certain length ends a segment. This length is the longest one in `limits` with which nearly all
+    sound is in segments of valid length. Longer segments are cut. Only silence is between segments. A recording has at
+    least one segment.
 
     Args:
         words: first and end step of each word, [W, 2] int, in order.
@@ -118,10 +118,10 @@ def choose_segments(
 def _parts(
     words: np.ndarray, loudness: np.ndarray, levels: _Levels, pause: float, step_seconds: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return whether each step is sound, [T]; and first and end step of each part between two long pauses, [P].
+    """Return whether each step is sound, [T], and first and end step of each stretch between long pauses, [P].
 
-    A pause is long if nothing but background noise lasts `pause` seconds, or silence twice as long: silence may be up
-    to 20 dB below the words, as in closures of stops.
+    A pause is long if background noise lasts `pause` seconds, or silence twice as long. Silence may be up to 20 dB
+    below the words, as in the closure of a stop consonant.
     """
     is_quiet = _quiet(loudness, levels, pause, step_seconds)
     is_sound = _sound(words, loudness, levels, is_quiet, _steps(min(_WORD_SILENCE, 2 * pause), step_seconds))
@@ -133,9 +133,9 @@ def _parts(
 
 
 def onset(samples: np.ndarray, rate: int, silence: float) -> int:
-    """Return the number of samples of silence at the beginning of the first step of a segment, to 1 ms.
+    """Return the number of silent samples at the beginning of a segment's first step, in units of 1 ms.
 
-    Silence of 5 ms, or sound that begins 5 ms late, costs words: an outlier for encoders that normalise features.
+    5 ms of silence, or a start 5 ms too late, cost words: encoders that normalise features see an outlier.
 
     Args:
         samples: samples of the first step, [N].
@@ -154,7 +154,7 @@ def _steps(seconds: float, step_seconds: float) -> int:
 
 
 def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
-    """Measure the levels of a recording. Loud sound is between -34 and -20 dB of words, and 10 dB above silence."""
+    """Measure the levels of a recording. The level `loud` is 10 dB above noise, within -34 .. -20 dB of words."""
     in_word = np.zeros(len(loudness), bool)
     for begin, end in words:
         in_word[begin:end] = True
@@ -167,11 +167,11 @@ def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
 
 
 def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: np.ndarray, longest: int) -> np.ndarray:
-    """Return whether a step is louder than silence, or in a word, [T] bool.
+    """Return whether each step is louder than silence or within a word, [T] bool.
 
-    Words that the greedy pass misses are louder than silence. A quiet word is compared with its own loudest step. A
-    word that is no louder than silence was heard in noise. A silence in a word is a pause if it has more steps than
-    `longest`, or is quiet.
+    Words that the greedy pass misses are found because they are louder than silence. A quiet word is compared with its
+    loudest step. A word that is no louder than silence is noise. Silence in a word is a pause if it has more steps
+    than `longest`, or is background noise.
     """
     is_sound = loudness > levels.loud
     for begin, end in words:
@@ -185,7 +185,7 @@ def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: n
 
 
 def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: float) -> np.ndarray:
-    """Return whether a step is in a run of background noise of at least `seconds`, [T] bool."""
+    """Return whether each step is background noise that lasts at least `seconds`, [T] bool."""
     is_quiet = loudness <= levels.quiet
     for begin, end in np.flatnonzero(np.diff(np.pad(is_quiet, 1))).reshape(-1, 2):
         is_quiet[begin:end] = (end - begin) * step_seconds >= seconds - 1e-9
@@ -193,7 +193,7 @@ def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: 
 
 
 def _with_faint(is_sound: np.ndarray, loudness: np.ndarray, span: Span, levels: _Levels, step_seconds: float) -> Span:
-    """Return first and end step of the sound in a span, with the faint sound beside it; empty if it is silent."""
+    """Return first and end step of the sound in a span, with faint sound beside it; an empty span if silent."""
     begin, end = span
     active = begin + np.flatnonzero(is_sound[begin:end])
     if not len(active):
@@ -209,7 +209,7 @@ def _with_faint(is_sound: np.ndarray, loudness: np.ndarray, span: Span, levels: 
 
 
 def _lengthened(sound: Span, segment: Span, step_seconds: float) -> Span:
-    """Lengthen the sound of a segment by the silence beside it until it has SHORTEST seconds, if there is enough."""
+    """Add silence beside the sound of a segment until the segment lasts SHORTEST seconds, if there is enough."""
     (begin, end), (first, last) = segment, sound
     if first == last:
         return sound
@@ -222,7 +222,7 @@ def _lengthened(sound: Span, segment: Span, step_seconds: float) -> Span:
 def _cuts(
     words: np.ndarray, loudness: np.ndarray, span: Span, longest: float, step_seconds: float, levels: _Levels
 ) -> tuple[list[int], list[int]]:
-    """Return the ends of a span and the cuts within it; and those of the cuts that are at no pause of `MIN_PAUSE`."""
+    """Return begin, cuts and end of a span in steps, and the cuts that are at no pause of `MIN_PAUSE`."""
     target, most, shortest = (_steps(seconds, step_seconds) for seconds in (longest / 2, longest, SHORTEST))
     cuts, doubtful, total = [span[0]], [], span[1]
     while total - cuts[-1] > most:
@@ -252,7 +252,7 @@ def _cuts(
 
 
 def _distances(words: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps from the word before each place, and to the word after it; negative inside a word."""
+    """Return the steps from the previous word to each place, and to the next word; negative inside a word."""
     starts = np.append(words[:, 0], np.inf)
     ends = np.insert(np.maximum.accumulate(words[:, 1]).astype(float), 0, -np.inf)
     number = np.searchsorted(words[:, 0], places, side="left")  # of words that begin before the place

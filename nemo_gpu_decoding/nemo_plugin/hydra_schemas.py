@@ -1,7 +1,7 @@
 """Give Hydra a typed `wfst` section with this package's keys.
 
-NeMo's scripts have a dataclass for the section, and Hydra refuses keys that it lacks. A dataclass that inherits from
-NeMo's can take its place: the presets of word graphs name it in their `defaults`.
+NeMo's scripts have a dataclass for the section, and Hydra refuses keys that this dataclass lacks. A subclass of
+NeMo's dataclass adds keys: the presets of word graphs name the subclass in their `defaults`.
 """
 
 from dataclasses import make_dataclass
@@ -14,7 +14,7 @@ from nemo_gpu_decoding.nemo_plugin.word_graph_sections import CUDA_WFST, PAGED_B
 
 
 def store_schemas() -> None:
-    """Store a section for each strategy of word graphs, as group `ctc_decoding/wfst`."""
+    """Register the `wfst` section of each word-graph strategy with Hydra, in the group `ctc_decoding/wfst`."""
     nemos = type(CTCDecodingConfig().wfst)
     for section in (CUDA_WFST, PAGED_BIGLM):
         defaults = {"beam_size": section.defaults["beam_size"]} | section.added  # NeMo's own has no default

@@ -1,4 +1,4 @@
-"""Convert results of searches to NeMo's form."""
+"""Convert paths of a search to NeMo's `Hypothesis` and n-best lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BeamHypothesis(Hypothesis):
-    """NeMo's `Hypothesis` of n tokens, which has further results of a beam search.
+    """NeMo's `Hypothesis` of n tokens, with additional fields for results of a beam search.
 
     `y_sequence` is [n] int64 on the CPU, `timestamp` the start frame of each token, `score` a float
     (natural log), `length` the number of frames decoded.
@@ -41,12 +41,12 @@ class BeamHypothesis(Hypothesis):
 
     @property
     def word_alternatives(self) -> tuple[Place, ...]:
-        """Return the confusion network of the utterance, times in frames; empty without alternatives."""
+        """Return the confusion network of the utterance with times in frames, or () without alternatives."""
         return () if self.find_alternatives is None else self.find_alternatives()
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:
-        """Return the confidence of frames with a token, in order; NeMo aggregates it per token."""
+        """Return the confidence of each frame that is no blank; NeMo aggregates the values per token."""
         if self.frame_confidence is None:
             return []
         return [
@@ -58,7 +58,7 @@ class BeamHypothesis(Hypothesis):
 
 @dataclass
 class WordHypothesis(BeamHypothesis):
-    """A hypothesis whose words come from a word graph.
+    """NeMo's `Hypothesis` from a search in a word graph, with words and their frames.
 
     The `posterior` of a word is None without a lattice (see `decoding_mode`).
     NeMo's `confidence_cfg` still defines `word_confidence`.
@@ -71,13 +71,13 @@ class WordHypothesis(BeamHypothesis):
 
 @dataclass
 class TransducerHypothesis(BeamHypothesis):
-    """A hypothesis of a transducer search, where `token_duration` is the TDT duration of each token in frames."""
+    """NeMo's `Hypothesis` from a transducer search; `token_duration` is the TDT duration per token in frames."""
 
     step_confidence: list[Any] = field(default_factory=list)  # [n] at each token, by NeMo's method
 
     @property
     def non_blank_frame_confidence(self) -> list[Any]:
-        """Return the confidence of steps with a token, in order; NeMo uses it as the confidence of tokens."""
+        """Return the confidence of each step that is no blank; NeMo uses the values as confidence of tokens."""
         return self.step_confidence
 
 
@@ -85,7 +85,7 @@ H = TypeVar("H", bound=BeamHypothesis)
 
 
 def from_path(path: Path, state: StreamState, kind: type[H], **more: Any) -> H:
-    """Convert a hypothesis of the result of a `StreamState`; `more` are additional fields of its `kind`."""
+    """Convert a path in the result `state.nbest` to a hypothesis of class `kind` with `more` fields."""
     frames, nbest = path.frames.tolist(), state.nbest
     return kind(
         score=float(path.score),
@@ -105,7 +105,7 @@ def from_path(path: Path, state: StreamState, kind: type[H], **more: Any) -> H:
 
 
 def from_labels(labels: np.ndarray, blank_id: int) -> BeamHypothesis:
-    """Collapse frame labels [T] to a hypothesis with score -1, as in NeMo's greedy decoding."""
+    """Collapse frame labels [T] to tokens; return a hypothesis with score -1, as NeMo's greedy decoding does."""
     starts = np.flatnonzero(np.diff(labels, prepend=-1))  # where a run of equal labels begins
     runs = np.diff(starts, append=len(labels))
     emits = labels[starts] != blank_id
@@ -121,9 +121,9 @@ def from_labels(labels: np.ndarray, blank_id: int) -> BeamHypothesis:
 
 
 class NBestList(list):
-    """The hypotheses that one utterance has, best first.
+    """The n-best list of one utterance, best hypothesis first, with fields of a single hypothesis.
 
-    NeMo's n-best lists are plain lists, but some of its code uses fields of a hypothesis. The WER metric logs `.text`.
+    NeMo's n-best lists have no fields, but NeMo's code reads fields of a hypothesis: the WER metric logs `.text`, and
     `transcribe(return_hypotheses=True)` sets `.y_sequence` to the log-probs and reads `.alignments`.
     """
 
@@ -142,8 +142,8 @@ class NBestList(list):
 class TimedNBestList(NBestList, Hypothesis):
     """An n-best list whose hypotheses have timestamps.
 
-    `transcribe(timestamps=True)` converts frames to seconds in place, for instances of `Hypothesis` only. So
-    this list is such an instance, and its `timestamp` has the entries of all hypotheses. Read the times from
+    `transcribe(timestamps=True)` converts frames to seconds in place, for instances of `Hypothesis` only. Therefore
+    this list is a `Hypothesis`, and its `timestamp` has the entries of all hypotheses. Read the times from
     the hypotheses, such as `nbest[0].timestamp["word"]`.
     """
 
@@ -154,10 +154,10 @@ class TimedNBestList(NBestList, Hypothesis):
 
 
 def restore_order(wrapped: Callable[..., Any], _: Any, call: BoundArguments) -> Any:
-    """Replaces `restore_transcription_order`, which restores the manifest's order (`presort_manifest`).
+    """Restore the order of the manifest (`presort_manifest`) in place of NeMo's `restore_transcription_order`.
 
     NeMo's function treats n-best lists [utterance][rank] as the pair of lists that `transcribe` returned in
-    older versions. It then raises an IndexError or assigns hypotheses to wrong utterances.
+    older versions. NeMo then raises an IndexError or assigns hypotheses to wrong utterances.
     """
     transcriptions = call.arguments["transcriptions"]
     if not isinstance(transcriptions, list) or not transcriptions or not isinstance(transcriptions[0], list):
@@ -167,7 +167,7 @@ def restore_order(wrapped: Callable[..., Any], _: Any, call: BoundArguments) -> 
 
 
 def write_lists(wrapped: Callable[..., Any], _: Any, call: BoundArguments) -> Any:
-    """Replaces `write_transcription`, which would treat an n-best list with timestamps as a hypothesis."""
+    """Write transcripts in place of NeMo's `write_transcription`, which mistakes timed n-best lists for hypotheses."""
     entries = call.arguments["transcriptions"]
     call.arguments["transcriptions"] = [list(e) if isinstance(e, TimedNBestList) else e for e in entries]
     return wrapped(*call.args, **call.kwargs)

@@ -1,4 +1,4 @@
-"""Load vocabulary, LM and phrases of decoders with NeMo's interface (base class)."""
+"""Define the base class of decoders with NeMo's interface, which loads vocabulary, LM and phrases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 class FusedInfer(WithOptionalCudaGraphs, ABC):
-    """A decoder that has the LM and phrases of a decoding config; `decoder()` is the search itself.
+    """A decoder with NeMo's interface, and with LM and phrases of a decoding config; `decoder()` is the search.
 
     The constructor is fast, because NeMo creates many of these objects: the first batch loads LM, graph and
     phrases. NeMo requires `WithOptionalCudaGraphs` when a model switches between training and validation.
@@ -71,18 +71,18 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     @staticmethod
     @abstractmethod
     def read(cfg: DictConfig) -> Options[Any]:
-        """Return the options of this strategy from the config."""
+        """Read and check the options of this strategy in a decoding config."""
 
     @abstractmethod
     def _load(self) -> Any:
-        """Create the search."""
+        """Load LM, graph and phrases, and create the search with them."""
 
     def _variant(self) -> Hashable:
-        """Return the key of attributes that NeMo may change later and that need another search."""
+        """Return the values of attributes that NeMo may change later and that require another search."""
         return None
 
     def decoder(self) -> Any:
-        """Return the search, with LM, graph and phrases loaded."""
+        """Return the search; the first call loads LM, graph and phrases."""
         variant = self._variant()
         if variant not in self._decoders:
             self._decoders[variant] = self._load()
@@ -90,12 +90,12 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
     @property
     def needs_frames(self) -> bool:
-        """Return whether results need the input frames, for alignments or confidence."""
+        """Return whether alignments or frame confidence are wanted, which need the input frames."""
         return self.preserve_alignments or self.preserve_frame_confidence
 
     @property
     def why_one_best(self) -> str:
-        """Return why a stream's transcript is not the best path of its n-best list, or "" if it is."""
+        """Return why a stream's transcript may differ from the best path of its n-best list, or "" if it cannot."""
         return ""
 
     def vocabulary(self) -> Vocabulary:
@@ -104,20 +104,20 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return self._vocabulary
 
     def candidates(self, n_best: int) -> int:
-        """Return the number of hypotheses of the search for n_best different texts: the whole beam, because different
-        tokens may spell the same text."""
+        """Return how many hypotheses the search must return for n_best different texts: the whole beam, because
+        different tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
     def chosen(self, nbest: NBest) -> Sequence[Any]:
-        """Return the paths to return, best first, with different texts."""
+        """Return the `n_best` best paths with different texts, best first."""
         return nbest.distinct(self.text_of, self.options.n_best).paths
 
     @abstractmethod
     def _hypothesis(self, path: Any, state: StreamState) -> Any:
-        """Return a path of an utterance in NeMo's form."""
+        """Convert a path of an utterance to NeMo's `Hypothesis`."""
 
     def _hypotheses(self, states: Sequence[StreamState]) -> tuple[list[Sequence[Any]], list[list[Any]]]:
-        """Return paths and hypotheses of each utterance, best first; log errors and the notes of the search."""
+        """Return paths and NeMo's hypotheses of each utterance, best first; log errors and notes of the search."""
         for row, state in enumerate(states):
             if state.error:
                 logging.warning(f"utterance {row} of the batch (from 0) is not decoded: {state.error}")
@@ -131,23 +131,23 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return paths, hypotheses
 
     def _returned(self, hypotheses: Sequence[list[Any]]) -> tuple[list[Any]]:
-        """Return the hypotheses of a batch in the form in which NeMo's decoders return them."""
+        """Return a 1-tuple of a list with a `Hypothesis` or `NBestHypotheses` per utterance, as NeMo's decoders do."""
         if self.return_best_hypothesis:
             return ([n_best[0] for n_best in hypotheses],)
         return ([NBestHypotheses(n_best) for n_best in hypotheses],)
 
     def alternatives(self, nbest: NBest) -> Callable[[], tuple[Place, ...]] | None:
-        """Return a function that lists the alternatives of an utterance's words; None if there is one hypothesis."""
+        """Return a function that makes the confusion network of an n-best list, or None for a single hypothesis."""
         return partial(word_alternatives, nbest.paths, self.vocabulary()) if len(nbest) > 1 else None
 
     def text_of(self, path: SearchPath) -> str:
-        """Return the text of a hypothesis in NeMo's form."""
+        """Return the text of a path as NeMo's decoding object writes it."""
         if self._owner is None:
             return self.vocabulary().text(path.tokens.tolist())
         return self._owner.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
 
     def boosting_of(self, config: BoostingConfig, weight: float | None) -> BackoffAutomaton:
-        """Return the boosting tree of the `boosting_tree` options of a request.
+        """Return the boosting tree for a request with `boosting_tree` options.
 
         Args:
             weight: weight of the tree in the search, > 0; None: the default.
@@ -161,8 +161,8 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Put only options in copies and pickles; loaded files come from the cache again. Classes of NeMo's
-        decoding objects that are created at run time cannot be pickled."""
+        """Copy and pickle options only; a copy takes loaded files from the cache. The owner is left out, because its
+        class is created at run time and cannot be pickled."""
         return self.__dict__ | {"_decoders": {}, "_continuation": Continuation(self.continued_by), "_owner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedInfer:
@@ -172,14 +172,14 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
 
 class FrameConfidence(ConfidenceMethodMixin):
-    """NeMo's confidence that frames have, by the method of `confidence_cfg.method_cfg`."""
+    """NeMo's confidence of frames, computed by the method in `confidence_cfg.method_cfg`."""
 
     def __init__(self, blank_id: int, method: dict[str, Any]) -> None:
         self.blank_id = blank_id
         self._init_confidence_method(method)
 
     def of(self, log_probs: torch.Tensor) -> list[float]:
-        """Return confidences in [0, 1] of log-probs [T, V + 1]."""
+        """Return the confidence of each frame, in [0, 1], from log-probs [T, V + 1]."""
         return self._get_confidence(log_probs)
 
 
@@ -200,8 +200,8 @@ def nemo_vocabulary(decoding: Any) -> Vocabulary:
 
 @dataclass(frozen=True)
 class _EncodeIn:
-    """An aggregate tokenizer with a language. Unlike lambdas, equal objects compare equal, so that equal
-    vocabularies have equal keys in the cache."""
+    """A function that encodes text with one language of an aggregate tokenizer. Unlike lambdas, equal objects
+    compare equal, so that equal vocabularies have equal keys in the cache."""
 
     tokenizer: Any
     language: str
@@ -211,7 +211,7 @@ class _EncodeIn:
 
 
 def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
-    """Load the LMs and boosting tree of a config, with a cache."""
+    """Load the LMs and the boosting tree that a config names, or take them from the cache."""
     load = partial(load_ngram_lm, vocab_size=vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
     lm = source_lm = None
     if options.lm_path is not None and options.lm_weight > 0:
@@ -232,13 +232,13 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
 def load_grammar(
     source: Path | Sequence[str], price: float, vocabulary: Vocabulary, where: str = "beam.", most: int = MOST_LETTERS
 ) -> Grammar:
-    """Return the grammar of a config or a request: sentences, or a file with one sentence per line.
+    """Return the grammar of a config or request from a list of sentences or a file with one sentence per line.
 
     Args:
-        where: text before keys in messages.
+        where: text before keys in messages, such as "beam.".
 
     Raises:
-        FieldError: names the wrong key.
+        FieldError: a value is invalid; the error names its key.
     """
     if isinstance(source, Path):
         source = [line for line in read_lines(source) if line.strip()]
@@ -252,7 +252,7 @@ def load_grammar(
 
 
 def load_allowed(lock: AllowedOptions, vocabulary: Vocabulary, section: str = "beam.") -> AllowedTokens | None:
-    """Return the allowed tokens of a config or a request, with a cache; None: all. `section` is text before keys."""
+    """Return the cached allowed tokens of a config or request; None allows all. `section` precedes keys in errors."""
     if not (lock.scripts or lock.tokens or lock.text):
         return None
 

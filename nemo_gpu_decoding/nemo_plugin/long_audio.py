@@ -1,8 +1,8 @@
 """Decode recordings of any length: cut at pauses, write the segments to files, and join their transcripts.
 
-The first pass runs the encoder and NeMo's greedy decoding on windows with context at both ends. It gives the frames of
-every word. Cuts are between words, so that segments need no overlap. The second pass decodes the segments with the
-model's strategy. Both passes read the file in order, and hold a batch of windows or segments.
+The first pass runs the encoder and NeMo's greedy decoding on windows with context at both ends, and returns the frames
+of every word. Cuts are between words, so that segments need no overlap. The second pass decodes the segments with the
+model's strategy. Both passes read the file from begin to end, and hold one batch of windows or segments in memory.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 
 class Plan(NamedTuple):
-    """A plan that lists the segments of a recording."""
+    """The segments into which a recording is cut."""
 
     segments: list[tuple[float, int]]  # first and end step of each; silence is between them
     step_seconds: float
@@ -42,13 +42,13 @@ class Plan(NamedTuple):
     fault: str = ""  # why the recording cannot be read to its end
 
     def spans(self) -> list[tuple[float, float]]:
-        """Return start and end of each segment in seconds."""
+        """Return the start and end of each segment, in seconds since the recording began."""
         times = [[round(min(step * self.step_seconds, self.seconds), 3) for step in span] for span in self.segments]
         return [(start, end) for start, end in times]
 
 
 def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int) -> Plan:
-    """Return the cuts of a recording at pauses between words of a greedy pass.
+    """Choose the segments of a recording, which begin and end at pauses between the words of a greedy pass.
 
     Where no pause of `MIN_PAUSE` is within the maximum length, the cut is at the longest pause, with a warning.
     """
@@ -95,7 +95,7 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
 def _begun(
     model: Model, file: AudioSource, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
 ) -> Iterator[tuple[float, int]]:
-    """Yield the segments without silence at the beginning of the first step of each."""
+    """Yield first step (with fraction) and end step of each segment, without silence at the begin of a segment."""
     silence, at = 2 * float(np.percentile(loudness, 10)), 0
     with MonoReader(file, model.channel_selector) as reader:
         for begin, end in segments:
@@ -107,7 +107,7 @@ def _begun(
 
 
 class _Window(NamedTuple):
-    """A window that the first pass decodes, with its context."""
+    """A window of a recording that the first pass decodes, with context on both sides."""
 
     begin: int  # first step without context
     end: int
@@ -115,7 +115,7 @@ class _Window(NamedTuple):
     samples: np.ndarray  # context included
 
     def loudness(self, position: Position) -> np.ndarray:
-        """Return the root mean square of each step without context, float16; a last step may be partial."""
+        """Return the root mean square of the samples in each step, without context, [steps] float16."""
         first = position(self.begin - self.before)
         edges = [position(step) - first for step in range(self.begin, self.end + 1)]
         end = min(edges[-1], len(self.samples))
@@ -125,7 +125,7 @@ class _Window(NamedTuple):
 
 
 class _Windows:
-    """The windows of a recording that follow in order, [core] steps each, with up to [context] steps on both sides."""
+    """The consecutive windows of a recording, `core` steps each, with up to `context` steps on both sides."""
 
     def __init__(self, reader: MonoReader, position: Position, core: int, context: int) -> None:
         self.reader, self.position, self.core, self.context = reader, position, core, context
@@ -150,7 +150,7 @@ class _Windows:
 
 
 def segment_files(model: Model, file: AudioSource, plan: Plan, size: int, first: int = 0) -> Iterator[list[Path]]:
-    """Write the segments of a recording from the `first` on to files, in batches; they exist until the next batch."""
+    """Write segments from number `first` on to WAV files and yield a batch of paths, valid until the next batch."""
     with MonoReader(file, model.channel_selector) as reader, TemporaryDirectory() as folder:
         position, at = positions(plan.step_seconds, reader.rate), 0
         for batch in grouped(plan.segments[first:], size):
@@ -164,10 +164,10 @@ def segment_files(model: Model, file: AudioSource, plan: Plan, size: int, first:
 
 
 def return_memory() -> None:
-    """Return freed memory to the system.
+    """Return freed memory to the operating system.
 
-    glibc keeps blocks that were freed below live ones. Batches have different sizes, fit into few of these blocks,
-    and get new ones: the process would grow over hours.
+    glibc keeps memory blocks that were freed below used ones. Batches have different sizes, fit into few of these
+    blocks, and get new ones: without this call, the process grows over hours.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
@@ -178,7 +178,7 @@ def return_memory() -> None:
 def joined(
     spans: list[tuple[float, float]], transcripts: list[Transcript | str], fault: str = "", min_confidence: float = 0.0
 ) -> Transcript:
-    """Return the transcript of a recording from those of its segments; an error of a segment is named with its time.
+    """Join the transcripts of segments to that of the recording; its `error` names failed segments by their times.
 
     Args:
         spans: start and end of each segment, seconds.
@@ -221,19 +221,19 @@ def joined(
 
 
 def positions(step_seconds: float, rate: int) -> Position:
-    """Return the first sample that belongs to a step or to a part of a step."""
+    """Return a function from a step (or fraction of a step) to its first sample."""
     return lambda step: round(step * step_seconds * rate)
 
 
 def _write(path: Path, samples: np.ndarray, rate: int) -> Path:
-    """Write samples, followed by zeros if they are shorter than NeMo's minimum."""
+    """Write samples to a WAV file, padded with zeros to NeMo's minimum length, and return the path."""
     with open_wav(path, rate) as sink:
         sink.write(np.pad(samples, (0, max(0, round(SHORTEST * rate) - len(samples)))))
     return path
 
 
 def grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of up to `size` items."""
+    """Divide items into consecutive lists of up to `size` items."""
     rest = iter(items)
     while group := list(islice(rest, size)):
         yield group

@@ -47,7 +47,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 @dataclass(frozen=True)
 class Encoded:
-    """The frames of one utterance that a search reads; T is their number."""
+    """The encoder output of one utterance (T frames), which a search reads, and the utterance's greedy text."""
 
     # [T, V + 1] float32 log-probs, natural log; for transducers [T, D] float32 encoder output
     inputs: np.ndarray
@@ -82,7 +82,7 @@ class Model:
 
     @classmethod
     def load(cls, name: str, *, device: str = "auto", verbose: bool = False, channel: Any = None) -> Model:
-        """Restore a `.nemo` file, or download a pretrained model by its name."""
+        """Load a model from a `.nemo` file, or download a pretrained model by its name."""
         check_channel_selector(channel)
         check_model_file(name)
         where = usable_device(device)
@@ -91,11 +91,11 @@ class Model:
 
     @property
     def default_head(self) -> str:
-        """Return the default head: ctc if there is one."""
+        """Return the name of the model's default head: "ctc" if the model has a CTC head, else "rnnt"."""
         return next(iter(self.heads))
 
     def head(self, name: str) -> Head:
-        """Return a head by its name; a ValueError if the model lacks it."""
+        """Return the head of this name; raise a ValueError if the model lacks it."""
         if name not in self.heads:
             raise ValueError(
                 f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
@@ -103,17 +103,17 @@ class Model:
         return self.heads[name]
 
     def head_for(self, strategy: str, name: str | None = None) -> Head:
-        """Return the head that a strategy decodes, or the head of this name; a ValueError if the model lacks it."""
+        """Return the head that a strategy decodes, or the named head; raise a ValueError if the model lacks it."""
         return self.head(name or head_of(strategy, list(self.heads)))
 
     @property
     def current_head(self) -> Head:
-        """Return the head that decodes."""
+        """Return the head that decodes at present."""
         return self.head(self.model.cur_decoder if self.is_hybrid else self.default_head)
 
     @contextmanager
     def using(self, section: Mapping[Any, Any]) -> Iterator[Head]:
-        """Switch the current head to another `decoding` section until the block ends."""
+        """Use another `decoding` section for the current head within this block."""
         head = self.current_head
         before = head.config
         head.use(OmegaConf.create(dict(section)))
@@ -124,13 +124,13 @@ class Model:
 
     @property
     def frame_seconds(self) -> float:
-        """Return seconds per encoder frame."""
+        """Return the duration of an encoder frame in seconds."""
         stride = float(self.model.cfg.preprocessor.window_stride)
         return stride * int(getattr(self.model.encoder, "subsampling_factor", 1))
 
     @property
     def trained_seconds(self) -> float | None:
-        """Return the longest utterance that the model was trained on, or None if its config does not tell."""
+        """Return the maximum duration of training utterances in seconds, or None if the config does not name it."""
         return OmegaConf.select(self.model.cfg, "train_ds.max_duration")
 
     @property
@@ -139,7 +139,7 @@ class Model:
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
     def encode(self, files: Sequence[AudioSource | np.ndarray], batch_size: int) -> Iterator[Outputs]:
-        """Run NeMo's forward pass on batches of files or their parts, or of samples, [N] float32 at the model's rate.
+        """Run the encoder on batches of files, file sections, or samples, [N] float32 at the model's sample rate.
 
         A file that cannot be read, or lacks the channel, raises a ValueError.
         """
@@ -147,7 +147,7 @@ class Model:
             yield self._encode_batch(files[begin : begin + batch_size])
 
     def _encode_batch(self, files: Sequence[AudioSource | np.ndarray]) -> Outputs:
-        """Run the forward pass; raises if NeMo's data loader drops files, which the number of rows shows."""
+        """Run NeMo's forward pass on one batch; raise a ValueError if NeMo's data loader has dropped files."""
         from nemo.collections.asr.parts.mixins.transcription import InternalTranscribeConfig
         from nemo.collections.common.data.utils import move_data_to_device
 
@@ -171,7 +171,7 @@ class Model:
             return nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
 
     def _one_channel(self, file: AudioSource, target: Path) -> str | Path:
-        """Return the file, or `target` with one channel if the file has several or this is a part of it."""
+        """Return a file of one channel: the file itself or, for several channels or a section, a copy at `target`."""
         selector, part, channels = self.channel_selector, part_of(file), 0
         if part.is_mono:
             return part.path
@@ -189,10 +189,10 @@ class Model:
         return target
 
     def decode(self, outputs: Outputs, *, requests: Sequence[WrittenRequest | None] = ()) -> Iterator[Transcript]:
-        """Return transcripts of a batch of `encode` with the current strategy; a model with equal weights may encode.
+        """Decode encoder output of `encode` with the current strategy; yield a transcript for each utterance.
 
         Args:
-            requests: per utterance; None: the decoding config.
+            requests: one per utterance; None uses the decoding config.
 
         Raises:
             ValueError: the strategy's scores have no parts, which `second` needs; or the strategy does not support a
@@ -205,11 +205,11 @@ class Model:
             yield self._transcript(n_best if self.second is None else self.second.reordered(n_best))
 
     def check_request(self, written: WrittenRequest) -> None:
-        """Raise a ValueError unless `requests` of `decode` may hold this request."""
+        """Raise a ValueError if the current strategy cannot decode with this request."""
         request_of(infer_of(self.model), written)
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
-        """Return a `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
+        """Decode encoder output of `encode`; return NeMo's `Hypothesis` or n-best list for each utterance."""
         device = next(self.model.parameters()).device
         with torch.inference_mode():
             moved = {name: tensor.to(device) for name, tensor in outputs.items()}
@@ -266,8 +266,8 @@ class Model:
         return Word(text, start, end, **more)
 
     def _pieces(self, span: Mapping[str, Any], chars: deque[Any]) -> tuple[Word, ...]:
-        """Return the pieces of a word that is too long for a line of subtitles, from the front of `chars`; none if
-        they do not spell it. Marks stay with the character before."""
+        """Take the pieces of a word from the front of `chars`, and return them if the word is too long for a subtitle
+        line and the pieces spell it. Marks stay with the character before."""
         word, text = self._word(span, "word"), ""
         pieces: list[Word] = []
         while chars and (chars[0]["start_offset"] < span["start_offset"] or not "".join(chars[0]["char"]).strip()):
@@ -282,7 +282,7 @@ class Model:
         return () if text != word.word or is_line(text, word.end - word.start) else tuple(pieces)
 
     def _divide_words(self, hypothesis: Hypothesis) -> None:
-        """Divide the words of a strategy of NeMo; those of other strategies are divided already."""
+        """Divide words of a NeMo strategy in scripts without spaces; this package's strategies divide them already."""
         from nemo_gpu_decoding.nemo_plugin.adapters import confidence_of_parts, divide_words
         from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis
 
@@ -298,7 +298,7 @@ class Model:
 
 
 class Head(ABC):
-    """A head of a model, which decodes the encoder's output."""
+    """A head (CTC or transducer) of a model, with its decoding config and decoder."""
 
     name: str
 
@@ -308,11 +308,11 @@ class Head(ABC):
     @property
     @abstractmethod
     def decoding(self) -> Any:
-        """Return NeMo's decoding object."""
+        """Return NeMo's decoding object of this head."""
 
     @abstractmethod
     def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
-        """Run the encoder and NeMo's greedy decoding once per file; later searches need no encoder."""
+        """Run encoder and greedy decoding once per file, and yield encoder outputs for any number of searches."""
 
     @property
     def config(self) -> DictConfig:
@@ -323,14 +323,14 @@ class Head(ABC):
 
     @abstractmethod
     def token_ids(self, hypothesis: Hypothesis) -> list[int]:
-        """Return the tokens of a hypothesis of a greedy strategy of NeMo."""
+        """Return the token ids of a hypothesis that a greedy strategy of NeMo has decoded."""
 
     @abstractmethod
     def greedy_tokens(self, hypothesis: Hypothesis) -> list[tuple[int, int, int]]:
-        """Return first frame, end frame and id of each token in a hypothesis of `greedy_batch`."""
+        """Return first frame, end frame and id of each token in a hypothesis of NeMo's `greedy_batch`."""
 
     def use(self, config: DictConfig) -> None:
-        """Switch to the strategy of `config`, NeMo's `decoding` section; a ValueError for a key that NeMo lacks."""
+        """Switch this head to the strategy in a `decoding` section; raise a ValueError for an unknown key."""
         if find_strategy(config) is None:  # ours check their keys
             from nemo_gpu_decoding.nemo_plugin.section import check_greedy, check_keys, nemo_config
 
@@ -340,7 +340,7 @@ class Head(ABC):
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 
     def search(self, config: DictConfig) -> Decoder[Any, Any]:
-        """Return the decoder of a `decoding` section with a strategy of this package, with LM, graph and phrases."""
+        """Return the search of a `decoding` section (strategy of this package), with LM, graph and phrases loaded."""
         self.use(config)
         load = getattr(self.decoding.decoding, "decoder", None)
         decoder = load() if callable(load) else None
@@ -350,24 +350,24 @@ class Head(ABC):
         return decoder
 
     def vocabulary(self) -> Vocabulary:
-        """Return the tokens."""
+        """Return the tokens of this head as a vocabulary, without the blank."""
         from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 
         return nemo_vocabulary(self.decoding)
 
     def text_of(self, path: SearchPath) -> str:
-        """Return the text of a path, from its words or, in NeMo's form, from its tokens."""
+        """Return the text of a path, from its words or, as NeMo writes it, from its tokens."""
         if isinstance(path, WordPath):
             return path.text
         return self.decoding.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
 
     def use_greedy(self) -> None:
-        """Switch to NeMo's `greedy_batch`."""
+        """Switch this head to NeMo's strategy `greedy_batch`."""
         self.use(OmegaConf.create({"strategy": "greedy_batch"}))
 
 
 class CTCHead(Head):
-    """The CTC head, whose log-probs a search reads."""
+    """The CTC head of a model; a search reads its log-probs."""
 
     name = "ctc"
 
@@ -395,7 +395,7 @@ class CTCHead(Head):
 
 
 class TransducerHead(Head):
-    """The RNN-T or TDT head; a search reads the encoder's output."""
+    """The RNN-T or TDT head of a model; a search reads the encoder's output."""
 
     name = "rnnt"
 
@@ -419,7 +419,7 @@ class TransducerHead(Head):
         return [(int(frame), int(frame) + 1, int(token)) for frame, token in pairs]
 
     def networks(self) -> TransducerNetworks:
-        """Return prediction network and joint in the form of the search."""
+        """Return prediction network and joint as `TransducerNetworks`, which transducer searches call."""
         from nemo_gpu_decoding.nemo_plugin.transducer import networks_of
 
         nemo: Any = self.model.model

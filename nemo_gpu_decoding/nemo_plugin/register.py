@@ -1,13 +1,13 @@
-"""Register the strategies with NeMo: this file has the table of strategies, and `register()`.
+"""Define the table of strategies, and `register()`, which makes NeMo accept them.
 
 `HOOKS` lists the wrapped methods of NeMo. `adapters.py` wraps `AbstractCTCDecoding.__init__`,
 `AbstractRNNTDecoding.__init__`, `change_decoding_strategy` and `transcribe`. `streaming/hooks.py` wraps methods that
 decode greedily and ignore the config; `hypotheses.py` wraps two functions that do not support n-best lists. Importing
 this module does not import NeMo: the methods are wrapped when NeMo is imported.
 
-A `.nemo` file that was saved with a strategy of this package has it in its config, and NeMo alone cannot
-restore it. Without this package, give `restore_from` another decoding section (for the CTC head of a hybrid
-model, `aux_ctc.decoding`):
+A `.nemo` file that was saved with a strategy of this package names the strategy in its config. NeMo without
+this package cannot restore the file, unless `restore_from` gets another decoding section (for the CTC head of
+a hybrid model, `aux_ctc.decoding`):
 
     config = EncDecCTCModelBPE.restore_from("model.nemo", return_config=True)
     with open_dict(config):
@@ -32,7 +32,7 @@ from nemo_gpu_decoding.checks import did_you_mean
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """A decoding strategy that NeMo's configs can name."""
+    """A decoding strategy of this package: name, model family, section of its options, and decoder factory."""
 
     name: str  # value of `strategy`
     family: str  # "ctc", or "rnnt" for RNN-T and TDT
@@ -150,7 +150,7 @@ HOOKS = tuple(
 
 
 def find_strategy(cfg: DictConfig) -> StrategySpec | None:
-    """Return the strategy of this package in a decoding config, from `strategy` or `search_type`; else None."""
+    """Return the strategy of this package that a decoding config names (`strategy` or `search_type`), else None."""
     strategy = str(cfg.get("strategy"))
     if strategy in STRATEGIES:
         return STRATEGIES[strategy]
@@ -164,13 +164,13 @@ def find_strategy(cfg: DictConfig) -> StrategySpec | None:
 
 
 def possible_strategies(family: str) -> list[str]:
-    """Return the valid values of `strategy` for a family: NeMo's, then this package's."""
+    """Return the valid names of strategies for a family ("ctc" or "rnnt"): NeMo's, then this package's."""
     native = [name for names in NATIVE[family].values() for name in names]
     return native + [spec.name for spec in STRATEGIES.values() if spec.family == family]
 
 
 def other_strategies(strategy: str, family: str) -> str:
-    """Return text for NeMo's message about an unknown strategy: this package's, and a similar name; else ""."""
+    """Return an addition to NeMo's error about an unknown strategy: this package's names, and a similar name."""
     if strategy in possible_strategies(family):
         return ""
     ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)
@@ -179,7 +179,7 @@ def other_strategies(strategy: str, family: str) -> str:
 
 
 def wrong_family(spec: StrategySpec, family: str, what: str) -> str:
-    """Return the message for a strategy that does not decode `what`, which is of this family."""
+    """Return the error message for a strategy that cannot decode `what`, a model or head of this family."""
     return (
         f"strategy is '{spec.name}', which decodes {FAMILY_NAMES[spec.family]} models, but {what} "
         f"is for {FAMILY_NAMES[family]}; possible here: {', '.join(possible_strategies(family))}"
@@ -187,7 +187,7 @@ def wrong_family(spec: StrategySpec, family: str, what: str) -> str:
 
 
 def head_of(strategy: str, heads: Sequence[str]) -> str:
-    """Return the head of a model that a strategy decodes; for NeMo's strategies the first one."""
+    """Return the name of the head that a strategy decodes; for NeMo's strategies, the first of these heads."""
     spec = STRATEGIES.get(strategy)
     if spec and spec.family not in heads:
         raise ValueError(wrong_family(spec, heads[0], "this model"))
@@ -212,7 +212,7 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Restore NeMo's methods. Existing decoding objects remain valid."""
+    """Restore NeMo's original methods. Existing decoding objects remain valid."""
     _state.active = False
     for hook in HOOKS:
         if hook.module in sys.modules:
@@ -229,5 +229,5 @@ _state = _State()
 
 
 class _Wrapped(wrapt.FunctionWrapper):
-    """A wrapped method of NeMo. After `unregister` it only calls the original, for the case that another wrapper
-    still refers to it."""
+    """A wrapper of a NeMo method. After `unregister` it only calls the original method, in case another wrapper
+    still calls this one."""

@@ -1,4 +1,4 @@
-"""Set LM, phrases, language lock, grammar and weights per utterance with NeMo's `transcribe`."""
+"""Set LM, phrases, language lock, grammar and weights for each utterance of a call of NeMo's `transcribe`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PHRASES = ("phrases", "biasing_request")  # keys of a request with phrases; it h
 def utterance_requests(
     model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
-    """Decode the first utterance within this block with the first request, the next with the next, and so on.
+    """Decode the utterances of this block with these requests, in order: utterance i with requests[i].
 
         with utterance_requests(model, [["Gdansk", "Castellano"], None, Request(lm_weight=0.3)]):
             texts = model.transcribe(files)
@@ -60,7 +60,7 @@ def utterance_requests(
 
 
 def infer_of(model: ASRModel) -> FusedInfer:
-    """Return the decoder of a model's current strategy; a ValueError if it is one of NeMo's."""
+    """Return the decoder of a model's current strategy; raise a ValueError if the strategy is one of NeMo's."""
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
     infer = getattr(_decoding(model), "decoding", None)
@@ -74,12 +74,12 @@ def infer_of(model: ASRModel) -> FusedInfer:
 
 
 def confidence_map(infer: Any) -> ConfidenceMap | None:
-    """Return the map of word confidence of a decoder, if it has one."""
+    """Return the map from word confidence to probability that a decoder's options have, or None."""
     return getattr(getattr(infer, "options", None), "confidence_map", None)
 
 
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
-    """Return the requests of the next `batch` utterances of `infer`, or None without requests."""
+    """Return the requests of the next `batch` utterances that `infer` decodes, or None outside of the block."""
     pending = _pending.get()
     if pending is None or _decoding(pending.model).decoding is not infer:
         return None
@@ -92,7 +92,7 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
 def request_of(
     infer: FusedInfer, written: WrittenRequest, boosting_weight: float | None = None, most_letters: int = MOST_LETTERS
 ) -> Request:
-    """Return the request of an utterance, compiled and checked.
+    """Compile an utterance's written request: build tree, grammar and language lock, and check them.
 
     Args:
         boosting_weight: weight of its phrases; None: the config's `boosting_tree_alpha`.
@@ -137,7 +137,7 @@ def request_of(
 
 
 def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
-    """Return the language lock of a request; a price alone is for the tokens of the decoding config."""
+    """Return the language lock of a request; a price alone replaces the price in the decoding config's lock."""
     if written.allowed_scripts or written.allowed_tokens:
         lock = replace(lock, scripts=written.allowed_scripts or (), tokens=written.allowed_tokens or (), text=None)
     elif not (lock.scripts or lock.tokens or lock.text):
@@ -146,7 +146,7 @@ def _own_lock(lock: AllowedOptions, written: WrittenRequest) -> AllowedOptions:
 
 
 def _of_nemo(written: WrittenRequest) -> Any:
-    """Return the `biasing_request` of a manifest's row as NeMo's pipelines read it."""
+    """Convert the `biasing_request` of a manifest row to NeMo's `BiasingRequestItemConfig`."""
     item: Any = written.biasing_request
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
     from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import BoostingTreeModelConfig
@@ -160,9 +160,9 @@ def _of_nemo(written: WrittenRequest) -> Any:
 
 
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
-    """Return the request of a stream, from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without any.
+    """Return a stream's request from NeMo's `BiasingRequestItemConfig` or a `StreamRequest`; None without either.
 
-    Its options replace those of the decoding config's `boosting_tree`. Keys that NeMo lacks, such as
+    Options in the request replace those in the decoding config's `boosting_tree`. Keys that NeMo lacks, such as
     `whole_words`, keep the values of the decoding config.
 
     Raises:
@@ -203,7 +203,7 @@ _pending: ContextVar[_Pending | None] = ContextVar("pending_requests", default=N
 
 
 def _decoding(model: Any) -> Any:
-    """Return NeMo's decoding object of the head in use."""
+    """Return NeMo's decoding object of the head that a model uses at present."""
     return model.ctc_decoding if getattr(model, "cur_decoder", None) == "ctc" else model.decoding
 
 
@@ -227,7 +227,7 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
 
 
 def _without_phrases(infer: FusedInfer, fault: ValueError | None = None) -> Request | None:
-    """Return a request without phrases; `fault` is why the phrases that were given are left out."""
+    """Return a request without phrases; warn with `fault` if phrases were given but cannot be boosted."""
     if fault is not None:
         logger.warning("%s; the utterance is decoded without phrases of its own", fault)
     return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None

@@ -13,7 +13,7 @@ from nemo_gpu_decoding.plain_text import path_of
 
 
 def check_model_file(name: str) -> None:
-    """Raise a ValueError if a model's name should be a .nemo file and is not, or if the file is no archive."""
+    """Raise a ValueError if a model's name looks like a .nemo file that does not exist or is no archive."""
     is_file = path_of(name).is_file()
     if name.endswith(".nemo") and not is_file:
         raise ValueError(f"model={name} is no file here")
@@ -22,7 +22,7 @@ def check_model_file(name: str) -> None:
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device of an option; "auto" means a GPU if there is one."""
+    """Return the torch device that an option names; "auto" means a GPU if the machine has one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -56,7 +56,7 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def restore(name: str, **options: Any) -> Any:
-    """Return a model, or its config, from a .nemo file or by the name of a pretrained model.
+    """Return a model, or its config, from a .nemo file or from the name of a pretrained model.
 
     Args:
         options: options of NeMo's `restore_from` and `from_pretrained`.
@@ -84,14 +84,14 @@ def model_config(name: str) -> DictConfig:
 
 
 def heads_of(config: DictConfig) -> list[str]:
-    """Return the heads of a model, "ctc", "rnnt" (RNN-T and TDT) or both."""
+    """Return the names of a model's heads: "ctc", "rnnt" (RNN-T and TDT), or both."""
     if "aux_ctc" in config:
         return ["ctc", "rnnt"]
     return ["rnnt"] if "joint" in config else ["ctc"]
 
 
 def default_head(name: str, *, verbose: bool = False) -> str:
-    """Return the head of a model that decodes if no strategy is given: ctc if there is one."""
+    """Return the head that decodes if no strategy is given: "ctc" if the model has a CTC head, else "rnnt"."""
     check_model_file(name)
     import_nemo(verbose)
     return heads_of(model_config(name))[0]

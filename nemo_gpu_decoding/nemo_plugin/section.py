@@ -1,7 +1,7 @@
-"""Read sections of NeMo's decoding config (`beam`, `wfst`) strictly: an ignored key is an error.
+"""Read the sections `beam` and `wfst` of NeMo's decoding config; a key without effect is an error.
 
-A `Section` describes the section of a strategy as data: the dataclass of its search, whose fields are keys; keys that
-NeMo lacks; and NeMo keys without effect here, with the values that are accepted silently. NeMo's structured configs
+A `Section` describes the section of a strategy: the dataclass of the search, whose fields are keys; keys that NeMo
+lacks; and NeMo keys without effect here, with values that are accepted silently, because NeMo's structured configs
 contain the options of all its strategies. `beam_sections.py` and `word_graph_sections.py` define the sections.
 
 NeMo's scripts take a new key with a plus: `+ctc_decoding.beam.merge=prefix`. `change_decoding_strategy`
@@ -54,7 +54,7 @@ STOCK: dict[str, tuple[Any, ...]] = {
 @checked_options
 @dataclass(frozen=True)
 class AllowedOptions:
-    """The tokens that may be written, see `allowed_tokens`; without scripts, tokens and text, all may."""
+    """The language lock (see `allowed_tokens`); without scripts, tokens and text, all tokens are allowed."""
 
     scripts: tuple[str, ...] = option((), nemo="allowed_scripts")
     tokens: tuple[str, ...] = option((), nemo="allowed_tokens")
@@ -66,7 +66,7 @@ class AllowedOptions:
 @checked_options
 @dataclass(frozen=True)
 class FusionOptions:
-    """The paths and weights of token-level LMs and phrases, which are not loaded yet."""
+    """The paths and weights of token-level LMs and phrases, before they are loaded."""
 
     lm_path: Path | None = option(None, nemo="ngram_lm_model")
     lm_weight: float = option(0.0, nemo="ngram_lm_alpha")
@@ -88,7 +88,7 @@ class FusionOptions:
 
 @dataclass(frozen=True)
 class Options(Generic[S]):
-    """The values that a section sets."""
+    """The checked values of a section of NeMo's decoding config."""
 
     search: S  # options of the decoder; NeMo's decoding object sets `alignments`
     n_best: int  # hypotheses returned
@@ -98,7 +98,7 @@ class Options(Generic[S]):
 
 
 class NoEffect(NamedTuple):
-    """A key that has no effect on a strategy, with the texts of its error."""
+    """The error for a key without effect on a strategy, and values for which the error is not raised."""
 
     neutral: tuple[Any, ...]  # values that are accepted silently; the first one is the default
     reason: str  # text after "beam.key is 3, which "
@@ -113,13 +113,13 @@ def nemo_config(family: str) -> dict[str, Any]:
 
 
 def nemo_defaults(family: str, section: str) -> dict[str, Any]:
-    """Return the defaults of a section in `change_decoding_strategy`."""
+    """Return the keys and default values of a section, as `change_decoding_strategy` of NeMo has them."""
     return ({"k2_decoding_cfg": K2_DEFAULTS} if section == "wfst" else {}) | nemo_config(family)[section]
 
 
 @dataclass(frozen=True)
 class Section:
-    """The keys that a section of NeMo's decoding config may have for a strategy."""
+    """The keys of the section `beam` or `wfst` of NeMo's decoding config for one strategy."""
 
     strategy: str
     family: str  # "ctc", or "rnnt" for RNN-T and TDT
@@ -137,22 +137,22 @@ class Section:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Return NeMo's keys and defaults."""
+        """Return NeMo's keys of this section with NeMo's default values."""
         return nemo_defaults(self.family, self.name)
 
     @property
     def added(self) -> dict[str, Any]:
-        """Return keys that NeMo lacks, with their defaults."""
+        """Return the keys that this package adds to NeMo's section, with their default values."""
         ours = defaults_of(self.search) | dict(self.more)
         return {key: value for key, value in ours.items() if key not in (*self.defaults, *self.undeclared)}
 
     @property
     def valid(self) -> tuple[str, ...]:
-        """Return the keys with effect: NeMo's, then others."""
+        """Return the keys that have an effect on the strategy: first NeMo's keys, then the added ones."""
         return tuple(key for key in (*self.defaults, *self.undeclared, *self.added) if key not in self.unused)
 
     def read(self, cfg: DictConfig) -> Values:
-        """Return the values of all keys.
+        """Check all keys of the section in a decoding config, and return their values.
 
         Raises:
             ValueError: a key is unknown or without effect; the message has the key and the valid ones.
@@ -189,7 +189,7 @@ class Section:
         return values
 
     def _check_others(self, whole: Mapping[str, Any]) -> None:
-        """Raise for a setting in a section that this strategy does not read."""
+        """Raise a ValueError for a value that is not a default in a section that this strategy does not read."""
         check_confidence(whole, self.family)
         check_greedy(whole)
         schema = nemo_config(self.family)
@@ -218,9 +218,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Values:
-    """The values of all keys of a section. A method checks one value, or builds a dataclass that checks several.
+    """The values in a section. A method checks one value, or builds a dataclass that checks several values.
 
-    Errors are ValueErrors that name the key, or a FileNotFoundError.
+    An error is a ValueError that names the key, or a FileNotFoundError.
     """
 
     section: str
@@ -231,11 +231,11 @@ class Values:
         return self.entries[key]
 
     def error(self, key: str, expected: str, note: str = "") -> FieldError:
-        """Return the error for a key: "beam.key is 3, expected ..."."""
+        """Return a FieldError for the value of a key: "beam.key is 3, expected ..."."""
         return FieldError(f"{self.section}.{key}", self.entries[key], expected, note)
 
     def checked(self, key: str, kind: str, **rule: Any) -> Any:
-        """Return the value of a key that has the type and the rule of an option."""
+        """Return the value of a key after a check of its type and of the rule of an option."""
         check_option(f"{self.section}.{key}", self.entries[key], kind, rule)
         return self.entries[key]
 
@@ -246,7 +246,7 @@ class Values:
         return float(self.checked(key, "float", low=0))
 
     def choice(self, key: str, choices: Collection[str], note: str = "") -> str:
-        """Return one of `choices`, from a string in any letter case or an enum member."""
+        """Return the member of `choices` that a key names, as a string in any letter case or as an enum member."""
         spelled = _spelled(self.entries[key])
         if spelled not in choices:
             raise self.error(key, f"one of {', '.join(choices)}", note)
@@ -259,7 +259,7 @@ class Values:
         return value
 
     def file(self, key: str) -> Path | None:
-        """Return the file of a key, or None if the key is not set."""
+        """Return the path of the file that a key names, or None if the key is not set."""
         value = self.entries.get(key)
         if value is None:
             return None
@@ -271,14 +271,14 @@ class Values:
         return path
 
     def mapping(self, key: str) -> Values:
-        """Return the entries of a key that holds a mapping; none if it is not set."""
+        """Return the entries of the mapping in a key; no entries if the key is not set."""
         value = self.entries[key]
         if not isinstance(value, Mapping | None):
             raise self.error(key, "a mapping from names to values")
         return Values(f"{self.section}.{key}", value or {})
 
     def config(self, kind: Callable[..., T], **settled: Any) -> T:
-        """Return a dataclass of options from the keys of its fields; the dataclass checks the values.
+        """Create a dataclass of options from the keys of its fields; the dataclass checks the values.
 
         Args:
             settled: values of fields that are not read from keys.
@@ -308,7 +308,7 @@ class Values:
         return n_best
 
     def confidence_map(self) -> ConfidenceMap | None:
-        """Return the map of word confidence, if it is set."""
+        """Return the map from word confidence to probability, or None if it is not set."""
         value = self.entries["confidence_map"]
         if value is None:
             return None
@@ -321,7 +321,7 @@ class Values:
         return fitted
 
     def fusion(self) -> FusionOptions:
-        """Return the LMs over tokens and the phrases of a `beam` section."""
+        """Return paths and weights of the token-level LMs and phrases in a `beam` section."""
         lm, (pool, pool_weights) = self.file("ngram_lm_model"), self.lm_pool()
         model = "lm_pool" if lm is None and pool else "ngram_lm_model"
         weight = self._weight_of(model, "ngram_lm_alpha", lm is not None or pool.keys() > pool_weights.keys())
@@ -335,7 +335,7 @@ class Values:
         return self.config(FusionOptions, allowed=self.config(AllowedOptions), **settled)
 
     def lm_pool(self) -> tuple[dict[str, Path], dict[str, float]]:
-        """Return the files of the LMs that requests name, and the weights of those that have one."""
+        """Return the file of each LM that requests may name, and the weights of LMs that have one."""
         files, weights = self.mapping("lm_pool"), self.mapping("lm_pool_alpha")
         pool = {name: file for name in files.entries if (file := files.file(name)) is not None}
         pool_weights = {name: weights.weight(name) for name in weights.entries}
@@ -347,13 +347,13 @@ class Values:
         return pool, pool_weights
 
     def file_or_texts(self, key: str) -> Path | tuple[str, ...] | None:
-        """Return the file of a key, or its list of texts; None if the key is not set."""
+        """Return the path or the list of texts that a key has, or None if the key is not set."""
         value = self.entries[key]
         is_file = value is None or isinstance(value, str)
         return self.file(key) if is_file else self._texts(key, "a list of texts, or a text file")
 
     def _texts(self, key: str, expected: str = "a list of texts") -> tuple[str, ...]:
-        """Return a text or a list of texts, or () if the key is not set."""
+        """Return the text or the list of texts in a key as a tuple, or () if the key is not set."""
         values = self.entries[key] or ()
         texts = (values,) if isinstance(values, str) else values
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
@@ -361,7 +361,7 @@ class Values:
         return tuple(texts)
 
     def _source_weight(self, has_lm: bool, lm_weight: float) -> float:
-        """Return the weight of the source LM, which needs an LM from which it is subtracted."""
+        """Return the weight of the source LM; raise an error if there is no LM from which to subtract it."""
         has_source = self.entries["source_lm_model"] is not None
         weight = self._weight_of("source_lm_model", "source_lm_alpha", has_source)
         if has_source and not has_lm:
@@ -373,7 +373,7 @@ class Values:
         return weight
 
     def boosting(self) -> tuple[BoostingConfig, float | None]:
-        """Return the phrases and the weight of their bonuses, or None for the default."""
+        """Return the phrase options and the boosting weight; weight None is the default for the list's length."""
         name, given = f"{self.section}.boosting_tree", self.mapping("boosting_tree").entries
         check_keys(name, given, [f.name for f in fields(BoostingConfig)])
         switches = {f.name for f in fields(BoostingConfig) if isinstance(f.default, bool)}
@@ -388,7 +388,7 @@ class Values:
         return boosting, self._weight_of("boosting_tree", "boosting_tree_alpha", not boosting.is_empty)
 
     def _weight_of(self, model: str, key: str, is_used: bool) -> float:
-        """Return the weight of a fusion model; it is checked even without a model."""
+        """Return the weight of an LM or boosting tree, which is checked even if no model is set."""
         name = f"{self.section}.{key}"
         if self.entries[key] is None:
             if is_used:
@@ -406,14 +406,14 @@ class Values:
 
 
 def check_confidence(cfg: Any, family: str) -> None:
-    """Raise a ValueError for an unknown key of `confidence_cfg`, which is a TypeError in NeMo."""
+    """Raise a ValueError for an unknown key of `confidence_cfg`, for which NeMo raises a TypeError."""
     confidence, known = cfg.get("confidence_cfg") or {}, nemo_config(family)["confidence_cfg"]
     check_keys("confidence_cfg", confidence, known)
     check_keys("confidence_cfg.method_cfg", confidence.get("method_cfg") or {}, known["method_cfg"])
 
 
 def check_greedy(whole: Any) -> None:
-    """Raise a ValueError for a key of `greedy` that NeMo lacks."""
+    """Raise a ValueError for a key in the section `greedy` that NeMo does not know."""
     greedy = [*nemo_config("ctc")["greedy"], *nemo_config("rnnt")["greedy"], *UNDECLARED_OF_GREEDY]
     check_keys("greedy", whole.get("greedy") or (), greedy)
 
@@ -423,7 +423,7 @@ def check_keys(
 ) -> None:
     """Raise a ValueError for an unknown key of `section`; it suggests the closest key and lists the valid ones.
 
-    `places`: the keys of other sections, by the texts before them, for keys at the wrong place.
+    `places` maps prefixes such as "beam." to the keys of other sections, to suggest where a misplaced key belongs.
     """
     for key in given:
         if key not in valid:
@@ -434,7 +434,7 @@ def check_keys(
 
 
 def check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> None:
-    """Raise a ValueError if a key without effect has a value other than its neutral ones."""
+    """Raise a ValueError if a key without effect has a value that is not in its neutral values."""
     if value in what.neutral:
         return
     remedy = what.remedy or "remove it" + (f" (default {what.neutral[0]!r})" if what.neutral else "")
@@ -442,7 +442,7 @@ def check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> N
 
 
 def _spelled(value: Any) -> Any:
-    """Return a choice in lower case; enum members are replaced by their values.
+    """Return the name of a choice in lower case; replace an enum member by its value.
 
     Configs from a saved `.nemo` have the names of enum members ("MAX") instead of their values ("max").
     """
@@ -451,7 +451,7 @@ def _spelled(value: Any) -> Any:
 
 
 def _flat(section: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Flatten nested sections to one mapping with dotted keys."""
+    """Flatten nested sections to one mapping with dotted keys such as "beam.beam_size"."""
     flat: dict[str, Any] = {}
     for key, value in section.items():
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
 """Turn utterances into transcripts: run batches through encoder and search, and cut long recordings.
 
-A recording that is longer than the maximum is planned first: a greedy pass finds its cuts. Its segments are then
-utterances as others, in batches of their own, and one pass at the end joins their transcripts. A log keeps each batch,
-so that an interrupted run continues after it.
+For a recording that is longer than the maximum, a greedy pass finds the cuts. The segments are then decoded like
+utterances, in separate batches, and their transcripts are joined. A log keeps the transcripts of each batch, so that
+an interrupted run continues after the last batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEY = 16  # characters of a key
 
 
 class Log:
-    """A file that keeps what a run has decoded. An interrupted run that begins again reads it, and continues.
+    """A log file of a run's transcripts. A run that begins again after an interruption reads it and continues.
 
     Args:
         file: file with a key and a value of JSON in a line, created with the first one; None: nothing is kept.
@@ -59,24 +59,24 @@ class Log:
         os.truncate(file, end)
 
     def _key(self, utterances: Sequence[Utterance], what: str) -> str:
-        """Return a key that differs if the run, or the file, part or request of an utterance differs.
+        """Return the key of a batch in the log, a hash of the run and of each utterance's file, section and request.
 
-        Sums of floats depend on the batch. So the key depends on all utterances of the batch.
+        Floating-point sums depend on the batch. Therefore the key depends on all utterances in the batch.
         """
         parts = [(part_of(utterance.audio), utterance.request) for utterance in utterances]
         content = [(os.path.isfile(part.path) and file_key(part.path), part[1:], request) for part, request in parts]
         return hashlib.sha256(repr((self._run, what, content)).encode()).hexdigest()[:_KEY]
 
     def has(self, utterances: Sequence[Utterance]) -> bool:
-        """Return whether the interrupted run has decoded this batch."""
+        """Return whether the log has the transcripts of this batch from the interrupted run."""
         return bool(self._places) and self._key(utterances, "") in self._places
 
     def kept(self, utterances: Sequence[Utterance], make: Callable[[], Any], what: str = "") -> Any:
-        """Return the value for a batch that the interrupted run has kept, or that of `make`, which is kept now.
+        """Return the logged value of a batch or, without one, call `make` and log the value that it returns.
 
         Args:
             make: returns a list of JSON values and transcripts. Transcripts with a lattice are not kept.
-            what: distinguishes several values for a batch.
+            what: name that distinguishes several values of one batch.
         """
         if self.file is None:
             return make()
@@ -93,14 +93,14 @@ class Log:
         return value
 
     def remove(self) -> None:
-        """Remove the file: the run is complete."""
+        """Remove the log file of a complete run."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
 
 
 @dataclass
 class Transcriber:
-    """A decoder of utterances, which come in batches."""
+    """A decoder that turns batches of utterances into transcripts, and cuts long recordings."""
 
     model: Model
     cutting: Cutting  # of long recordings
@@ -109,7 +109,7 @@ class Transcriber:
     progress: Callable[[float], object] = lambda seconds: None  # gets the seconds of audio of each batch
 
     def checked(self, utterance: Utterance) -> Utterance:
-        """Return the utterance, with a `fault` if the model cannot decode with its request."""
+        """Return the utterance; set its `fault` if the model's strategy cannot decode with its request."""
         try:
             if utterance.request is not None and not utterance.fault:
                 self.model.check_request(utterance.request)
@@ -118,7 +118,7 @@ class Transcriber:
         return utterance
 
     def transcripts(self, utterances: Sequence[Utterance]) -> list[Transcript | str]:
-        """Return transcripts or error messages of utterances, in order; short ones are one batch for the encoder."""
+        """Return a transcript or error message for each utterance; short utterances form one encoder batch."""
         longest = self.cutting.whole_seconds
         short = [utterance for utterance in utterances if not utterance.fault and utterance.duration <= longest]
         self.log.utterances += len(short) if self.log.has(short) else 0
@@ -131,13 +131,13 @@ class Transcriber:
         return results
 
     def batch(self, rows: Sequence[Utterance], read: Callable[[], Sequence[Utterance]]) -> list[Transcript | str]:
-        """Return transcripts or error messages of a batch, from the log or decoded; `read` reads the batch's audio."""
+        """Return a transcript or error message for each row of a batch, from the log or by decoding `read()`."""
         results = self.log.kept(rows, lambda: [text for pair in self._encoded(read()) for text in self.decode(*pair)])
         self.progress(sum(row.duration for row in rows))
         return results
 
     def _encoded(self, utterances: Sequence[Utterance]) -> list[tuple[Sequence[Utterance], Outputs | str]]:
-        """Return the encoder's output for a batch; if that fails, for each utterance alone, or its error message."""
+        """Encode a batch; if that fails, encode each utterance alone. Return encoder outputs or error messages."""
         files = [utterance.audio for utterance in utterances]
         try:
             (outputs,) = self.model.encode(files, batch_size=len(files))
@@ -150,7 +150,7 @@ class Transcriber:
         return [encoded for utterance in utterances for encoded in self._encoded([utterance])]
 
     def decode(self, utterances: Sequence[Utterance], outputs: Outputs | str) -> list[Transcript | str]:
-        """Return transcripts or error messages of an encoded batch. Errors of the decoding options are raised."""
+        """Decode an encoded batch to transcripts or error messages; raise errors of the decoding options."""
         if isinstance(outputs, str):
             return [outputs] * len(utterances)
         transcripts = self.model.decode(outputs, requests=[utterance.request for utterance in utterances])
@@ -158,12 +158,12 @@ class Transcriber:
         return [named(utterance, found.error) if found.error else found for utterance, found in pairs]
 
     def plan(self, row: Utterance) -> Plan:
-        """Return the segments of a recording; an error if it cannot be read."""
+        """Return the segments of a recording from the log or a greedy pass; raise an error if it is unreadable."""
         cuts = self.log.kept([row], lambda: find_cuts(self.model, row.audio, self.cutting, self.batch_size), "plan")
         return Plan(*cuts)
 
     def decode_segments(self, utterance: Utterance, plan: Plan) -> Transcript:
-        """Return the transcript of a recording, joined from those of its segments."""
+        """Decode the segments of a recording and return the joined transcript."""
         spans = plan.spans()
         rows = [_segment(utterance, start, end) for start, end in spans]
         done = sum(map(len, takewhile(self.log.has, grouped(rows, self.batch_size))))
@@ -176,7 +176,7 @@ class Transcriber:
         return joined(spans, transcripts, plan.fault, self.cutting.min_confidence)
 
     def _of_long(self, utterance: Utterance) -> Transcript | str:
-        """Return the transcript of a recording that is cut, or an error message."""
+        """Cut and decode a long recording; return its transcript or an error message."""
         try:
             plan = self.plan(utterance)
         except Exception as error:
@@ -236,7 +236,7 @@ def transcribe_long(
 
 
 def _identity(model: Model, section: DictConfig) -> list[Any]:
-    """Return a model's weights and its decoding section, with files by size and time, as values of JSON."""
+    """Return JSON values that identify a run: sums of the model's weights, and the decoding section with file keys."""
 
     def content(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -250,22 +250,22 @@ def _identity(model: Model, section: DictConfig) -> list[Any]:
 
 
 def _segment(recording: Utterance, start: float, end: float) -> Utterance:
-    """Return the row of a segment: a part of the file, with the name of the recording in messages."""
+    """Return a segment of a recording as an utterance: a section of the file, named like the recording."""
     part, seconds = part_of(recording.audio), end - start
     audio = part._replace(offset=part.offset + start, duration=seconds)
     return replace(recording, name=recording.label, audio=audio, duration=seconds)
 
 
 def _with_audio(rows: Sequence[Utterance], files: Iterator[list[Path]]) -> list[Utterance]:
-    """Return the segments with their audio, the next files."""
+    """Return the segments with the next batch of WAV files as their audio."""
     return [replace(row, audio=AudioPart(wav, 0.0, is_mono=True)) for row, wav in zip(rows, next(files), strict=True)]
 
 
 def named(utterance: Utterance, fault: str) -> str:
-    """Return an error message with the name of the file."""
+    """Return an error message that names the utterance."""
     return fault if utterance.label in fault else f"{utterance.label}: {fault}"
 
 
 def is_fatal(error: Exception) -> bool:
-    """Return whether all later utterances would fail too."""
+    """Return whether an error (of memory or CUDA) would also occur for all later utterances."""
     return isinstance(error, MemoryError) or "CUDA error" in str(error)

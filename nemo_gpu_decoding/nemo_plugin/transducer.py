@@ -1,4 +1,4 @@
-"""Decode encoder output for NeMo with alsd_pp and aes_pp, and adapt NeMo's networks to these searches."""
+"""Decode transducers for NeMo with alsd_pp and aes_pp, and adapt NeMo's networks to these searches."""
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -32,7 +32,7 @@ Predictor: TypeAlias = RNNTDecoder | StatelessTransducerDecoder
 
 
 class TransducerInfer(FusedInfer):
-    """A transducer beam search that has the interface of NeMo's `BeamBatchedRNNTInfer`.
+    """A transducer beam search with the interface of NeMo's `BeamBatchedRNNTInfer`.
 
     Args:
         owner, cfg: see `FusedInfer`.
@@ -87,8 +87,8 @@ class TransducerInfer(FusedInfer):
     def _requests(
         self, partial_hypotheses: Sequence[Any] | None, states: Sequence[StreamState | None]
     ) -> list[Request | None] | None:
-        """Return requests of utterances that begin: phrases in an empty partial hypothesis of NeMo's streaming,
-        else those of `utterance_requests`."""
+        """Return the requests of utterances that begin, from phrases in an empty partial hypothesis (streaming) or
+        else from `utterance_requests`."""
         requests = next_requests(self, states.count(None))
         begin = [partial for partial, state in zip(partial_hypotheses or [], states, strict=False) if state is None]
         phrases = [biasing_request(self, getattr(partial, "biasing_cfg", None)) for partial in begin]
@@ -109,11 +109,11 @@ class TransducerInfer(FusedInfer):
         return decoder
 
     def disable_cuda_graphs(self) -> bool:
-        """Launch kernels one by one, and free the idle buffers of the search; NeMo calls this before training."""
+        """Stop using CUDA graphs and free idle buffers of the search; NeMo calls this method before training."""
         return self._switch_cuda_graphs(False)
 
     def maybe_enable_cuda_graphs(self) -> bool:
-        """Use CUDA graphs again, if the config allows them."""
+        """Use CUDA graphs again if the config allows them."""
         return self._switch_cuda_graphs(True)
 
     def _switch_cuda_graphs(self, allowed: bool) -> bool:
@@ -133,7 +133,7 @@ class TransducerInfer(FusedInfer):
         paths_of: Sequence[Sequence[Any]],
         hypotheses: Sequence[Sequence[TransducerHypothesis]],
     ) -> None:
-        """Set confidence and alignments of all hypotheses."""
+        """Set confidence and alignments in all hypotheses of an utterance."""
         paths: list[Any] = [path for n_best in paths_of for path in n_best]
         frames: list[Any] = [state.history for state, n_best in zip(states, paths_of, strict=True) for _ in n_best]
         flat = [hypothesis for n_best in hypotheses for hypothesis in n_best]
@@ -151,7 +151,7 @@ class TransducerInfer(FusedInfer):
                 hypothesis.step_confidence = [value for value, emit in zip(confidence, emits, strict=True) if emit]
 
     def _confidence(self, log_probs: Tensor) -> list[Any]:
-        """Return NeMo's confidence of each step, [m]; pairs of token and duration confidence if the latter is on."""
+        """Return NeMo's confidence of each of m steps: [m] values, or pairs (token, duration) if both are wanted."""
         num_labels = log_probs.shape[1] - len(self.durations)
         measure = FrameConfidence(num_labels - 1, self.confidence_method)
         labels = measure.of(log_probs[:, :num_labels])
@@ -162,28 +162,28 @@ class TransducerInfer(FusedInfer):
 
 
 class ALSDInfer(TransducerInfer):
-    """The strategy alsd_pp, which has NeMo's interface here."""
+    """The search alsd_pp with NeMo's decoder interface."""
 
     read = staticmethod(read_alsd)
     search = ALSDPlusPlus
 
 
 class AESInfer(TransducerInfer):
-    """The strategy aes_pp, which has NeMo's interface here."""
+    """The search aes_pp with NeMo's decoder interface."""
 
     read = staticmethod(read_aes)
     search = AESPlusPlus
 
 
 def _by_frame(values: Sequence[Any], path: Path) -> list[list[Any]]:
-    """Group the values of a path's steps by frame; frames without steps have no list."""
+    """Group values of a path's steps by frame, one list per frame with steps."""
     assert path.alignment_frames is not None
     steps = zip(path.alignment_frames.tolist(), values, strict=True)
     return [[value for _, value in group] for _, group in groupby(steps, key=lambda step: step[0])]
 
 
 def _states(partials: Sequence[Any] | None, batch: int) -> list[StreamState | None]:
-    """Return the state of each utterance of the batch; None begins an utterance."""
+    """Return the `StreamState` in each partial hypothesis of a batch; None where an utterance begins."""
     if partials is None:
         return [None] * batch
     if len(partials) != batch:
@@ -207,11 +207,11 @@ def _state(b: int, partial: Any) -> StreamState | None:
 
 
 def networks_of(decoder: Predictor, joint: RNNTJoint, durations: Sequence[int] = ()) -> networks.TransducerNetworks:
-    """Return the networks of a NeMo transducer.
+    """Return prediction network and joint of a NeMo transducer in the interface of the searches.
 
-    The layers of plain LSTM and stateless prediction networks with a plain joint are called directly, which is
-    faster. Other networks (adapters, normalised LSTMs, HAT joints) are called through NeMo's methods. Create
-    the networks again after enabling or disabling adapters.
+    For LSTM and stateless prediction networks with a plain joint, the layers are called directly, which is
+    faster. Other networks (adapters, normalised LSTMs, HAT joints) are called through NeMo's methods. Call this
+    function again after adapters are enabled or disabled.
 
     Args:
         decoder: the prediction network, trained with blank_as_pad.
@@ -237,7 +237,7 @@ def networks_of(decoder: Predictor, joint: RNNTJoint, durations: Sequence[int] =
 
 
 class NemoNetworks:
-    """A NeMo prediction network and joint of any kind, which are called through NeMo's methods."""
+    """A NeMo prediction network and joint of any kind, called through NeMo's methods."""
 
     def __init__(self, decoder: Predictor, joint: RNNTJoint, durations: Sequence[int] = ()) -> None:
         self.decoder = decoder

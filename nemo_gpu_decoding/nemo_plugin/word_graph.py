@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath, mini
 
 
 class WordGraphInfer(CTCInfer):
-    """The strategy cuda_wfst, which has NeMo's interface here."""
+    """The search cuda_wfst with NeMo's decoder interface."""
 
     section = "wfst"
     read = staticmethod(word_graph_sections.read_cuda_wfst)
@@ -39,7 +39,7 @@ class WordGraphInfer(CTCInfer):
         return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
 
     def boosting_of(self, config: BoostingConfig, weight: float | None) -> BackoffAutomaton:
-        """Return the boosting automaton of a request. Words that the graph lacks are spelled."""
+        """Return the boosting automaton for a request; words that the graph lacks are spelled with tokens."""
         decoder, phrases = self.decoder(), configured_phrases(config)
         graph, speller = decoder.graph, None
         if graph.pieces is not None or lacks_words(phrases, config, graph):
@@ -68,14 +68,14 @@ class WordGraphInfer(CTCInfer):
     def _boosting(
         self, phrases: Sequence[Phrase], config: BoostingConfig, weight: float | None, graph: WordGraph, **how: Any
     ) -> BackoffAutomaton:
-        """Cache `word_boosting`, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
+        """Return `word_boosting(...)` from the cache: `transcribe(timestamps=True)` recreates decoding objects."""
         if weight is None:
             how["vocabulary"] = in_language(self.vocabulary(), self.options.graph.source_lang)
         key = ("word boosting", tuple(phrases), config, graph.fingerprint, *how.items())
         return cached(key, partial(word_boosting, phrases, config, graph, **how))
 
     def _boosted_words(self, phrases: Sequence[Phrase]) -> list[str]:
-        """Return the words of phrases and aliases, for a graph that is built."""
+        """Return the words of phrases and aliases to add to a graph that is built; [] for a ready-made graph."""
         options, config = self.options.graph, self.options.fusion.boosting
         if options.ready_made is not None or not phrases:
             return []
@@ -116,7 +116,7 @@ class WordGraphInfer(CTCInfer):
         return labels
 
     def _without_space(self, word: GraphWord, path: Path) -> GraphWord:
-        """Move the begin of a word behind its space, which is a token in a character model."""
+        """Return a word without the token of the space before it, which character models have."""
         pieces, first = self.decoder().pieces, word.first_token
         if not pieces or first >= word.end_token or pieces[path.tokens[first]] != " ":
             return word
@@ -124,7 +124,7 @@ class WordGraphInfer(CTCInfer):
 
 
 class PagedInfer(WordGraphInfer):
-    """The strategy paged_biglm for NeMo, which searches the small LM's graph with the large LM's costs."""
+    """The search paged_biglm with NeMo's decoder interface: the small LM's graph with the large LM's costs."""
 
     read = staticmethod(word_graph_sections.read_paged_biglm)
     options: word_graph_sections.PagedOptions

@@ -1,9 +1,9 @@
-"""Read NeMo's `wfst` section for cuda_wfst and paged_biglm.
+"""Read the options of cuda_wfst and paged_biglm in NeMo's `wfst` section.
 
-`arpa_lm_path` is the LM of the graph, or `wfst_lm_path` a ready-made graph. With paged_biglm, this is the small LM,
-and `large_lm_path` is the large one. `beam_size` is the length of n-best lists, as with NeMo's Riva decoder. Options
-of Riva and k2 (`riva_decoding_cfg`, `k2_decoding_cfg`) have no effect here: a value there raises an error with the key
-to use.
+`arpa_lm_path` is the LM of the graph, or `wfst_lm_path` is a ready-made graph. With paged_biglm, the graph has the
+small LM, and `large_lm_path` is the large LM. `beam_size` is the length of n-best lists, as with NeMo's Riva decoder.
+Options of Riva and k2 (`riva_decoding_cfg`, `k2_decoding_cfg`) have no effect here: a value in them raises an error
+that names the key to use.
 """
 
 from dataclasses import dataclass, replace
@@ -87,7 +87,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
 
 @dataclass(frozen=True)
 class WordGraphOptions(Options[WFSTConfig]):
-    """The values that a `wfst` section sets; `search.topology` is set when the graph is loaded."""
+    """The checked values of a `wfst` section; `search.topology` is set when the graph is loaded."""
 
     decoding_mode: str
     graph: GraphOptions
@@ -95,14 +95,14 @@ class WordGraphOptions(Options[WFSTConfig]):
 
 @dataclass(frozen=True)
 class PagedOptions(WordGraphOptions):
-    """The values that a `wfst` section sets for paged_biglm."""
+    """The checked values of a `wfst` section for paged_biglm."""
 
     large: Path  # the large LM, packed or ARPA
     small: Path  # the LM of the graph, packed or ARPA
 
 
 def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
-    """Return options of cuda_wfst.
+    """Return the checked options of cuda_wfst.
 
     Raises:
         ValueError: a key of `wfst` is unknown, has no effect on the strategy or has an invalid value, or no
@@ -113,7 +113,7 @@ def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
 
 
 def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
-    """Return options of paged_biglm; raises as `read_cuda_wfst`."""
+    """Return the checked options of paged_biglm; raise the errors of `read_cuda_wfst`."""
     wfst = _values(PAGED_BIGLM, cfg)
     options = _read(wfst, PagedBigLMConfig)
     large = wfst.file("large_lm_path")
@@ -135,7 +135,7 @@ def _values(section: Section, cfg: DictConfig) -> Values:
 
 
 def _check_lm_is_named(cfg: DictConfig, strategy: str) -> None:
-    """Raise for scripts that set `beam` only, which cannot set the LM of a word graph; name scripts that can."""
+    """Raise an error for NeMo scripts that set `beam` only, and so no LM of a graph; name scripts that can set it."""
     wfst = cfg.get("wfst") or {}
     lm = (cfg.get("beam") or {}).get("ngram_lm_model")
     if lm and not wfst.get("arpa_lm_path") and not wfst.get("wfst_lm_path"):
@@ -148,7 +148,7 @@ def _check_lm_is_named(cfg: DictConfig, strategy: str) -> None:
 
 
 def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
-    """Return the fields of `WordGraphOptions`."""
+    """Return the values of the fields of `WordGraphOptions` from a `wfst` section."""
     mode = wfst.choice("decoding_mode", DECODING_MODES)
     n_best = _n_best(wfst, mode)
     boosting, weight = wfst.boosting()
@@ -166,7 +166,7 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
 
 
 def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: str) -> WFSTConfig:
-    """Return the options of the search; it keeps costly alternatives only if the result needs them."""
+    """Return the options of the search, with n-best lists and lattices on only if the result needs them."""
     paths = wfst.checked("posterior_paths", "int", low=1)
     settled = {"topology": WFSTConfig.topology, "lattice": mode == "lattice", "backend": _backend(wfst)}
     if wfst["lattice_beam"] is None:
@@ -176,7 +176,7 @@ def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: st
 
 
 def _backend(wfst: Values) -> Any:
-    """Return the backend: "cpu" if NeMo's key `device` is "cpu"; its default "cuda" has no effect."""
+    """Return the backend of the search: "cpu" if NeMo's key `device` is "cpu", else the key `backend`."""
     backend, device = wfst["backend"], wfst["device"]
     if device not in ("cuda", "cpu"):
         raise wfst.error(
@@ -219,7 +219,7 @@ def _graph_options(wfst: Values) -> GraphOptions:
 
 
 def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | None]:
-    """Return the graph of `wfst_lm_path` or, as in NeMo, the file to save a new graph to."""
+    """Return the existing graph at `wfst_lm_path`, and the path for a new graph if, as NeMo allows, it is missing."""
     text = wfst.text("wfst_lm_path")
     if text is None:
         return None, None
@@ -260,7 +260,7 @@ def _open_vocabulary(wfst: Values) -> OpenVocabulary | None:
 
 
 def _small_lm(wfst: Values) -> Path:
-    """Return the file of the small LM, whose scores the search subtracts at each word."""
+    """Return the path of the small LM, whose scores the search subtracts at each word."""
     if wfst["small_lm_path"] is not None and wfst["arpa_lm_path"] is not None:
         raise ValueError(
             "wfst.small_lm_path and wfst.arpa_lm_path are both set, expected one of them: the LM of the "

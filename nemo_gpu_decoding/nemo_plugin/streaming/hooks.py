@@ -1,10 +1,10 @@
-"""Wrap NeMo's streaming methods, so that they search with a strategy of this package; `register.py` lists them.
+"""Wrap NeMo's streaming methods, listed in `register.py`, so that they search with a strategy of this package.
 
 For CTC, NeMo's pipelines and `conformer_stream_step` take the best label of each frame and ignore the decoding config.
-For transducers, the pipelines assume that tokens never change. With a strategy of this package, the same calls search.
-`docs/streaming.md` has their options and outputs. In `conformer_stream_step`, `previous_pred_out` carries the running
-search, and texts are the result if the audio ended here. Without `asr.decoding`, a CTC pipeline uses the strategy that
-its model was saved with, if that is one of this package.
+For transducers, the pipelines assume that tokens never change. With this package's strategies, the same calls search.
+`docs/streaming.md` explains options and outputs. In `conformer_stream_step`, `previous_pred_out` carries the running
+search, and the texts are results for audio that ends with this chunk. Without `asr.decoding`, a CTC pipeline uses the
+strategy in its model's config if it is a strategy of this package.
 """
 
 from collections.abc import Callable
@@ -30,20 +30,20 @@ from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
 
 def ctc_search(model: Any) -> CTCInfer | None:
-    """Return the decoder of a model's CTC head, or None if its strategy is NeMo's."""
+    """Return the search of a model's CTC head, or None if the head's strategy is one of NeMo's."""
     decoding = model.ctc_decoding if hasattr(model, "ctc_decoder") else getattr(model, "decoding", None)
     infer = getattr(decoding, "decoding", None)
     return infer if isinstance(infer, CTCInfer) else None
 
 
 def transducer_search(model: Any) -> TransducerInfer | None:
-    """Return the decoder of a model's transducer head, or None if its strategy is NeMo's."""
+    """Return the search of a model's transducer head, or None if the head's strategy is one of NeMo's."""
     infer = getattr(model.decoding, "decoding", None)
     return infer if isinstance(infer, TransducerInfer) else None
 
 
 def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -> Any:
-    """Replaces `ASRModuleMixin.conformer_stream_step`."""
+    """Decode one chunk with the model's search, in place of NeMo's `ASRModuleMixin.conformer_stream_step`."""
     call.apply_defaults()
     is_ctc_head = hasattr(model, "ctc_decoder") and getattr(model, "cur_decoder", "ctc") == "ctc"
     is_ctc = is_ctc_head or hasattr(model.decoding, "ctc_decoder_predictions_tensor")
@@ -82,7 +82,7 @@ def _state_of(row: Tensor, b: int, strategy: str) -> Any:
 
 
 def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> Any:
-    """Replaces `FrameBatchASR.transcribe`, which merges greedy labels; warns if the config has a search."""
+    """Warn if the config names a search, then call `FrameBatchASR.transcribe`, which merges greedy labels."""
     infer = ctc_search(batcher.asr_model)
     if infer is not None:
         logging.warning(
@@ -94,10 +94,10 @@ def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, call: BoundArgu
 
 
 def construct_merging(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> None:
-    """Replaces `BatchedFrameASRRNNT.__init__`, which merges texts from the alignments of a greedy search.
+    """Call `BatchedFrameASRRNNT.__init__` and check the strategy: this class merges alignments of greedy decoding.
 
-    A strategy of this package raises a ValueError. NeMo's script sets its own strategy, so that only the command line
-    shows the strategy that the user has chosen.
+    A strategy of this package raises a ValueError. NeMo's script replaces the user's strategy in the config, so that
+    only the command line shows the strategy that the user has chosen.
     """
     wrapped(*call.args, **call.kwargs)
     infer = transducer_search(batcher.asr_model)
@@ -119,7 +119,7 @@ def _strategy_on_the_command_line() -> str | None:
 
 
 def build_asr(wrapped: Callable[..., Any], builder: Any, call: BoundArguments) -> Any:
-    """Replaces `BaseBuilder._build_asr` and builds a CTC model with the strategy of `asr.decoding`."""
+    """Build a CTC model with the strategy of `asr.decoding`, in place of NeMo's `BaseBuilder._build_asr`."""
     cfg = call.arguments["cfg"]
     if str(cfg.asr_decoding_type).lower() != "ctc":
         return wrapped(*call.args, **call.kwargs)
@@ -139,7 +139,7 @@ def build_asr(wrapped: Callable[..., Any], builder: Any, call: BoundArguments) -
 
 
 def _saved_decoding(model_name: str) -> Any:
-    """Return the saved decoding config of a CTC model if it has a strategy of this package, else an empty one."""
+    """Return the decoding config in a CTC model's file if it names a strategy of this package, else {}."""
     config = model_config(model_name)
     saved = OmegaConf.select(config, "aux_ctc.decoding" if "aux_ctc" in config else "decoding")
     if saved is None or find_strategy(saved) is None:
@@ -149,7 +149,7 @@ def _saved_decoding(model_name: str) -> Any:
 
 
 def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments) -> None:
-    """Replaces `__init__` of NeMo's pipelines; with a strategy of this package, the pipeline searches."""
+    """Construct a NeMo pipeline; if its model has a strategy of this package, make the pipeline a searching one."""
     cls: Any = type(pipeline)
     (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
     infer, cfg = kind.search(call.arguments["asr_model"].asr_model), call.arguments["cfg"]
@@ -180,7 +180,7 @@ def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments)
 
 
 class PipelineKind(NamedTuple):
-    """A kind of pipeline, with the adaptation that this package makes to it."""
+    """A class of NeMo's pipelines, with the functions that adapt it to this package's searches."""
 
     search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
     adapt: Callable[[Any], type]
@@ -189,7 +189,7 @@ class PipelineKind(NamedTuple):
 
 
 def _anew(cfg: Any) -> str:
-    """Return why a buffered transducer pipeline has one hypothesis."""
+    """Return why a buffered transducer pipeline has no n-best lists, or "" if it has them."""
     return "" if cfg.streaming.stateful else "every buffer is decoded anew, and only the tokens of a chunk are taken"
 
 

@@ -1,10 +1,10 @@
-"""Use NeMo's inference pipelines as recognizer of a live server; each step reads one chunk of many streams.
+"""Use NeMo's inference pipelines as recognizer of a live server; a step reads one chunk of each of many streams.
 
     recognizer = PipelineRecognizer.build("model.nemo", decoding, PipelineOptions(max_streams=64))
     steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
 
 Offline checkpoints use NeMo's buffered pipelines, which encode each chunk with audio on both sides of it.
-Cache-aware checkpoints use its cache-aware pipelines. `hooks.py` makes both search.
+Cache-aware checkpoints use NeMo's cache-aware pipelines. `hooks.py` makes both kinds decode with our searches.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ N_BEST = 5  # of searches that have it anyway
 
 
 class PipelineRecognizer:
-    """A NeMo pipeline that many live streams share. Only `prepare` may be called from several threads.
+    """A recognizer that decodes many live streams in one NeMo pipeline. Only `prepare` is thread-safe.
 
     Args:
         pipeline: a pipeline that NeMo's `PipelineBuilder` made.
@@ -109,10 +109,10 @@ class PipelineRecognizer:
     def prepare(self, wanted: live.StreamOptions) -> tuple[Any, int, list[str]]:
         """Return NeMo's options of a stream, its number of hypotheses, and phrases that cannot be boosted.
 
-        A ValueError names an invalid field.
+        For an invalid field, a ValueError that names it is raised.
 
-        Compiles the phrases and the grammar of the stream, so that they are not compiled between the chunks of other
-        streams.
+        The phrases and the grammar of the stream are compiled here, so that their compilation does not delay the
+        chunks of other streams.
         """
         options: dict[str, Any] = {"biasing_cfg": self._biasing(wanted)}
         if wanted.end_silence is not None:
@@ -136,18 +136,18 @@ class PipelineRecognizer:
 
     @property
     def languages(self) -> list[str]:
-        """Return the languages of streams; empty if the model takes no language."""
+        """Return the languages that a stream may choose; [] if the model has no choice of languages."""
         config = getattr(self.pipeline, "_prompt_config", None) or {}
         return sorted(config.get("prompt_dict") or ())
 
     @property
     def phrases(self) -> list[str]:
-        """Return the phrases of the decoding config, the default of streams; without those of a tree made by NeMo."""
+        """Return the default phrases of streams, from the decoding config; [] for a boosting tree that NeMo made."""
         phrases = [] if self.infer is None else configured_phrases(self.infer.options.fusion.boosting)
         return [phrase.text for phrase in phrases]
 
     def step(self, chunks: Sequence[live.Chunk]) -> list[live.StepOutput]:
-        """Read one chunk of each of several streams; invalid numbers in one stream do not affect others.
+        """Decode one chunk of each of several streams; NaN in one stream does not affect the other streams.
 
         Raises:
             Exception: all streams are unchanged.
@@ -166,7 +166,7 @@ class PipelineRecognizer:
         return steps
 
     def drop(self, streams: Iterable[int]) -> None:
-        """Remove streams without results."""
+        """Remove streams from the pipeline without results."""
         for stream in streams:
             self._n_best.pop(stream, None)
             self.pipeline.delete_state(stream)
@@ -218,7 +218,7 @@ class PipelineRecognizer:
         return live.StepOutput(partial, final)
 
     def _final(self, chunk: live.Chunk, output: Any, ended: NBest | None, n_best: int) -> Transcript:
-        """Return the transcript of an utterance that ended in this chunk; without `ended`, of a strategy of NeMo."""
+        """Return the final transcript of an utterance that ended in a chunk; `ended`: None for NeMo's strategies."""
         text, words = output.final_transcript, _words(output.final_segments, self.confidence_map)
         is_joined = bool(text) and not chunk.is_first and not text.startswith(self.pipeline.get_sep())
         final = Transcript(text.strip(), words=words, is_joined=is_joined)
@@ -236,7 +236,7 @@ class PipelineRecognizer:
         )
 
     def _alternatives(self, nbest: NBest, n: int) -> tuple[Alternative, ...]:
-        """Return the n best hypotheses with different texts."""
+        """Return the n best hypotheses with different texts, best first."""
 
         def text_of(path: SearchPath) -> str:
             return transcript(self.pipeline, path.tokens.tolist()).strip()
@@ -246,7 +246,7 @@ class PipelineRecognizer:
         return tuple(Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, paths, strict=True))
 
     def _biasing(self, wanted: live.StreamOptions) -> Any:
-        """Return the stream's request in NeMo's form, or None for that of the decoding config."""
+        """Return a stream's request as NeMo's pipelines take it, or None for the decoding config's phrases and LM."""
         if wanted.request is None:
             return None
         if self.infer is None:
@@ -256,7 +256,7 @@ class PipelineRecognizer:
 
 
 def milliseconds(seconds: float) -> int:
-    """Convert seconds to NeMo's `stop_history_eou`; -1 stands for never."""
+    """Convert seconds of silence to milliseconds for NeMo's `stop_history_eou`; -1: silence never ends utterances."""
     return -1 if seconds < 0 else round(1000 * seconds)
 
 
@@ -269,8 +269,8 @@ def _kind_of(config: DictConfig, kind: str) -> str:
 
 
 def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
-    """Return hypotheses that a search has anyway: word graphs would keep lattices for them, and a pipeline that
-    decodes every buffer anew has one."""
+    """Return the length of n-best lists that costs no extra time: 1 for word graphs, which would keep lattices, and
+    for a pipeline that decodes every buffer anew."""
     spec = STRATEGIES.get(str(decoding.strategy))
     if spec is None or spec.section != "beam" or pipeline == "buffered rnnt":
         return 1
@@ -280,7 +280,7 @@ def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
 def _config_of(
     model: str, decoding: DictConfig, options: PipelineOptions, kind: str, head: str, device: torch.device
 ) -> DictConfig:
-    """Return the config of NeMo's YAML files for streaming inference."""
+    """Return a pipeline config from NeMo's YAML files for streaming inference."""
     streaming: dict[str, Any] = {
         "sample_rate": 16000, "batch_size": options.max_streams, "num_slots": options.max_streams,
         "request_type": "frame", "word_boundary_tolerance": 4, "padding_mode": "right", "att_context_size": None,

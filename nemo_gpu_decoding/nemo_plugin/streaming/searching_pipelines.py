@@ -1,4 +1,4 @@
-"""Let NeMo's pipelines of `nemo.collections.asr.inference` search by subclasses, which `hooks.py` lists.
+"""Define subclasses of the pipelines in `nemo.collections.asr.inference` that search; `hooks.py` lists them.
 
 searching_ctc           searches log-probs of buffers or chunks
 buffered_transducer     continues the search in each buffer (streaming.stateful: true), or decodes each one anew
@@ -35,7 +35,7 @@ MOST_AT_FIRST = 64  # largest number of slots that a pipeline allocates at first
 
 @dataclass
 class StreamRequest(BiasingRequestItemConfig):
-    """The request of a stream, for NeMo's `ASRRequestOptions.biasing_cfg`; phrases here replace the request's."""
+    """A stream's request for NeMo's `ASRRequestOptions.biasing_cfg`; its phrases replace those in `request`."""
 
     request: Request | None = None
 
@@ -48,14 +48,14 @@ class StreamRequest(BiasingRequestItemConfig):
 
 
 def in_slots(base: Any) -> type:
-    """Return a pipeline that searches its utterances in one `Slots`, its attribute `slots`.
+    """Return a pipeline class that decodes all its utterances in one `Slots`, its attribute `slots`.
 
     If a stream has an invalid frame (NaN), it ends there with its text so far. The `error` of this step's output is
     a ValueError that names the stream; else it is None. Later outputs of the stream are empty.
 
-    Outputs also have `committed_transcript`, the beginning of `partial_transcript` that does not change. Their
-    `n_best` is the `NBest` of the utterance that ended in this step, or None. Aliases of phrases are replaced in all
-    of them but `current_step_transcript`. Words that may become an alias are not committed.
+    Outputs also have `committed_transcript`, the beginning of `partial_transcript` that does not change, and `n_best`,
+    the `NBest` of the utterance that ended in this step, or None. Aliases of phrases are replaced in all texts except
+    `current_step_transcript`. Words that may become part of an alias are not committed.
     """
 
     class InSlots(base):
@@ -84,12 +84,12 @@ def in_slots(base: Any) -> type:
             self.gone: dict[int, Any] = {}  # states of streams that ended in this step
 
         def aliases_of(self, options: Any) -> Aliases | None:
-            """Return the aliases of a stream's phrases."""
+            """Return the aliases of the phrases of a stream, or None."""
             request = biasing_request(self.infer, getattr(options, "biasing_cfg", None))
             return self.slots.decoder.open(1, [request]).fusion.aliases_of(0)
 
         def decoder(self) -> Any:
-            """Return the search of the model, with `streaming.n_best` hypotheses per utterance."""
+            """Return the model's search, set to return `streaming.n_best` hypotheses per utterance."""
             decoder = self.infer.decoder()
             if self.n_best == 1:
                 return decoder
@@ -115,17 +115,17 @@ def in_slots(base: Any) -> type:
             return outputs
 
         def find_committed(self, states: list[Any]) -> None:
-            """Set `committed` of running streams."""
+            """Set `committed`, the number of tokens that will not change, in the states of running streams."""
             going = [state for state in states if state.slot is not None]
             for state, nbest in zip(going, self.slots.partial([state.slot for state in going]), strict=True):
                 state.committed = nbest.committed
 
         def ends(self, progress: StreamProgress) -> bool:
-            """Return whether an utterance ends here by the rules of `endpointing.rules`."""
+            """Return whether a rule in `endpointing.rules` ends the utterance after this step."""
             return self.rules is not None and find_endpoint(progress, self.rules) is not None
 
         def fail(self, stream_id: int, state: Any, error: ValueError) -> None:
-            """End the stream with an error of the search."""
+            """End the stream because of an error that the search reports for it."""
             row = f" ({self.infer.decoder().input_name}[{error.row}] is this stream)" if hasattr(error, "row") else ""
             state.error = ValueError(f"stream {stream_id} ends here: {error}{row}")
             self.errors[stream_id] = state.error
@@ -135,7 +135,7 @@ def in_slots(base: Any) -> type:
 
 
 def divide_words(pipeline: Any) -> None:
-    """Let a pipeline divide words of scripts without spaces, where NeMo has one word; they begin with a joint."""
+    """Make a pipeline divide words in scripts without spaces; a word without a space before it begins with JOINT."""
     decoder = pipeline.bpe_decoder
     vocabulary, group = Vocabulary(tuple(decoder.vocabulary), "bpe"), decoder.group_tokens_into_words
 
@@ -155,14 +155,14 @@ def divide_words(pipeline: Any) -> None:
 
 
 def remove_joints(output: Any, separator: str) -> None:
-    """Remove the joints from an output of a pipeline, with the spaces before them."""
+    """Remove each JOINT, and the space before it, from the texts in an output of a pipeline."""
     output.final_transcript = output.final_transcript.replace(separator + JOINT, "").replace(JOINT, "")
     for segment in output.final_segments or ():
         segment.text = segment.text.replace(separator + JOINT, "").replace(JOINT, "")
 
 
 def write_aliases(output: Any, aliases: Aliases, bpe_decoder: Any) -> None:
-    """Replace the aliases of phrases in an output of a pipeline."""
+    """Replace aliases by their phrases in the texts of a pipeline's output."""
     output.final_transcript = aliases.written(output.final_transcript)
     output.partial_transcript = aliases.written(output.partial_transcript)
     output.committed_transcript = aliases.committed(output.committed_transcript)
@@ -170,7 +170,7 @@ def write_aliases(output: Any, aliases: Aliases, bpe_decoder: Any) -> None:
 
 
 def written_segments(segments: list[Any], aliases: Aliases, bpe_decoder: Any) -> list[Any]:
-    """Return NeMo's segments (words) with the aliases of phrases replaced."""
+    """Return a copy of NeMo's segments (one per word) in which phrases replace their aliases."""
     written = []
     for first, end, text in aliases.words([segment.text for segment in segments]):
         segment = segments[first].copy()
@@ -182,13 +182,13 @@ def written_segments(segments: list[Any], aliases: Aliases, bpe_decoder: Any) ->
 
 
 def transcript(pipeline: Any, tokens: list[int]) -> str:
-    """Return the text of tokens, in the form of NeMo's partial transcripts."""
+    """Return the text of tokens as NeMo writes it in partial transcripts."""
     text = ids_to_text_without_stripping(tokens, pipeline.tokenizer, pipeline.get_sep())
     return re.sub(pipeline.leading_regex_pattern, r"\1", text) if pipeline.leading_regex_pattern else text
 
 
 class PushedChunk(NamedTuple):
-    """The frames that a step of a CTC stream reads."""
+    """The frames of one CTC stream that a step passes to the search."""
 
     stream_id: int
     state: Any
@@ -202,7 +202,7 @@ class PushedChunk(NamedTuple):
 
 
 def searching_ctc(base: Any) -> type:
-    """Return a CTC pipeline with transcripts from the search of the model's decoding config."""
+    """Return a CTC pipeline class whose transcripts come from the search in the model's decoding config."""
 
     is_buffered = hasattr(base, "get_cut_off_range")
 
@@ -210,12 +210,12 @@ def searching_ctc(base: Any) -> type:
         def decode_log_probs(
             self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
         ) -> None:
-            """Decode a step of cache-aware streams."""
+            """Decode one step of cache-aware streams from log-probs."""
             for turn in turns(requests):
                 ready_state_ids.update(self.search([requests[i] for i in turn], [(log_probs[i],) for i in turn]))
 
         def shared_transcribe_step(self, requests: list[Any], log_probs: Tensor) -> None:
-            """Decode a step of buffered streams."""
+            """Decode one step of buffered streams from their audio buffers."""
             size = log_probs.shape[1]
             rows = [row[:n] for row, n in zip(log_probs.cpu(), self.lengths, strict=True)]
             for turn in turns(requests):
@@ -228,7 +228,7 @@ def searching_ctc(base: Any) -> type:
             self.update_partial_transcript(requests, self.tokenizer, self.leading_regex_pattern)
 
         def search(self, requests: list[Any], inputs: list[tuple[Any, ...]]) -> list[int]:
-            """Read a step of different streams in one push.
+            """Pass the frames of a step of different streams to the search in one push.
 
             Args:
                 requests: one per stream.
@@ -266,7 +266,7 @@ def searching_ctc(base: Any) -> type:
             pass  # `search` has set it
 
         def read(self, request: Any, log_probs: Tensor, *clip: int) -> PushedChunk:
-            """Return the frames that NeMo reads in this step; NeMo decides whether the utterance ends with them."""
+            """Return the frames of a stream that NeMo reads in a step, and whether NeMo ends the utterance there."""
             state = self.get_state(request.stream_id)
             offset, known = state.global_offset, len(state.current_step_tokens)
             is_end = self.run_greedy_decoder(state, request, log_probs, *clip)
@@ -284,7 +284,7 @@ def searching_ctc(base: Any) -> type:
             return PushedChunk(request.stream_id, state, log_probs[begin:end], known, is_end)
 
         def push(self, chunks: list[PushedChunk]) -> None:
-            """Pass the frames of these streams to the search."""
+            """Pass the frames of these streams to the search, and store their confidences; end streams with errors."""
             errors = self.slots.push({chunk.state.slot: chunk.frames for chunk in chunks})
             for chunk in chunks:
                 state, frames = chunk.state, chunk.frames
@@ -306,7 +306,7 @@ def searching_ctc(base: Any) -> type:
 
         @contextlib.contextmanager
         def _noting_lengths(self, paddings: list[int]) -> Iterator[None]:
-            """Set `lengths`, the frames of each buffer up to the end of the audio, from the model's output;
+            """Set `lengths`, the number of valid frames in each buffer, from the model's output within this block.
             `paddings` are the frames before the audio if NeMo rolls buffers."""
             before = paddings if self.right_padding else [0] * len(paddings)
 
@@ -323,12 +323,12 @@ def searching_ctc(base: Any) -> type:
 
 
 def _progress(partial: NBest, frame_seconds: float) -> StreamProgress:
-    """Return the inputs of the endpointing rules. Without final costs, all hypotheses may end at cost 0."""
+    """Return the inputs of the endpointing rules for a partial result; without final costs, relative cost is 0."""
     return progress_of(partial, frame_seconds, 0.0 if partial.relative_cost is None else None)
 
 
 def turns(requests: list[Any]) -> list[list[int]]:
-    """Split request numbers into turns with at most one request per stream."""
+    """Divide request indices into consecutive steps with at most one request per stream."""
     turns: list[list[int]] = []
     count: dict[int, int] = {}
     for i, request in enumerate(requests):
@@ -340,7 +340,7 @@ def turns(requests: list[Any]) -> list[list[int]]:
 
 
 def _show(chunk: PushedChunk, path: Path | None) -> None:
-    """Replace NeMo's labels of an utterance by a path; None: by nothing, because the stream has ended."""
+    """Replace NeMo's labels of an utterance by the tokens of a path; None removes them when the stream has ended."""
     state = chunk.state
     frames = [] if path is None else path.frames.tolist()
     tokens = [] if path is None else path.tokens.tolist()
@@ -349,7 +349,7 @@ def _show(chunk: PushedChunk, path: Path | None) -> None:
 
 
 def show(state: Any, known: int, tokens: list[int], frames: list[int], before: int) -> None:
-    """Replace the tokens of an utterance.
+    """Replace the tokens and times of an utterance in NeMo's stream state.
 
     Args:
         known: number of tokens of this step that belong to earlier utterances.
@@ -362,9 +362,9 @@ def show(state: Any, known: int, tokens: list[int], frames: list[int], before: i
 
 
 def buffered_transducer(base: Any) -> type:
-    """Return a transducer pipeline that continues the search in each buffer until the utterance ends.
+    """Return a transducer pipeline class that continues the search in each buffer until the utterance ends.
 
-    With `streaming.stateful: false`, it decodes each buffer from scratch, with the phrases of its stream."""
+    With `streaming.stateful: false`, the pipeline decodes each buffer from scratch, with its stream's phrases."""
 
     class BufferedTransducer(in_slots(base)):  # type: ignore[misc]
         def init_decoding_computer(self) -> None:
@@ -373,8 +373,8 @@ def buffered_transducer(base: Any) -> type:
         def decode(
             self, encs: Tensor, enc_lens: Tensor, states: list[Any], offsets: list[float]
         ) -> tuple[list[Any], list[int]]:
-            """Search frames; the first one is frame `offset` of its stream. Frames below 0 are padding, in which
-            models may output words, and are skipped. Returns hypotheses and the number of skipped frames of each."""
+            """Decode frames, of which the first is frame `offset` of its stream; return hypotheses and the numbers of
+            skipped frames. Frames below 0 are padding, in which models may output words, and are skipped."""
             paddings = [max(0, round(-offset)) for offset in offsets]
             ends = [max(n, padding) for n, padding in zip(enc_lens.tolist(), paddings, strict=True)]
             frames = [enc[:, begin:end].T for enc, begin, end in zip(encs, paddings, ends, strict=True)]
@@ -398,8 +398,8 @@ def buffered_transducer(base: Any) -> type:
             enc_lens: Tensor,
             ready_state_ids: set[int],
         ) -> None:
-            """Read the frames of this step's chunks. The frames to their right are context of the encoder and belong
-            to the next chunk."""
+            """Decode the frames of this step's chunks. Frames to the right of a chunk are context of the encoder and
+            belong to the next chunk."""
             for turn in turns(requests):
                 rows = [i for i in turn if self.get_state(requests[i].stream_id).error is None]
                 states = [self.get_state(requests[i].stream_id) for i in rows]
@@ -426,7 +426,7 @@ def buffered_transducer(base: Any) -> type:
                         state.committed = 0
 
         def take(self, request: Any, state: Any, hypothesis: Any) -> None:
-            """Replace the hypothesis of an utterance by the current best one."""
+            """Replace the hypothesis of an utterance in NeMo's state by the current best hypothesis."""
             state.slot, state.nbest = hypothesis.dec_state.slot, None
             if hypothesis.dec_state.error is not None:
                 self.fail(request.stream_id, state, hypothesis.dec_state.error)
@@ -435,8 +435,8 @@ def buffered_transducer(base: Any) -> type:
             _show_hypothesis(state, hypothesis, len(state.current_step_tokens))
 
         def is_over(self, request: Any, state: Any) -> bool:
-            """Return whether the utterance ends here, by the rules or by NeMo's endpointing. NeMo uses the silence
-            since the last token or, if the request has them, segments of speech."""
+            """Return whether the endpointing rules or NeMo end the utterance here. NeMo uses the silence since the
+            last token or, if the request has them, segments of speech."""
             if request.is_last or state.error is not None:
                 return request.is_last or request.stream_id in self.errors
             hypothesis = state.hyp_decoding_state
@@ -467,7 +467,7 @@ def buffered_transducer(base: Any) -> type:
             ready_state_ids.update(self.decode_step(hypotheses, requests, states))
 
         def run_greedy_decoder(self, state: Any, request: Any, **output: Any) -> bool:
-            """Let NeMo take the tokens of this step's frames, and decide whether the utterance ends here."""
+            """Let NeMo take over the tokens of this step's frames and decide whether the utterance ends here."""
             if state.error is not None:
                 return request.is_last or request.stream_id in self.errors
             offset = state.global_offset
@@ -487,7 +487,7 @@ def buffered_transducer(base: Any) -> type:
 
 
 def cache_aware_transducer(base: Any) -> type:
-    """Return a transducer pipeline that continues the search in each chunk until the utterance ends."""
+    """Return a transducer pipeline class that continues the search in each chunk until the utterance ends."""
 
     class Adapted(in_slots(base)):  # type: ignore[misc]
         def create_state(self, options: Any) -> Any:
@@ -503,8 +503,8 @@ def cache_aware_transducer(base: Any) -> type:
                 super().cache_aware_transcribe_step(*args, **kwargs)
 
         def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
-            """Replace the hypothesis of earlier steps by the current best one and return NeMo's decision, from the
-            tokens of this step's frames, whether the utterance ends here."""
+            """Replace the hypothesis of earlier steps by the current best one, and return whether NeMo ends the
+            utterance here, given the tokens of this step's frames."""
             state.slot = hyp.dec_state.slot
             if state.error is None and hyp.dec_state.error is not None:
                 self.fail(request.stream_id, state, hyp.dec_state.error)
@@ -526,7 +526,7 @@ def cache_aware_transducer(base: Any) -> type:
             return is_end
 
         def _begin(self, state: Any, frame: int) -> None:
-            """Begin an utterance at a frame of the stream."""
+            """Begin an utterance at this frame of its stream."""
             if state.slot is not None:
                 self.slots.abandon([state.slot])
             state.slot, state.frames_read, state.committed = None, 0, 0
@@ -538,26 +538,26 @@ def cache_aware_transducer(base: Any) -> type:
 
 
 def _show_hypothesis(state: Any, hypothesis: Any, known: int) -> None:
-    """Replace a transducer's hypothesis of the running utterance; `known` is as in `show`."""
+    """Replace the tokens and times of a transducer's running utterance in NeMo's state; `known` is as in `show`."""
     show(state, known, hypothesis.y_sequence.tolist(), hypothesis.token_frames, state.frames_read)
     state.confidences = list(hypothesis.step_confidence) or [0.0] * len(state.tokens)
     state.frames_read = int(hypothesis.length)
 
 
 def _last_frame(hypothesis: Any) -> int:
-    """Return the frame in which a hypothesis' last token ends, or 0 if it has no token."""
+    """Return the frame in which the last token of a hypothesis ends, or 0 without tokens."""
     return hypothesis.token_frames[-1] + hypothesis.token_repeats[-1] if len(hypothesis.token_frames) else 0
 
 
 def _since(last: float, frames: float, frame_seconds: float) -> StreamProgress:
-    """Return the inputs of the endpointing rules for a transducer's utterance; its last token ends in frame `last` (0:
-    no token). All hypotheses may end at cost 0."""
+    """Return the inputs of the endpointing rules for a transducer's utterance, whose last token ends in frame `last`
+    (0: no token). Transducers have no final costs, so that the relative cost is 0."""
     frames = max(frames, last)
     return StreamProgress(frames * frame_seconds, (frames - last) * frame_seconds, 0.0)
 
 
 def _beginning(phrases: Any) -> Hypothesis | None:
-    """Return the partial hypothesis that begins an utterance with the phrases of its stream."""
+    """Return an empty partial hypothesis, which begins an utterance with the phrases of its stream."""
     if phrases is None or phrases.is_empty():
         return None
     return Hypothesis.empty_with_biasing_cfg(phrases)

@@ -1,4 +1,4 @@
-"""Keep running searches in NeMo's `partial_hypotheses`, and undo a failed step.
+"""Keep running searches in NeMo's `partial_hypotheses`, and undo failed steps of NeMo's pipelines.
 
 NeMo's streaming code passes the hypotheses of one call to the next call, including the object in their
 `dec_state`. This object holds the running search:
@@ -8,19 +8,19 @@ NeMo's streaming code passes the hypotheses of one call to the next call, includ
         next_chunk, lengths, return_hypotheses=True, partial_hypotheses=hypotheses
     )
 
-NeMo does not mark the last call. So each call returns the result for audio that ends there: it closes a copy
-of the streams and keeps the streams open. After the last chunk, this is the result of the whole utterance,
-whatever the chunk sizes.
+NeMo does not mark the last call. Therefore each call returns the result for audio that ends with its chunk: it
+closes a copy of the streams and keeps the streams open. After the last chunk, this is the result of the whole
+utterance, whatever the chunk sizes.
 
-NeMo's pipelines mark ends of utterances. Their utterances share one `Slots`, see `shared_slots`.
+NeMo's pipelines mark the ends of utterances. All utterances of a pipeline share one `Slots`, see `shared_slots`.
 
 `all_or_nothing` undoes a step of NeMo's pipelines after an error:
 
     with all_or_nothing(pipeline, [7, 8]):
         outputs = pipeline.transcribe_step(frames)     # of streams 7 and 8
 
-If the block raises, the pipeline is restored. The caller then steps its streams one by one and drops the stream that
-raises.
+If the block raises, the pipeline is restored. The caller then decodes the chunk of each stream alone, and drops the
+stream that raises.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StreamState:
     is_continued: bool = False  # a newer state has more frames
 
     def __getstate__(self) -> dict[str, Any]:
-        """Exclude the search from a pickled hypothesis."""
+        """Pickle a hypothesis without the running search."""
         return self.__dict__ | dict.fromkeys(("nbest", "slot", "history"))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
@@ -71,7 +71,7 @@ shared_slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
 
 
 class Continuation:
-    """An object that begins and continues the utterances of a batch.
+    """A helper that begins and continues the searches of a batch of utterances.
 
     Args:
         name: name of the argument with the states, for messages.
@@ -99,7 +99,7 @@ class Continuation:
             lengths: [B] valid frames.
             states: [B] state to continue; None begins an utterance.
             requests: one per utterance that begins.
-            keep_history: keep all input frames in the states.
+            keep_history: whether to keep all input frames in the states.
 
         Returns:
             The new state of each utterance, with the result if the audio ended here.
@@ -141,7 +141,7 @@ class Continuation:
                 raise ValueError(f"{self.name}[{b}] was continued before: expected what this has returned")
 
     def _remember(self, begun: list[StreamState]) -> None:
-        """Release the oldest states; continued utterances have newer state objects."""
+        """Release the oldest states; this does not end continued utterances, which have newer state objects."""
         if begun:
             self._recent.append(begun)
         while len(self._recent) > RECENT_BATCHES:
@@ -157,7 +157,7 @@ def _history(state: StreamState | None, frames: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
-    """Restore the pipeline if the block, which steps its streams, raises an error.
+    """Restore the state of a pipeline if the block, which decodes a step of its streams, raises an error.
 
     Args:
         pipeline: buffered or cache-aware, with audio frames as its requests.
@@ -185,7 +185,7 @@ def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
 
 
 def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
-    """Return the objects of streams and their attributes; tensors are not copied, because steps replace them."""
+    """Return a function that restores the objects of streams in `held`; tensors need no copy: steps replace them."""
     before = {stream: (held[stream], _copied(held[stream])) for stream in streams if stream in held}
 
     def put_back() -> None:
@@ -199,7 +199,7 @@ def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], 
 
 
 def _copied(holder: Any) -> dict[str, Any]:
-    """Return the attributes of an object, with copies of lists and hypotheses, which steps change in place."""
+    """Return the attributes of an object; lists and hypotheses are copied, because steps change them in place."""
     return {name: _copy(value) for name, value in vars(holder).items()}
 
 
@@ -214,15 +214,15 @@ def _copy(value: Any) -> Any:
 
 
 def _rows(owner: Any, streams: Sequence[int]) -> list[int]:
-    """Return the rows of streams in the tensors of a `CacheAwareContextManager` or `BatchedCacheFeatureBufferer`."""
+    """Return the tensor rows of streams in a `CacheAwareContextManager` or `BatchedCacheFeatureBufferer`."""
     return [owner.streamidx2slotidx[stream] for stream in streams if stream in owner.streamidx2slotidx]
 
 
 def _undo_rows(owner: Any, streams: Sequence[int], **axes: int) -> Callable[[], None]:
-    """Return a function that puts back the rows of streams, and zeros for streams that began in the step.
+    """Return a function that restores the tensor rows of streams, with zeros for streams that began in the step.
 
     Args:
-        axes: names of the owner's tensors, with the axis of their rows.
+        axes: for each tensor of the owner, by name, the axis of its rows.
     """
     put_slots_back, rows = _undo_slots(owner), torch.tensor(_rows(owner, streams), dtype=torch.int64)
     tensors = [(getattr(owner, name), axis) for name, axis in axes.items()]
@@ -240,7 +240,7 @@ def _undo_rows(owner: Any, streams: Sequence[int], **axes: int) -> Callable[[], 
 
 
 def _undo_slots(owner: Any) -> Callable[[], None]:
-    """Return the mapping of streams to slots, in both."""
+    """Return a function that restores the owner's two mappings between streams and slots, and its free slots."""
     (queue,) = (value for value in vars(owner).values() if isinstance(value, Queue))
     by_stream, by_slot, free = owner.streamidx2slotidx.copy(), owner.slotidx2streamidx.copy(), list(queue.queue)
 
