@@ -311,7 +311,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of the contents; equal for graphs with the same states and arcs."""
+        """Return a hash of the graph's contents; graphs with the same states and arcs have equal hashes."""
         digest = hashlib.sha256(f"{self.start} {self.words}".encode())
         for array in self.arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -326,7 +326,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def most_words(self) -> int:
-        """Return the largest number of words, or of unknown words' pieces, that one output label has."""
+        """Return the largest number of words (or of pieces of unknown words) that one output label stands for."""
         counts = [1] * len(self.words)
         for first, second in self.arrays.word_sequences.tolist():  # of labels before their own
             counts.append(counts[first] + counts[second])

@@ -18,7 +18,7 @@ the ranges of closure arcs of states differ, so both graphs share the other arra
 without new words reads the graph without the loop: it visits no arc of the loop, and no result changes. A new word
 costs as much as an added word (`lm/arpa.py`).
 
-These labels have no text: `WordGraph.expanded` and LMs skip them.
+Labels of pieces have no text: `WordGraph.expanded` and LMs skip them.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ _NEVER = -90.0  # log10; a 1-gram below it means "impossible": SRILM writes -99 
 
 @dataclass(frozen=True)
 class NGramBlock:
-    """M n-grams that have one order, in the order of the file. Weights are log10, as in the file."""
+    """M n-grams of equal length, in the order in which the file lists them. Weights are log10, as in the file."""
 
     order: int
     symbols: np.ndarray  # [M, order] int32, indices into the symbols of the LM

@@ -71,7 +71,7 @@ class Engine(ABC):
 
     @abstractmethod
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        """Replace these utterances by new ones; the others continue.
+        """Replace the utterances of the given streams by new ones; all other streams continue.
 
         Args:
             rows: numbers of utterances.
@@ -107,7 +107,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 @dataclass
 class Streams:
-    """The state of n utterances that are being decoded. Only one thread may use it at a time."""
+    """The state of n utterances that are being decoded. Only one thread at a time may use a `Streams` object."""
 
     fusion: BatchFusion  # LM, boosting tree and weights of each
     capacity: int  # frames to allocate buffers for

@@ -8,7 +8,7 @@ A candidate is a hypothesis, `parent`, extended by a `choice`. A choice is one n
     transducers    label * D + index of the duration, for D durations; KEEP leaves the hypothesis unchanged
 
 Candidates are in a total order: descending score, then ascending parent, then ascending choice. All runs and backends
-therefore keep the same ones, even among equal scores.
+therefore keep the same hypotheses, even among hypotheses with equal scores.
 """
 
 import math

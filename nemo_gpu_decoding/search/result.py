@@ -31,7 +31,7 @@ def new_frozen(kind: type[T], **values: Any) -> T:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """The parts that a score has, natural log. They add up to `Path.score`."""
+    """The summands of a hypothesis's score, natural log. The fields of `ScoreParts` add up to `Path.score`."""
 
     acoustic: float
     lm: float = 0.0  # lm_weight * log P_LM - source_lm_weight * log P_source, final weights included
@@ -199,7 +199,7 @@ N = TypeVar("N", bound=NBest[Any])
 
 
 def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
-    """Return the hypotheses of an utterance that has ended, without those that are no sentence of its grammar.
+    """Return the hypotheses of an ended utterance that are sentences of its grammar.
 
     If the best hypothesis is no sentence, the result has no tokens.
     """

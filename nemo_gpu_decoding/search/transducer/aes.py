@@ -2,9 +2,9 @@
 
 The search works frame by frame; the open hypotheses are those at the present frame. Prefix search comes first. If an
 open text is another one without its last token, the longer text gains the probability of that token in this frame.
-Then, up to maes_num_steps times, every open hypothesis is expanded by its best labels, within gamma of
-the best one. The new beam holds the K best of these expansions and of the hypotheses that have left the frame.
-Hypotheses with a new token in this frame stay open. The ones that are open after the last step take a blank.
+Then, up to maes_num_steps times, every open hypothesis is expanded by its best labels, within gamma of the best one.
+The new beam holds the K best of these expansions and of the hypotheses that have left the frame. Hypotheses with a new
+token in this frame stay open. The hypotheses that are open after the last expansion take a blank.
 
 An expansion within the frame that leads to a text of the beam is dropped, because prefix search has counted it. In
 RNN-T this holds for every text of the beam, as in NeMo; in TDT for texts at the same frame. Texts that become equal at
