@@ -104,8 +104,8 @@ class FoundPhrase(NamedTuple):
 class Work(NamedTuple):
     """The counters that paged_biglm adds up over all frames of an utterance.
 
-    They do not depend on the chunks, except for `query_hits`. `look_ups` and `groups` do not depend on the order of
-    work either. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
+    The length of the audio chunks affects `query_hits` only. `look_ups` and `groups` do not depend on the order of
+    work. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
     They depend on the size of the GPU's cache of arcs, on earlier decoding, and on the order of the threads.
     """
 

@@ -1,7 +1,7 @@
 """Keep the beams of transducer searches: hypotheses, their tree of tokens, and the new beam of a step.
 
 RNN-T is treated as a TDT model whose only duration is 0 with probability 1: a token stays in its frame, and a blank of
-any duration advances by at least one frame. One search therefore serves both. A `choice` is an extension of a
+any duration advances by at least one frame. One search therefore serves RNN-T and TDT. A `choice` is an extension of a
 hypothesis: label * D + index of the duration, for D durations; KEEP leaves the hypothesis unchanged.
 
 The tokens of all hypotheses form a tree. It has a node per token (with `alignments` also per blank), which points to
