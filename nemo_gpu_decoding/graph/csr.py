@@ -13,8 +13,8 @@ With the grammar {a: 1.0, b: 2.0}, spelled  a = token 0,  b = tokens 0 1  (#1 en
 Costs are negative natural logs.
 
 **Epsilon closure**, computed once before the search. Epsilons of a word graph are back-off arcs, and ends of words
-with a spelling that begins another spelling. They form chains of two or three arcs. Epsilon removal would multiply the
-arcs of the graph (55-131 times for the LMs measured). Instead, each state gets a closure arc to each state that it
+with a spelling that begins another spelling. Epsilons form chains of two or three arcs. Epsilon removal would multiply
+the arcs of the graph (55-131 times for the LMs measured). Instead, each state gets a closure arc to each state that it
 reaches by epsilons, with the cost and the word of the chain. A search then takes closure arcs in one step, in any
 order:
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 def new_frozen(kind: type[T], **values: Any) -> T:
     """Return an instance of a frozen dataclass with these field values, and defaults for the others.
 
-    It bypasses the slow `__init__` of frozen dataclasses, which dominates the time per hypothesis.
+    The function bypasses the slow `__init__` of frozen dataclasses, which dominates the time per hypothesis.
     """
     result = object.__new__(kind)
     result.__dict__.update(values)
