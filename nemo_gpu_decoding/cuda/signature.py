@@ -124,7 +124,7 @@ class Signature:
 
     @cached_property
     def struct(self) -> np.dtype:
-        """Return the struct's declaration in C++."""
+        """Return the NumPy dtype of the arguments' struct, aligned like a C++ struct."""
         dtypes = [np.uint64 if isinstance(given, Tensor) else given.dtype for given in self.parameters.values()]
         return np.dtype([(f"_{n}", dtype) for n, dtype in enumerate(dtypes)], align=True)
 
@@ -132,7 +132,7 @@ class Signature:
         """Pack checked arguments for a launch.
 
         Returns:
-            the struct, and [1] its address. Both must stay alive until the launch returns.
+            the struct, and [1] its address. The caller must keep both results alive until the launch returns.
         """
         packed = np.zeros((), self.struct)
         packed[()] = tuple(values)

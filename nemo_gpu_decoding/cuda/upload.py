@@ -1,6 +1,6 @@
 """Copy arrays between the host and a device, and keep them valid for kernels.
 
-Constant tables are uploaded once per owner and device. An `Exchange` moves many arrays in one copy.
+Constant tables are uploaded once per owner and device. An `Exchange` copies many arrays in one transfer.
 """
 
 import threading

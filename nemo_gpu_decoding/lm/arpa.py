@@ -104,7 +104,7 @@ def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order
 
 
 def join_blocks(order: int, blocks: Iterable[NGramBlock]) -> NGramBlock:
-    """Concatenate blocks of one order."""
+    """Concatenate blocks of n-grams of the same order."""
     columns: list[list[np.ndarray]] = [[np.zeros((0, order), np.int32)], [np.zeros(0)], [np.zeros(0)]]
     for block in blocks:
         for parts, part in zip(columns, (block.symbols, block.log10_probs, block.log10_backoffs), strict=True):

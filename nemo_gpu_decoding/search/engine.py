@@ -127,7 +127,7 @@ class Streams:
 
     @property
     def closed(self) -> bool:
-        """Return whether there are streams and all of them are closed."""
+        """Return whether the object has streams and all streams are closed."""
         return len(self) > 0 and not self.is_open.any()
 
     def set_open(self, rows: Sequence[int], is_open: bool) -> None:

@@ -150,7 +150,7 @@ def rebased(beam, size):
 
 @linked
 def merge_equal_texts(beam, scores, adds):
-    """Keep one hypothesis per text; the scores of the others become IMPOSSIBLE.
+    """Keep one hypothesis per text; the scores of all its duplicates become IMPOSSIBLE.
 
     Hypotheses of a text may differ in their last label (CTC) or in their frames (TDT).
 

@@ -128,10 +128,10 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class NBest(Sequence[P]):
-    """The hypotheses that one utterance has, best first, at least one.
+    """The hypotheses of one utterance, at least one, with the best first.
 
-    No two have the same tokens; in word graphs, no two have the same words. Different tokens may spell the same text,
-    see `distinct`. Fields that a search does not provide are None.
+    No two hypotheses have the same tokens; in word graphs, no two have the same words. Different tokens may spell the
+    same text, see `distinct`. Fields that a search does not provide are None.
     """
 
     paths: tuple[P, ...]
