@@ -66,7 +66,7 @@ def _compiler_problem(device: torch.device) -> str | None:
 
 
 def _driver_problem() -> str | None:
-    """Return why the driver cannot run the compiled code, or None if it can. It runs code of older compilers."""
+    """Return why the driver cannot run the compiled code, or None if it can. A driver runs code of older compilers."""
     supported, compiler = driver_version(), nvrtc.version()
     if supported[0] < compiler[0]:
         return (

@@ -199,7 +199,7 @@ def device_attribute(name: str, index: int) -> int:
 
 @cache
 def primary_context(index: int) -> Any:
-    """Return the context that torch uses on a device; kept until the process ends, as in torch."""
+    """Return the CUDA context that torch uses on a device; torch and this module keep it until the process ends."""
     call("cuInit", 0)
     return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", index))
 

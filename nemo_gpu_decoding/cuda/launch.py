@@ -3,7 +3,7 @@
     module = runtime().load("search/flexctc_beam/kernel.cu", device)
     module.launch(SIGNATURE, grid=batch, block=256, log_probs=log_probs, lengths=lengths, beam=16)
 
-The runtime of a process is CUDA's (`driver.py`). Tests replace it by an emulator that runs the same
+The runtime of a process is CUDA's (`driver.py`). Tests replace the GPU runtime by an emulator that runs the same
 kernels on the CPU.
 """
 

@@ -1,7 +1,7 @@
 """Declare names, types and shapes of a kernel's arguments, and check them at every launch.
 
 A kernel gets pointers and numbers without types. With a wrong dtype or a transposed tensor, it would read
-outside of the tensor and may crash the process. So every launch calls `checked_arguments`.
+outside of the tensor and may crash the process. Every launch of a kernel therefore calls `checked_arguments`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Signature:
 
     @cached_property
     def struct(self) -> np.dtype:
-        """Return the struct, as in C++."""
+        """Return the NumPy dtype of the arguments' struct, aligned like a C++ struct."""
         dtypes = [np.uint64 if isinstance(given, Tensor) else given.dtype for given in self.parameters.values()]
         return np.dtype([(f"_{n}", dtype) for n, dtype in enumerate(dtypes)], align=True)
 
@@ -132,7 +132,7 @@ class Signature:
         """Pack checked arguments for a launch.
 
         Returns:
-            the struct, and [1] its address. Both must stay alive until the launch returns.
+            the struct, and [1] its address. The caller must keep both results alive until the launch returns.
         """
         packed = np.zeros((), self.struct)
         packed[()] = tuple(values)
@@ -171,7 +171,7 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
 
 
 def _addresses(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[int]:
-    """Return the addresses of the tensors, and 0 for None. Checks them, unless they are those of the previous launch.
+    """Return the addresses of the tensors, and 0 for None. Check tensors that the previous launch did not have.
 
     The same tensor at the same address still has memory of the same size, so it needs no check.
     """

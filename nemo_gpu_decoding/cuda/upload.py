@@ -1,6 +1,6 @@
 """Copy arrays between the host and a device, and keep them valid for kernels.
 
-Constant tables are uploaded once per owner and device. An `Exchange` moves many arrays in one copy.
+Constant tables are uploaded once per owner and device. An `Exchange` copies many arrays in one transfer.
 """
 
 import threading
@@ -100,7 +100,7 @@ class Exchange:
         device.copy_(host, non_blocking=True)
 
     def fetch(self, *, first: str | None = None) -> None:
-        """Copy the arrays from this one on, or all, to the host. Waits for the device."""
+        """Copy arrays to the host: the given array and all after it, or all arrays. Waits for the device."""
         device, host = self._part(first, None)
         host.copy_(device)
 

@@ -4,9 +4,9 @@
     graph.replay()
 
 `body(handle)` launches the work, including one kernel that sets the conditional handle:
-cudaGraphSetConditional(handle, more). The body runs at least once. It may contain torch's operators. They
-allocate from a pool of the graph during capture; a replay allocates no memory. WHILE nodes need CUDA 12.4
-and a driver for 12.6, like NeMo.
+cudaGraphSetConditional(handle, more). The body runs at least once. The body of the loop may contain torch's operators.
+Torch's operators allocate from a memory pool of the graph during capture; a replay allocates no memory. WHILE nodes
+need CUDA 12.4 and a driver for 12.6, like NeMo.
 
 torch captures nothing: `torch.cuda.graph` cannot capture into the body of a node, and torch before 2.12 (its pull
 request 180395) does not recover from a capture that CUDA refuses to end.

@@ -155,7 +155,7 @@ def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Seque
         words: words.txt, or the words by label; needed if the file has no output symbols.
 
     Raises:
-        ValueError: the file is no such graph, has no words, or cannot be searched.
+        ValueError: the file is no decoding graph, has no words, or cannot be searched.
         OSError: a file cannot be read.
     """
     fst = read_fst(path)

@@ -13,8 +13,8 @@ With the grammar {a: 1.0, b: 2.0}, spelled  a = token 0,  b = tokens 0 1  (#1 en
 Costs are negative natural logs.
 
 **Epsilon closure**, computed once before the search. Epsilons of a word graph are back-off arcs, and ends of words
-with a spelling that begins another spelling. They form chains of two or three arcs. Epsilon removal would multiply the
-arcs of the graph (55-131 times for the LMs measured). Instead, each state gets a closure arc to each state that it
+with a spelling that begins another spelling. Epsilons form chains of two or three arcs. Epsilon removal would multiply
+the arcs of the graph (55-131 times for the LMs measured). Instead, each state gets a closure arc to each state that it
 reaches by epsilons, with the cost and the word of the chain. A search then takes closure arcs in one step, in any
 order:
 
@@ -311,7 +311,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of the contents; equal for graphs with the same states and arcs."""
+        """Return a hash of the graph's contents; graphs with the same states and arcs have equal hashes."""
         digest = hashlib.sha256(f"{self.start} {self.words}".encode())
         for array in self.arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -326,7 +326,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def most_words(self) -> int:
-        """Return the largest number of words, or of unknown words' pieces, that one output label has."""
+        """Return the largest number of words (or of pieces of unknown words) that one output label stands for."""
         counts = [1] * len(self.words)
         for first, second in self.arrays.word_sequences.tolist():  # of labels before their own
             counts.append(counts[first] + counts[second])

@@ -49,7 +49,7 @@ class Grammar:
 
     @property
     def unknown(self) -> int | None:
-        """Return the label of <unk>, if the LM has one."""
+        """Return the LM's label of <unk>, or None if the LM has no <unk>."""
         return next((self.words.index(w) for w in UNKNOWN_WORDS if w in self.words), None)
 
     @property

@@ -1,8 +1,8 @@
 """Spell words as token sequences, and build the lexicon transducer L of a word graph.
 
-Disambiguation symbols work as in Kaldi [Mohri, Pereira & Riley 2008]. A sequence that is a prefix of
-another one, or that spells several words, ends in a symbol #1, #2, .... So L o G can be determinized;
-afterwards the symbols become epsilons. With the entries
+The lexicon has disambiguation symbols, like Kaldi's lexicons [Mohri, Pereira & Riley 2008]. A sequence that is a
+prefix of another one, or that spells several words, ends in a symbol #1, #2, .... These symbols make L o G
+determinizable; after determinization they become epsilons. With the entries
 
     a        ▁a              an     ▁an            Anne   ▁an ne          Ann    ▁an ne
 

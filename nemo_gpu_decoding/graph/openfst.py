@@ -63,7 +63,7 @@ class Fst:
 
     @classmethod
     def from_arcs(cls, start: int, final_costs: np.ndarray, sources: np.ndarray, *columns: np.ndarray) -> Fst:
-        """Create an FST from arcs in any order; sorts them by state and input label.
+        """Create an FST from arcs in any order; this method sorts the arcs by state and input label.
 
         Args:
             sources: the source of each arc.

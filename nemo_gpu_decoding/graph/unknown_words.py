@@ -18,7 +18,7 @@ the ranges of closure arcs of states differ, so both graphs share the other arra
 without new words reads the graph without the loop: it visits no arc of the loop, and no result changes. A new word
 costs as much as an added word (`lm/arpa.py`).
 
-These labels have no text: `WordGraph.expanded` and LMs skip them.
+Labels of pieces have no text: `WordGraph.expanded` and LMs skip them.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Speller:
         """Return the n olabels of a word in the loop of <unk>, and their costs, [n] natural log.
 
         Raises:
-            ValueError: no piece covers some character, or the pieces are those of several words.
+            ValueError: no piece covers a character of the word, or the pieces spell several words.
         """
         assert graph.pieces is not None
         assert graph.spellings is not None
@@ -216,7 +216,7 @@ class Speller:
 
 
 def spelling_states(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks [S] of the states that read the first piece of an unknown word, and of those for other pieces."""
+    """Return two masks [S]: states that read the first piece of an unknown word, and states that read later pieces."""
     states, arcs, epsilons, _ = graph.arrays
     into = [label for label in np.unique(epsilons["olabel"]).tolist() if graph.expanded(label)[-1:] == [graph.unknown]]
     begins, inside = np.zeros(len(states), bool), np.zeros(len(states), bool)

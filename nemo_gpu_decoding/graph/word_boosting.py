@@ -1,9 +1,9 @@
 """Boost words and phrases of words in a word graph, per utterance [CUDA-WFST].
 
-A phrase list becomes a `BackoffAutomaton` over the graph's word labels; its state is part of the key of a
-search token. Single words need one state only, so they add no search tokens. The bonus of a word applies
-when the graph emits the word, before pruning. It should be below half the beam; hypotheses without a
-larger bonus are pruned too early.
+A phrase list becomes a `BackoffAutomaton` over the graph's word labels; its state is part of the key of a search
+token. Phrases of a single word need one state only, so they add no search tokens. The bonus of a word applies when the
+graph emits the word, before pruning. The bonus should be below half the beam; with a larger one, the search prunes
+hypotheses without the bonus too early.
 """
 
 import logging

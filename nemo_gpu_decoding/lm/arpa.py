@@ -66,7 +66,7 @@ _NEVER = -90.0  # log10; a 1-gram below it means "impossible": SRILM writes -99 
 
 @dataclass(frozen=True)
 class NGramBlock:
-    """M n-grams that have one order, in the order of the file. Weights are log10, as in the file."""
+    """M n-grams of equal length, in the order in which the file lists them. Weights are log10, as in the file."""
 
     order: int
     symbols: np.ndarray  # [M, order] int32, indices into the symbols of the LM
@@ -104,7 +104,7 @@ def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order
 
 
 def join_blocks(order: int, blocks: Iterable[NGramBlock]) -> NGramBlock:
-    """Concatenate blocks of one order."""
+    """Concatenate blocks of n-grams of the same order."""
     columns: list[list[np.ndarray]] = [[np.zeros((0, order), np.int32)], [np.zeros(0)], [np.zeros(0)]]
     for block in blocks:
         for parts, part in zip(columns, (block.symbols, block.log10_probs, block.log10_backoffs), strict=True):

@@ -10,9 +10,9 @@ The symbols are words for word graphs, and the tokens of a model for fusion:
     D(k)     discount of a count of k: D_1, D_2 or D_3+, from the counts of counts [Chen & Goodman 1998]
     p(w|h) = (c(hw) - D(c(hw))) / c(h*) + gamma(h) p(w|h'),    gamma(h) the mass of the discounts of c(h*)
 
-h' is h without its first symbol; below the 1-grams all symbols except <s> have equal probability. The
-number of an n-gram depends on the number of its context and its last symbol. So all steps are sorts and sums of
-columns.
+h' is h without its first symbol; below the 1-grams all symbols except <s> have equal probability. The number of an
+n-gram depends on the number of its context and its last symbol. All steps of the estimation are therefore sorts of, or
+sums over, arrays with one entry per n-gram.
 """
 
 import gzip
@@ -233,7 +233,7 @@ def _adjusted(grams: _NGrams, above: _NGrams | None) -> np.ndarray:
 
 
 def _discounts(counts: np.ndarray, order: int) -> np.ndarray:
-    """Return D(0 .. 3+) of one order."""
+    """Return the Kneser-Ney discounts D(0 .. 3+) of the n-grams of one order."""
     one, two, three, four = (int(np.count_nonzero(counts == k)) for k in range(1, 5))
     if one and two and three:
         share = one / (one + 2 * two)

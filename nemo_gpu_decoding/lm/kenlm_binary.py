@@ -6,7 +6,7 @@
     strings     the words, in the order of their numbers, each followed by a zero byte
 
 A trie reads n-grams from their last word to their first: the children of an n-gram are the n-grams with one more word
-before it. Its entries are packed to the bit: word, back-off and probability, first child.
+before it. A trie's entries are bit fields without padding: word, back-off weight and probability, first child.
 
 A probing file has a hash table per order, whose keys cannot be decoded: the key of "a b c" is combined(key of "b c",
 a). So the reader tries every word that may precede "b c": all words for bigrams, and for trigrams those of a listed

@@ -105,7 +105,7 @@ def footprint(arrays: PackedArrays, cache_bytes: int) -> Footprint:
 
 
 def cache_slots(arrays: PackedArrays, cache_bytes: int) -> int:
-    """Return how many arcs a cache of `cache_bytes` holds, at least one."""
+    """Return the number of arcs that a cache of `cache_bytes` bytes holds, at least one."""
     return max(1, min(cache_bytes // SLOT_BYTES, int(arrays.states["arc_begin"][-1])))
 
 
@@ -221,8 +221,8 @@ class DeviceLM:
 class PlacedLM:
     """An LM with its placement on GPUs; keep it as long as decoders use it.
 
-    All decoders of the process with the same arrays and options share one copy per device. It is freed
-    with the last `PlacedLM` that uses it.
+    All decoders of the process with the same arrays and options share one copy per device. The copy on the device is
+    freed with the last `PlacedLM` that uses it.
 
     Args:
         arrays: arrays of a `PackedLM`, in memory or mapped.

@@ -54,8 +54,8 @@ class PackReport:
 def pack_arpa(source: Name, target: Name, *, temporary: Name | None = None, progress: bool = False) -> PackReport:
     """Pack an ARPA file of any size.
 
-    Scores are those of the ARPA file. An unlisted n-gram has its backed-off weight, also if it is the
-    suffix of a listed n-gram.
+    The packed LM gives each n-gram the score that the ARPA file gives it. An unlisted n-gram has its backed-off
+    weight, also if it is the suffix of a listed n-gram.
 
     Args:
         source: ARPA file, plain or gzipped.

@@ -212,7 +212,7 @@ class PackedLM(CopiedByFields):
         return {word: label for label, word in enumerate(self.words)}
 
     def label(self, word: str) -> int:
-        """Return the label of a word; that of <unk> for an unlisted one (NO_LABEL if the LM has no <unk>)."""
+        """Return a word's label; for an unlisted word the label of <unk> (NO_LABEL if the LM has no <unk>)."""
         return self.word_ids.get(word, self.unknown)
 
     def advance(self, state: int, label: int) -> tuple[float, int]:

@@ -144,7 +144,7 @@ class _Model:
         return order.context[rows], order.log_probs(rows), log_below
 
     def _log_probs(self, grams: np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
-        """Return log p(last symbol | the others) of n-grams [M, order], [M] natural log."""
+        """Return log p(last symbol | preceding symbols) of n-grams [M, order]; shape [M], natural log."""
         n = grams.shape[1] - 1
         ids = self.number_of(grams)
         is_kept = (ids >= 0) & (kept is None or kept[n][ids])

@@ -8,11 +8,10 @@ a = 0, b = 1 and the n-grams "a", "b", "a a", "b b", "a a b":
     labels    0      1      0        1        1
     children  2      3      4        5        5          of node i: children[i] .. children[i + 1]
 
-Packed LMs (`pack.py`) and token-level LMs (`fusion/ngram.py`) have the back-off automaton of a trie.
-Its arcs are the nodes: an arc leaves the state of an n-gram's context and its
-label is the last word. `BackoffArcs` adds the states with their back-offs and the target of each arc, in
-the layout of `packed.py`. An n-gram is a state if other n-grams extend it or if it has a back-off
-weight. Scores would be equal if all n-grams were states.
+Packed LMs (`pack.py`) and token-level LMs (`fusion/ngram.py`) have the back-off automaton of a trie. Each node is an
+arc of the automaton: it leaves the state of an n-gram's context; its label is the n-gram's last word. `BackoffArcs`
+adds the states with their back-offs and the target of each arc, in the layout of `packed.py`. An n-gram is a state if
+longer n-grams extend it or if it has a back-off weight. Scores would be equal if all n-grams were states.
 
 Pruning may remove the suffix (all but the first word) of an n-gram. Only the targets depend on this,
 because an absent context has back-off weight 0. A context that the file does not list has cost NaN in
@@ -277,7 +276,7 @@ _CHUNK = 1 << 20  # contexts per progress update
 
 
 class BackoffArcs:
-    """The arrays of an LM's automaton; A arcs, S states. It takes over the arrays of the trie.
+    """The arrays of an LM's automaton; A arcs, S states. `BackoffArcs` takes over the arrays of the `NGramTrie`.
 
     Args:
         start: the label of <s>, which is always a state, or NO_LABEL.

@@ -53,7 +53,7 @@ def numbers(seed: int, *shape: int, most: int = 4) -> Tensor:
 
 
 def lm(order: int, load: Callable[[Path], Any]) -> Any:
-    """Return a random LM; one of a higher order has all n-grams of the others, with other scores."""
+    """Return a random LM; an LM of higher order has all n-grams of the lower-order LMs, with other scores."""
     draw, weight = np.random.RandomState(1), np.random.RandomState(order)
     levels, lines = [["<s>", "</s>", "<unk>", *WORDS]], []
     for n in range(1, order + 1):

@@ -1,7 +1,7 @@
 """Commit tokens: those that all live hypotheses of a running stream share at their beginning.
 
 A stream keeps these tokens once, in arrays that only grow. A partial result traces back the later tokens only, so its
-cost does not depend on the length of the stream. `joined` concatenates both parts when a caller reads them.
+cost does not depend on the length of the stream. `joined` appends the later tokens to the committed ones.
 """
 
 from collections.abc import Mapping

@@ -284,7 +284,7 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def _results(self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
-        """Return the hypotheses of some streams, from the results of the engine."""
+        """Return the hypotheses of the selected streams, from the engine's results."""
 
     # --------------------------------------------------------------------------------- internals
 

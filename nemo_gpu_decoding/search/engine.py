@@ -71,7 +71,7 @@ class Engine(ABC):
 
     @abstractmethod
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        """Replace these utterances by new ones; the others continue.
+        """Replace the utterances of the given streams by new ones; all other streams continue.
 
         Args:
             rows: numbers of utterances.
@@ -107,7 +107,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 @dataclass
 class Streams:
-    """The state of n utterances that are being decoded. Only one thread may use it at a time."""
+    """The state of n utterances that are being decoded. Only one thread at a time may use a `Streams` object."""
 
     fusion: BatchFusion  # LM, boosting tree and weights of each
     capacity: int  # frames to allocate buffers for
@@ -127,7 +127,7 @@ class Streams:
 
     @property
     def closed(self) -> bool:
-        """Return whether there are streams and all of them are closed."""
+        """Return whether the object has streams and all streams are closed."""
         return len(self) > 0 and not self.is_open.any()
 
     def set_open(self, rows: Sequence[int], is_open: bool) -> None:

@@ -6,8 +6,8 @@ posterior compares a token with all alternatives of its frames, without bonuses 
 hypothesis has less evidence than the tree's `ac_threshold`, the utterance is decoded again with the phrases that
 have enough. Beams seldom hold an alternative without the phrase: its bonus fills them with hypotheses that share it.
 
-What the second search returns has passed, or has got no bonus. If a phrase of it fails, there is a third one, with
-fewer phrases, and so on.
+What the second search returns has passed, or has got no bonus. If a phrase of the second search fails, a third search
+boosts fewer phrases, and so on.
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -8,7 +8,7 @@ A candidate is a hypothesis, `parent`, extended by a `choice`. A choice is one n
     transducers    label * D + index of the duration, for D durations; KEEP leaves the hypothesis unchanged
 
 Candidates are in a total order: descending score, then ascending parent, then ascending choice. All runs and backends
-therefore keep the same ones, even among equal scores.
+therefore keep the same hypotheses, even among hypotheses with equal scores.
 """
 
 import math
@@ -150,7 +150,7 @@ def rebased(beam, size):
 
 @linked
 def merge_equal_texts(beam, scores, adds):
-    """Keep one hypothesis per text; the scores of the others become IMPOSSIBLE.
+    """Keep one hypothesis per text; the scores of all its duplicates become IMPOSSIBLE.
 
     Hypotheses of a text may differ in their last label (CTC) or in their frames (TDT).
 

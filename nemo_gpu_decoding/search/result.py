@@ -22,7 +22,7 @@ T = TypeVar("T")
 def new_frozen(kind: type[T], **values: Any) -> T:
     """Return an instance of a frozen dataclass with these field values, and defaults for the others.
 
-    It bypasses the slow `__init__` of frozen dataclasses, which dominates the time per hypothesis.
+    The function bypasses the slow `__init__` of frozen dataclasses, which dominates the time per hypothesis.
     """
     result = object.__new__(kind)
     result.__dict__.update(values)
@@ -31,7 +31,7 @@ def new_frozen(kind: type[T], **values: Any) -> T:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """The parts that a score has, natural log. They add up to `Path.score`."""
+    """The summands of a hypothesis's score, natural log. The fields of `ScoreParts` add up to `Path.score`."""
 
     acoustic: float
     lm: float = 0.0  # lm_weight * log P_LM - source_lm_weight * log P_source, final weights included
@@ -104,8 +104,8 @@ class FoundPhrase(NamedTuple):
 class Work(NamedTuple):
     """The counters that paged_biglm adds up over all frames of an utterance.
 
-    They do not depend on the chunks, except for `query_hits`. `look_ups` and `groups` do not depend on the order of
-    work either. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
+    The length of the audio chunks affects `query_hits` only. `look_ups` and `groups` do not depend on the order of
+    work. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
     They depend on the size of the GPU's cache of arcs, on earlier decoding, and on the order of the threads.
     """
 
@@ -128,10 +128,10 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class NBest(Sequence[P]):
-    """The hypotheses that one utterance has, best first, at least one.
+    """The hypotheses of one utterance, at least one, with the best first.
 
-    No two have the same tokens; in word graphs, no two have the same words. Different tokens may spell the same text,
-    see `distinct`. Fields that a search does not provide are None.
+    No two hypotheses have the same tokens; in word graphs, no two have the same words. Different tokens may spell the
+    same text, see `distinct`. Fields that a search does not provide are None.
     """
 
     paths: tuple[P, ...]
@@ -199,7 +199,7 @@ N = TypeVar("N", bound=NBest[Any])
 
 
 def by_grammar(nbest: N, grammar: Grammar | None, blank_id: int) -> N:
-    """Return the hypotheses of an utterance that has ended, without those that are no sentence of its grammar.
+    """Return the hypotheses of an ended utterance that are sentences of its grammar.
 
     If the best hypothesis is no sentence, the result has no tokens.
     """

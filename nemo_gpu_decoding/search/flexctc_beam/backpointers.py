@@ -7,8 +7,8 @@ repeated label is stored unchanged. Example, blank = 9, beam of 2, three frames:
     labels     ~4   9     9   4      ~4  ~7        ~4 is -5, ~7 is -8
     parents     0   0     0   0       0   1
 
-Slot 0 of frame 2 continues slot 0 of frame 1 (a blank), which continues slot 0 of frame 0 (token 4). Its text is
-[4, 4]; the tokens start in frames 0 and 2. The text of slot 1 is [4, 7]; token 4 lasts two frames.
+Slot 0 of frame 2 continues slot 0 of frame 1 (a blank), which continues slot 0 of frame 0 (token 4). The text of this
+path is [4, 4]; its tokens start in frames 0 and 2. The text of slot 1 is [4, 7]; token 4 lasts two frames.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Declare the options of flexctc_beam. Names and defaults are NeMo's where its `beam` section has them."""
+"""Declare the options of flexctc_beam. Options of NeMo's `beam` section keep NeMo's names and defaults."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def least_lm_weight(floor, base, bonus, lm_weight):
 def least_log_prob(floor, best):
     """Return the lowest log-probability with which a label may reach the floor, with slack for float32 rounding.
 
-    It is at most MOST_LOG_PROB, so that a scan of the row finds every larger (invalid) value.
+    The result is at most MOST_LOG_PROB, so that a scan of the row finds every larger (invalid) value.
 
     Args:
         best: upper bound of the score of a label with log-probability 0.

@@ -101,7 +101,7 @@ KEPT_TEXT = np.dtype([("blank_score", np.float32), ("token_score", np.float32)])
 
 
 class ListSizes(NamedTuple):
-    """The entries that the lists in shared memory have; results do not depend on them."""
+    """The capacities (in entries) of the lists in shared memory; results do not depend on the capacities."""
 
     candidates: int  # at least 2 K + threads of the block
     labels: int  # columns that are scanned together

@@ -2,13 +2,13 @@
 
 The search works frame by frame; the open hypotheses are those at the present frame. Prefix search comes first. If an
 open text is another one without its last token, the longer text gains the probability of that token in this frame.
-Then, up to maes_num_steps times, every open hypothesis is expanded by its best labels, within gamma of
-the best one. The new beam holds the K best of these expansions and of the hypotheses that have left the frame.
-Hypotheses with a new token in this frame stay open. The ones that are open after the last step take a blank.
+Then, up to maes_num_steps times, every open hypothesis is expanded by its best labels, within gamma of the best one.
+The new beam holds the K best of these expansions and of the hypotheses that have left the frame. Hypotheses with a new
+token in this frame stay open. The hypotheses that are open after the last expansion take a blank.
 
-An expansion within the frame that leads to a text of the beam is dropped, because prefix search has counted it. In
-RNN-T this holds for every text of the beam, as in NeMo; in TDT for texts at the same frame. Texts that become equal at
-the same later frame, in TDT, are recombined by adding probabilities. Scores are those of `alsd.py`.
+An expansion within the frame that leads to a text of the beam is dropped, because prefix search has counted it. RNN-T
+searches drop expansions to any text of the beam, like NeMo; TDT searches only to texts at the same frame. Texts that
+become equal at the same later frame, in TDT, are recombined by adding probabilities. Scores are those of `alsd.py`.
 """
 
 from typing import Any, NamedTuple
@@ -217,7 +217,7 @@ def _force_blanks(b, data, params, durations, fusion):
 class AESPlusPlus(TransducerDecoder[AESConfig]):
     """Batched adaptive expansion search of RNN-T and TDT models [ALSD++/AES++].
 
-    It tries fewer labels per frame than `ALSDPlusPlus`. With an LM it mostly has more errors. Arguments,
+    AES++ tries fewer labels per frame than `ALSDPlusPlus`. With an LM it mostly has more errors. Arguments,
     errors and an example: see `ALSDPlusPlus`; the options are an `AESConfig`.
     """
 

@@ -1,11 +1,11 @@
 """Keep the beams of transducer searches: hypotheses, their tree of tokens, and the new beam of a step.
 
 RNN-T is treated as a TDT model whose only duration is 0 with probability 1: a token stays in its frame, and a blank of
-any duration advances by at least one frame. One search therefore serves both. A `choice` is an extension of a
+any duration advances by at least one frame. One search therefore serves RNN-T and TDT. A `choice` is an extension of a
 hypothesis: label * D + index of the duration, for D durations; KEEP leaves the hypothesis unchanged.
 
-The tokens of all hypotheses form a tree. It has a node per token (with `alignments` also per blank), which points to
-the previous node. Example with two hypotheses "4 7" and "4 2", the latter one frame later:
+The tokens of all hypotheses form a tree. The tree has a node per token (with `alignments` also per blank), which
+points to the previous node. Example with two hypotheses "4 7" and "4 2", the latter one frame later:
 
     node      0     1     2     3          node 0 is the root, the empty text
     parent   -1     0     1     1

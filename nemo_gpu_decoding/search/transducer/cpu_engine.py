@@ -7,7 +7,7 @@ groups of utterances whose rows fit in a CPU's cache. torch runs all others.
 `JointRows` lists the pairs of frame and text that the joint evaluates in a step. In TDT the same text may reach the
 same frame twice, in different numbers of steps: "4" with a blank of two frames, and "4" with two blanks of one frame.
 The joint's output is the same. 10-40 % of all rows are such repeats, and 99 % of them repeat a row of the previous
-step, so the rows of one step are kept for the next one. RNN-T has no such repeats in a run.
+step, so the rows of one step are kept for the next one. RNN-T searches repeat no rows in a run.
 """
 
 from __future__ import annotations

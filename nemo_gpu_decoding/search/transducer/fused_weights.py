@@ -15,9 +15,9 @@ a vector of ones. Then
 so tables of P_i x_i, of the sum of x_i and of the sum of its squares replace all products. P and the bias contain the
 norm's weight and bias, if it has them.
 
-Matrices have the type in which torch would multiply, that of the weights or of autocast. They are cast here once
-instead of in every step. Sums and the tables of a stateless network are float32. Results differ from torch's by
-rounding only.
+Matrices have the type in which torch would multiply, that of the weights or of autocast. This module casts the
+matrices once instead of in every step. Sums and the tables of a stateless network are float32. Results differ from
+torch's by rounding only.
 """
 
 import threading

@@ -215,8 +215,8 @@ class LSTMNetworks(ModuleNetworks):
     def input_table(self) -> Tensor | None:
         """Return [V + 1, 4 * hidden_size], the contribution of every label to the gates of the first layer.
 
-        It saves half of the LSTM's work, and is recomputed when a weight has changed. None if it would be too large,
-        or if changes cannot be detected.
+        The table saves half of the LSTM's work, and is recomputed when a weight has changed. None if it would be too
+        large, or if changes cannot be detected.
         """
         if self.table_bytes() > MAX_TABLE_BYTES:
             return None

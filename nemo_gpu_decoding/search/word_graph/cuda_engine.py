@@ -6,9 +6,9 @@
     best_path  finds the best token and the best end, and traces back one of them; only these tokens and
                this path, from the committed words on, are copied to the host
 
-A `push` is one upload, one launch and one copy back, which reads the status of the streams. It allocates no memory on
-the device after the first. If an array is full, the engine drops entries that no result needs, or grows the array, and
-the search continues at that frame. Because the host decides this, a push cannot be captured into a CUDA graph.
+A `push` is one upload, one launch and one copy back, which reads the status of the streams. Only the first `push`
+allocates memory on the device. If an array is full, the engine drops entries that no result needs, or grows the array,
+and the search continues at that frame. Because the host decides this, a push cannot be captured into a CUDA graph.
 
 Between pushes a stream keeps its working memory and its back-pointers, and for lattices the links of its last frames
 (36 bytes each). Older links that a lattice may need (5 to 25 per frame of peaked posteriors) move to the host, so that
@@ -71,7 +71,7 @@ class OpenedLabels:
 
 
 class LargeLMKernels(PlainKernels):
-    """Kernels that add the LM score difference to the costs of words. They hold the LMs on the devices.
+    """Kernels that add the LM score difference to the costs of words. The object holds the LMs on the devices.
 
     Args:
         lms: both LMs of the CPU search.

@@ -46,9 +46,9 @@ def advance(log_probs, begin, end, state, search, lm, work):
         state: `StreamArrays`, updated in place; work.current holds the tokens before and after.
 
     Returns:
-        the number of the next frame, and a status. It is DONE after the last frame. BAD_FRAME (NaN, or a value above
-        0) and NO_TOKEN (the graph allows no label) are errors of that frame. After BACK_POINTERS_FULL, LINKS_FULL and
-        GROUPS_FULL the caller grows these arrays and calls again with that frame.
+        the number of the next frame, and a status. The status is DONE after the last frame. BAD_FRAME (NaN, or a value
+        above 0) and NO_TOKEN (the graph allows no label) are errors of that frame. After BACK_POINTERS_FULL,
+        LINKS_FULL and GROUPS_FULL the caller grows these arrays and calls again with that frame.
     """
     frame = work.frame[0]
     for t in range(begin, end):

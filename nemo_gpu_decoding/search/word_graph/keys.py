@@ -1,7 +1,7 @@
 """Pack the keys of tokens, and define constants: moves and the status of a frame.
 
-The key of a token packs the state of the graph, the state of the boosting automaton and the last label. With a
-large LM the LM context is a second part of the key. It packs the states of both LMs, the large LM's in the upper
+The key of a token packs the state of the graph, the state of the boosting automaton and the last label. With a large
+LM the LM context is a second part of the key. The LM context packs the states of both LMs, the large LM's in the upper
 32 bits. If several candidates have one key, the cheapest survives. Ties are broken by the arc, then by the cost before
 the arc, then by the key of the source. Results therefore do not depend on the order of work.
 """

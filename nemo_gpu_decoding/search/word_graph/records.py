@@ -1,7 +1,7 @@
 """Declare records, parameters and sizes of the word-graph search on the CPU; the kernels' are in `kernel_abi.py`.
 
 A chain of back-pointers has one entry for each new label on the path of a token. Each entry points to the previous
-one. Example: "▁hel" in frame 3, then "lo" in frames 5 and 6:
+entry of the chain. Example: "▁hel" in frame 3, then "lo" in frames 5 and 6:
 
     back-pointer  0                          1
     previous      -1                         0

@@ -6,7 +6,7 @@
    and "a c" (with a blank since) are one group with two contexts, the second with two tokens.
 3. The search visits the arcs of each group's state once, at the cost of the best context. All contexts
    below the cutoff take arcs without a word at once. Then the search queries the LMs for the other arcs and
-   contexts that are below the cutoff by the small LM's cost. It takes these arcs at the true cost.
+   contexts that are below the cutoff by the small LM's cost. The search takes the queried arcs at the true cost.
 
 So a word is pruned twice: by the small LM's cost before the query, by the large LM's cost after it. There are two
 cutoffs. The epsilon closure uses the tightened one. LM queries use the cutoff after all arcs that need no query. An

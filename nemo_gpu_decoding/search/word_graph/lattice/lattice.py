@@ -1,7 +1,7 @@
 """Build the lattice of an utterance, which has all paths of a search within the lattice beam.
 
 A node is a token of a frame. Nodes are numbered frame by frame; node 0 is the start, before the first frame. A link
-leads from a token to a token of the next frame. It has a label, the words that the graph emits there, and a cost.
+leads from a token to a token of the next frame. A link has a label, the words that the graph emits there, and a cost.
 Example of two frames, with "a" or "b" in the second frame:
 
     node 0 --blank--> node 1 --a, cost 1.0--> node 2 (end, cost 0.5)
@@ -83,10 +83,10 @@ class Lattice:
     def rescored(self, lm: PackedLM, weight: float, *, lm_share: float = 0.0) -> Lattice:
         """Return the lattice, exactly rescored: another LM's costs replace those of the graph and its LM.
 
-        The cost of a path is reduced by (1 - lm_share) times its costs of the graph. It is increased by weight times
-        the LM's cost of its words and of </s>. With paged_biglm, the costs of the graph include the large LM's.
-        Boosting is unchanged. lm_share 0 also removes costs of pronunciations and of pieces of unknown words.
-        Boosting of unknown words refunds such costs, and the refunds remain: use lm_share 1 there.
+        The cost of a path is reduced by (1 - lm_share) times its costs of the graph. The cost of a path is increased
+        by weight times the LM's cost of its words and of </s>. With paged_biglm, the costs of the graph include the
+        large LM's. Boosting is unchanged. lm_share 0 also removes costs of pronunciations and of pieces of unknown
+        words. Boosting of unknown words refunds such costs, and the refunds remain: use lm_share 1 there.
 
         Args:
             lm: an LM from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
