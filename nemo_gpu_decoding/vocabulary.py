@@ -14,7 +14,7 @@ from operator import itemgetter
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
-from nemo_gpu_decoding.checks import FieldError, warn_once
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.words import has_unspaced, is_border
 
@@ -273,9 +273,8 @@ class Vocabulary:
         """Return token sequences that spell `text`: the tokenizer's first, then others by number of pieces.
 
         Of sequences with equal numbers of pieces, those with longer early pieces come first. With `ignore_case`, the
-        text is also spelled in lower case, in upper case and with capital initials, if pieces exist. A text that the
-        pieces spell only in another letter case is spelled so, with a warning. There are up to `limit` sequences per
-        spelling, and the tokenizer's sequences of all spellings come first.
+        text is also spelled in lower case, in upper case and with capital initials, if pieces exist. There are
+        up to `limit` sequences per spelling, and the tokenizer's sequences of all spellings come first.
 
         Raises:
             ValueError: limit < 1; all spellings have a character that is in no piece; limit > 1 for an
@@ -294,10 +293,6 @@ class Vocabulary:
                 spellings.append(form)
             except ValueError as error:
                 faults.append(error)
-        if not canonical and not ignore_case:
-            sequences = self.segmentations(text, limit, True, language)
-            warn_once(OTHER_CASE)
-            return sequences
         if not canonical:  # what the text lacks in lower case, too, says more than its letter case
             named = faults[: 1 if text == text.lower() else 2]
             raise next((fault for fault in named if not str(fault).endswith(CASE_MATTERS)), faults[0])

@@ -205,12 +205,12 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1974,
+    "(root)": 1970,
     "cli": 2084,
     "cluster": 447,
     "compat": 990,
     "cuda": 958,
-    "fusion": 2085,
+    "fusion": 2091,
     "graph": 1605,
     "live": 1276,
     "lm": 1879,
@@ -218,14 +218,14 @@ CODE_BUDGETS = {
     "search": 11178,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42246
+PACKAGE_LINES = 42249
 PACKAGE_FILES = 189
-TESTS_LINES = 39610
+TESTS_LINES = 39619
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md
 USERS_WORDS = 16000
 USERS_PAGE_WORDS = 1400
 SHORT_PAGES = {"performance.md": 1200, "gpus.md": 900}
-PAPERS_WORDS = 4342
+PAPERS_WORDS = 4340
 DEVELOPERS_WORDS = 820
 EXPERIMENTS_WORDS = 12307
 

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from nemo_gpu_decoding.vocabulary import OTHER_CASE, Vocabulary, WordSpan
+from nemo_gpu_decoding.vocabulary import Vocabulary, WordSpan
 from nemo_gpu_decoding.words import words_of
 from tests.assets import sentencepiece_processor
 
@@ -233,19 +233,18 @@ def test_ignore_case_takes_the_usual_spellings_that_pieces_cover(pieces, text, s
     assert len(found) == len(spellings)
 
 
-def test_text_in_another_letter_case_than_the_pieces_is_spelled_with_a_warning(messages):
+def test_character_that_is_missing_in_lower_case_too_is_named():
     vocabulary = Vocabulary.from_pieces(["▁", "t", "e", "r", "s", "a"])
-    assert vocabulary.segmentations("TERESA") == vocabulary.segmentations("teresa")
-    assert vocabulary.segmentations("Teresa") == vocabulary.segmentations("teresa")
-    assert messages == [OTHER_CASE]
-    with pytest.raises(ValueError, match="phrase 'müller' has the character 'm'"):
-        vocabulary.segmentations("müller")
+    with pytest.raises(ValueError, match=r"phrase 'TERESA' has the character 'T'.* letter case matters"):
+        vocabulary.segmentations("TERESA")
     with pytest.raises(ValueError, match="phrase 'RÖS' has the character 'ö'"):
-        vocabulary.segmentations("RÖS")
+        vocabulary.segmentations("RÖS", ignore_case=True)
 
 
 def test_ignore_case_and_a_tokenizer_that_says_unknown(vocabulary, processor):
     assert vocabulary.segmentations("Tempest", ignore_case=True) == [processor.encode("tempest")]
+    with pytest.raises(ValueError, match="phrase 'Tempest' has the character 'T'"):
+        vocabulary.segmentations("Tempest")
 
 
 @pytest.mark.parametrize(

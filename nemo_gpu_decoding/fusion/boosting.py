@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, check_kind, leave_out
+from nemo_gpu_decoding.checks import FieldError, check_kind, leave_out, warn_once
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.ngram import load_nemo_automaton
@@ -38,7 +38,7 @@ from nemo_gpu_decoding.fusion.phrases import (
     without_repetitions,
 )
 from nemo_gpu_decoding.schema import checked_options, option
-from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
+from nemo_gpu_decoding.vocabulary import CONTINUATION, OTHER_CASE, Vocabulary
 
 SOURCES = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of phrases
 REFUNDS = ("full", "nemo")
@@ -283,10 +283,21 @@ def weight_of_tree(weight: float | None, tree: BackoffAutomaton | None) -> float
 def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> bool:
     """Return whether the tokens of the vocabulary can spell a phrase."""
     try:
-        vocabulary.segmentations(phrase.text, 1, config.is_case_ignored, phrase.lang or config.source_lang)
+        _segmentations(phrase, vocabulary, config, 1)
     except ValueError:
         return False
     return True
+
+
+def _segmentations(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig, limit: int) -> list[list[int]]:
+    """Return `Vocabulary.segmentations` of a phrase; a letter case that the pieces lack gives way to one they have."""
+    language = phrase.lang or config.source_lang
+    try:
+        return vocabulary.segmentations(phrase.text, limit, config.is_case_ignored, language)
+    except ValueError:
+        sequences = vocabulary.segmentations(phrase.text, limit, True, language)
+        warn_once(OTHER_CASE)
+        return sequences
 
 
 def _sequences(
@@ -308,9 +319,7 @@ def _sequences(
     before = [] if space is None or not is_word_character(phrase.text[0]) else [space]
     sequences = []
     canonical_total = None
-    for tokens in vocabulary.segmentations(
-        phrase.text, config.sequences_per_spelling, config.is_case_ignored, phrase.lang or config.source_lang
-    ):
+    for tokens in _segmentations(phrase, vocabulary, config, config.sequences_per_spelling):
         scores = token_scores(len(tokens), context_score, config.depth_scaling, config.uniform_weights)
         total = float(scores.sum())
         canonical_total = total if canonical_total is None else canonical_total

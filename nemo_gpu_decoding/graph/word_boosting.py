@@ -127,7 +127,7 @@ def _bonus(phrase: phrase_lists.Phrase, config: BoostingConfig, vocabulary: Voca
         return weight * config.score_per_phrase
     length = len(phrase.text.split())
     with suppress(ValueError):  # the graph may have letters that the vocabulary lacks
-        length = len(vocabulary.segmentations(phrase.text)[0]) if vocabulary else length
+        length = len(vocabulary.segmentations(phrase.text, ignore_case=True)[0]) if vocabulary else length
     scores = token_scores(length, config.context_score, config.depth_scaling, config.uniform_weights)
     return weight * float(scores.sum())
 

@@ -29,7 +29,7 @@ from nemo_gpu_decoding.fusion.phrases import weight_of_list, without_repetitions
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
-from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.vocabulary import OTHER_CASE, Vocabulary
 from tests.assets import ASSETS
 from tests.fusion.test_ngram import write_nemo
 from tests.oracles.ngram import phrase_bonus
@@ -117,6 +117,16 @@ def test_ignore_case_boosts_other_spellings():
     assert score(strict, "abc") == 0
     for text in ("ABC", "abc", "Abc"):
         assert score(tolerant, text) == pytest.approx(phrase_bonus(4))
+
+
+@pytest.mark.parametrize("text", ["TERESA", "Teresa"])
+def test_phrase_in_another_letter_case_than_the_pieces_is_boosted_with_a_warning(text, messages):
+    vocabulary = Vocabulary.from_pieces(["▁", "t", "e", "r", "s", "a"])
+    boosted = build_boosting_tree([text], vocabulary)
+    assert messages == [OTHER_CASE]
+    assert boosted.fingerprint == build_boosting_tree(["teresa"], vocabulary).fingerprint
+    with pytest.raises(ValueError, match="phrase 'TÜS' has the character 'ü'"):
+        build_boosting_tree(["TÜS"], vocabulary)
 
 
 @pytest.mark.parametrize("options", [{"whole_words": False}, {"refund": "nemo"}], ids=str)
