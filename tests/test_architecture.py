@@ -205,7 +205,7 @@ def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
 
 # folder of the package -> most lines of code: without docstrings, comments and blank lines, with its subfolders
 CODE_BUDGETS = {
-    "(root)": 1970,
+    "(root)": 1968,
     "cli": 2084,
     "cluster": 447,
     "compat": 990,
@@ -218,7 +218,7 @@ CODE_BUDGETS = {
     "search": 11178,
 }
 # most lines of all kinds, files and words
-PACKAGE_LINES = 42249
+PACKAGE_LINES = 42248
 PACKAGE_FILES = 189
 TESTS_LINES = 39620
 # words, as `wc -w` counts them. Users' pages are docs/*.md, except docs/papers.md

@@ -185,7 +185,7 @@ def run(options: TuneOptions) -> int:
 
 
 def plot_file(options: TuneOptions) -> Path | None:
-    """Return the path of the plot, or None if no plot is asked for."""
+    """Return the path of the plot, or None if the options name no plot."""
     if options.plot is not None:
         return decoding.writable_file("plot", options.plot)
     if options.out is None:
