@@ -141,7 +141,7 @@ def check_channel_selector(value: Any) -> None:
 class Sound:
     """An audio file, read from begin to end, as a context manager with the attributes of `soundfile.SoundFile`.
 
-    A file may be a concatenation of several recordings: all are read. ffmpeg decodes files that libsndfile cannot.
+    If a file is a concatenation of recordings, all are read. ffmpeg decodes files that libsndfile cannot read.
 
     Raises:
         RuntimeError: the file cannot be read as audio.
@@ -173,7 +173,7 @@ class Sound:
             frame = max(0, frame - part.frames)
 
     def read_channels(self, count: int) -> np.ndarray:
-        """Return the next samples, [count, channels] float32; fewer at the end of a recording, none at the file's end.
+        """Return up to `count` samples, [n, channels] float32; a recording may end before; n is 0 at the file's end.
 
         Raises:
             RuntimeError: the file is damaged here.
@@ -193,7 +193,7 @@ class Sound:
 
 
 def _recordings(path: Path) -> tuple[list[Any], str]:
-    """Open all recordings that are concatenated in a file; return them, and why the file's end is missing or ""."""
+    """Return all recordings that are concatenated in a file, and the reason why the file's end is missing, or ""."""
     import soundfile
 
     begins = _beginnings(*file_key(path))
@@ -241,7 +241,7 @@ def _recordings(path: Path) -> tuple[list[Any], str]:
 
 
 def _unread(content: bytes) -> str:
-    """Return why ffmpeg stops before the end of a CAF, MP4 or ASF file without an error, or "" if it reads all."""
+    """Return why ffmpeg silently stops before the end of a CAF, MP4 or ASF file, or "" if ffmpeg reads all of it."""
     at = content.find(b"data") + 4
     if content[:4] == b"caff" and len(content) - at - 8 < int.from_bytes(content[at : at + 8], "big") < 1 << 62:
         return "the file is cut short"
@@ -357,7 +357,7 @@ class MonoReader(Sound):
         return "the average of its channels is almost silent, because they have opposite signs" * is_silent
 
     def read(self, count: int) -> np.ndarray:
-        """Return the next samples, [count] float32; fewer at the end of a recording, none at the end of the file."""
+        """Return up to `count` samples, [n] float32; a recording may end before, and n is 0 at the end of the file."""
         block = self.read_channels(min(count, self._left))
         self._left -= len(block)
         if self._channel is not None or self.channels == 1:
@@ -372,7 +372,7 @@ class MonoReader(Sound):
             count -= len(block)
 
     def read_readable(self, count: int) -> tuple[np.ndarray, str]:
-        """Return up to `count` samples before any damage in the file, [n] float32, and a text on the damage or ""."""
+        """Return up to `count` samples before any damage, [n] float32, and a message about the damage or ""."""
         blocks, fault = [np.zeros(0, np.float32)], ""
         while count > 0 and not fault:
             try:

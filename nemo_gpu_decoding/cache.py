@@ -1,7 +1,7 @@
 """Cache LMs and boosting trees in memory, and lock work between processes.
 
-NeMo rebuilds its decoding objects whenever a model is restored, transcribes with timestamps or changes its
-strategy. This cache keeps LMs and boosting trees, which take seconds to load. A key contains every option and
+NeMo rebuilds its decoding objects whenever a model is restored, transcribes with timestamps or changes its strategy.
+The cache keeps LMs and boosting trees, which take seconds to load. A key contains every option and
 file on which the cached object depends.
 """
 
@@ -72,7 +72,7 @@ def one_process_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether any process holds the lock of `one_process_at_a_time`, or True if this is unknown."""
+    """Return whether any process holds the lock of `one_process_at_a_time`, or True if nobody can know."""
     try:
         import fcntl
     except ImportError:

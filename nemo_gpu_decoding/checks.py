@@ -40,13 +40,13 @@ class FieldError(ValueError):
         return FieldError, (self.field, self.value, self.expected, self.note)
 
     def named(self, field: str) -> FieldError:
-        """Return a copy of this error in which the field has another name."""
+        """Return a copy of this `FieldError` with another name for the field."""
         return FieldError(field, self.value, self.expected, self.note)
 
 
 @contextmanager
 def fields_named(form: str) -> Iterator[None]:
-    """Rename the field of a FieldError that this block raises, to `form.format(name of the field)`."""
+    """Catch a FieldError in this block, and raise it with the field name `form.format(name of the field)`."""
     try:
         yield
     except FieldError as error:
@@ -79,7 +79,7 @@ def check_int(field: str, value: Any, low: int, high: int | None = None) -> None
 def check_number(
     field: str, value: Any, *, above_zero: bool = False, negative: bool = False, infinite: bool = False
 ) -> None:
-    """Raise a FieldError unless `value` is a finite number >= 0; > 0 with `above_zero`; any with `negative`.
+    """Raise a FieldError unless `value` is a finite number >= 0 (with `above_zero` > 0, with `negative` any number).
 
     The value's magnitude is at most MOST_NUMBER; with `above_zero` at least LEAST_FACTOR. `infinite` allows inf.
     """

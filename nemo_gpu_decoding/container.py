@@ -1,4 +1,4 @@
-"""Store arrays in memory-mapped safetensors files, which load at once and whose memory processes share.
+"""Store arrays in memory-mapped safetensors files, which load at once; several processes share the memory of a file.
 
 8 bytes    size of the header, uint64
 header     JSON: "__metadata__" (below), and for each array its type, shape and range in the body; padded

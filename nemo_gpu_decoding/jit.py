@@ -56,8 +56,8 @@ def inlined(function: F) -> F:
 def no_refcount(function: F) -> F:
     """Compile like `compiled`, for functions that neither create nor return arrays.
 
-    numba counts references to each array that a function uses, with atomic instructions. In a search that reads
-    a few elements of many arrays, this counting took half of the time (measured). A function that creates no
+    numba counts references to each array that a function uses, with atomic instructions. In a search that reads a few
+    elements of many arrays, reference counting took half of the time (measured). A function that creates no
     arrays needs no counts, because its caller holds all arrays until the function returns.
     """
     return _njit(function, _nrt=False, forceinline=True)
@@ -191,7 +191,7 @@ event.register("numba:compile", compilation)
 
 
 def working_seconds() -> float:
-    """Return the time of a clock in seconds that stands still during compilation, to measure speed."""
+    """Return the seconds of a clock that stops during compilation, to measure speed without compilation."""
     return time.perf_counter() - compilation.seconds
 
 
@@ -264,7 +264,7 @@ def _fingerprint() -> str:
 
 @intrinsic
 def not_below(typing_context, row, begin, least):
-    """Return LANES bits for row[begin : begin + LANES], float32: a bit is 1 if its value is NaN or >= `least`.
+    """Return a bit per value of row[begin : begin + LANES], float32: 1 if the value is NaN or >= `least`.
 
     A Python loop would combine the bits one by one, which takes longer than the vector comparison.
     """

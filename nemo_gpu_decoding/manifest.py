@@ -104,7 +104,7 @@ def opened(name: str, audio: AudioSource, row: Mapping[str, Any] | None = None, 
 
 
 def find_audio(audio: Any) -> list[Path]:
-    """Return the paths that a file, a folder, a glob or a list of them stands for, without opening the files."""
+    """Return the paths of all files in `audio`, which is a file, a folder, a glob or a list; open no file."""
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
     if not patterns:
         raise ValueError("audio is an empty list, expected at least one file, folder or pattern")
@@ -189,17 +189,17 @@ def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
 
 
 def part_in(row: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Return the offset and duration that a row selects, seconds; without `offset` the whole file, as in NeMo."""
+    """Return a manifest row's offset and duration in seconds; without `offset`, the whole file, as in NeMo."""
     return (0.0, None) if row.get("offset") is None else (row["offset"], row.get("duration"))
 
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a manifest's row that are copied to the output."""
+    """Return the fields of a manifest row that the output row also gets."""
     return {key: value for key, value in row.items() if key not in (*RESULT_KEYS, FAULT) and value is not None}
 
 
 def usable(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """Return the utterances with readable audio and a reference text; log a warning for each of the others."""
+    """Return the utterances with readable audio and a reference text; log a warning for each other utterance."""
     no_text = "has no `text` in the manifest; error rates need it"
     faults = [utterance.fault or f"{utterance.label} {no_text}" * (utterance.text is None) for utterance in utterances]
     if all(faults):

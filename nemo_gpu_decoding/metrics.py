@@ -29,7 +29,7 @@ class WordErrors:
 
     @property
     def wer(self) -> float:
-        """Return errors per reference word; with no reference words, infinity, or 0 if there are no errors."""
+        """Return the errors per reference word; without reference words, 0 if there are no errors, else infinity."""
         if self.words:
             return self.total / self.words
         return float("inf") if self.total else 0.0
@@ -66,7 +66,7 @@ UNITS = {"WER": "words", "CER": "characters", "WER/CER": "words and characters"}
 
 
 def units_of(reference: str, text: str) -> list[str]:
-    """Return the units for an error rate: words or, in scripts without spaces, characters as in NeMo's CER."""
+    """Return the units that an error rate counts: words or, in scripts without spaces, characters as in NeMo's CER."""
     return list(text) if has_unspaced(reference) else text.split()
 
 
@@ -97,7 +97,7 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
 
 
 def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:
-    """Count the phrases in references and hypotheses, as sequences of whole words, ignoring case.
+    """Count the phrases in references and hypotheses as sequences of whole words, ignoring letter case.
     In scripts without spaces, a character is a word."""
     _check_pairs(references, hypotheses)
     wanted = PhraseWords.of(phrases)
@@ -200,7 +200,7 @@ def _logits(confidence: Sequence[float]) -> np.ndarray:
 
 
 def measure(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration:
-    """Return the measures of confidences in [0, 1]; nce and auc are NaN if all words are right or all are wrong."""
+    """Return the `Calibration` of confidences in 0 .. 1; nce and auc are NaN if no word, or every word, is right."""
     values, right = np.asarray(confidence, float), np.asarray(correct, bool)
     bins = np.minimum((values * 10).astype(int), 9)
     gaps = [abs(values[bins == b].sum() - right[bins == b].sum()) for b in range(10)]

@@ -80,7 +80,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 
 
 def _is_number(cell: str) -> bool:
-    """Return whether a table cell may stand in a column of numbers: it is a number or empty."""
+    """Return whether a table cell is a number or empty, so that its column may be right-aligned."""
     try:
         float(cell or 0)
     except ValueError:

@@ -48,7 +48,7 @@ def conf_folder() -> Path:
 
 
 def preset_names(*groups: str) -> list[str]:
-    """Return the names of the shipped presets in the given `GROUPS`, by default in all."""
+    """Return the names of the shipped presets in the given `GROUPS`, by default in all groups."""
     return sorted(file.stem for group in groups or GROUPS for file in (conf_folder() / group).glob("*.yaml"))
 
 
@@ -106,7 +106,7 @@ def check_sections(config: Mapping[str, Any], where: str) -> None:
 
 
 def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
-    """Write a preset that `load_preset` reads; paths below the parent of the file's folder become relative."""
+    """Write a preset that `load_preset` reads; a path below the parent of the preset's folder becomes relative."""
     config = OmegaConf.create(dict(config))
     for key in _path_keys(config):
         value = OmegaConf.select(config, key)

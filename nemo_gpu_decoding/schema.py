@@ -21,16 +21,16 @@ _TYPES: Mapping[str, tuple[type, str]] = {  # annotation -> the type of values, 
 
 
 def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
-    """Return a dataclass field with a rule that `checked_options` checks; in a list, every item is checked.
+    """Return a dataclass field with a rule that `checked_options` checks for the value, or for all items of a list.
 
     Args:
         low, high: least and greatest value; `high` may be the name of an attribute.
-        above: 0; values are greater than 0. A float without `low` and `above` is any finite number.
-        infinite: True; inf is valid.
+        above: 0 if values must be greater than 0. A float without `low` and `above` may be any finite number.
+        infinite: whether inf is valid.
         choices: the valid texts.
         unused: why values other than the default have no effect; they are invalid.
         needs: another option, in the form NAME=VALUE, without which other values than the default are invalid.
-        nemo: the key in NeMo's section, if it has another name there; None: it has no key.
+        nemo: the option's key in NeMo's section, if the key has another name; None: the section has no such key.
         cli: True: commands have this option of a search, see `with_options_of`; "tune": `tune` alone has it.
     """
     assert rule.keys() <= {"low", "high", "above", "infinite", "choices", "unused", "needs", "nemo", "cli"}, rule
@@ -45,7 +45,7 @@ def key_of(field: dataclasses.Field[Any]) -> str | None:
 
 
 def defaults_of(*classes: Any) -> dict[str, Any]:
-    """Return the key in NeMo's section and the default for each option of these dataclasses."""
+    """Return a mapping from keys of NeMo's section to the defaults of these dataclasses."""
     options = [field for cls in classes for field in dataclasses.fields(cls)]
     return {key: field.default for field in options if (key := key_of(field))}
 

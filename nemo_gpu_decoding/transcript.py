@@ -40,7 +40,7 @@ class Word(NamedTuple):
         return {"word": self.word, "start": self.start, "end": self.end, **shown}
 
     def later(self, seconds: float) -> Word:
-        """Return a copy of the word whose times are `seconds` later."""
+        """Return a copy of this word with times that are `seconds` later."""
         start, end = round(self.start + seconds, 3), round(self.end + seconds, 3)
         return self._replace(start=start, end=end, pieces=tuple(piece.later(seconds) for piece in self.pieces))
 
@@ -60,7 +60,7 @@ class BoostedPhrase(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The stretch of a long recording between two cuts, with its transcript. Times are in seconds."""
+    """The part of a long recording between two cuts, with its transcript. Times are in seconds."""
 
     start: float
     end: float
@@ -71,7 +71,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Transcript:
-    """The result of decoding one utterance, or the partial result of an utterance that is still spoken."""
+    """The result of decoding one utterance, or the partial result so far of a live utterance."""
 
     text: str
     score: float | None = None  # natural log, as the strategy defines it; None: of a stream, or without segments
@@ -88,7 +88,7 @@ class Transcript:
     is_joined: bool = False  # of a stream: the text continues the last word of the previous transcript
 
     def later(self, seconds: float) -> Transcript:
-        """Return a copy whose words and alternatives are `seconds` later."""
+        """Return a copy of this transcript in which words and alternatives are `seconds` later."""
         times = [(round(place.start + seconds, 3), round(place.end + seconds, 3)) for place in self.alternatives]
         pairs = zip(self.alternatives, times, strict=True)
         places = tuple(place._replace(start=start, end=end) for place, (start, end) in pairs)
@@ -147,7 +147,7 @@ def _words(rows: Iterable[Sequence[Any]]) -> tuple[Word, ...]:
 
 @dataclass
 class Totals:
-    """The sums over the utterances of one partition, which its marker file contains. Times are in seconds."""
+    """The sums over the utterances of one partition, as its marker file contains them. Times are in seconds."""
 
     number: int = 0
     shard: int = 0

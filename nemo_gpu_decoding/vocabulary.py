@@ -61,8 +61,8 @@ class WordSpan(NamedTuple):
 class Vocabulary:
     """The V text pieces of a model without the blank; the id of a piece is its position.
 
-    `kind` defines how pieces join: "bpe" (SentencePiece: '▁' begins a word), "wpe" (WordPiece: '##'
-    continues one), "char" (characters, ' ' or '|' between words) or "byte_bpe" (GPT-2, Whisper: the
+    `kind` defines how pieces join: "bpe" (SentencePiece: '▁' begins a word), "wpe" (WordPiece: '##' continues a word),
+    "char" (characters, ' ' or '|' between words) or "byte_bpe" (GPT-2, Whisper: the
     characters are bytes, 'Ġ' is the space before a word).
 
     Raises:
@@ -94,7 +94,7 @@ class Vocabulary:
     def from_pieces(
         cls, pieces: Sequence[str], kind: str | None = None, encode: Callable[[str], list[int]] | None = None
     ) -> Vocabulary:
-        """Create a vocabulary from pieces; without a `kind`, their word marks ('▁', '##', ...) tell it.
+        """Create a vocabulary from pieces; if `kind` is None, their word marks ('▁', '##', ...) define it.
 
         Raises:
             ValueError: the pieces are no texts, or have no word marks.
@@ -127,7 +127,7 @@ class Vocabulary:
 
     @cached_property
     def spells_by_guess(self) -> bool:
-        """Return whether `tokenize` may spell words otherwise than the model: with unigram pieces, but no tokenizer.
+        """Return whether `tokenize` may spell words differently than the model: unigram pieces without a tokenizer.
 
         The ids of a BPE model are in the order of its merges: each piece merges two pieces of lower ids. A
         unigram model chooses pieces by probabilities, which the vocabulary lacks. `tokenize` then spells a word
@@ -329,7 +329,7 @@ class Vocabulary:
         return ids
 
     def _merged(self, surface: str) -> Segmentation:
-        """Merge pieces as BPE does: repeatedly the pair with the lowest id, the leftmost one among equal ids.
+        """Merge pieces as BPE does: repeatedly merge the pair with the lowest id, and of equal ids the leftmost pair.
 
         Return [] if a character is no piece."""
         find, parts = self._surfaces.get, list(surface)
@@ -356,7 +356,7 @@ class Vocabulary:
         return ids
 
     def _surface(self, text: str) -> str:
-        """Return a text with spaces as '▁' or, for "byte_bpe", with bytes as characters, as the pieces are written."""
+        """Return a text in the form of the pieces: with spaces as '▁' or, for "byte_bpe", with bytes as characters."""
         if self.kind == "byte_bpe":
             return "".join(_CHARACTER_OF_BYTE[byte] for byte in text.encode())
         return text if self.kind == "char" else WORD_START + text.replace(" ", WORD_START)
@@ -381,7 +381,7 @@ class Vocabulary:
 
     @cached_property
     def _surfaces(self) -> dict[str, int]:
-        """Return a mapping of piece texts, with '▁' before words, to ids; of equal pieces, the first one counts."""
+        """Return a mapping from piece texts, with '▁' before words, to ids; of equal pieces, it has the first id."""
         surfaces: dict[str, int] = {}
         for i, shown in self.surfaces():
             surfaces.setdefault(shown, i)
@@ -412,7 +412,7 @@ class Vocabulary:
 
 
 def _basic(text: str) -> str:
-    """Return a text without those features that a tokenizer's normalisation may change: case, accents, spaces."""
+    """Return a text without letter case, accents and spaces, which a tokenizer's normalisation may change."""
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(c for c in decomposed if not c.isspace() and not unicodedata.combining(c))
 

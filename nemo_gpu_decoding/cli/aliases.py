@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding aliases` finds what a model recognises for spoken phrases and writes it as their aliases."""
+"""`nemo-gpu-decoding aliases` finds the texts that a model recognises for spoken phrases; they become aliases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PUNCTUATION = ".,;:!?\"'()"
 @checked_options
 @dataclass
 class AliasesOptions(decoding.DecodingOptions):
-    """Options of `aliases`. The phrases are not boosted. null keeps the value of the preset, or of NeMo."""
+    """Options of `aliases`. Phrases are not boosted. null keeps the value of the preset, or NeMo's default."""
 
     topic = "recordings and aliases"
 
@@ -117,7 +117,7 @@ def run(options: AliasesOptions) -> int:
 
 
 def recordings(options: AliasesOptions, phrases: Sequence[Phrase], folder: Path) -> Iterator[Spoken]:
-    """Yield the recordings of the manifest, or those that speech synthesis commands write to `folder`."""
+    """Yield the recordings of the manifest, or recordings that speech synthesis commands write to `folder`."""
     if options.manifest is not None:
         from nemo_gpu_decoding.manifest import read_manifest, references_of, usable
 
@@ -167,7 +167,7 @@ def build_decoding(options: AliasesOptions, default_head: str) -> DictConfig:
 
 
 def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> dict[str, Counter[str]]:
-    """Count, for each phrase, the words that the model has recognised in its place."""
+    """Count, for each phrase, the texts that the model has recognised where the phrase was spoken."""
     counts: dict[str, Counter[str]] = {}
     wanted: dict[tuple[str, ...], PhraseWords] = {}
     for utterance, n_best in zip(spoken, texts, strict=True):
@@ -183,7 +183,7 @@ def heard_phrases(spoken: Iterable[Spoken], texts: Iterable[Sequence[str]]) -> d
 def heard(reference: Sequence[str], text: str, begin: int, end: int) -> str:
     """Return the words of a hypothesis `text` that are aligned with the reference words [begin, end).
 
-    Return "" if there are none, or if a word beside them is wrong, because their borders are then not known.
+    Return "" if no words are aligned, or if a word beside them is wrong, because their borders are then unknown.
     """
     from kaldialign import align
 

@@ -105,7 +105,7 @@ class ModelOptions:
 @with_options_of(SEARCHES.values())
 @dataclass
 class DecodingOptions(ModelOptions):
-    """Options of the commands that decode with one setting. null keeps the value of the preset, or of NeMo."""
+    """Options of commands that decode with one setting. null keeps the value of the preset, or NeMo's default."""
 
     topic = "search"
 
@@ -149,7 +149,7 @@ def fields_of(cls: type[T], options: Any) -> T:
 
 
 def check_rescoring(given: Any) -> None:
-    """Raise a ValueError if there is a second pass (`rescore`) with only one hypothesis (n_best=1)."""
+    """Raise a ValueError if `rescore` (a second pass) has only one hypothesis to rank (n_best=1)."""
     if given.rescore and given.n_best < 2:
         raise ValueError(f"rescore={given.rescore} orders n_best hypotheses; n_best is {given.n_best}, expected >= 2")
 
@@ -217,7 +217,7 @@ def keys_of(config: DictConfig) -> dict[str, str]:
 
 
 def decoding_config(strategy: str | None, preset: str | None, options: Mapping[str, Any]) -> DictConfig:
-    """Return NeMo's `decoding` section: a preset, overridden by the options that are not None.
+    """Return NeMo's `decoding` section, made from a preset and from the options that are not None.
 
     If `preset` is None, the strategy's shipped preset is used, adapted to an LM and phrases if they are given.
     If `strategy` is None, the strategy is that of the preset or, if `preset` is None too, flexctc_beam.
@@ -268,8 +268,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
 def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> DictConfig:
     """Return NeMo's `decoding` section for n-best lists from a command's options; `changed` replaces options.
 
-    Args:
-        head: of the model; it decides the strategy if neither options nor preset do.
+    Args: head: the model's head, which decides the strategy if neither options nor preset do.
         n_best: hypotheses per utterance.
     """
     strategy = options.strategy
@@ -286,7 +285,7 @@ def load_model(options: Any, build: Callable[..., DictConfig], head: str | None 
     """Load the model of a command and set the `decoding` section that `build(options, default head)` returns.
 
     Args:
-        head: head that decodes; None: that of the strategy, or the default one for NeMo's strategies.
+        head: the model's head that decodes; None: the head of the strategy, or for NeMo's strategies the default head.
         channel: see `Model`.
     """
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -298,7 +297,7 @@ def load_model(options: Any, build: Callable[..., DictConfig], head: str | None 
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
-    """Return the shipped preset of a strategy, with values that suit an LM or phrases if given; {} without one."""
+    """Return a strategy's shipped preset, with values that suit an LM or phrases if given; {} without a preset."""
     if strategy not in preset_names():
         return OmegaConf.create({})
     config = load_preset(strategy)
@@ -339,8 +338,8 @@ def check_outputs(options: Any, inputs: Named = (), outputs: Named = ()) -> None
 
     Args:
         options: options of the command, which name inputs and outputs.
-        inputs: further ones, such as recordings; values may be nested.
-        outputs: further ones.
+        inputs: further input files, such as recordings; values may be nested.
+        outputs: further output files.
     """
     given = [(name, text) for name, value in [*vars(options).items(), *inputs] for text in _texts(value)]
     taken = {_identity(text): f"{name}={text}" for name, text in given if name not in OUTPUTS and os.path.isfile(text)}

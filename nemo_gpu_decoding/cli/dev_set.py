@@ -1,4 +1,4 @@
-"""Compute the encoder output of the dev set of `tune` once, and decode it many times.
+"""Compute the encoder output of the dev set once, and let `tune` decode it many times.
 
 `tune confidence=...` also fits a map from word confidence to probability on the dev set.
 """
@@ -56,8 +56,7 @@ class DevSet:
     ) -> tuple[str, ...]:
         """Return the text of the best hypothesis of each utterance.
 
-        Args:
-            second: second pass; it orders the first `n_best` different texts.
+        Args: second: the second pass, which ranks the first `n_best` different texts.
         """
         results: list[NBest] = []
         for batch in self.batches:
@@ -124,7 +123,7 @@ def with_confidence_map(
     """Return the decoding section with a fitted confidence map, and a table of all aggregations that were tried.
 
     Args:
-        aggregations: of token confidence to words; the one with the best normalised cross entropy is taken.
+        aggregations: ways to combine token confidence per word; the best normalised cross entropy decides.
     """
     outputs = list(head.model.encode([utterance.audio for utterance in utterances], batch_size))
     rows: list[list[Any]] = []

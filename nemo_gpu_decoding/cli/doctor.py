@@ -52,7 +52,7 @@ class Fact:
 
 
 def run(options: DoctorOptions) -> int:
-    """Print the report; load no model, do not import NeMo, and write nothing but the results of kernel checks."""
+    """Print the report. Load no model, do not import NeMo, and write no files but the results of kernel checks."""
     rows = [asdict(fact) for fact in examine(check=options.check)]
     table = format_table(list(rows[0]), [list(row.values()) for row in rows])
     print(json.dumps(rows, indent=2) if options.json else table)
@@ -155,7 +155,7 @@ def extra_facts() -> list[Fact]:
 
 
 def compiled_code_fact() -> Fact:
-    """Return the folder with numba's compiled code; without a usable folder, every process compiles again."""
+    """Return the folder of numba's compiled code. If there is no usable folder, every process compiles again."""
     from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
 
     folder = cache_folder()

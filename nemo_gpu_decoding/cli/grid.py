@@ -1,10 +1,10 @@
 """List the combinations of options ("points") that `tune` tries stage by stage, and make their decoders.
 
-Options that are null get values around the best point so far. With phrases, token-level strategies first try all
-weights with the smallest beam and one segmentation per phrase. Then they try larger beams and more segmentations with
-the best weights. Word graphs try the LM weights without phrases, then the boosting weights with the best LM weights,
-then the LM weights next to the best ones. With a limit of false phrases, the last stage of all strategies tries
-thresholds for the evidence of a phrase.
+`tune` tries options that are null with values around the best point so far. With phrases, token-level strategies first
+try all weights with the smallest beam and one segmentation per phrase. Then they try larger beams and more
+segmentations with the best weights. Word graphs try the LM weights without phrases, then the boosting weights with the
+best LM weights, then the LM weights next to the best ones. With a limit of false phrases, the last stage of all
+strategies tries thresholds for the evidence of a phrase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight"
 
 
 class Axis(NamedTuple):
-    """Values that the first stage tries for an option. At most one of the option's axes fits a search's facts."""
+    """Values that the first stage of `tune` tries for an option. At most one axis of an option fits a search."""
 
     option: str
     facts: str  # the axis is used if all of them hold, see `facts_of`
@@ -123,7 +123,7 @@ class Searches:
         self._ready: dict[tuple[Any, ...], Search] = {}
 
     def at(self, point: Point) -> Search:
-        """Return the decoder with the boosting tree of a point's options; the point's weights are not set yet."""
+        """Return the decoder with the boosting tree of a point's options, but without the point's weights."""
         tree = {name: getattr(point, name) for name in TREE if name in Point._fields}
         key = tuple(tree.values())
         if key not in self._ready:
@@ -174,7 +174,7 @@ Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try
 
 
 def facts_of(options: TuneOptions, strategy: str, has_lm: bool, has_phrases: bool) -> set[str]:
-    """Return keywords of a search: strategy, head, "graph" or "tokens", and the models that are fused."""
+    """Return keywords that describe a search: strategy, head, "graph" or "tokens", and its LM and phrases."""
     facts = {strategy, STRATEGIES[strategy].family, "graph" if section_of(strategy) == "wfst" else "tokens"}
     named = {"large": strategy == LARGE_LM_STRATEGY, "source": options.source_lm is not None, "lm": has_lm}
     named |= {"rescore": options.rescore is not None, "phrases": has_phrases, "fused": has_lm or has_phrases}
@@ -232,7 +232,7 @@ def later_stages(
 
 
 def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
-    """Return points near the best one that rank hypotheses by total score, with a bonus per token.
+    """Return points near the best point that rank hypotheses by total score, with a bonus per token.
 
     The bonus offsets the preference of total scores for short hypotheses.
     """
@@ -242,7 +242,7 @@ def _unranked(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequence[float], best: Point) -> list[Point]:
-    """Return points with larger beams, more segmentations and all boosting weights; other options are the best."""
+    """Return points with larger beams, more segmentations and all boosting weights, near the best point."""
     fixed: dict[str, Sequence[Any]] = {k: [value] for k, value in best._asdict().items() if value is not None}
     fixed |= {"beam_size": sizes, "segmentations": segmentations, "boosting_weight": weights}
     points = combinations(**fixed)
@@ -250,7 +250,7 @@ def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequenc
 
 
 def _heard(options: TuneOptions, values: Sequence[float], section: str, most_bonus: float, best: Point) -> list[Point]:
-    """Return points with thresholds for the evidence of a phrase, at the best boosting weight and larger ones."""
+    """Return points with thresholds for a phrase's evidence, at the best boosting weight and at larger weights."""
     every = options.boosting_weight or (BOOSTING_WEIGHTS if section == "beam" else WORD_BOOSTING_WEIGHTS)
     weights = [weight for weight in every if weight >= (best.boosting_weight or 0) > 0]
     points = [best._replace(ac_threshold=value, boosting_weight=weight) for value in values for weight in weights]
@@ -277,7 +277,7 @@ def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def _with_width(points: Sequence[Point], most_bonus: float) -> list[Point]:
-    """Set the beam width of each point: the smallest that is at least twice a word's bonus, or else the largest."""
+    """Set each point's beam width: the smallest value that is at least twice a word's bonus, or else the largest."""
     bonuses = [(point.boosting_weight or 0.0) * most_bonus for point in points]
     widths = [next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1]) for bonus in bonuses]
     return [point._replace(beam_width=width) for point, width in zip(points, widths, strict=True)]

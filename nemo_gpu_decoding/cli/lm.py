@@ -219,7 +219,7 @@ class PackLMOptions:
 
 
 def pack_lm(options: PackLMOptions) -> int:
-    """Write an ARPA LM as the packed file that paged_biglm maps; print progress to stderr, the report to stdout."""
+    """Write an ARPA LM as a packed file for paged_biglm; print progress to stderr and the report to stdout."""
     from nemo_gpu_decoding.lm.pack import pack_arpa
 
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)

@@ -86,8 +86,8 @@ def overview() -> str:
 
 
 def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
-    """Return whether the user can correct this error: a ValueError, OSError or ImportError raised by this package or
-    by the program `module`.
+    """Return whether the user can correct this error: it is a ValueError, OSError or ImportError of this package or of
+    `module`.
 
     If another library raises an error of these types, the cause is unknown, and the traceback is printed.
     """
@@ -133,7 +133,7 @@ def run_program(
 
 
 class _Lasting:
-    """A wrapper of stdout that discards further output if the pipe is closed or the disk is full, without an error."""
+    """A wrapper of stdout that silently discards output after the pipe was closed or the disk was full."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -171,7 +171,7 @@ def load_command(name: str) -> Any:
 
 
 def needed(command: str, options: Any) -> list[str]:
-    """Return the extras or single modules that a command needs with these options, as `require` takes them."""
+    """Return the extras, or single modules, that a command needs with these options, in the form for `require`."""
     return [name for name, is_needed in NEEDS.get(command, {}).items() if is_needed(options)]
 
 

@@ -28,7 +28,7 @@ FILES = ("audio", "manifest", "tarred_audio", "text")  # options for one file or
 
 
 class OptionError(ValueError):
-    """An error about an argument that is not `key=value`, or whose key is no option."""
+    """An error about a command-line argument that is not `key=value`, or whose key is no option."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def parse_options(options_class: type[T], arguments: Sequence[str], positional: 
     """Build `options_class` from `["key=value", ...]`; append arguments without `=` to the list option `positional`.
 
     Values of text fields are used unchanged; others are read as YAML (`8`, `[4,8]`, `null`). A list may be a single
-    value, and may omit its brackets (`4,8`), which some shells require to be quoted. Dotted keys set entries of
-    mappings (`decoding.beam.beam_size=8`).
+    value, and may omit its brackets (`4,8`), because some shells require quotes for brackets. Dotted keys set entries
+    of mappings (`decoding.beam.beam_size=8`).
 
     Raises:
         OptionError: an argument is not `key=value`, or a key is unknown.
@@ -104,8 +104,8 @@ def help_text(
     """Return the text of `PROGRAM --help`: options with default and meaning, and examples.
 
     Args:
-        first: names of the options that most people need. A sentence explains each of them, and the others are listed
-            by topic. (): all options are explained by topic.
+        first: names of the options that most people need. The help explains each of these in a sentence, and lists
+            other options by topic. (): it explains all by topic.
     """
     options = {shown.name: shown for shown in options_of(cls)}
     names = [shown.name for shown in options.values() if shown.required]

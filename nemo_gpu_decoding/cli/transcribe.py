@@ -126,7 +126,7 @@ class PartitionOptions:
 @checked_options
 @dataclass
 class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
-    """Options of `transcribe`. null keeps the value of the preset, or of NeMo."""
+    """Options of `transcribe`. null keeps the value of the preset, or NeMo's default."""
 
     # Also write a file with lines and their times per recording: srt, vtt, tsv (milliseconds) or txt (no times), or
     # several, srt,vtt. The files have the names of the recordings, and are in the folder of `out`, or here. Parts of a
@@ -140,7 +140,7 @@ class TranscribeOptions(Cutting, PartitionOptions, RecordingOptions):
         self._check_partitioned()
 
     def _check_partitioned(self) -> None:
-        """Raise a ValueError for options of partitions if `out` is no folder, or options without effect if it is."""
+        """Raise a ValueError for options without effect: `PartitionOptions` need a folder as `out`, others a file."""
         if self.is_partitioned:
             if self.subtitles:
                 raise ValueError(f"subtitles={','.join(self.subtitles)} needs a file as out, or none, not a folder")
@@ -249,7 +249,7 @@ def run_partitions(options: TranscribeOptions) -> int:
 
 
 def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
-    """Return the options on which transcripts depend, with a digest of the content in place of each file."""
+    """Return the options on which transcripts depend; a digest of its content replaces the name of a file."""
     resumable = {option.name for option in fields(PartitionOptions)} - {"batch_seconds"} | NOT_IN_TRANSCRIPTS
     given = {name: value for name, value in vars(options).items() if name not in resumable}
     for name in FILE_OPTIONS:
@@ -260,7 +260,7 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
 
 
 def content_of(path: str) -> str:
-    """Return name, size and digest (of begin and end) of a file; return a text that names no file unchanged.
+    """Return name, size and digest (of begin and end) of a file; return other texts unchanged.
 
     >>> content_of("no_such_file")
     'no_such_file'
@@ -277,7 +277,7 @@ def content_of(path: str) -> str:
 
 
 def kept_file(out: Path | None) -> Path | None:
-    """Return the hidden log file beside `out`, from which a run can resume; None without `out` or for a device."""
+    """Return the hidden log file beside `out`, from which a run can resume; None if `out` is None or a device."""
     return None if out is None or (out.exists() and not out.is_file()) else out.with_name(f".{out.name}.run")
 
 

@@ -44,7 +44,7 @@ FALSE_PHRASE_COST = 2.0  # word errors
 @decoding.with_options_of(decoding.SEARCHES.values(), listed=True)
 @dataclass
 class TuneOptions(decoding.ModelOptions):
-    """Options of `tune`. A list, or a single value, holds the values to try; every combination is decoded. With
+    """Options of `tune`. An option may have a list of values; `tune` decodes the dev set with every combination. With
     phrases, options that are null are tried in stages, around the best combination so far."""
 
     topic = "values to try, and output"
@@ -246,7 +246,7 @@ def try_points(
 def ranked(
     trials: list[Trial], objective: str, false_phrase_cost: float = FALSE_PHRASE_COST, most_false: float = float("inf")
 ) -> list[Trial]:
-    """Sort the trials, best first; at equal errors, smaller beams come first, then smaller weights.
+    """Sort the trials, best first; of equal trials, those with smaller beams, then with smaller weights, come first.
 
     Args:
         most_false: trials with more false phrases come last, those with the fewest first.

@@ -1,4 +1,4 @@
-"""Plot the word error rate over the options that `tune` has tried."""
+"""Plot the word error rate over the values of options that `tune` has tried."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def best_by(trials: Sequence[Trial], *names: str) -> dict[Any, Trial]:
 def draw(trials: Sequence[Trial], greedy: Score, target: Path) -> None:
     """Plot the WER as a map over the two options with the largest effect, and as a curve over each option.
 
-    Every point is the best trial with the point's values, over all other options. `trials` are sorted, best first. The
-    suffix of `target` chooses the format of the image.
+    A point of the plot is the best trial with these values, over all values of other options. `trials` are sorted,
+    best first. The suffix of `target` chooses the format of the image.
     """
     from matplotlib.figure import Figure
 

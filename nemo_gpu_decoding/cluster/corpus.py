@@ -109,7 +109,7 @@ def _ranges(pattern: str) -> list[str]:
 
 
 def shards_of(corpus: Corpus) -> list[tuple[str, str]]:
-    """Return the manifests' names with digests of their content, or a digest of the file list for `audio`."""
+    """Return the names of the manifests with digests of their content, or for `audio` a digest of the file list."""
     if corpus.audio:
         return [("audio", _digest(BytesIO("\n".join(corpus.audio).encode(errors="surrogateescape"))))]
     shards = []
@@ -195,7 +195,7 @@ def _absolute(url: str) -> str:
 
 
 def _seconds(audio: str, offset: float = 0.0) -> float:
-    """Return the seconds in the header of an audio file, or 0 if it is unreadable: the worker reports that error."""
+    """Return the seconds in an audio file's header, or 0 if the file is unreadable, which the worker reports."""
     import soundfile
 
     with suppress(RuntimeError, ValueError, OSError), local_copy(audio) as path:
@@ -362,7 +362,7 @@ def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: 
 
 
 def _check_same(folder: Folder, run: Mapping[str, Any], given: dict[str, Any], shards: list[list[str]]) -> None:
-    """Raise a ValueError if options differ from those of the run to resume; the message names the first one."""
+    """Raise a ValueError that names the first option that differs from the options of the run to resume."""
     now = json.loads(json.dumps(given))  # in the form in which the file holds it
     for name in sorted(now.keys() | run["options"].keys()):
         old, new = run["options"].get(name), now.get(name)

@@ -49,7 +49,7 @@ class Workers(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """Options that are the same for all workers of a run.
+    """The options that all workers of a run share.
 
     Args:
         out: folder of the run.
@@ -82,7 +82,7 @@ class Worker(Transcriber):
                 list(self.model.decode(outputs))
 
     def transcribe(self, partition: Partition) -> Totals:
-        """Encode and decode a partition in batches; write its transcripts in row order, then its marker.
+        """Encode and decode a partition in batches; write its transcripts in the order of rows, then its marker.
 
         An unreadable utterance gets an error in its row.
         """
@@ -130,8 +130,8 @@ def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
 def batches(utterances: Sequence[Utterance], batch_size: int, batch_seconds: float | None) -> Iterator[list[int]]:
     """Yield batches of utterance indices: first utterances with a fault, then the others from long to short.
 
-    Batches in descending order of duration have little padding, and the first one needs most memory. With
-    `batch_seconds`, a batch has at most so many seconds of audio, padding included, and at least one utterance.
+    Batches of utterances with similar durations have little padding, and the first batch needs most memory.
+    `batch_seconds` limits the audio of a batch, padding included; a batch has at least one utterance.
     """
     yield [n for n, utterance in enumerate(utterances) if utterance.fault]
     ready = [n for n, utterance in enumerate(utterances) if not utterance.fault]
@@ -148,12 +148,8 @@ def transcribe_corpus(
 ) -> list[Totals]:
     """Decode all partitions that have no marker; return the totals of all partitions, in the order of numbers.
 
-    Args:
-        max_errors: number of utterances that may fail; None: any number.
+    Args: max_errors: number of utterances that may fail; None: no limit.
         retry_errors: also decode partitions with failed utterances.
-
-    Raises:
-        ValueError: more utterances failed, or the model or its decoding is invalid.
     """
     folder = Folder(job.out)
     totals = {done.number: done for done in finished(folder, plan.partitions)}

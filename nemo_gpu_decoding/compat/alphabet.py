@@ -54,8 +54,8 @@ class Alphabet:
     def build_alphabet(cls, labels: Sequence[str]) -> Alphabet:
         """Convert the labels of a model.
 
-        '' and '<pad>' or '[PAD]' are blanks; in models of characters '_' is, if there is no other blank. Without a
-        blank, one is added as the last column. '|' is the space if there is no other. '##' is converted to '▁'.
+        '', '<pad>' and '[PAD]' are blanks; in models of characters, '_' is a blank if there is no other blank. If
+        there is no blank, the last column becomes one. '|' is the space if there is no other. '##' becomes '▁'.
         """
         if labels is None or not all(isinstance(label, str) for label in labels):
             raise FieldError("labels", labels, "a list of texts")

@@ -18,7 +18,7 @@ state 2          after that piece; further pieces cost nothing, and the word's e
 other states     in an unknown word that begins like a hotword: as in pyctcdecode, the penalty is due at its end only,
                  and each piece earns a part of the bonus; where the word goes on in another way, both are settled
 
-If unknown words paid only at their ends, they would displace words of the LM from the beam, and lose later.
+A penalty only at their ends would let unknown words first displace words of the LM from the beam.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LanguageModel:
 
     Args:
         kenlm_model: ARPA file or KenLM binary, or a `kenlm.Model`.
-        unigrams: the known words; others pay `unk_score_offset`. None, or none of the LM's: all of the LM are known.
+        unigrams: the known words; others get `unk_score_offset`. None, or no word of the LM: all words of the LM.
         alpha: weight of the LM, >= 0.
         beta: bonus of each word, natural log.
         unk_score_offset: log10, added to the LM's score of an unknown word.
@@ -315,7 +315,7 @@ def weighted_graph(graph: WordGraph, weights: np.ndarray, penalty: float, alpha:
 
 
 def _earned(alphabet: Alphabet, hotwords: Hotwords) -> dict[tuple[int, ...], float]:
-    """Return the share of the bonus for each prefix of a hotword, in proportion to characters; shorter ones first."""
+    """Return the share of the bonus for each prefix of a hotword, in proportion to its characters, shortest first."""
     earned: dict[tuple[int, ...], float] = {}
     for spelled, bonus in hotwords.items():
         lengths = np.cumsum([alphabet.lengths[token] for token in spelled]).tolist()

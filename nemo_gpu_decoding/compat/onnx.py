@@ -41,7 +41,7 @@ class OnnxTransducer:
     Args:
         folder: folder with the files of the model.
         durations: of a TDT model, in frames; None: 0, 1, 2, ... for the outputs of the joint beyond the labels.
-        quantization: the end of the files' names, such as "int8"; None: files without one, or the only files.
+        quantization: the end of the files' names, such as "int8"; None: files without such an end, or the only files.
         providers: onnxruntime's providers; None: the CPU.
 
     Raises:

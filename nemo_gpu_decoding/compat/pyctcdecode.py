@@ -7,8 +7,8 @@
     decoder.decode_batch(None, [logits, logits])
 
 With a word LM, `cuda_wfst` searches an open-vocabulary graph; without an LM, `flexctc_beam` searches with merge
-"prefix". Scores are pyctcdecode's, see `language_model.py`, with one difference: with an LM, `logit_score` is the
-score of the best alignment, where pyctcdecode adds the probabilities of the alignments in its beam.
+"prefix". The scores are those of pyctcdecode, see `language_model.py`, with one difference: with an LM, `logit_score`
+is the score of the best alignment. pyctcdecode adds the probabilities of the alignments in its beam.
 
 All utterances of a batch are decoded at once, on the threads of torch.
 """
@@ -124,7 +124,7 @@ class BeamSearchDecoderCTC:
         unk_score_offset: float | None = None,
         lm_score_boundary: bool | None = None,
     ) -> None:
-        """Change the weights of the LM; None keeps the old value. Without an LM the call has no effect."""
+        """Change the weights of the LM; None keeps a weight. The call has no effect if there is no LM."""
         if self._language_model is not None:
             self._language_model.reset_params(alpha, beta, unk_score_offset, lm_score_boundary)
 
@@ -213,7 +213,7 @@ class BeamSearchDecoderCTC:
             beam_prune_logp: hypotheses whose score is lower than the best one's by more than this are dropped;
                 natural log, < 0.
             token_min_logp: tokens with a lower log-prob are skipped, unless they are the most likely of the frame.
-            prune_history: of hypotheses that end in the same words, as many as the LM looks back to, return the best.
+            prune_history: of hypotheses whose last words (the LM's context) are equal, return only the best.
             hotwords: words, or phrases whose words are taken one by one.
             hotword_weight: bonus of each occurrence of a hotword, natural log.
             lm_start_state: `last_lm_state` of the utterance that this one continues.
@@ -237,7 +237,7 @@ class BeamSearchDecoderCTC:
         Args:
             pool: not used: the utterances are decoded as one batch in this process.
             logits_list: [T, V] of each utterance.
-            hotwords: as in `decode_beams`, or one such list for each utterance; None in their place: no words.
+            hotwords: as in `decode_beams`, or one such list, or None, for each utterance.
             beam_width and the others: as in `decode_beams`.
         """
         given = _read(beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width)
@@ -266,7 +266,7 @@ class BeamSearchDecoderCTC:
     def _results(
         self, named: Mapping[str, Any], options: _Options, state: LMState | None
     ) -> tuple[list[np.ndarray], list[NBest[Any]], int]:
-        """Return the log-probs of each utterance, its `NBest`, and the number of frames that were put before it.
+        """Return, for each utterance, its log-probs, its `NBest`, and the number of frames inserted before it.
 
         Args:
             named: name of an utterance in messages -> logits.
@@ -291,7 +291,7 @@ class BeamSearchDecoderCTC:
     # ------------------------------------------------------------------------------------ search
 
     def _searches(self, options: _Options, count: int) -> Iterator[tuple[list[int], Any, list[Request] | None]]:
-        """Yield two groups, utterances without and with hotwords: their indices, the search, and their requests."""
+        """Yield indices, search and requests of the utterances without hotwords, then of those with hotwords."""
         if len(options.hotwords) not in (1, count):
             expected = f"one list of words, or one for each of the {count} utterances"
             raise FieldError("hotwords", f"{len(options.hotwords)} lists", expected)
@@ -345,7 +345,7 @@ class BeamSearchDecoderCTC:
         return log_probs_of(np.array(values, np.float32, order="C"), name, self._alphabet)
 
     def _beams(self, ranked: Iterable[OutputBeam], options: _Options) -> list[OutputBeam]:
-        """Return hypotheses with different texts, best first; `ranked` has them in the order of the search."""
+        """Return hypotheses with different texts, best first, from the search's hypotheses `ranked`."""
         beams: dict[str, OutputBeam] = {}
         endings, least = set(), -math.inf
         for beam in ranked:

@@ -66,7 +66,7 @@ def _compiler_problem(device: torch.device) -> str | None:
 
 
 def _driver_problem() -> str | None:
-    """Return why the driver cannot run the compiled code, or None if it can. A driver runs code of older compilers."""
+    """Return why the driver cannot run the compiled code, or None. A driver can run code of older compilers."""
     supported, compiler = driver_version(), nvrtc.version()
     if supported[0] < compiler[0]:
         return (
@@ -77,7 +77,7 @@ def _driver_problem() -> str | None:
 
 
 def driver_version() -> tuple[int, int]:
-    """Return the newest CUDA whose programs the driver runs.
+    """Return the newest CUDA version whose programs the driver can run.
 
     Raises:
         RuntimeError: the driver does not answer.
@@ -90,7 +90,7 @@ def driver_version() -> tuple[int, int]:
 
 
 def install_advice() -> str:
-    """Return the command that installs the cuda-python for this torch."""
+    """Return the command that installs the version of cuda-python that fits this torch."""
     major = (torch.version.cuda or "13").split(".")[0]
     return install_command(f"cuda{major}")
 

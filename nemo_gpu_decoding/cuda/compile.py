@@ -118,8 +118,8 @@ def compiler_options(arch: Architecture, defines: Defines | None = None) -> list
 def architecture(capability: tuple[int, int]) -> Architecture | None:
     """Return the architecture to compile for on a device of this compute capability, or None.
 
-    Machine code runs on later minor versions of its major version. If the GPU is newer than the compiler, it
-    gets the code of the nearest older version of its major version or, if there is none, PTX.
+    Machine code runs on later minor versions of its major version. If a GPU is newer than the compiler, the code is
+    that for the nearest older GPU of the same major version or, if there is none, PTX.
     """
     older = [number for number in nvrtc.architectures() if divmod(number, 10) <= capability]
     if not older:
@@ -138,7 +138,7 @@ def kernel_cache() -> Path:
 
 
 def entry_name(source: Source, arch: Architecture, options: list[str]) -> str:
-    """Return the file name of an entry; it is a hash of all inputs of the compiler, so no entry becomes stale."""
+    """Return the file name of a cache entry, a hash of all inputs of the compiler, so that no entry becomes stale."""
     parts = [nvrtc.version(), options, source.name, source.text, sorted(source.headers.items())]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     label = source.name.removesuffix(".cu").replace("/", "-")
@@ -146,7 +146,7 @@ def entry_name(source: Source, arch: Architecture, options: list[str]) -> str:
 
 
 def _read_entry(path: Path) -> bytes | None:
-    """Return the code of an entry, or None if it is missing or damaged."""
+    """Return the code in a cache entry, or None if the entry is missing or damaged."""
     try:
         entry = path.read_bytes()
     except OSError:

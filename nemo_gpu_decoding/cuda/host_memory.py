@@ -25,7 +25,7 @@ _RECLAIMABLE = ("inactive_file", "active_file")
 
 
 def free_host_bytes(root: Path = ROOT) -> int | None:
-    """Return bytes that can be allocated without swapping or being killed, or None if unknown.
+    """Return the bytes that this process can allocate without swapping or being killed, or None if unknown.
 
     Args:
         root: folder that contains `proc` and `sys`.
@@ -90,8 +90,8 @@ class PinningError(RuntimeError):
 class HostTable:
     """Bytes in host memory that are pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
 
-    Memory stays pinned until the table and all tensors made from it are deleted. Before the last one is
-    deleted, the caller must wait for all kernels that read it.
+    Memory stays pinned until the table and all tensors made from it are deleted. Before deleting the last of them, the
+    caller must wait for all kernels that read the memory.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -117,7 +117,7 @@ class HostTable:
         return self._array.nbytes
 
     def pin(self, device: torch.device) -> HostTable:
-        """Pin the memory and map it for all GPUs, unless this has been done; `device` must be able to read it.
+        """Pin the memory and map it for all GPUs, unless it is pinned; `device` must be able to read it.
 
         Raises:
             PinningError: CUDA refuses, or kernels on `device` can't read it at the host's address.
@@ -164,7 +164,7 @@ def _anonymous(nbytes: int) -> mmap.mmap:
 
 
 def _advise(memory: mmap.mmap, advice: str) -> None:
-    """Give the system a hint on the use of the memory, if the system supports it."""
+    """Tell the system how the memory will be used, if the system supports such hints."""
     if hasattr(mmap, advice):
         with suppress(OSError):  # a kernel built without
             memory.madvise(getattr(mmap, advice))

@@ -14,7 +14,7 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """The code that a compilation makes."""
+    """The code that NVRTC returns for one program."""
 
     code: bytes  # CUBIN or PTX
     log: str  # warnings, and the output of other options
@@ -41,7 +41,7 @@ def compile_program(name: str, text: str, headers: Mapping[str, str], options: S
         name: name of the unit in messages.
         text: CUDA C++.
         headers: name in #include -> text.
-        options: NVRTC's; one names the architecture: "--gpu-architecture=sm_90" for CUBIN, "compute_90" for PTX.
+        options: NVRTC's options; "--gpu-architecture=sm_90" compiles to CUBIN, "compute_90" to PTX.
     """
     nvrtc = _bindings()
     names = [header.encode() for header in headers]

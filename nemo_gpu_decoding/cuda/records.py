@@ -67,7 +67,7 @@ def header_of(module_name: str) -> str:
 
 
 def struct_name(constant: str) -> str:
-    """Return `GraphState` for `GRAPH_STATE`."""
+    """Return the name of the C++ struct for a record type: `GraphState` for `GRAPH_STATE`."""
     return "".join(part.capitalize() for part in constant.strip("_").split("_"))
 
 

@@ -89,7 +89,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's name and parameters, which are the fields of a struct that it takes by value.
+    """The name and parameters of a kernel; the parameters are the fields of a struct that the kernel takes by value.
 
     `records.py` prints that struct with the layout of C++.
     """
@@ -115,7 +115,7 @@ class Signature:
 
     @cached_property
     def scalars(self) -> tuple[tuple[int, str, Scalar, Callable[[Scalar, Any], Any]], ...]:
-        """Return the other parameters: their positions, and the functions that convert their arguments."""
+        """Return the positions of scalar parameters, and the functions that convert their arguments."""
         return tuple(
             (i, name, scalar, _record if np.dtype(scalar.dtype).fields else _number)
             for i, (name, scalar) in enumerate(self.parameters.items())
@@ -171,9 +171,8 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
 
 
 def _addresses(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[int]:
-    """Return the addresses of the tensors, and 0 for None. Check tensors that the previous launch did not have.
-
-    The same tensor at the same address still has memory of the same size, so it needs no check.
+    """Return the addresses of the tensors, and 0 for None. Check only tensors that the previous launch did not have: a
+tensor at the same address still has memory of the same size.
     """
     tensors = [arguments[name] for _, name, _ in signature.places]
     addresses = [tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0 for tensor in tensors]

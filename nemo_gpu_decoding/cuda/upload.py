@@ -37,10 +37,9 @@ def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.
 
 
 def outlive_kernels(tensors: Iterable[torch.Tensor]) -> None:
-    """Keep the tensors' memory until the kernels on torch's current stream end, even if the tensors are deleted.
-
-    torch returns memory to the stream of its allocation. Without this call, a kernel there may overwrite it
-    while a kernel of another stream still reads it.
+    """Keep the tensors' memory until the kernels on torch's current stream end, even if the tensors are deleted. torch
+returns memory to the stream of its allocation. Without this call, a kernel of that stream may overwrite memory that a
+kernel of another stream still reads.
     """
     for tensor in tensors:
         if tensor.device.type == "cuda":
@@ -48,9 +47,8 @@ def outlive_kernels(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def synchronize_unless_capturing(device: torch.device) -> None:
-    """Wait for all kernels on `device`, after captures of other threads, which waiting would end.
-
-    Does nothing if this thread captures a stream, which forbids waiting.
+    """Wait for all kernels on `device`, after captures of other threads, because waiting would end a capture. Do
+nothing if this thread captures a stream, because a capture forbids waiting.
     """
     if not torch.cuda.is_current_stream_capturing():
         captured = capture_lock.acquire(timeout=LONGEST_CAPTURE)

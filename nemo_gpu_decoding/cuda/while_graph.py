@@ -3,10 +3,10 @@
     graph = capture_while(device, body)
     graph.replay()
 
-`body(handle)` launches the work, including one kernel that sets the conditional handle:
-cudaGraphSetConditional(handle, more). The body runs at least once. The body of the loop may contain torch's operators.
+`body(handle)` launches the work, including one kernel that calls cudaGraphSetConditional(handle, more). The body runs
+at least once. The body of the loop may contain torch's operators.
 Torch's operators allocate from a memory pool of the graph during capture; a replay allocates no memory. WHILE nodes
-need CUDA 12.4 and a driver for 12.6, like NeMo.
+need CUDA 12.4 and a driver for 12.6, as in NeMo.
 
 torch captures nothing: `torch.cuda.graph` cannot capture into the body of a node, and torch before 2.12 (its pull
 request 180395) does not recover from a capture that CUDA refuses to end.
@@ -44,7 +44,7 @@ class CapturedGraph:
     """A captured graph, which replays on torch's current stream asynchronously."""
 
     def __init__(self, graph: Any, stream: torch.cuda.Stream, pool: Any) -> None:
-        """Take an executable graph, the stream on which it was captured and the memory of its tensors."""
+        """Store an executable graph, the stream on which it was captured and the memory of its tensors."""
         self._graph, self._stream, self._pool = graph, stream, pool
 
     def replay(self) -> None:
@@ -70,7 +70,7 @@ def capture_while(device: torch.device, body: Callable[[int], None]) -> Captured
     A capture does not run the kernels. Run the body once before, as for any graph.
 
     Raises:
-        DriverError, RuntimeError: CUDA refuses; nothing has changed then.
+        DriverError, RuntimeError: CUDA refuses the capture, and nothing has changed.
     """
     with capture_lock, torch.cuda.device(device), in_context(device.index):
         torch.cuda.empty_cache()  # during the capture, torch's allocator returns no memory to the device

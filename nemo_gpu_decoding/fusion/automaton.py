@@ -72,7 +72,7 @@ def lookup(automaton, vocab_size, state, label, least):
 
 @linked
 def first_not_below(arcs, low, end, label):
-    """Return the index of the first arc in low .. end-1 with a label >= `label`, or `end` if there is none.
+    """Return the index of the first arc in low .. end-1 with a label >= `label`, or `end` if there is no such arc.
 
     The binary search has no branches, because the CPU would mispredict every other branch.
     """
@@ -175,7 +175,7 @@ class BackoffAutomaton:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of all states and arcs; automata with the same states and arcs have the same hash."""
+        """Return a hash of this automaton; automata with the same states and arcs have the same hash."""
         digest = hashlib.sha256(f"{self.vocab_size} {self.start_state}".encode())
         digest.update(self.arrays.states.tobytes())
         digest.update(self.arrays.arcs.tobytes())
@@ -202,7 +202,7 @@ class BackoffAutomaton:
             state = int(states["backoff_to"][state])
 
     def score(self, labels: Sequence[int], *, final: bool = True) -> float:
-        """Return the total weight of a label sequence from the start state, natural log."""
+        """Return the total weight of a label sequence that begins in the start state, natural log."""
         total, state = 0.0, self.start_state
         for label in labels:
             weight, state = self.advance(state, int(label))

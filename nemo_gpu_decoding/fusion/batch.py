@@ -33,7 +33,7 @@ _UNCHANGED = Request()
 
 
 class Rules(NamedTuple):
-    """The language lock and grammar of an utterance, to describe its result; the search reads automata instead."""
+    """The language lock and grammar of an utterance, to describe its result. The search itself reads automata."""
 
     allowed: AllowedTokens | None = None
     grammar: Grammar | None = None
@@ -59,7 +59,7 @@ class FusionLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchFusion(CopiedByFields):
-    """The LM, boosting tree and weights of each of n utterances, constant from first to last frame."""
+    """The LM, boosting tree and weights of n utterances, which stay the same in all frames of an utterance."""
 
     lm: BackoffAutomaton  # all LMs of the decoder
     lm_starts: np.ndarray  # [n] int32, start state of each utterance's LM
@@ -107,7 +107,7 @@ class BatchFusion(CopiedByFields):
         return _batch_of(lm, [of_request[id(request)] for request in checked])
 
     def replaced(self, rows: Sequence[int], new: BatchFusion) -> BatchFusion:
-        """Return a copy in which utterance rows[i] has LM, tree and weights of utterance i in `new`."""
+        """Return a copy in which utterance rows[i] has the LM, tree and weights that utterance i has in `new`."""
         of_rows = self._rows()
         for row, of_row in zip(rows, new._rows(), strict=True):
             of_rows[row] = of_row
@@ -122,7 +122,7 @@ class BatchFusion(CopiedByFields):
         return self.trees[self.tree_of[utterance]].aliases if self.boosting_weights[utterance] else None
 
     def moved_states(self, after: BatchFusion) -> np.ndarray:
-        """Return the shift of each utterance's boosting states if `after` replaces this fusion, [n] int32.
+        """Return how far each utterance's boosting states move if `after` replaces this `BatchFusion`, [n] int32.
 
         In the `arrays` of `after`, an utterance's tree may be at another offset, after other trees.
         """

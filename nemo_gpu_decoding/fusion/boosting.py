@@ -143,11 +143,11 @@ class BoostingConfig:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the config has no source of phrases."""
+        """Return whether this config names no model file, phrase file or phrase list."""
         return not self._sources()
 
     def of_list(self, phrases: Any) -> BoostingConfig:
-        """Return a copy of these options with other phrases."""
+        """Return a copy of this config with other phrases."""
         sources: dict[str, Any] = dict.fromkeys(SOURCES) | {"key_phrases_list": phrases}
         return replace(self, **sources)
 
@@ -290,7 +290,7 @@ def can_spell(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) ->
 
 
 def _segmentations(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig, limit: int) -> list[list[int]]:
-    """Return `Vocabulary.segmentations` of a phrase; a letter case that the pieces lack gives way to one they have."""
+    """Return `Vocabulary.segmentations` of a phrase; if the pieces lack its letter case, use another letter case."""
     language = phrase.lang or config.source_lang
     try:
         return vocabulary.segmentations(phrase.text, limit, config.is_case_ignored, language)
@@ -457,7 +457,7 @@ class BoostingTree(BackoffAutomaton):
 
     @cached_property
     def _continues(self) -> Any:
-        """Return `is_continuation` as a list, whose items are faster to read than an array's; [] if it is None."""
+        """Return `is_continuation` as a list, whose items are faster to read than those of an array; [] for None."""
         assert self.table is not None
         return [] if self.table.is_continuation is None else self.table.is_continuation.tolist()
 

@@ -296,7 +296,7 @@ def _full_refund(
 
 
 class _LastNodes:
-    """For each node, the largest bonus > 0 of phrases that end there: of all, and of those that always count."""
+    """The largest bonus > 0 of the phrases that end at each node: of all phrases, and of phrases that always count."""
 
     def __init__(self, nodes: int, ends: np.ndarray, bonuses: np.ndarray, in_word: np.ndarray) -> None:
         self.bonus, self.sure = np.zeros(nodes), np.zeros(nodes)
@@ -351,7 +351,7 @@ def _overlapping(
 
 
 def _few_values(bonuses: np.ndarray) -> np.ndarray:
-    """Return the bonuses at float32 precision, rounded if there are more than `MAX_BONUSES` distinct values.
+    """Return the bonuses in float32 precision, and round them if they have more than `MAX_BONUSES` distinct values.
 
     Bonuses are rounded to multiples of a power of two, so that their sums have few distinct values too.
     """

@@ -6,7 +6,7 @@ this knowledge twice. The density ratio subtracts a source LM, an n-gram LM of t
     log p(v) + lm_weight * log P_LM(v) - source_lm_weight * log P_source(v)
 
 The automaton has the weights log P_LM - ratio * log P_source with ratio = source_lm_weight / lm_weight, and the
-searches multiply them by lm_weight. So the blank of a transducer keeps the weight lm_weight, see
+searches multiply them by lm_weight. So the LM score of a transducer's blank keeps the weight lm_weight, see
 `search/transducer/scoring.py`.
 
 A state is a pair of an LM state t and a source state s. A look-up backs off in the LM first, then in the source:

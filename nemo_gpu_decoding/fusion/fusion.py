@@ -1,4 +1,4 @@
-"""Define which LM and boosting scores, with which weights, a search adds to acoustic scores (shallow fusion)."""
+"""Define the LM and boosting scores, and their weights, that a search adds to acoustic scores (shallow fusion)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_LM = "none"  # the name by which a request switches the LM off
 @checked_options
 @dataclass(frozen=True)
 class Fusion:
-    """An n-gram LM and a boosting tree, and their weights in a search (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
+    """An n-gram LM, a boosting tree, and their weights in a search (alpha_LM, alpha_PB of [FlexCTC] eq. 1).
 
     The score of a token is log P_acoustic + lm_weight * log P_LM + boosting_weight * boost + beta. A source LM
     subtracts source_lm_weight * log P_source from the score (density ratio, see density_ratio.py).
@@ -138,6 +138,6 @@ def check_lm_pool(pool: Mapping[str, object], weights: Mapping[str, float]) -> N
 def _joined(
     lms: list[BackoffAutomaton], source: BackoffAutomaton | None, ratios: list[float]
 ) -> tuple[BackoffAutomaton, list[int]]:
-    """Return one automaton with all LMs, less `ratio` times the source LM, and the start state of each LM."""
+    """Return one automaton that contains each LM minus `ratio` times the source LM, and the start state of each LM."""
     pairs = zip(lms, ratios, strict=True)
     return joined([density_ratio(lm, source, ratio) if source and ratio else lm for lm, ratio in pairs])

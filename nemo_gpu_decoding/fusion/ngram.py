@@ -251,7 +251,7 @@ def load_ngram_lm(
 def load_lm_pool(
     paths: Mapping[str, Path], vocab_size: int, *, vocabulary: Vocabulary | None = None, encoding: str = "auto"
 ) -> dict[str, BackoffAutomaton]:
-    """Load all LMs of a pool as `load_ngram_lm` does. The pool is one cache entry, since the cache is small."""
+    """Load all LMs of a pool as `load_ngram_lm` does. A pool is one cache entry, as the cache has few entries."""
     pieces = vocabulary.pieces if vocabulary else None
     key = ("lm pool", tuple(paths), *map(file_key, paths.values()), vocab_size, pieces, encoding)
 
@@ -307,7 +307,7 @@ def _read_decimal(symbol: str) -> int:
 
 
 def _misfit(path: Path, symbols: Sequence[str], readings: dict[str, np.ndarray], vocab_size: int) -> str:
-    """Return why no encoding fits the symbols: they are tokens of another model, or words."""
+    """Return the reason why no encoding fits the symbols: the symbols are tokens of another model, or words."""
     for name, ids in readings.items():
         if name != "pieces" and (ids != _NO_TOKEN).all():
             return (

@@ -44,7 +44,7 @@ _OTHER_FORMAT = re.compile(
 class Phrase:
     """A phrase that is boosted or, with a negative weight, penalised.
 
-    A partial match of a phrase gets part of the phrase's bonus. A penalty is due for a complete match only.
+    A partial match of a phrase gets a part of the phrase's bonus. Only a complete match gets a penalty.
 
     Raises:
         FieldError: the weight is no finite number, lang is no text, or aliases are no list of texts.
@@ -242,7 +242,7 @@ class Aliases:
         return self._replaced(text, is_open=False)
 
     def committed(self, text: str) -> str:
-        """Return the beginning of the written form that stays when more words follow `text`.
+        """Return the beginning of the written form that will not change if more words follow `text`.
 
         The written form of every text that begins with `text` begins with the returned text.
         """
@@ -279,7 +279,7 @@ class Aliases:
         return "".join([*parts, text[at:]])
 
     def _matches(self, text: str, *, is_open: bool) -> Iterator[tuple[int, int, str]]:
-        """Yield begin and end (characters) of each alias in a text, and the alias' phrase.
+        """Yield the begin and end (in characters) of each alias in a text, and the phrase of the alias.
 
         With `is_open`, the last match may be an unfinished alias at the end of the text; its phrase is "".
         """
@@ -313,7 +313,7 @@ class Aliases:
 
     @cached_property
     def _units(self) -> tuple[frozenset[str], int]:
-        """Return the first unit (`_bounds`) of each alias, and the number of units of the longest alias."""
+        """Return the first unit (see `_bounds`) of each alias, and the largest number of units in an alias."""
         bounds = {alias: _bounds(alias) for alias in self.phrases}
         firsts = frozenset(self._key(alias[: ends[1]]) for alias, ends in bounds.items())
         return firsts, max((len(ends) - 1 for ends in bounds.values()), default=0)

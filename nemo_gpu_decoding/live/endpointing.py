@@ -81,7 +81,7 @@ class EndpointRule:
 
 @dataclass(frozen=True)
 class EndpointConfig:
-    """Kaldi's five endpointing rules with Kaldi's defaults; a rule that is None is off."""
+    """Kaldi's five rules for the end of an utterance, with Kaldi's defaults; a rule that is None is off."""
 
     rule1: EndpointRule | None = EndpointRule(False, min_trailing_silence=5.0)  # no speech
     rule2: EndpointRule | None = EndpointRule(True, min_trailing_silence=0.5, max_relative_cost=2.0)  # likely ended
@@ -163,7 +163,7 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
 
 
 def trailing_blank_frames(partial: NBest) -> int:
-    """Return the number of frames after the last token of the best hypothesis, or of all frames without a token.
+    """Return the number of frames after the best hypothesis' last token, or of all frames if it has no token.
     If a TDT token lasts beyond the last frame, the number is 0."""
     best = partial.best
     if not len(best):

@@ -1,6 +1,6 @@
-"""Define the interface of live server, clients and model: address, limits, options of a stream, `Recognizer`.
-
-A recognizer is a model that decodes many streams. A step reads one chunk of each of several streams. `serve --help`
+"""Define the live server's address and limits, the options of a stream, and the interface `Recognizer` of its model. A
+recognizer is a model that decodes many streams. In a step it reads one chunk of each of several streams. `serve
+--help`
 shows the comments of `Address`, `Limits` and `PipelineOptions`.
 """
 
@@ -70,7 +70,7 @@ class Recognizer(Protocol):
     def languages(self) -> list[str]: ...
 
     def prepare(self, wanted: StreamOptions) -> Any:
-        """Convert a client's options to `Chunk.options`; raise a FieldError for an option without support."""
+        """Convert a client's options to `Chunk.options`; raise a FieldError for an option that the model lacks."""
 
     def left_out(self, options: Any) -> list[str]:
         """Return the phrases of a client that cannot be boosted; `options` is the result of `prepare`."""
@@ -197,7 +197,7 @@ class PipelineOptions:
 
 
 def check_end_silence(seconds: float) -> None:
-    """Raise a FieldError unless `end_silence` seconds can end an utterance; < 0 means that silence never does."""
+    """Raise a FieldError unless `end_silence` is a valid number of seconds; < 0: silence never ends an utterance."""
     check_number("end_silence", seconds, negative=True)
     if seconds > MAX_END_SILENCE:
         raise FieldError("end_silence", seconds, f"at most {MAX_END_SILENCE:g}, or below 0 for no silence")

@@ -87,7 +87,7 @@ def read_json(text: str) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """Return a value for error messages: cut long texts, and replace lists and objects by their length."""
+    """Return a value's form in error messages: long texts are cut, lists and objects replaced by their length."""
     if isinstance(value, str):
         return value[:SHOWN]
     if isinstance(value, list | dict):
@@ -308,7 +308,7 @@ class Session:
         return out
 
     def _message(self, kind: str, transcript: Transcript) -> dict[str, Any]:
-        """Return the JSON message for a transcript; times are seconds since the client's audio began."""
+        """Return the JSON message with a transcript; times are seconds since the client's audio began."""
         message: dict[str, Any] = {"type": kind, "text": transcript.text}
         if kind == "partial":
             message["committed"] = transcript.committed

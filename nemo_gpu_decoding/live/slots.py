@@ -30,7 +30,7 @@ FIRST = 8  # initial number of slots
 
 @dataclass(frozen=True, eq=False)
 class LiveSlot:
-    """The row of a decoder's streams that one utterance occupies from `begin` to `end`."""
+    """One stream of a decoder, which one utterance uses from `begin` to `end`."""
 
     slots: "Slots"
     streams: Streams
@@ -38,7 +38,7 @@ class LiveSlot:
 
 
 class _StepEvents(NamedTuple):
-    """The utterances that have begun, read a chunk or ended within a `Slots.step`, to undo the step."""
+    """The utterances that began, read a chunk or ended within a `Slots.step`, so that the step can be undone."""
 
     begun: dict[LiveSlot, None]
     pushed: dict[LiveSlot, ValueError | None]  # the error of each chunk; None: it was read
@@ -65,9 +65,9 @@ class Slots:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Undo this block if it raises: utterances that began in the block are abandoned, and utterances that ended
-        in it continue. The next chunk pushed to an utterance must then be the chunk of this block; it is not read
-        again."""
+        """Undo a block that raises an error: utterances that began in the block are abandoned, and utterances that
+        ended in the block continue. The next chunk pushed to an utterance must be the chunk of this block; it is not
+        read again."""
         step, groups, closed = _StepEvents({}, {}, {}), self._groups.copy(), list[LiveSlot]()
         self._step = step
         try:
@@ -127,7 +127,7 @@ class Slots:
             chunks: [T, ...] valid frames of each utterance that has new ones; T may differ.
 
         Returns:
-            The errors of chunks that were not read. Their utterances are unchanged; the others have read their chunks.
+            The errors of chunks that were not read. Their utterances are unchanged. All other chunks were read.
 
         Raises:
             ValueError: chunks have the wrong shape; all utterances are unchanged.

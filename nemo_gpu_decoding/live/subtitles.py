@@ -17,7 +17,7 @@ def subtitles(parts: Sequence[Transcript], file_format: str, min_pause: float) -
     Args:
         parts: the transcript of each part, in order; a line ends with its part.
         file_format: one of `FORMATS`; the times of tsv are milliseconds.
-        min_pause: a pause of so many seconds, or longer, ends a line.
+        min_pause: a pause of at least so many seconds ends a line.
     """
     shown = []
     for number, line in enumerate((line for part in parts for line in lines(part, min_pause)), 1):
@@ -50,7 +50,7 @@ def lines(part: Transcript, min_pause: float) -> Iterator[Sequence[Word]]:
 
 
 def _spaced(part: Transcript) -> Iterator[Sequence[Word]]:
-    """Yield each word, or its pieces, with the space before it that the transcript has."""
+    """Yield each word, or its pieces, with the space that is before the word in the transcript."""
     text, at = part.text, 0
     for word in part.words:
         follows = at > 0 and text.startswith(word.word, at) and has_unspaced(text[at - 1] + word.word[:1])

@@ -1,4 +1,4 @@
-"""Serve recordings over OpenAI's endpoint POST /v1/audio/transcriptions; the batcher decodes each as a stream.
+"""Serve OpenAI's endpoint POST /v1/audio/transcriptions; the batcher decodes each recording as a stream.
 
 A form has the fields of OpenAI's API, and the fields of a stream's first message (`StreamOptions`):
 
@@ -234,7 +234,7 @@ def _opened(file: UploadFile, folder: Path, limits: Limits) -> MonoReader:
 
 
 async def _feed(sound: MonoReader, session: Session, batcher: Batcher) -> str | None:
-    """Feed a recording to a stream; return "", or why its end is unreadable, or None if the stream ended early."""
+    """Feed a recording to a stream. Return "", why its end is unreadable, or None if the stream ended early."""
     try:
         while not session.is_ending:
             await session.read_on.wait()

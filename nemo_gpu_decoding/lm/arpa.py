@@ -1,4 +1,4 @@
-"""Read n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it; and KenLM's binary files.
+"""Read n-gram LMs from ARPA files, plain or gzipped, as KenLM and SRILM write them, and from KenLM's binary files.
 
     with ArpaReader("lm.arpa.gz") as arpa:
         arpa.counts                     # {1: 1025, 2: 166736}
@@ -10,8 +10,8 @@ only, because NeMo's token LMs use characters such as U+00A0 as symbols. Memory 
 number of n-grams: the reader holds one block of text and the symbols.
 
 The reader can add words that are missing in the LM, such as names. An added word gets the 1-gram
-probability of <unk> or, in an LM without <unk>, that of the least likely word. It has 1-grams only.
-Probabilities then sum to slightly more than 1.
+probability of <unk> or, in an LM without <unk>, that of the least likely word. An added word has no longer n-grams.
+With added words, probabilities sum to slightly more than 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _NEVER = -90.0  # log10; a 1-gram below it means "impossible": SRILM writes -99 
 
 @dataclass(frozen=True)
 class NGramBlock:
-    """M n-grams of equal length, in the order in which the file lists them. Weights are log10, as in the file."""
+    """A block of M n-grams of equal length, in the order of the file. Weights are log10, as in the file."""
 
     order: int
     symbols: np.ndarray  # [M, order] int32, indices into the symbols of the LM
@@ -126,7 +126,7 @@ def without_repetitions(block: NGramBlock, name: str) -> NGramBlock:
 
 
 class ArpaReader:
-    """One ARPA file or KenLM binary, read from front to back; use as a context manager.
+    """A reader of one ARPA file or KenLM binary from front to back; use it as a context manager.
 
     Args:
         added: words to add to the LM, see the module docstring. Words that the LM lists are skipped.
@@ -181,7 +181,7 @@ class ArpaReader:
 
     @property
     def bytes_read(self) -> int:
-        """Return bytes of the (compressed) file read so far, out of `num_bytes`; for progress."""
+        """Return the number of bytes of the (compressed) file that are read, of `num_bytes`, for a progress bar."""
         return self._raw.tell()
 
     def blocks(self) -> Iterator[NGramBlock]:
@@ -228,7 +228,7 @@ class ArpaReader:
         self._raw.close()
 
     def _read_ahead(self) -> bool:
-        """Read more text if there is none; False at the end of the file."""
+        """Read more text if the buffer is empty; return False at the end of the file."""
         if self._position < len(self._text):
             return True
         try:
@@ -309,7 +309,7 @@ class ArpaReader:
         self._one_grams = NGramBlock(1, symbols, probs, np.append(np.zeros(new), listed.log10_backoffs))
 
     def _section(self, order: int) -> Iterator[NGramBlock]:
-        """Yield the n-grams of one order; their number must be that of the header."""
+        """Yield the n-grams of one order; the header must name the same number of n-grams."""
         if self._binary:
             for symbols, log10_probs, log10_backoffs in self._binary.next_order():
                 yield NGramBlock(order, symbols + np.int32(len(self.added)), log10_probs, log10_backoffs)
@@ -351,7 +351,7 @@ class ArpaReader:
                 return
 
     def _finish(self, order: int, scan: Scan, rows: int, unread: int) -> NGramBlock:
-        """Read the unusual numbers and the symbols of 1-grams, which the scan leaves to Python."""
+        """Read numbers in unusual forms, and the symbols of 1-grams, which the compiled scan leaves to Python."""
         for target, begin, end in scan.unread[:unread].tolist():
             field = self._text[begin:end]
             row, is_backoff = divmod(target, 2)
@@ -372,7 +372,7 @@ class ArpaReader:
         return NGramBlock(order, symbols, scan.log10_probs[:rows], scan.log10_backoffs[:rows])
 
     def _without_repetitions(self, listed: NGramBlock) -> NGramBlock:
-        """Return the 1-grams with the likeliest entry of each symbol, and a warning if there are several."""
+        """Return the 1-grams with the likeliest entry of each symbol, and warn if a symbol has several entries."""
         self._table = SymbolTable(self.symbols)
         if self._table.double < 0:
             return listed

@@ -1,7 +1,7 @@
 """Scan lines of an ARPA file into numbers and symbol indices, in compiled code.
 
-This module computes numbers with few digits, with the same result as `float()`. Other fields are
-returned to the caller as ranges of the text.
+This module reads numbers with few digits, with the same result as `float()`. Other numbers are returned to the caller
+as ranges of the text.
 
 Symbols (words or tokens) are in a hash table with open addressing and linear probing. A slot is 0 if free,
 else
@@ -43,7 +43,7 @@ class SymbolArrays(NamedTuple):
 
 
 class SymbolTable:
-    """The numbers of symbols, which are their positions in a list."""
+    """A table from symbols to numbers; the number of a symbol is its position in a list."""
 
     def __init__(self, symbols: Sequence[str]) -> None:
         names = [symbol.encode() for symbol in symbols]
@@ -91,7 +91,7 @@ def _is_equal(symbols, index, text, begin, end):
 
 @compiled
 def _insert(symbols):
-    """Enter the symbols into the slots; returns the first duplicate, or -1."""
+    """Enter the symbols into the hash table; return the first duplicate, or -1."""
     last = np.int64(len(symbols.slots) - 1)
     for index in range(len(symbols.begins) - 1):
         begin, end = symbols.begins[index], symbols.begins[index + 1]
@@ -212,7 +212,7 @@ def _next_field(text, position):
 
 @linked
 def _is_space(character):
-    """Return whether this is a space, tab or line end; other white space may be in a symbol, as in KenLM."""
+    """Return whether a byte is a space, tab or line end; other white space may be in a symbol, as in KenLM."""
     return character == 32 or character == 9 or character == 10 or character == 13
 
 
@@ -245,7 +245,7 @@ def _number(text, begin, end):
 
 @linked
 def _mantissa(text, position, end):
-    """Read digits with an optional point: their integer value, the power of ten, the end, the digit count."""
+    """Read digits with an optional point; return integer value, power of ten, end, and number of digits."""
     mantissa, digits, decimals = np.int64(0), 0, 0
     has_point = False
     while position < end:

@@ -11,8 +11,8 @@ The symbols are words for word graphs, and the tokens of a model for fusion:
     p(w|h) = (c(hw) - D(c(hw))) / c(h*) + gamma(h) p(w|h'),    gamma(h) the mass of the discounts of c(h*)
 
 h' is h without its first symbol; below the 1-grams all symbols except <s> have equal probability. The number of an
-n-gram depends on the number of its context and its last symbol. All steps of the estimation are therefore sorts of, or
-sums over, arrays with one entry per n-gram.
+n-gram depends on the number of its context and its last symbol. Therefore all steps of the estimation sort, or sum
+over, arrays with one entry per n-gram.
 """
 
 import gzip
@@ -62,7 +62,7 @@ def estimate_ngram_lm(
     Args:
         sentences: the symbols (words or tokens) of each sentence, without <s> and </s>.
         order: order of the LM, 1 .. 10.
-        symbols: the symbols of the LM; others in the text count as <unk>. None: all of the text.
+        symbols: the symbols of the LM; other symbols of the text count as <unk>. None: all symbols of the text.
         min_counts: by order, the least number of occurrences of an n-gram in the LM; the last number holds
             for all higher orders. (1, 1, 2) is lmplz's `--prune 0 0 1`. It must not decrease.
 
@@ -95,7 +95,7 @@ def estimate_ngram_lm(
 
 
 class _Weights(NamedTuple):
-    """The M n-grams of one order, which have probabilities here."""
+    """The M n-grams of one order, with their probabilities."""
 
     symbols: np.ndarray  # [M, order] int32
     probs: np.ndarray  # [M] float64, p(last symbol | the others)
@@ -128,7 +128,7 @@ def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
 def write_ngrams(
     path: Path, symbols: Sequence[str], counts: Sequence[int], blocks: Iterable[NGramBlock], tokenizer: str = ""
 ) -> None:
-    """Write an LM like `write_arpa`, also one that is larger than memory.
+    """Write an LM like `write_arpa`; the LM may be larger than memory.
 
     Args:
         counts: number of n-grams of each order.
@@ -225,7 +225,7 @@ def _count(text: np.ndarray, offsets: np.ndarray, order: int, num_symbols: int) 
 
 
 def _adjusted(grams: _NGrams, above: _NGrams | None) -> np.ndarray:
-    """Return c(g) of each n-gram; `above` are the n-grams that are one symbol longer."""
+    """Return the count c(g) of each n-gram; `above` has the n-grams that are one symbol longer."""
     if above is None:
         return grams.occurrences.copy()
     before = np.bincount(above.suffix, minlength=len(grams.symbol))

@@ -1,4 +1,4 @@
-"""Read KenLM's binary files: probing and trie, the latter also quantised and with compressed pointers.
+"""Read KenLM's binary files of the kinds probing and trie; a trie may be quantised and have compressed pointers.
 
     header      magic, order, kind, number of n-grams of each order
     vocabulary  hashes of the words; not read
@@ -195,7 +195,7 @@ class _Table(NamedTuple):
         return self.begin + self.buckets * self.size
 
     def read(self, data: np.ndarray) -> np.ndarray:
-        """Return the entries that are used; without back-offs these are 0."""
+        """Return all used entries of the hash table; missing back-offs are 0."""
         fields = [("key", "<u8"), ("prob", "<f4"), ("backoff", "<f4")]
         stored = np.frombuffer(data[self.begin : self.end].tobytes(), np.dtype(fields[: self.size // 4 - 1]))
         stored = stored[stored["key"] != 0]
@@ -206,7 +206,7 @@ class _Table(NamedTuple):
 
 
 class _Trie:
-    """The bit-packed trie that a file holds. Orders are 1 .. order."""
+    """The bit-packed trie in a KenLM file. Orders are 1 .. order."""
 
     def __init__(self, data: np.ndarray, begin: int, params: _Parameters) -> None:
         # a number may begin in any byte
@@ -273,7 +273,7 @@ class _Trie:
         return (self._words[at >> 3] >> (at & 7).astype(np.uint64)) & np.uint64((1 << width) - 1)
 
     def _read_bins(self, begin: int) -> int:
-        """Read the values of quantised numbers; returns their end."""
+        """Read the values of quantised numbers; return the position after them."""
         self._quant_bits = int(self._data[begin + 1]), int(self._data[begin + 2])
         begin += 8
         for n in range(2, self._params.order + 1):
@@ -285,7 +285,7 @@ class _Trie:
         return begin
 
     def _chop(self, entries: int, most: int) -> int:
-        """Return the number of high bits of pointers up to `most` that are stored apart, as KenLM chooses it."""
+        """Return how many high bits of pointers up to `most` KenLM stores in a separate table."""
         if not self._is_chopped:
             return 0
         required = most.bit_length()

@@ -61,7 +61,7 @@ PINNABLE_SHARE = 0.9
 
 
 class Memory(NamedTuple):
-    """The memory of a device and its host, in bytes: what is free, and what the device has in total."""
+    """The free memory of a device and its host, and the total memory of the device, in bytes."""
 
     device_free: int
     device_total: int
@@ -110,7 +110,7 @@ def cache_slots(arrays: PackedArrays, cache_bytes: int) -> int:
 
 
 def resolve_placement(placement: str, need: Footprint, free: Memory, name: str, device: torch.device) -> Placement:
-    """Return the placement of an LM, "auto" resolved.
+    """Return the placement of an LM; replace "auto" by device or paged.
 
     Args:
         placement: one of `PLACEMENTS`.
@@ -192,7 +192,7 @@ def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
 
 @dataclass(frozen=True, eq=False)
 class DeviceLM:
-    """An LM as kernels on `device` read it; `PagedLM` in paged.cuh."""
+    """An LM in the form that kernels on `device` read, which is `PagedLM` in paged.cuh."""
 
     source: PackedArrays  # the arrays that were copied
     device: torch.device
@@ -242,7 +242,7 @@ class PlacedLM:
         self._copies: dict[torch.device, DeviceLM] = {}
 
     def on(self, device: torch.device) -> DeviceLM:
-        """Return the copy for kernels on `device`; the first call in the process creates it.
+        """Return the LM's copy for kernels on `device`; the first call in the process creates the copy.
 
         Raises:
             ValueError: there is not enough memory; the message has the sizes and a setting that fits.
@@ -253,7 +253,7 @@ class PlacedLM:
         return self._copies[device]
 
     def _existing(self, device: torch.device) -> DeviceLM | None:
-        """Return the copy of another decoder; "auto" accepts any placement, as sharing needs no memory."""
+        """Return the copy that another decoder uses; "auto" accepts any placement, because sharing needs no memory."""
         accepted = ("device", "paged") if self._placement == "auto" else (self._placement,)
         copies = (_copies.get(self._key(device, placement)) for placement in accepted)
         return next((copy for copy in copies if copy is not None), None)
@@ -310,7 +310,7 @@ def _upload(arrays: PackedArrays, device: torch.device, placement: Placement, sl
 
 
 def _pinned(array: np.ndarray, device: torch.device, bar: tqdm) -> HostTable:
-    """Return the bytes of an array in pinned host memory, mapped for `device`; one copy for all devices."""
+    """Return the bytes of an array in pinned host memory, mapped for `device`; all devices share one copy."""
     table = _host_tables.get(id(array))
     if table is None:
         table = HostTable(array.nbytes)

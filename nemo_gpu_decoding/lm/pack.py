@@ -1,14 +1,14 @@
-"""Pack ARPA files; the memory in use does not grow with the number of n-grams.
+"""Pack ARPA files, in memory that does not grow with the number of n-grams.
 
     report = pack_arpa("lm.arpa.gz", "lm.packed")
     lm = load_packed_lm("lm.packed")
 
 The n-grams are added order by order to a trie (`trie.py`) in mapped files beside the target. Within an
 order, any sequence is allowed. The trie finds the context of each n-gram, counts n-grams by context, moves
-them behind their contexts and sorts them by label, in time linear in their number. The module adds
-states, back-offs and targets; the result is packed.
+them behind their contexts and sorts them by label, in time linear in their number. The module then adds states,
+back-offs and targets, and packs the result.
 
-The words and blocks of a few MB are in memory; the system decides how many mapped pages are.
+Words and blocks of a few MB are in memory. The system decides how many mapped pages are in memory, too.
 """
 
 import sys
@@ -38,7 +38,7 @@ Name = str | PathLike[str]
 
 @dataclass(frozen=True)
 class PackReport:
-    """The sizes that a packed LM has, and the time and memory that packing took."""
+    """The sizes of a packed LM, and the time and memory that packing took."""
 
     counts: tuple[int, ...]  # n-grams of each order
     repaired: int  # n-grams whose suffix (all but the first word) is not listed, see `automaton.link`
@@ -108,7 +108,7 @@ def _mapped_zeros(folder: Name, count: int, dtype: DTypeLike) -> np.ndarray:
 
 
 class _Packing:
-    """An LM that is not written yet: its automaton and the header of the file."""
+    """The automaton of an LM and the header of its file, before the file is written."""
 
     def __init__(self, reader: ArpaReader, zeros: Zeros, progress: bool) -> None:
         self.progress = progress
@@ -136,7 +136,7 @@ class _Packing:
         }
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Fill arrays of `lengths`, which must be zero."""
+        """Fill arrays of the sizes `lengths`; the arrays must contain zeros."""
         automaton = self.automaton
         arrays["words"][:] = self.words
         arrays["states"][:] = automaton.states

@@ -74,13 +74,13 @@ def bits_for(largest: int) -> int:
 
 
 def num_words(length: int, bits: int) -> int:
-    """Return the number of 64-bit words for `length` integers, plus one, because reads touch two words at a time."""
+    """Return one more than the number of 64-bit words for `length` integers, because a read touches two words."""
     return -(-length * bits // 64) + 1
 
 
 @no_refcount
 def read_bits(words, bits, index):
-    """Return integer `index` of a packed array (uint64)."""
+    """Return the integer at position `index` of a bit-packed array, as uint64."""
     position = np.int64(index) * np.int64(bits)
     word = position >> 6
     shift = np.uint64(position & 63)
@@ -174,7 +174,7 @@ def lookup(lm, state, label):
 
 @dataclass(frozen=True, eq=False)
 class PackedLM(CopiedByFields):
-    """A packed n-gram LM that `load_packed_lm` or `pack.pack_arpa_in_memory` made."""
+    """A packed n-gram LM; `load_packed_lm` or `pack.pack_arpa_in_memory` creates it."""
 
     arrays: PackedArrays
     words: Sequence[str]  # [V] the text of each label
@@ -203,7 +203,7 @@ class PackedLM(CopiedByFields):
 
     @property
     def nbytes(self) -> Mapping[str, int]:
-        """Return bytes of each array."""
+        """Return the number of bytes of each array."""
         return {name: getattr(self.arrays, name).nbytes for name in TABLES}
 
     @cached_property
@@ -256,11 +256,11 @@ def is_packed_lm(path: str | PathLike[str]) -> bool:
 
 
 def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedLM:
-    """Return the LM of a file, mapped into memory.
+    """Return the packed LM in a file, mapped into memory.
 
     Args:
-        verify: compare the checksum of the arrays, and check targets and back-offs. This reads the whole
-            file once per process (about a second per GB). With False, only sizes and the header's checksum
+        verify: compare the checksum of the arrays, and check targets and back-offs. Verification reads the whole file
+            once per process (about a second per GB). With False, only sizes and the header's checksum
             are compared, and look-ups in a damaged file may crash the process.
 
     Raises:
@@ -314,7 +314,7 @@ def _check_arcs(lm: PackedLM) -> None:
 
 
 def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: str) -> PackedLM:
-    """Return an LM from its arrays and the other fields, which the header of a file has.
+    """Create a packed LM from its arrays and from the fields in the header of its file.
 
     Raises:
         ValueError: the file is of an earlier release and has rounded costs; the message names the file.

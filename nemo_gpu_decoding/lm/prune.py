@@ -1,11 +1,11 @@
-"""Entropy pruning of an n-gram LM [Stolcke 1998]: removes the n-grams that change the LM least.
+"""Prune an n-gram LM by entropy [Stolcke 1998]: remove the n-grams that change the LM least.
 
 Removing (h, w) changes the relative entropy between the LM and the pruned LM by
 
     D(h, w) = -P(h) { p(w|h) [log p(w|h') + log a' - log p(w|h)] + (1 - S) [log a' - log a] }
 
-h' is h without its first symbol. S is the sum of p(.|h) over the symbols that the LM lists after h. a is the
-back-off weight of h with which all p(.|h) sum to 1; a' is the one without (h, w). P(h) is the probability of
+h' is h without its first symbol. S is the sum of p(.|h) over the symbols that the LM lists after h. a is the back-off
+weight of h with which all p(.|h) sum to 1; a' is this weight without (h, w). P(h) is the probability of
 h in the LM. The lower orders of Kneser-Ney LMs estimate P(h) badly, so heavy pruning degrades them more
 than other LMs [Chelba et al. 2010].
 
@@ -31,7 +31,7 @@ _ROWS = 1 << 20
 
 
 class _Order(NamedTuple):
-    """The M n-grams that have one order, and the numbers of their contexts and suffixes in the order below."""
+    """The M n-grams of one order, and the numbers of their contexts and suffixes in the next lower order."""
 
     block: NGramBlock
     context: np.ndarray  # [M] int32: without the last symbol
@@ -213,7 +213,7 @@ def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> 
 def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -> float:
     """Return the smallest threshold with which at most `size` n-grams stay.
 
-    Floats >= 0 have the order of their bits as integers, so this bisects the bits in 63 steps.
+    The bits of floats >= 0, read as integers, have the same order as the floats. So 63 bisections of the bits find it.
     """
     low, high = 0, int(np.float64(np.inf).view(np.int64))
     while low < high:

@@ -13,8 +13,8 @@ arc of the automaton: it leaves the state of an n-gram's context; its label is t
 adds the states with their back-offs and the target of each arc, in the layout of `packed.py`. An n-gram is a state if
 longer n-grams extend it or if it has a back-off weight. Scores would be equal if all n-grams were states.
 
-Pruning may remove the suffix (all but the first word) of an n-gram. Only the targets depend on this,
-because an absent context has back-off weight 0. A context that the file does not list has cost NaN in
+Pruning may remove the suffix (all but the first word) of an n-gram. Only the targets of arcs depend on removed
+suffixes, because an absent context has back-off weight 0. A context that the file does not list has cost NaN in
 the trie; its arc gets the cost of backing off.
 """
 
@@ -40,8 +40,8 @@ Zeros = Callable[[int, Any], np.ndarray]  # length and type: `np.zeros`
 class NGramTrie:
     """The n-grams of orders 1 .. `order`, as costs (negative natural log); node i is an n-gram.
 
-    Add the orders in ascending order: all blocks of an order by `add`, then `close`. Meanwhile the order
-    has two mapped copies: the staged n-grams in the order of the blocks, and the sorted ones.
+    Add the orders in ascending order: all blocks of an order by `add`, then `close`. Until `close`, an order has two
+    mapped copies: the n-grams in the order of the blocks, and sorted n-grams.
 
     Args:
         counts: number of n-grams of each order. The first is the number of labels: node i of order 1 has
@@ -115,7 +115,7 @@ class NGramTrie:
         return int(sort_children(self.children, begin, end, *columns))
 
     def _contexts(self, order: int) -> tuple[int, int]:
-        """Return the range of the nodes of the order below."""
+        """Return the range of nodes that have the next lower order."""
         return self.first[order - 2], self.first[order - 1]
 
 
@@ -142,7 +142,7 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
 def _is_filled(
     trie: NGramTrie, ngrams: Iterable[NGramBlock], symbols: Sequence[str], progress: Callable, fault: Callable
 ) -> bool:
-    """Add all n-grams until one is added twice; return whether none was. `fault` makes an error about a row."""
+    """Add n-grams until one of them is added twice; return whether this never happens. `fault` makes a row's error."""
     for order, blocks in groupby(ngrams, attrgetter("order")):
         for block in blocks:
             orphan = trie.add(block)
@@ -156,7 +156,7 @@ def _is_filled(
 
 
 def _cost(log10_weights: np.ndarray) -> np.ndarray:
-    """Return -ln p of log10 p, float32; a division, as in NeMo, because a product rounds differently."""
+    """Convert log10 p to -ln p, float32, by a division as in NeMo, because a product rounds differently."""
     return (log10_weights / -np.log10(np.e)).astype(np.float32)
 
 
@@ -318,7 +318,7 @@ class BackoffArcs:
 
 @compiled
 def number_states(children, backoff_costs, start, state_of):
-    """Number the n-grams that are states: extended ones, ones with a back-off weight, and `start`.
+    """Number the n-grams that are states: those that longer n-grams extend, those with a back-off weight, and `start`.
 
     Returns:
         the number of states, the root included.
