@@ -151,7 +151,7 @@ class HostTable:
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
-    """Allocate private anonymous memory: file pages cannot be pinned for long, shared pages are rarely huge."""
+    """Allocate private anonymous memory: file pages cannot stay pinned, and shared pages are rarely huge."""
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     try:
         memory = mmap.mmap(-1, nbytes, **private)

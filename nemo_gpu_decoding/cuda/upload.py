@@ -93,7 +93,7 @@ class Exchange:
         self._parts: dict[tuple[str | None, str | None], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def upload(self, *, before: str | None = None) -> None:
-        """Copy the arrays before this one, or all, to the device; `on_host` must stay as it is until a `fetch`."""
+        """Copy all arrays, or those before the given one, to the device; do not change `on_host` before a `fetch`."""
         device, host = self._part(None, before)
         device.copy_(host, non_blocking=True)
 

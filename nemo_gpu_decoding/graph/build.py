@@ -66,7 +66,7 @@ def build_graph(
         arpa: word n-gram LM, plain or gzipped.
         lexicon: the spellings, or the model's vocabulary to spell the LM's words with.
         segmentations: spellings per word, if a vocabulary is given.
-        open_vocabulary: costs of words that the LM does not list; None: such words are not found. Needs an
+        open_vocabulary: costs of words that the LM does not list; None: the search does not find such words. Needs an
             LM with <unk> and, with a Lexicon, `beginning_tokens`.
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
         cache: True for the cache folder, a folder, or False. A cache that cannot be read or written gives a
@@ -224,7 +224,7 @@ class Recipe:
 
     @cached_property
     def words(self) -> list[str]:
-        """Return the words by label: epsilon, all words of the LM that can be spelled, <unk> in an open vocabulary."""
+        """Return the word of each label: epsilon, the LM's words that have spellings, <unk> in an open vocabulary."""
         spoken = [word for word in self.grammar.words if word in self.lexicon.spellings]
         if not spoken:
             known = f"its words are {', '.join(map(repr, list(self.lexicon.spellings)[:3]))}"
@@ -318,7 +318,7 @@ class Recipe:
 
 
 def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger.info) -> Fst:
-    """Compute minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights."""
+    """Return minimize(determinize*(lexicon o grammar)), computed by kaldifst with exact weights."""
     require("kaldifst")
     import kaldifst
 
@@ -374,7 +374,7 @@ def _read_symbols(path: Path) -> dict[int, str]:
 
 
 def _dense(table: dict[int, str] | Sequence[str], most: int) -> list[str]:
-    """Return the word of each label up to `most`, the largest label of any arc, or up to the last word."""
+    """Return the word of each label up to the largest label of an arc, `most`, or up to the last word."""
     if not isinstance(table, dict):
         return list(table)
     last = max((label for label in table if label <= most), default=-1)

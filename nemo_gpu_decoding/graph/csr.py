@@ -21,7 +21,7 @@ order:
     0 --eps:the/1--> 1 --eps/2--> 2          closure arcs of 0: (the, 1, to 1), (the, 3, to 2)
                                              closure arcs of 1: (-, 2, to 2)
 
-The cheapest of several chains with the same words and target is kept. A chain with two words (possible in
+If several chains have the same words and target, only the cheapest chain is kept. A chain with two words (possible in
 ready-made graphs) gets a word-sequence label for both.
 """
 
@@ -116,7 +116,7 @@ class ArcIndex(NamedTuple):
 
 @linked
 def first_arc(index, arcs, s, state, ilabel):
-    """Return the first arc of state s with a label; another arc or the end of its arcs if it has none."""
+    """Return the first arc of state s with a label; if there is none, another arc or the end of the state's arcs."""
     columns = index.tables.shape[1]
     if ilabel >= columns or index.label_sets[np.uintp(s)] & label_bit(ilabel) == 0:
         return np.int64(state.arc_end)
@@ -179,7 +179,7 @@ class Spellings(NamedTuple):
 
 
 class PieceLabels(NamedTuple):
-    """The olabels that stand for the pieces of unknown words (`unknown_words.py`)."""
+    """The output labels of the pieces of unknown words (`unknown_words.py`)."""
 
     first: int  # of the token 0
     end: int  # of the end of an unknown word
@@ -189,10 +189,10 @@ class PieceLabels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WordGraph(CopiedByFields):
-    """A graph that transduces labels to words.
+    """A word graph: a transducer from labels to words.
 
     Raises:
-        ValueError: the arrays contradict each other, or there is nothing to search.
+        ValueError: the arrays contradict each other, or the graph has no path.
     """
 
     arrays: GraphArrays
@@ -238,7 +238,7 @@ class WordGraph(CopiedByFields):
         unknown: int = 0,
         name: str = "graph",
     ) -> WordGraph:
-        """Convert a transducer with input labels column + 1.
+        """Create a graph from a transducer whose input labels are column + 1.
 
         Args:
             words: text of each output label.
@@ -291,7 +291,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def word_ids(self) -> dict[str, int]:
-        """Return the label of each word."""
+        """Return a mapping from words to their labels."""
         return {word: label for label, word in enumerate(self.words[: self.num_spoken])}
 
     @cached_property
@@ -318,7 +318,7 @@ class WordGraph(CopiedByFields):
         return digest.hexdigest()
 
     def expanded(self, label: int) -> list[int]:
-        """Return the words of an output label."""
+        """Return the words that an output label represents."""
         if label < len(self.words):
             return [label] if 0 < label < self.num_spoken else []
         first, second = self.arrays.word_sequences[label - len(self.words)]
@@ -326,7 +326,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def most_words(self) -> int:
-        """Return the largest number of words (or of pieces of unknown words) that one output label stands for."""
+        """Return the largest number of words (or of pieces of unknown words) that one output label represents."""
         counts = [1] * len(self.words)
         for first, second in self.arrays.word_sequences.tolist():  # of labels before their own
             counts.append(counts[first] + counts[second])
@@ -334,7 +334,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def output_words(self) -> np.ndarray:
-        """Return the words on arcs and epsilons, including those in word sequences; ascending, int64."""
+        """Return the words on arcs and epsilons, including words in word sequences, ascending, int64."""
         arrays = self.arrays
         labels = np.unique(np.concatenate([arrays.arcs["olabel"], arrays.epsilons["olabel"]])).tolist()
         return np.array(sorted({word for label in labels for word in self.expanded(label)}), np.int64)
@@ -347,7 +347,7 @@ class WordGraph(CopiedByFields):
 
 
 def arc_sources(states: np.ndarray, kind: str) -> np.ndarray:
-    """Return the state that each arc leaves, [A], or with kind "epsilon" each closure arc, [E]."""
+    """Return the source state of each arc, [A], or with kind "epsilon" of each closure arc, [E]."""
     return np.repeat(np.arange(len(states)), states[f"{kind}_end"] - states[f"{kind}_begin"])
 
 

@@ -6,12 +6,12 @@
 
 The back-off label is a separate symbol, as in Kaldi, so that determinization does not treat it as epsilon.
 A context with only a back-off arc is removed; the arcs that led to it get its back-off weight. Kaldi's
-arpa2fst does the same. kaldilm does not: it has 197k states instead of 52k for one LM.
+arpa2fst does the same. kaldilm keeps such contexts: for one LM it makes 197k states instead of 52k.
 
 **Exact back-off.** In G, back-off is an arc that every path may take. A listed n-gram that is less likely than its
-back-off estimate is then never used: the path backs off. LMs with interpolation, as KenLM's lmplz makes them, have no
-such n-grams; others may. For a state that has some, `with_exact_backoff` lets back-off lead to a copy of the shorter
-context, which lacks their words.
+back-off estimate is then never used: the path backs off. Interpolated LMs, such as those of KenLM's lmplz, have no
+such n-grams; other LMs may have some. For a state with such n-grams, `with_exact_backoff` lets back-off lead to a copy
+of the shorter context without the n-grams' last words.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Grammar:
         return -float(np.min(unknown, initial=0.0))
 
     def without_boundaries(self) -> Grammar:
-        """Return the LM that begins in no context, and ends anywhere at no cost."""
+        """Return a copy of the LM that begins in the empty context, and may end in any state at no cost."""
         states, arcs = self.automaton.arrays
         anywhere = states.copy()
         anywhere["final_weight"] = 0.0
@@ -124,9 +124,9 @@ def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fs
 
 
 def _without_redundant(states: np.ndarray, sources: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the replacement of each state, and the back-off weight of going there.
+    """Return the state that replaces each state, and the back-off weight between them.
 
-    A state is redundant if it has no arcs and its final weight is that of backing off. The start state stays,
+    A state is redundant if it has no arcs and its final weight equals that after backing off. The start state stays,
     because no arc could take its back-off weight.
     """
     numbers = np.arange(len(states))
@@ -177,7 +177,7 @@ def with_exact_backoff(automaton: BackoffAutomaton) -> BackoffAutomaton:
 
 
 def _worse_than_backoff(states: np.ndarray, table: SortedArcs) -> dict[int, set[int]]:
-    """Return for each state the words that are less likely than by back-off, and END."""
+    """Return for each state the words (and END) whose n-gram is less likely than its back-off estimate."""
     sources, arcs = table.sources, table.arcs
     suffix, backoff = states["backoff_to"], states["backoff_weight"].astype(np.float64)
     pending = np.flatnonzero(suffix[sources] != sources)

@@ -122,7 +122,7 @@ class Lexicon:
 @checked_options
 @dataclass(frozen=True)
 class OpenVocabulary:
-    """The costs and tokens of words that the LM does not list: a beginning piece, then any pieces.
+    """The costs and tokens of words that the LM does not list; such a word is a beginning piece, then any pieces.
 
     An unknown word costs the LM's <unk> plus the costs below.
     """
@@ -138,7 +138,7 @@ class OpenVocabulary:
             object.__setattr__(self, "beginning_tokens", tuple(self.beginning_tokens))
 
     def of(self, vocabulary: Vocabulary) -> OpenVocabulary:
-        """Set the tokens that may begin a word; all tokens if the pieces do not mark this.
+        """Set the tokens that may begin a word: all tokens if the pieces do not mark beginnings of words.
 
         In character models this is the space, so an utterance cannot begin with an unknown word.
         """
@@ -148,14 +148,14 @@ class OpenVocabulary:
 
 
 def beginning_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the tokens that may begin a word; the space in a character model."""
+    """Return the tokens that may begin a word; in a character model, this is the space."""
     if vocabulary.space is not None:
         return (vocabulary.space,)
     return tuple(token for token in range(len(vocabulary)) if vocabulary.starts_word(token))
 
 
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
-    """Return the disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
+    """Return the disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for no symbol."""
     times = Counter(spellings)
     prefixes = {spelling[:end] for spelling in times for end in range(1, len(spelling))}
     used: Counter[Spelling] = Counter()

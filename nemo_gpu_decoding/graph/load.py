@@ -146,7 +146,7 @@ def _load_fst(path: Path, words: Path | None) -> WordGraph:
 
 
 def _graph_file(path: Path) -> Path:
-    """Return the file itself, or the graph in a folder."""
+    """Return the path of the graph: the path itself or, for a folder, the graph file in it."""
     if not path.is_dir():
         return path
     files = sorted(path.glob("*.graph"))
@@ -156,7 +156,7 @@ def _graph_file(path: Path) -> Path:
 
 
 def _topology(graph: WordGraph, path: Path, wanted: str | None, blank_id: int) -> str:
-    """Return the topology for a file: "graph" for T o L o G, whose arcs read blanks; another one for L o G."""
+    """Return the topology for a file: "graph" for T o L o G, whose arcs read blanks; another value for L o G."""
     reads_blanks = bool((graph.arrays.arcs["ilabel"] == blank_id).any())
     topology = wanted or (TOPOLOGIES[GRAPH] if reads_blanks else DEFAULT_TOPOLOGY)
     if (topology == TOPOLOGIES[GRAPH]) != reads_blanks:
@@ -209,7 +209,7 @@ def _check_input_symbols(path: Path, vocabulary: Vocabulary, blank_id: int) -> N
 
 
 def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
-    """Return the vocabulary with the tokenizer of the LM's language."""
+    """Return the vocabulary with the tokenizer for the language of the LM."""
     tokenizers = vocabulary.encode_by_language
     if not tokenizers:
         if language is not None:

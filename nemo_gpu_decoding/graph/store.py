@@ -42,7 +42,7 @@ def save_graph(graph: WordGraph, path: str | PathLike[str]) -> None:
 
 
 def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
-    """Return the graph of a file, mapped into memory.
+    """Return the word graph in a file, mapped into memory.
 
     Args:
         verify: compare the checksum of the arrays, which reads the whole file once per process.

@@ -1,4 +1,4 @@
-"""Find words of a request that the graph lacks, without building a new graph.
+"""Let requests boost words that the graph lacks, without building a new graph.
 
 In an open-vocabulary graph <unk> is a loop: an epsilon arc with cost `word_cost` and olabel <unk>, a
 beginning piece, further pieces with cost `piece_cost` each, and an epsilon arc back. `with_piece_labels`
@@ -8,15 +8,15 @@ W words, "ab" in the loop writes
     <unk>    ▁a    b        </unk>
     unk      W     W + 1    W + 2
 
-A word is now a sequence of olabels, like a phrase of words. The boosting automaton of an utterance
-(`word_boosting.py`) matches it and refunds the cost of the loop. The word then costs as much as in a graph
-that was built with it: the LM's cost of <unk>, less its bonus. [CUDA-WFST] names this as future work.
+An unknown word is then a sequence of olabels, like a phrase of words. The boosting automaton of an utterance
+(`word_boosting.py`) matches this sequence and refunds the cost of the loop. The word then costs as much as in a graph
+that was built with the word: the LM's cost of <unk>, minus the word's bonus. [CUDA-WFST] names this as future work.
 
-A graph with a closed vocabulary gets the loop by `with_new_words` when the first request needs it. Its file says in
-which state (`Entrance`). States, arcs and closure arcs of the graph keep their numbers, and the loop's follow. Only
-the ranges of closure arcs of states differ, so both graphs share the other arrays on a GPU. The search of an utterance
-without new words reads the graph without the loop: it visits no arc of the loop, and no result changes. A new word
-costs as much as an added word (`lm/arpa.py`).
+A graph with a closed vocabulary gets the loop by `with_new_words` when the first request needs it. The graph's file
+has the states where the loop begins (`Entrance`). States, arcs and closure arcs of the graph keep their numbers, and
+the loop's follow. Only the ranges of closure arcs of states differ, so both graphs share the other arrays on a GPU.
+The search of an utterance without new words reads the graph without the loop: it visits no arc of the loop, and no
+result changes. A new word costs as much as an added word (`lm/arpa.py`).
 
 Labels of pieces have no text: `WordGraph.expanded` and LMs skip them.
 """
@@ -85,7 +85,7 @@ def with_new_words(graph: csr.WordGraph, costs: OpenVocabulary | None = None) ->
 
 
 def _new_loop(graph: csr.WordGraph, entrance: Entrance, labels: csr.PieceLabels) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two states of the loop, without closure arcs, and their arcs: of first pieces, and of others."""
+    """Return the two states of the loop, without closure arcs, and their arcs, which read first and later pieces."""
     assert graph.spellings is not None
     first, begins = len(graph.arrays.arcs), len(graph.arrays.states)
     beginning = np.unique(graph.spellings.beginning)
@@ -150,7 +150,7 @@ def with_piece_labels(graph: csr.WordGraph, costs: OpenVocabulary | None = None)
 
     Args:
         graph: a graph with an open vocabulary.
-        costs: of the open vocabulary; needed if the file of the graph does not have them.
+        costs: costs of the open vocabulary; needed if the file of the graph lacks them.
 
     Raises:
         ValueError: the graph has no open vocabulary, or its costs are not known.
@@ -230,7 +230,7 @@ def spelling_states(graph: csr.WordGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _behind(first: int, olabel: int, num_words: int, sequences: dict[tuple[int, int], int]) -> int:
-    """Return the label of the sequence of a word and an output label; adds new sequences."""
+    """Return the label of the sequence "a word, then an output label"; add a new sequence if needed."""
     if olabel == 0:
         return first
     if olabel >= num_words:  # sequences grow from the left

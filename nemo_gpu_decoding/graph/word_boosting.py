@@ -1,9 +1,9 @@
 """Boost words and phrases of words in a word graph, per utterance [CUDA-WFST].
 
-A phrase list becomes a `BackoffAutomaton` over the graph's word labels; its state is part of the key of a search
-token. Phrases of a single word need one state only, so they add no search tokens. The bonus of a word applies when the
-graph emits the word, before pruning. The bonus should be below half the beam; with a larger one, the search prunes
-hypotheses without the bonus too early.
+A phrase list becomes a `BackoffAutomaton` over the graph's word labels. The automaton's state is part of a search
+token's key. Phrases of a single word need one state only, so they add no search tokens. The bonus of a word applies
+when the graph emits the word, before pruning. The bonus should be below half the beam. With a larger bonus, the search
+prunes hypotheses without the bonus too early.
 """
 
 import logging
@@ -31,7 +31,7 @@ _MOST_CASES = 64  # limit on letter-case variants of one phrase
 
 
 def configured_phrases(config: BoostingConfig) -> list[phrase_lists.Phrase]:
-    """Return the phrases of a `boosting_tree` section, or [] without any."""
+    """Return the phrases that a `boosting_tree` section names, or [] if it names none."""
     lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
     if config.key_phrases_file is None:
         return phrase_lists.without_repetitions(map(phrase_lists.as_phrase, lists), "phrases") if lists else []
@@ -59,8 +59,8 @@ def word_boosting(
     """Return the automaton of phrases, with NeMo's formula of bonuses applied to words.
 
     The bonus of word n is context_score for n = 1 or with uniform_weights, else context_score *
-    depth_scaling + log(n). With score_per_phrase, that is the bonus of the whole phrase. The total is
-    divided evenly among the words of the phrase.
+    depth_scaling + log(n). With score_per_phrase, the whole phrase has this bonus. The words of a phrase share its
+    bonus equally.
 
     Args:
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
@@ -88,7 +88,7 @@ def word_boosting(
 
 
 def lacks_words(phrases: Sequence[phrase_lists.Phrase], config: BoostingConfig, graph: WordGraph) -> bool:
-    """Return whether the graph lacks a word of a phrase as it is spelled: of its aliases, if it has some."""
+    """Return whether the graph lacks a word of a phrase or, if the phrase has aliases, of the aliases."""
     spelled = phrase_lists.spelled_phrases(phrases, lambda phrase: _is_known(phrase, config, graph, None))
     return any(not _is_known(phrase, config, graph, None) for phrase in spelled)
 
@@ -104,7 +104,7 @@ def _is_known(phrase: phrase_lists.Phrase, config: BoostingConfig, graph: WordGr
 
 
 def _fault(text: str, graph: WordGraph, speller: Speller | None) -> str:
-    """Return why a phrase cannot be found, or "" if it can."""
+    """Return why the search cannot find a phrase, or "" if it can."""
     lacking = [word for word in text.split() if word not in graph.word_ids]
     if lacking and speller is None:
         return (
@@ -139,7 +139,7 @@ def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]
 
 
 def _forms(word: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
-    """Return the forms of a word in the graph, of other letter cases if it has none as written; else the word."""
+    """Return a word's forms in the graph: as written, else in other letter cases; else the word itself."""
     for ignore_case in (config.is_case_ignored, True):
         if forms := [form for form in spellings_of(word, ignore_case) if form in graph.word_ids]:
             if ignore_case and not config.is_case_ignored:
@@ -159,12 +159,11 @@ def build_word_boosting(
     """Return the boosting automaton of words and phrases.
 
     Args:
-        phrases: text -> bonus, natural log. Each occurrence of a phrase earns its bonus. Each word earns an
-            equal share, which is taken back if the phrase breaks off. A bonus < 0 is a penalty for the
+        phrases: text -> bonus, natural log. Each occurrence of a phrase earns its bonus. Each word earns an equal
+            share, which the search subtracts again if the phrase is not completed. A bonus < 0 is a penalty for the
             complete phrase only.
         graph: its words are the labels.
-        missing: what to do with words that the graph lacks: "error", or "skip" to skip them with a
-            warning.
+        missing: "error", or "skip" to skip words that the graph lacks with a warning.
         speller: spells such words in a graph `with_piece_labels` (`unknown_words.py`).
 
     Raises:

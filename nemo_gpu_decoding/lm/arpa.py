@@ -117,7 +117,7 @@ def join_blocks(order: int, blocks: Iterable[NGramBlock]) -> NGramBlock:
 
 
 def without_repetitions(block: NGramBlock, name: str) -> NGramBlock:
-    """Return the first entry of each n-gram, as in KenLM, and warn if there are others; `name` is the LM's name."""
+    """Return the first entry of each n-gram, as KenLM does; warn of repeated entries in the LM called `name`."""
     rows = np.sort(np.unique(block.symbols, axis=0, return_index=True)[1])
     if len(rows) < len(block.symbols):
         others = len(block.symbols) - len(rows)

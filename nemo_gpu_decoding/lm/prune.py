@@ -114,7 +114,7 @@ class _Model:
         return order
 
     def number_of(self, grams: np.ndarray) -> np.ndarray:
-        """Return the numbers of n-grams [M, order] in their order, [M], or -1 for unlisted n-grams."""
+        """Return each n-gram's number among the n-grams of its order, [M], or -1 for an unlisted n-gram."""
         ids = self._words[grams[:, 0]]
         for n in range(1, grams.shape[1]):
             sorted_keys, numbers = self._keys[n - 1]
@@ -201,7 +201,7 @@ def _perplexity_changes(arpa: Arpa, model: _Model) -> list[np.ndarray]:
 
 
 def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> list[np.ndarray]:
-    """Return which n-grams stay: changes above the threshold, and contexts and suffixes of longer ones that stay."""
+    """Return which n-grams stay: those with changes above the threshold, and their contexts and suffixes."""
     kept = [change >= threshold for change in changes]
     for n in range(len(orders) - 1, 0, -1):
         kept[n - 1][orders[n].context[kept[n]]] = True

@@ -85,8 +85,8 @@ def written_text(hypothesis: Any, text: str) -> str:
 
 
 def confidence_of_words(decoding: Any, hypothesis: Any, of_nemo: Callable[[Any], list[Any]]) -> list[Any]:
-    """Return the confidence of each word by NeMo's method. Where a phrase replaces several words, their confidences
-    are aggregated by `confidence_cfg.aggregation`."""
+    """Return the confidence of each word by NeMo's method. If a phrase replaces several words,
+    `confidence_cfg.aggregation` combines their confidences."""
     aliases, written = getattr(hypothesis, "aliases", None), hypothesis.text
     ids, vocabulary = hypothesis.y_sequence.tolist(), decoding.decoding.vocabulary()
     if vocabulary.has_unspaced(ids):
@@ -150,7 +150,7 @@ def adapted_ctc(base: Any) -> type:
     class CTCAdapter(base):
         """A CTC decoding class for searches that return tokens or words of a graph instead of frame labels.
 
-        Also with a word graph, hypotheses may have tokens only: NeMo's cache-aware streaming passes greedy labels."""
+        With a word graph, hypotheses may have only tokens: NeMo's cache-aware streaming passes greedy labels."""
 
         def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
             """Set `text` to a string or, with timestamps, to the triple that `compute_ctc_timestamps` reads: (token
@@ -390,7 +390,7 @@ def _with_default_weight(cfg: DictConfig) -> Any:
 
 
 def alone(wrapped: Callable[..., Any], instance: Any, call: BoundArguments) -> Any:
-    """Call NeMo's `transcribe`, which changes the model while it runs, in one thread at a time; others wait."""
+    """Call NeMo's `transcribe` in one thread at a time, because it changes the model while it runs."""
     with _only_user_of(instance):
         return wrapped(*call.args, **call.kwargs)
 

@@ -1,4 +1,4 @@
-"""Decode CTC log-probs for NeMo: base class of all CTC decoders of this package, and flexctc_beam."""
+"""Decode CTC log-probs for NeMo: define the base class of CTC decoders, and the decoder of flexctc_beam."""
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
@@ -83,7 +83,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     def _decode(
         self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None
     ) -> list[StreamState]:
-        """Decode whole utterances; the result of one with invalid log-probs has an error and no frames."""
+        """Decode whole utterances; an utterance with invalid log-probs gets a result with an error and no frames."""
         errors: dict[int, BadRow] = {}
         while True:
             try:

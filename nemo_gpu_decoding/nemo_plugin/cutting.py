@@ -1,6 +1,6 @@
 """Cut a long recording at pauses between words, near a target length, without silence around the segments.
 
-Silence around speech costs accuracy with models that were trained without it. The words of a greedy pass show where
+Models that were trained without silence make errors beside it. The words of a greedy pass show where
 cuts are allowed. Loudness shows where sound begins and ends: a word of the greedy pass may span a pause or be noise.
 """
 
@@ -48,7 +48,7 @@ class Cutting:
 
     @property
     def whole_seconds(self) -> float:
-        """Return the length up to which files are not cut, seconds."""
+        """Return the maximum duration, in seconds, of a file that is not cut."""
         return 2 * self.window_seconds
 
     def limits(self, trained_seconds: float | None) -> Limits:
@@ -86,9 +86,9 @@ def choose_segments(
 ) -> tuple[list[Span], list[int]]:
     """Return first and end step of each segment, and the cuts that are at no pause of `MIN_PAUSE`.
 
-    Every pause of a certain length ends a segment. This length is the longest one in `limits` with which nearly all
-    sound is in segments of valid length. Longer segments are cut. Only silence is between segments. A recording has at
-    least one segment.
+    Every pause above a threshold ends a segment. The threshold is the longest pause in `limits` with which nearly all
+    sound is in segments of valid length. Segments that are too long are cut. Between segments there is only silence. A
+    recording has at least one segment.
 
     Args:
         words: first and end step of each word, [W, 2] int, in order.
@@ -118,7 +118,7 @@ def choose_segments(
 def _parts(
     words: np.ndarray, loudness: np.ndarray, levels: _Levels, pause: float, step_seconds: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return whether each step is sound, [T], and first and end step of each stretch between long pauses, [P].
+    """Return whether each step is sound, [T], and the first and end step of each part between long pauses, [P].
 
     A pause is long if background noise lasts `pause` seconds, or silence twice as long. Silence may be up to 20 dB
     below the words, as in the closure of a stop consonant.
@@ -135,7 +135,7 @@ def _parts(
 def onset(samples: np.ndarray, rate: int, silence: float) -> int:
     """Return the number of silent samples at the beginning of a segment's first step, in units of 1 ms.
 
-    5 ms of silence, or a start 5 ms too late, cost words: encoders that normalise features see an outlier.
+    5 ms of silence, or a start 5 ms too late, cause errors: encoders that normalise features see an outlier.
 
     Args:
         samples: samples of the first step, [N].
@@ -169,8 +169,8 @@ def _levels(words: np.ndarray, loudness: np.ndarray) -> _Levels:
 def _sound(words: np.ndarray, loudness: np.ndarray, levels: _Levels, is_quiet: np.ndarray, longest: int) -> np.ndarray:
     """Return whether each step is louder than silence or within a word, [T] bool.
 
-    Words that the greedy pass misses are found because they are louder than silence. A quiet word is compared with its
-    loudest step. A word that is no louder than silence is noise. Silence in a word is a pause if it has more steps
+    Words that the greedy pass misses count as sound if they are louder than silence. The loudest step of a quiet word
+    decides. A word that is no louder than silence is noise. Silence in a word is a pause if it has more steps
     than `longest`, or is background noise.
     """
     is_sound = loudness > levels.loud
@@ -193,7 +193,7 @@ def _quiet(loudness: np.ndarray, levels: _Levels, seconds: float, step_seconds: 
 
 
 def _with_faint(is_sound: np.ndarray, loudness: np.ndarray, span: Span, levels: _Levels, step_seconds: float) -> Span:
-    """Return first and end step of the sound in a span, with faint sound beside it; an empty span if silent."""
+    """Return first and end step of the sound in a span, with faint sound beside it; without sound, an empty span."""
     begin, end = span
     active = begin + np.flatnonzero(is_sound[begin:end])
     if not len(active):
@@ -252,7 +252,7 @@ def _cuts(
 
 
 def _distances(words: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps from the previous word to each place, and to the next word; negative inside a word."""
+    """Return the number of steps from each place to the previous and to the next word; negative inside a word."""
     starts = np.append(words[:, 0], np.inf)
     ends = np.insert(np.maximum.accumulate(words[:, 1]).astype(float), 0, -np.inf)
     number = np.searchsorted(words[:, 0], places, side="left")  # of words that begin before the place

@@ -78,7 +78,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """Load LM, graph and phrases, and create the search with them."""
 
     def _variant(self) -> Hashable:
-        """Return the values of attributes that NeMo may change later and that require another search."""
+        """Return the values of attributes that NeMo may change later; a change needs another search object."""
         return None
 
     def decoder(self) -> Any:
@@ -90,7 +90,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
     @property
     def needs_frames(self) -> bool:
-        """Return whether alignments or frame confidence are wanted, which need the input frames."""
+        """Return whether results have alignments or frame confidence, which are computed from the input frames."""
         return self.preserve_alignments or self.preserve_frame_confidence
 
     @property
@@ -104,8 +104,8 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return self._vocabulary
 
     def candidates(self, n_best: int) -> int:
-        """Return how many hypotheses the search must return for n_best different texts: the whole beam, because
-        different tokens may spell the same text."""
+        """Return how many hypotheses the search must return to get n_best different texts. It is the whole beam,
+        because different tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
     def chosen(self, nbest: NBest) -> Sequence[Any]:
@@ -161,8 +161,8 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle options only; a copy takes loaded files from the cache. The owner is left out, because its
-        class is created at run time and cannot be pickled."""
+        """Copy and pickle only the options; a copy takes loaded files from the cache. The owner is left out, because
+        its class is created at run time and cannot be pickled."""
         return self.__dict__ | {"_decoders": {}, "_continuation": Continuation(self.continued_by), "_owner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedInfer:
@@ -200,8 +200,8 @@ def nemo_vocabulary(decoding: Any) -> Vocabulary:
 
 @dataclass(frozen=True)
 class _EncodeIn:
-    """A function that encodes text with one language of an aggregate tokenizer. Unlike lambdas, equal objects
-    compare equal, so that equal vocabularies have equal keys in the cache."""
+    """A function that encodes text with one language of an aggregate tokenizer. Objects with the same fields compare
+    equal, unlike lambdas, so that equal vocabularies have equal keys in the cache."""
 
     tokenizer: Any
     language: str

@@ -95,7 +95,7 @@ def find_cuts(model: Model, file: AudioSource, cutting: Cutting, batch_size: int
 def _begun(
     model: Model, file: AudioSource, segments: list[tuple[int, int]], loudness: np.ndarray, position: Position
 ) -> Iterator[tuple[float, int]]:
-    """Yield first step (with fraction) and end step of each segment, without silence at the begin of a segment."""
+    """Yield first step (with fraction) and end step of each segment; a segment does not begin with silence."""
     silence, at = 2 * float(np.percentile(loudness, 10)), 0
     with MonoReader(file, model.channel_selector) as reader:
         for begin, end in segments:
@@ -178,7 +178,7 @@ def return_memory() -> None:
 def joined(
     spans: list[tuple[float, float]], transcripts: list[Transcript | str], fault: str = "", min_confidence: float = 0.0
 ) -> Transcript:
-    """Join the transcripts of segments to that of the recording; its `error` names failed segments by their times.
+    """Join the transcripts of segments to the recording's transcript, whose `error` names failed segments by times.
 
     Args:
         spans: start and end of each segment, seconds.

@@ -95,7 +95,7 @@ class Model:
         return next(iter(self.heads))
 
     def head(self, name: str) -> Head:
-        """Return the head of this name; raise a ValueError if the model lacks it."""
+        """Return the model's head with this name; raise a ValueError if the model lacks this head."""
         if name not in self.heads:
             raise ValueError(
                 f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
@@ -108,12 +108,12 @@ class Model:
 
     @property
     def current_head(self) -> Head:
-        """Return the head that decodes at present."""
+        """Return the head that the model's `transcribe` uses at present."""
         return self.head(self.model.cur_decoder if self.is_hybrid else self.default_head)
 
     @contextmanager
     def using(self, section: Mapping[Any, Any]) -> Iterator[Head]:
-        """Use another `decoding` section for the current head within this block."""
+        """Use another `decoding` section for the model's current head within this block."""
         head = self.current_head
         before = head.config
         head.use(OmegaConf.create(dict(section)))
@@ -312,7 +312,7 @@ class Head(ABC):
 
     @abstractmethod
     def encoded(self, files: Sequence[AudioSource], *, batch_size: int = 8) -> Iterator[Encoded]:
-        """Run encoder and greedy decoding once per file, and yield encoder outputs for any number of searches."""
+        """Run the encoder and greedy decoding once per file; yield encoder outputs for any number of searches."""
 
     @property
     def config(self) -> DictConfig:
@@ -340,7 +340,7 @@ class Head(ABC):
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 
     def search(self, config: DictConfig) -> Decoder[Any, Any]:
-        """Return the search of a `decoding` section (strategy of this package), with LM, graph and phrases loaded."""
+        """Return the search that a `decoding` section of this package describes, with LM, graph and phrases."""
         self.use(config)
         load = getattr(self.decoding.decoding, "decoder", None)
         decoder = load() if callable(load) else None

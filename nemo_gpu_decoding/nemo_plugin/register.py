@@ -170,7 +170,7 @@ def possible_strategies(family: str) -> list[str]:
 
 
 def other_strategies(strategy: str, family: str) -> str:
-    """Return an addition to NeMo's error about an unknown strategy: this package's names, and a similar name."""
+    """Return a text for NeMo's error about an unknown strategy, with this package's strategies and a similar name."""
     if strategy in possible_strategies(family):
         return ""
     ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)
@@ -187,7 +187,7 @@ def wrong_family(spec: StrategySpec, family: str, what: str) -> str:
 
 
 def head_of(strategy: str, heads: Sequence[str]) -> str:
-    """Return the name of the head that a strategy decodes; for NeMo's strategies, the first of these heads."""
+    """Return the name of the head that a strategy decodes; for NeMo's strategies, return the first head."""
     spec = STRATEGIES.get(strategy)
     if spec and spec.family not in heads:
         raise ValueError(wrong_family(spec, heads[0], "this model"))
@@ -229,5 +229,5 @@ _state = _State()
 
 
 class _Wrapped(wrapt.FunctionWrapper):
-    """A wrapper of a NeMo method. After `unregister` it only calls the original method, in case another wrapper
-    still calls this one."""
+    """A wrapper of a NeMo method. Another wrapper may call it after `unregister`; it then only calls the original
+    method."""

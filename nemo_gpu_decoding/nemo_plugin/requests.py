@@ -33,7 +33,7 @@ PHRASES = ("phrases", "biasing_request")  # keys of a request with phrases; it h
 def utterance_requests(
     model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
-    """Decode the utterances of this block with these requests, in order: utterance i with requests[i].
+    """Decode utterance i of this block with requests[i].
 
         with utterance_requests(model, [["Gdansk", "Castellano"], None, Request(lm_weight=0.3)]):
             texts = model.transcribe(files)
@@ -227,7 +227,7 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
 
 
 def _without_phrases(infer: FusedInfer, fault: ValueError | None = None) -> Request | None:
-    """Return a request without phrases; warn with `fault` if phrases were given but cannot be boosted."""
+    """Return a request without phrases; log the warning `fault` if the given phrases cannot be boosted."""
     if fault is not None:
         logger.warning("%s; the utterance is decoded without phrases of its own", fault)
     return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None

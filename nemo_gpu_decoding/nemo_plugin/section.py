@@ -98,7 +98,7 @@ class Options(Generic[S]):
 
 
 class NoEffect(NamedTuple):
-    """The error for a key without effect on a strategy, and values for which the error is not raised."""
+    """The error message for a key that has no effect on a strategy, and the values of the key that raise no error."""
 
     neutral: tuple[Any, ...]  # values that are accepted silently; the first one is the default
     reason: str  # text after "beam.key is 3, which "
@@ -113,7 +113,7 @@ def nemo_config(family: str) -> dict[str, Any]:
 
 
 def nemo_defaults(family: str, section: str) -> dict[str, Any]:
-    """Return the keys and default values of a section, as `change_decoding_strategy` of NeMo has them."""
+    """Return the keys of a section with the default values that NeMo's `change_decoding_strategy` gives them."""
     return ({"k2_decoding_cfg": K2_DEFAULTS} if section == "wfst" else {}) | nemo_config(family)[section]
 
 
@@ -235,7 +235,7 @@ class Values:
         return FieldError(f"{self.section}.{key}", self.entries[key], expected, note)
 
     def checked(self, key: str, kind: str, **rule: Any) -> Any:
-        """Return the value of a key after a check of its type and of the rule of an option."""
+        """Check the type of a key's value and the rule of its option, and return the value."""
         check_option(f"{self.section}.{key}", self.entries[key], kind, rule)
         return self.entries[key]
 
@@ -281,7 +281,7 @@ class Values:
         """Create a dataclass of options from the keys of its fields; the dataclass checks the values.
 
         Args:
-            settled: values of fields that are not read from keys.
+            settled: values of fields that have no key in the section.
         """
         keys = {field.name: key_of(field) for field in fields(cast(Any, kind))}
         types = {field.name: str(field.type) for field in fields(cast(Any, kind))}

@@ -36,11 +36,11 @@ _KEY = 16  # characters of a key
 
 
 class Log:
-    """A log file of a run's transcripts. A run that begins again after an interruption reads it and continues.
+    """A log file with a run's transcripts. After an interruption, the same run reads the log and continues.
 
     Args:
         file: file with a key and a value of JSON in a line, created with the first one; None: nothing is kept.
-        run: all that the values depend on, besides the utterances; values of JSON.
+        run: everything, except the utterances, on which the logged values depend, as JSON values.
         tell: gets a message for each recording that the interrupted run has begun.
     """
 
@@ -76,7 +76,7 @@ class Log:
 
         Args:
             make: returns a list of JSON values and transcripts. Transcripts with a lattice are not kept.
-            what: name that distinguishes several values of one batch.
+            what: a name, because one batch may have several values.
         """
         if self.file is None:
             return make()
@@ -236,7 +236,7 @@ def transcribe_long(
 
 
 def _identity(model: Model, section: DictConfig) -> list[Any]:
-    """Return JSON values that identify a run: sums of the model's weights, and the decoding section with file keys."""
+    """Return JSON values that identify a run: sums of the model's weights, the decoding section, keys of files."""
 
     def content(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -151,7 +151,7 @@ class TransducerInfer(FusedInfer):
                 hypothesis.step_confidence = [value for value, emit in zip(confidence, emits, strict=True) if emit]
 
     def _confidence(self, log_probs: Tensor) -> list[Any]:
-        """Return NeMo's confidence of each of m steps: [m] values, or pairs (token, duration) if both are wanted."""
+        """Return NeMo's confidence of each of m steps: [m] values or, if the config asks, pairs (token, duration)."""
         num_labels = log_probs.shape[1] - len(self.durations)
         measure = FrameConfidence(num_labels - 1, self.confidence_method)
         labels = measure.of(log_probs[:, :num_labels])
@@ -176,7 +176,7 @@ class AESInfer(TransducerInfer):
 
 
 def _by_frame(values: Sequence[Any], path: Path) -> list[list[Any]]:
-    """Group values of a path's steps by frame, one list per frame with steps."""
+    """Group the values of a path's steps by frame; each frame with steps has a list."""
     assert path.alignment_frames is not None
     steps = zip(path.alignment_frames.tolist(), values, strict=True)
     return [[value for _, value in group] for _, group in groupby(steps, key=lambda step: step[0])]

@@ -124,7 +124,7 @@ class WordGraphInfer(CTCInfer):
 
 
 class PagedInfer(WordGraphInfer):
-    """The search paged_biglm with NeMo's decoder interface: the small LM's graph with the large LM's costs."""
+    """The search paged_biglm with NeMo's decoder interface; the graph has the small LM, costs are the large LM's."""
 
     read = staticmethod(word_graph_sections.read_paged_biglm)
     options: word_graph_sections.PagedOptions

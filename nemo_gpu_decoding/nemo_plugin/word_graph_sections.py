@@ -135,7 +135,7 @@ def _values(section: Section, cfg: DictConfig) -> Values:
 
 
 def _check_lm_is_named(cfg: DictConfig, strategy: str) -> None:
-    """Raise an error for NeMo scripts that set `beam` only, and so no LM of a graph; name scripts that can set it."""
+    """Raise an error for NeMo scripts that can set only `beam`, and so no LM of a graph; it names other scripts."""
     wfst = cfg.get("wfst") or {}
     lm = (cfg.get("beam") or {}).get("ngram_lm_model")
     if lm and not wfst.get("arpa_lm_path") and not wfst.get("wfst_lm_path"):

@@ -1,1 +1,1 @@
-"""Beam searches, and their common modules: interfaces of decoders and engines, results, candidate lists."""
+"""Contain the beam searches and what they share: interfaces of decoders and engines, results, candidate lists."""

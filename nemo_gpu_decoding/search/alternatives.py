@@ -1,12 +1,11 @@
 """Find word alternatives: align an n-best list or a lattice to the confusion network of an utterance.
 
-The network has a place for each word of the best path, and a place between two words where other hypotheses insert
-one. The posteriors of a place sum to 1.
-
-Hypotheses are aligned to the best path with the fewest word errors. A determinised lattice may hold billions of texts,
-so alignment goes from state to state [Xu, Povey, Mangu & Zhu 2011]. e(s, q) is the expected number of errors between
-the texts that lead to state s and the first q words. It is the mean, over the arcs to s, of the least number of errors
-after each arc. Texts that lead to the same state share one alignment.
+The network has a place for each word of the best path, and a place between two words if other hypotheses insert a word
+there. The posteriors of the words at a place sum to 1. Hypotheses are aligned to the best path with the fewest word
+errors. A determinised lattice may hold billions of texts, so alignment goes from state to state [Xu, Povey, Mangu &
+Zhu 2011]. e(s, q) is the expected number of errors between the texts that lead to state s and the first q words. e(s,
+q) is the mean, over the arcs to s, of the least number of errors after each arc. Texts that lead to the same state
+share one alignment.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def _chains(
 
 
 def _places(cells: Sequence[Any], words: Sequence[str], best: Sequence[TimedWord], ids: Sequence[int]) -> list[Place]:
-    """Return the places of the cells that `align_lattice` finds."""
+    """Return the places of the confusion network from the cells that `align_lattice` returns."""
     masses: dict[int, dict[int, np.ndarray]] = {2 * n + 1: {word: np.zeros(3)} for n, word in enumerate(ids)}
     for row, word, mass, start, end in cells:
         masses.setdefault(row, {}).setdefault(word, np.zeros(3))[:] += mass, mass * start, mass * end
@@ -116,14 +115,14 @@ def align_lattice(arcs, costs, begins, width, text, times):
     Args:
         arcs: [A] WORD_ARC, sorted by source.
         costs: [A] float64, cost of each arc, natural log.
-        begins: [S] int64, first q of each state; its alignments are with the first q .. q + width - 1 words.
-        width: width of these windows; with len(text) + 1 they have all alignments.
+        begins: [S] int64, first q of each state; a state is aligned with the first q .. q + width - 1 words. width:
+        width of these windows; len(text) + 1 allows all alignments.
         text: [Q] int64, the words of the text.
         times: [2, A] float64, first and end frame of each arc.
 
     Returns:
-        Cells (row, word, posterior, first frame, end frame), and the most errors of a text. Row 2 q + 1: a word
-        aligned with word q; row 2 q: a word inserted before it.
+        Cells (row, word, posterior, first frame, end frame), and the largest number of errors in a text. Row 2 q + 1:
+        a word aligned with word q; row 2 q: a word inserted before it.
     """
     num_states, most_errors, cells = len(begins), 0.0, [(0, 0, 0.0, 0.0, 0.0)]
     cells.clear()
@@ -180,12 +179,12 @@ def _errors_after(before, shift, word, text, begin, row):
 
 @compiled
 def _errors_at(errors, n):
-    """Return an item of errors [N], which are large outside of its window."""
+    """Return an item of errors [N], or a large number outside of the window."""
     return errors[n] if 0 <= n < len(errors) else _FAR
 
 
 class TimedWord(NamedTuple):
-    """A word that has its first frame and its end frame."""
+    """A word with its first frame and its end frame."""
 
     text: str
     start: int
@@ -193,7 +192,7 @@ class TimedWord(NamedTuple):
 
 
 def timed_words(path: Path, vocabulary: Vocabulary) -> list[TimedWord]:
-    """Return the words of a path."""
+    """Return the words of a path with their frames."""
     if isinstance(path, WordPath):
         return [TimedWord(word.text, word.start_frame, word.end_frame) for word in path.words]
     frames, repeats = path.frames.tolist(), path.repeats.tolist()

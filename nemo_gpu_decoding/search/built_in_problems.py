@@ -1,9 +1,9 @@
-"""Make the problems of the self-check (`self_check.py`), small models that both backends decode.
+"""Make the small models of the self-check (`self_check.py`), with which both backends decode.
 
     python -m nemo_gpu_decoding.search.built_in_problems flexctc_beam 0     # the strategy, and the number of the GPU
 
-Weights and scores are multiples of 1/8, so that there are ties, and matrix products are exact: results are equal to
-the bit. An LSTM's gates are rounded differently on each device: scores with an LSTM may differ by `ROUNDING`.
+Weights and scores are multiples of 1/8. So there are ties, matrix products are exact, and results are equal to the
+bit. An LSTM's gates are rounded differently on each device: scores with an LSTM may differ by `ROUNDING`.
 """
 
 import json
@@ -101,7 +101,7 @@ def flexctc_beam(device: torch.device) -> Iterator[Problem]:
 
 
 def networks(device: torch.device, is_timed: bool) -> LSTMNetworks | StatelessNetworks:
-    """Return networks with an LSTM, or for TDT stateless ones."""
+    """Return networks with an LSTM or, for TDT, stateless networks."""
     durations = (0, 1, 2) if is_timed else ()
     linear, embedding = nn.Linear, partial(nn.Embedding, V + 1)
     output = nn.Sequential(nn.ReLU(), linear(WIDTH, V + 1 + len(durations)))
@@ -181,7 +181,7 @@ def first_difference(strategy: str, device: torch.device) -> str | None:
 
 
 def decoded(decoder: Any, inputs: Tensor, device: torch.device | None) -> dict[str, Any]:
-    """Return all facts of two utterances after each chunk and at the end; the second one comes in two chunks.
+    """Return all results of two utterances after each chunk and at the end; the second utterance has two chunks.
 
     Args:
         device: device that runs the kernels; None for the CPU search.
@@ -209,7 +209,7 @@ def _are_same(a: Any, b: Any, tolerance: float) -> bool:
 
 
 def verdict_on(strategy: str, device: torch.device) -> Verdict:
-    """Check the kernels twice: the first run compiles, the second one is timed."""
+    """Check the kernels twice: the first run compiles them, and the second run is timed."""
     difference, begin = None, 0.0
     try:
         for _ in range(2):
@@ -223,7 +223,7 @@ def verdict_on(strategy: str, device: torch.device) -> Verdict:
 
 
 def main(strategy: str, gpu: str) -> None:
-    """Print the verdict, or null if the GPU cannot be used."""
+    """Print the result of the check, or null if the GPU cannot be used."""
     device = torch.device("cuda", int(gpu))
     torch.set_float32_matmul_precision("highest")
     cuda_engine.FIRST_BACK_POINTERS = 64  # of word graphs: full arrays are compacted

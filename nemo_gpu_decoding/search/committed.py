@@ -1,7 +1,7 @@
-"""Commit tokens: those that all live hypotheses of a running stream share at their beginning.
+"""Commit tokens: find the tokens with which all live hypotheses of a running stream begin.
 
-A stream keeps these tokens once, in arrays that only grow. A partial result traces back the later tokens only, so its
-cost does not depend on the length of the stream. `joined` appends the later tokens to the committed ones.
+A stream keeps committed tokens once, in arrays that only grow. A partial result traces back only later tokens, so that
+its time does not depend on the length of the stream. `joined` appends the later tokens to the committed ones.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def worth_committing(count: int) -> bool:
 
 @compiled
 def common_ancestor(parents, ends):
-    """Return the newest node on all paths from `ends` back to the root; the parent of the roots if there is none.
+    """Return the newest node that is on all paths from `ends` back to the root, or the roots' parent if none is.
 
     The back-pointers of live hypotheses form a tree in which older nodes have lower numbers. The time depends only on
     the number of nodes after the common ancestor.
@@ -88,15 +88,15 @@ class GrowingColumns:
             self._values[name], self._counts[name] = values, end
 
     def head(self) -> Head:
-        """Return the column name -> all values so far."""
+        """Return a mapping from column names to all values so far."""
         return {name: values[: self._counts[name]] for name, values in self._values.items()}
 
 
 def joined(head: Head | None, tail: P) -> P:
     """Join the tokens of `head` and of `tail` to a path of the tail's type.
 
-    Arrays are concatenated when they are first read, so partial results take no time for the committed tokens. `after`
-    reads them.
+    Arrays are concatenated when they are first read, for example by `after`. So partial results take no time for
+    committed tokens.
     """
     if head is None:
         return tail

@@ -10,8 +10,8 @@
 
 Inputs may be NumPy arrays, or one utterance [T, ...], or a list of these; without lengths all frames count.
 
-`decode` is open + push + close. The streams hold all state of running utterances, so one decoder may serve many
-threads.
+`decode` calls `open`, `push` and `close`. The streams hold all state of running utterances, so one decoder may serve
+many threads.
 
 A server opens a fixed number of streams and reuses each of them for one utterance after another:
 
@@ -242,7 +242,7 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def with_options(self, config: C, fusion: Fusion) -> Decoder[C, R]:
-        """Return the same decoder with other options; both share their models and graphs."""
+        """Return a decoder with other options; it shares models and graphs with this decoder."""
 
     @property
     def why_unlocked(self) -> str:
@@ -275,11 +275,11 @@ class Decoder(ABC, Generic[C, R]):
         return "this strategy has no CUDA kernels"
 
     def _units(self, path: Any) -> Units:
-        """Return the labels or words of a path that the boosting tree reads."""
+        """Return the sequence of labels or words of a path that the boosting tree reads."""
         return Units(path.tokens.tolist(), range(len(path)), range(1, len(path) + 1))
 
     def _most_partial(self) -> tuple[int, str]:
-        """Return the largest n_best of `partial`, and a reason for the error message."""
+        """Return the largest `n_best` that `partial` accepts, and the reason, for the error message."""
         return 1, ": alternatives are known at the end only"
 
     @abstractmethod
@@ -348,7 +348,7 @@ class Decoder(ABC, Generic[C, R]):
                 raise
 
     def _engine(self, streams: Streams, device: torch.device) -> Engine:
-        """Return the engine of the streams; if there is none, it is created for inputs on `device`."""
+        """Return the engine of the streams; create an engine for inputs on `device` if the streams have none."""
         if streams.engine is None:
 
             def obstacle(where: torch.device) -> str | None:
@@ -401,7 +401,7 @@ class Decoder(ABC, Generic[C, R]):
         return results
 
     def _judge(self, lm: BackoffAutomaton, results: Sequence[R], weights: np.ndarray) -> None:
-        """Warn if the LM gives decoded tokens less than equal probabilities would: it may be of another tokenizer."""
+        """Warn if the LM scores decoded tokens below equal probabilities: it may be an LM of another tokenizer."""
         for nbest, weight in zip(results, weights.tolist(), strict=True):
             if weight > 0 and nbest.paths:
                 self._lm_score += nbest.best.parts.lm / weight

@@ -1,4 +1,4 @@
-"""`Engine` connects a decoder with the search of one backend, for the streams of one `open`.
+"""`Engine` is the interface between a decoder and the search on one backend, for the streams of one `open`.
 
 A decoder checks arguments and builds results; its engines search. An engine holds the state of its streams, so only
 one thread may use it at a time. `Streams` are the utterances that a decoder is decoding. This file also chooses the
@@ -131,7 +131,7 @@ class Streams:
         return len(self) > 0 and not self.is_open.any()
 
     def set_open(self, rows: Sequence[int], is_open: bool) -> None:
-        """Mark streams as open or closed; copies of these streams keep their own marks."""
+        """Mark streams as open or closed. The marks of copies of this object do not change."""
         self.is_open = self.is_open.copy()
         self.is_open[list(rows)] = is_open
 
@@ -142,7 +142,7 @@ class Streams:
         return tree if isinstance(tree, BoostingTree) and tree.table is not None else None
 
     def remember(self, rows: Sequence[int], requests: Sequence[Request | None] | None) -> None:
-        """Keep the requests of new utterances, and later their inputs, where phrases need evidence."""
+        """Keep the requests, and later the inputs, of new utterances whose phrases need evidence."""
         kept: list[int] = []
         if any(isinstance(tree, BoostingTree) and tree.ac_threshold > 0 for tree in self.fusion.trees):
             kept = [i for i, row in enumerate(rows) if (tree := self.tree_of(row)) and tree.ac_threshold > 0]
@@ -154,7 +154,7 @@ class Streams:
         self.shown = {row: self.shown.get(row, 0) if row in left else 0 for row in self.requests}
 
     def hear(self, inputs: Tensor, counts: Sequence[int], *, copies: bool) -> None:
-        """Keep the inputs that were read. With `copies`, the caller may change `inputs` later."""
+        """Keep the inputs that were read, as copies if the caller may change `inputs` later (`copies`)."""
         heard = dict(self.heard)
         for row in heard:
             if counts[row] > 0:

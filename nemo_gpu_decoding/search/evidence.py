@@ -1,12 +1,12 @@
-"""Check the evidence of boosted phrases: a phrase stays in a result only if the network hears it.
+"""Check the evidence of boosted phrases: a phrase stays in a result only if the log-probs support it.
 
 The evidence of a phrase is the smallest posterior of its tokens (`Path.token_confidence`). A mean would hide the
 wrong token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A
 posterior compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best
 hypothesis has less evidence than the tree's `ac_threshold`, the utterance is decoded again with the phrases that
-have enough. Beams seldom hold an alternative without the phrase: its bonus fills them with hypotheses that share it.
-
-What the second search returns has passed, or has got no bonus. If a phrase of the second search fails, a third search
+have enough. Beams seldom hold a hypothesis without the phrase, because the bonus fills them with hypotheses that have
+the phrase. Phrases of the second search passed the check in the first search, or got no bonus. If a phrase of the
+second search fails, a third search
 boosts fewer phrases, and so on.
 """
 
@@ -56,7 +56,7 @@ def found_phrases(path: Path, tree: BoostingTree, units: Units) -> list[FoundPhr
 def with_evidence(
     streams: Streams, rows: Sequence[int], results: list[R], units_of: UnitsOf, decode: Decode[R]
 ) -> list[R]:
-    """Return final results with their phrases; phrases without evidence are withdrawn.
+    """Return final results with their phrases, after decoding again without phrases that lack evidence.
 
     Args:
         rows: numbers of the streams of the results.
@@ -92,7 +92,7 @@ def _with_phrases(nbest: R, tree: BoostingTree | None, units_of: UnitsOf) -> R:
 
 
 def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> BoostingTree | None:
-    """Return the tree of phrases that pass at least once in the best hypothesis; if all do, those that always pass."""
+    """Return the tree of phrases that pass at least once in the best hypothesis or, if all do, that always pass."""
     assert tree.table is not None
     passed: set[Key] = set()
     below: set[Key] = set()
@@ -102,7 +102,7 @@ def _left_phrases(nbest: NBest[Any], tree: BoostingTree, units: Units) -> Boosti
 
 
 def as_committed(streams: Streams, rows: Sequence[int], results: list[R], units_of: UnitsOf) -> list[R]:
-    """Return partial results whose committed tokens hold no phrase that may be withdrawn.
+    """Return partial results whose committed tokens contain no phrase that the check may remove.
 
     A phrase that begins in the committed tokens ends in tokens that all live hypotheses share.
     """

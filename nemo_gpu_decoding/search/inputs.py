@@ -114,7 +114,7 @@ def check_log_probs(log_probs: Tensor, *, batch: int | None, columns: int) -> No
 
 
 def check_batch(inputs: Tensor, name: str, batch: int | None) -> None:
-    """Check the number of rows; `batch` None allows any."""
+    """Check the number of rows of inputs; with `batch` None, any number is valid."""
     if batch is not None and inputs.shape[0] != batch:
         raise ValueError(f"{name} has {inputs.shape[0]} rows, expected {batch}, one per stream")
 
@@ -165,7 +165,7 @@ def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:
 
 
 def _remedy(row: np.ndarray) -> str:
-    """Return advice for a row that does not hold log-probabilities."""
+    """Return advice for the user about a row that does not hold log-probabilities."""
     if not (row <= LARGEST).all():
         return "valid frames must hold no NaN and no +inf"
     if (row >= 0).all() and abs(row.sum(dtype=np.float64) - 1) < NORMALISED:
@@ -174,7 +174,7 @@ def _remedy(row: np.ndarray) -> str:
 
 
 def may_be_padded(log_probs: Tensor) -> bool:
-    """Return whether an end of an utterance [B, T, C] does not hold log-probabilities; fast, for each call."""
+    """Return whether the first or last frame of an utterance [B, T, C] holds no log-probabilities. This is fast."""
     both = slice(None, None, max(1, log_probs.shape[1] - 1))
     is_shared = log_probs.dtype == torch.float32 and log_probs.device.type == "cpu"  # NumPy is faster for few frames
     ends = log_probs.detach().numpy()[:, both] if is_shared else as_float32(log_probs[:, both])

@@ -1,4 +1,4 @@
-"""Share compiled functions among the CPU searches: scores, hashes, labels, lists of candidates, n-best lists.
+"""Define compiled functions that all CPU searches use: scores, hashes, labels, lists of candidates, n-best lists.
 
 Scores are natural logarithms in float32.
 
@@ -30,7 +30,7 @@ MOST_SCORE = np.float32(4096.0)
 
 @compiled
 def log_add(a, b):
-    """Compute log(exp(a) + exp(b)) in double and round once: all libraries and devices agree to the bit."""
+    """Compute log(exp(a) + exp(b)) in double and round once, so that all libraries and devices agree to the bit."""
     if a < b:
         a, b = b, a
     if b == IMPOSSIBLE:
@@ -46,13 +46,13 @@ def extended_hash(text_hash, label):
 
 @linked
 def label_of(column, blank_id):
-    """Return the label in automata, which number labels without the blank, of a column of the log-probs."""
+    """Convert a column of the log-probs to a label of automata, which number labels without the blank."""
     return np.int32(column - 1 if column > blank_id else column)
 
 
 @linked
 def column_of(label, blank_id):
-    """Return the column of the log-probs of a label in automata."""
+    """Convert a label of automata to a column of the log-probs."""
     return np.int32(label + 1 if label >= blank_id else label)
 
 
@@ -85,7 +85,7 @@ class Candidates(NamedTuple):
 
 @linked
 def insert(candidates, count, score, parent, choice, lm_state, boosting_state):
-    """Insert a candidate if it is possible and among the N best; returns its slot, or -1, and the new count.
+    """Insert a candidate if it is possible and among the N best; return its position, or -1, and the new count.
 
     A candidate that is already in the list is not inserted again.
     """
@@ -125,7 +125,7 @@ def _is_better(score, parent, choice, other):
 
 @linked
 def floor_of(candidates, count, margin):
-    """Return the score that a candidate must reach: the larger of the N-th best so far and the best minus `margin`."""
+    """Return the least score of a useful candidate: the larger of the N-th best so far and the best minus `margin`."""
     if count == 0:
         return IMPOSSIBLE
     floor = candidates.items[candidates.rank[0]].score - margin

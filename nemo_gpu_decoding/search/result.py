@@ -1,4 +1,4 @@
-"""Hold the results of all decoders as NumPy arrays and plain numbers: n-best lists, phrases, alternatives."""
+"""Define the results of all decoders, with NumPy arrays and plain numbers: n-best lists, phrases, alternatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_frozen(kind: type[T], **values: Any) -> T:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """The summands of a hypothesis's score, natural log. The fields of `ScoreParts` add up to `Path.score`."""
+    """The parts of a hypothesis' score, natural log. The fields of `ScoreParts` add up to `Path.score`."""
 
     acoustic: float
     lm: float = 0.0  # lm_weight * log P_LM - source_lm_weight * log P_source, final weights included
@@ -42,7 +42,7 @@ class ScoreParts:
 
 @dataclass(frozen=True)
 class Path:
-    """One hypothesis of an utterance, which has n tokens over T decoded frames."""
+    """A hypothesis of an utterance, with n tokens over T decoded frames."""
 
     tokens: np.ndarray  # [n] int32 token ids, no blanks
     frames: np.ndarray  # [n] int32, frame at which each token starts (0 = first frame of the stream)
@@ -128,7 +128,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class NBest(Sequence[P]):
-    """The hypotheses of one utterance, at least one, with the best first.
+    """The hypotheses of one utterance, best first; there is at least one.
 
     No two hypotheses have the same tokens; in word graphs, no two have the same words. Different tokens may spell the
     same text, see `distinct`. Fields that a search does not provide are None.
@@ -157,7 +157,7 @@ class NBest(Sequence[P]):
         return self.paths[0]
 
     def phrases_of(self, path: Path) -> tuple[FoundPhrase, ...]:
-        """Return the boosted phrases of a path, or () for paths other than the best."""
+        """Return the boosted phrases of the best path, or () for any other path."""
         return self.phrases if path is self.best else ()
 
     def texts(self, text_of: Callable[[Any], str]) -> list[str]:
@@ -237,7 +237,7 @@ def _without_tokens(path: Path, blank_id: int) -> Path:
 
 
 class WordOption(NamedTuple):
-    """A word that may be at a place."""
+    """One of the alternative words at a place."""
 
     word: str  # "": no word
     posterior: float  # in [0, 1]
@@ -255,7 +255,7 @@ class Place(NamedTuple):
 def places_in_seconds(places: Sequence[Place], words: Sequence[Any], frame_seconds: float) -> tuple[Place, ...]:
     """Return places with the times of the transcript's words, which have `start` and `end` in seconds.
 
-    If the transcript replaces words by other ones (aliases), a place has the index of the word at its time.
+    If the transcript replaces words (aliases), a place has the index of the transcript's word at its time.
     """
     of_words = [place for place in places if place.word_index is not None]
     offset = words[0].start - of_words[0].start * frame_seconds if words and of_words else 0.0

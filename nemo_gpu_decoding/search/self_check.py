@@ -1,9 +1,9 @@
-"""The self-check of the CUDA kernels. Before a strategy decodes on a GPU for the first time, its kernels must find
-what the CPU search finds in small problems (`built_in_problems.py`).
+"""Check the CUDA kernels against the CPU search. Before a strategy decodes on a GPU for the first time, its kernels
+must find what the CPU search finds in small problems (`built_in_problems.py`).
 
-The problems run in a process of its own. A kernel that faults or hangs there does no harm to this process, and the
-check may run while this process captures a CUDA graph. The result is kept on disk for this GPU type, driver, version
-and the contents of the kernels, so that each of them is checked once per machine.
+The problems run in a separate process. So a kernel that faults or hangs does not harm this process, and the check may
+run while this process captures a CUDA graph. The result is stored on disk for this GPU type, driver, version and
+kernel sources, so that a machine checks each combination once.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _reasons: dict[tuple[str, int], str | None] = {}  # by strategy and number of th
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict, the result of a check that ran."""
+    """The result of a check of a strategy's kernels."""
 
     difference: str | None  # the first one, or the fault of a kernel; None: there is none
     seconds: float = 0.0  # of the problems, after compiling
@@ -71,7 +71,7 @@ def _reason(strategy: str, device: torch.device) -> str | None:
 
 
 def checked(strategy: str, device: torch.device, *, again: bool = False) -> Verdict:
-    """Return the verdict on a strategy's kernels: the kept one, or of a check that runs now (`again`: always)."""
+    """Return the result for a strategy's kernels from disk or, if there is none or with `again`, check them now."""
     path = _path(strategy, device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with one_process_at_a_time(path.with_suffix(".lock")):
@@ -98,7 +98,7 @@ def kept_verdict(strategy: str, device: torch.device) -> Verdict | None:
 
 
 def _path(strategy: str, device: torch.device) -> Path:
-    """Return the file of a verdict; its name is a hash of all that the verdict depends on."""
+    """Return the file of a result; its name is a hash of everything on which the result depends."""
     arch = kernels.architecture(torch.cuda.get_device_capability(device))
     assert arch is not None, "availability.py has looked at this"
     names = [name for name in kernels.kernel_files() if name.startswith(f"search/{KERNELS[strategy]}/")]
@@ -117,7 +117,7 @@ def _gpu(device: torch.device) -> str:
 
 
 def _in_a_process(strategy: str, device: torch.device) -> Verdict | None:
-    """Return the verdict of a new process, or None if it cannot use the GPU."""
+    """Run the check in a new process; return its result, or None if the process cannot use the GPU."""
     command = [sys.executable, "-m", "nemo_gpu_decoding.search.built_in_problems", strategy, str(device.index)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:

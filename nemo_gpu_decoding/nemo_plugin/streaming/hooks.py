@@ -1,10 +1,10 @@
-"""Wrap NeMo's streaming methods, listed in `register.py`, so that they search with a strategy of this package.
+"""Wrap NeMo's streaming methods, which `register.py` lists, so that they decode with a strategy of this package.
 
 For CTC, NeMo's pipelines and `conformer_stream_step` take the best label of each frame and ignore the decoding config.
-For transducers, the pipelines assume that tokens never change. With this package's strategies, the same calls search.
-`docs/streaming.md` explains options and outputs. In `conformer_stream_step`, `previous_pred_out` carries the running
-search, and the texts are results for audio that ends with this chunk. Without `asr.decoding`, a CTC pipeline uses the
-strategy in its model's config if it is a strategy of this package.
+For transducers, the pipelines assume that tokens never change. With this package's strategies, the same calls use a
+beam search. `docs/streaming.md` explains options and outputs. In `conformer_stream_step`, `previous_pred_out` carries
+the running search, and the texts are results for audio that ends with this chunk. Without `asr.decoding`, a CTC
+pipeline uses the strategy in its model's config if it is a strategy of this package.
 """
 
 from collections.abc import Callable
@@ -149,7 +149,7 @@ def _saved_decoding(model_name: str) -> Any:
 
 
 def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments) -> None:
-    """Construct a NeMo pipeline; if its model has a strategy of this package, make the pipeline a searching one."""
+    """Construct a NeMo pipeline; if its model has a strategy of this package, let the pipeline use this strategy."""
     cls: Any = type(pipeline)
     (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
     infer, cfg = kind.search(call.arguments["asr_model"].asr_model), call.arguments["cfg"]
@@ -189,7 +189,7 @@ class PipelineKind(NamedTuple):
 
 
 def _anew(cfg: Any) -> str:
-    """Return why a buffered transducer pipeline has no n-best lists, or "" if it has them."""
+    """Return the reason why a buffered transducer pipeline has no n-best lists, or "" if it has n-best lists."""
     return "" if cfg.streaming.stateful else "every buffer is decoded anew, and only the tokens of a chunk are taken"
 
 

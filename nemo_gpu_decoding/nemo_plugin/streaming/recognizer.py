@@ -1,4 +1,4 @@
-"""Use NeMo's inference pipelines as recognizer of a live server; a step reads one chunk of each of many streams.
+"""Use a NeMo inference pipeline as recognizer of a live server; a step reads one chunk from each of many streams.
 
     recognizer = PipelineRecognizer.build("model.nemo", decoding, PipelineOptions(max_streams=64))
     steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
@@ -236,7 +236,7 @@ class PipelineRecognizer:
         )
 
     def _alternatives(self, nbest: NBest, n: int) -> tuple[Alternative, ...]:
-        """Return the n best hypotheses with different texts, best first."""
+        """Return the `n` best hypotheses that have different texts, best first."""
 
         def text_of(path: SearchPath) -> str:
             return transcript(self.pipeline, path.tokens.tolist()).strip()
@@ -246,7 +246,7 @@ class PipelineRecognizer:
         return tuple(Alternative(text, round(float(path.score), 4)) for text, path in zip(texts, paths, strict=True))
 
     def _biasing(self, wanted: live.StreamOptions) -> Any:
-        """Return a stream's request as NeMo's pipelines take it, or None for the decoding config's phrases and LM."""
+        """Return a stream's request for NeMo's pipelines, or None to use the decoding config's phrases and LM."""
         if wanted.request is None:
             return None
         if self.infer is None:

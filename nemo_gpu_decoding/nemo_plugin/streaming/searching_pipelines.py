@@ -1,7 +1,7 @@
-"""Define subclasses of the pipelines in `nemo.collections.asr.inference` that search; `hooks.py` lists them.
+"""Define subclasses of NeMo's inference pipelines that decode with a beam search; `hooks.py` lists them.
 
 searching_ctc           searches log-probs of buffers or chunks
-buffered_transducer     continues the search in each buffer (streaming.stateful: true), or decodes each one anew
+buffered_transducer continues the search in each buffer (streaming.stateful: true), or decodes each buffer anew
 cache_aware_transducer  continues the search in each chunk
 """
 
@@ -50,8 +50,8 @@ class StreamRequest(BiasingRequestItemConfig):
 def in_slots(base: Any) -> type:
     """Return a pipeline class that decodes all its utterances in one `Slots`, its attribute `slots`.
 
-    If a stream has an invalid frame (NaN), it ends there with its text so far. The `error` of this step's output is
-    a ValueError that names the stream; else it is None. Later outputs of the stream are empty.
+    A stream with an invalid frame (NaN) ends before this frame with its text so far. `error` in the step's output is
+    then a ValueError that names the stream, else None. Later outputs of the stream are empty.
 
     Outputs also have `committed_transcript`, the beginning of `partial_transcript` that does not change, and `n_best`,
     the `NBest` of the utterance that ended in this step, or None. Aliases of phrases are replaced in all texts except
@@ -89,7 +89,7 @@ def in_slots(base: Any) -> type:
             return self.slots.decoder.open(1, [request]).fusion.aliases_of(0)
 
         def decoder(self) -> Any:
-            """Return the model's search, set to return `streaming.n_best` hypotheses per utterance."""
+            """Return the search of the model, which returns `streaming.n_best` hypotheses per utterance."""
             decoder = self.infer.decoder()
             if self.n_best == 1:
                 return decoder
@@ -266,7 +266,7 @@ def searching_ctc(base: Any) -> type:
             pass  # `search` has set it
 
         def read(self, request: Any, log_probs: Tensor, *clip: int) -> PushedChunk:
-            """Return the frames of a stream that NeMo reads in a step, and whether NeMo ends the utterance there."""
+            """Return a stream's frames that NeMo reads in a step, and whether NeMo ends the utterance in it."""
             state = self.get_state(request.stream_id)
             offset, known = state.global_offset, len(state.current_step_tokens)
             is_end = self.run_greedy_decoder(state, request, log_probs, *clip)
@@ -340,7 +340,7 @@ def turns(requests: list[Any]) -> list[list[int]]:
 
 
 def _show(chunk: PushedChunk, path: Path | None) -> None:
-    """Replace NeMo's labels of an utterance by the tokens of a path; None removes them when the stream has ended."""
+    """Replace NeMo's labels of an utterance by the tokens of a path; a path of None removes the labels."""
     state = chunk.state
     frames = [] if path is None else path.frames.tolist()
     tokens = [] if path is None else path.tokens.tolist()
@@ -503,8 +503,8 @@ def cache_aware_transducer(base: Any) -> type:
                 super().cache_aware_transcribe_step(*args, **kwargs)
 
         def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
-            """Replace the hypothesis of earlier steps by the current best one, and return whether NeMo ends the
-            utterance here, given the tokens of this step's frames."""
+            """Replace the hypothesis of earlier steps by the current best hypothesis, and return whether NeMo ends the
+            utterance after the tokens of this step's frames."""
             state.slot = hyp.dec_state.slot
             if state.error is None and hyp.dec_state.error is not None:
                 self.fail(request.stream_id, state, hyp.dec_state.error)

@@ -1,7 +1,7 @@
 """Keep running searches in NeMo's `partial_hypotheses`, and undo failed steps of NeMo's pipelines.
 
 NeMo's streaming code passes the hypotheses of one call to the next call, including the object in their
-`dec_state`. This object holds the running search:
+`dec_state`. The object in `dec_state` holds the running search:
 
     hypotheses = decoding.rnnt_decoder_predictions_tensor(chunk, lengths, return_hypotheses=True)
     hypotheses = decoding.rnnt_decoder_predictions_tensor(
@@ -59,7 +59,7 @@ class StreamState:
     is_continued: bool = False  # a newer state has more frames
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle a hypothesis without the running search."""
+        """Leave the running search out when a hypothesis is pickled."""
         return self.__dict__ | dict.fromkeys(("nbest", "slot", "history"))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
@@ -141,7 +141,7 @@ class Continuation:
                 raise ValueError(f"{self.name}[{b}] was continued before: expected what this has returned")
 
     def _remember(self, begun: list[StreamState]) -> None:
-        """Release the oldest states; this does not end continued utterances, which have newer state objects."""
+        """Release the oldest state objects. Utterances that continue have newer state objects, and do not end."""
         if begun:
             self._recent.append(begun)
         while len(self._recent) > RECENT_BATCHES:
@@ -185,7 +185,7 @@ def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
 
 
 def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
-    """Return a function that restores the objects of streams in `held`; tensors need no copy: steps replace them."""
+    """Return a function that restores the streams' objects in `held`; tensors need no copy, as steps replace them."""
     before = {stream: (held[stream], _copied(held[stream])) for stream in streams if stream in held}
 
     def put_back() -> None:

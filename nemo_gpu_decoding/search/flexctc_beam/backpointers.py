@@ -19,7 +19,7 @@ from nemo_gpu_decoding.jit import compiled
 
 
 class BackPointers(NamedTuple):
-    """The back-pointers that a batch has; 10 bytes per utterance, frame and hypothesis."""
+    """The back-pointers of a batch, 10 bytes per utterance, frame and hypothesis."""
 
     labels: np.ndarray  # [B, T, K] int32; ~label for a new token
     parents: np.ndarray  # [B, T, K] int16, slot of the hypothesis one frame earlier
@@ -27,7 +27,7 @@ class BackPointers(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """N paths that each of R utterances has after the committed frames; a path fills `lengths` of T entries."""
+    """The N paths of each of R utterances after the committed frames; a path fills `lengths` of T entries."""
 
     lengths: np.ndarray  # [R, N] int32, tokens of the path
     tokens: np.ndarray  # [R, N, T] int32
@@ -111,7 +111,7 @@ def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
 
 @compiled
 def shared_frames(back_pointers, b, num_frames, size):
-    """Return the number of first frames of utterance b in which its `size` hypotheses share one path."""
+    """Return the number of frames from the first on in which all `size` hypotheses of utterance b share one path."""
     slots, t = np.arange(size), num_frames
     while t > 0 and (slots != slots[0]).any():
         t -= 1

@@ -1,10 +1,10 @@
-"""Launch `kernel.cu` and `finish.cu` with their buffers (`CUDAEngine`). A batch is two launches.
+"""Launch `kernel.cu` and `finish.cu` with their buffers (`CUDAEngine`). A batch takes two launches of kernels:
 
     advance   one block per utterance searches the frames of a chunk
     finish    one block per utterance computes its results: final weights, order, trace-back
 
 Only results are copied to the host. `push` waits for the device once, to report a bad frame; `decode` waits only for
-its results. In a steady state torch's allocator reuses the memory of earlier batches. Work is queued on torch's
+its results. torch's allocator reuses the memory of earlier batches. Work is queued on torch's
 current stream; callers that push to the same streams from several CUDA streams must order them.
 
 **Inside a CUDA graph.** While torch captures, `push` must neither wait nor allocate memory from the driver. Therefore
@@ -337,7 +337,7 @@ class CUDAEngine(FlexCTCEngine):
 
 
 def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
-    """Return the error message of stream b when its input is no longer available."""
+    """Return the error message of stream b, whose input is no longer available."""
     return {
         records.BAD_INPUT: f"log_probs of stream {b} held NaN or a value above 0 in frame {frame}, counted "
         "from the stream's first, expected natural log-probabilities in every valid frame",

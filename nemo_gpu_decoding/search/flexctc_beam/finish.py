@@ -17,7 +17,7 @@ from nemo_gpu_decoding.search.numerics import add_text_scores, merge_equal_texts
 
 
 class FlexCTCNBest(NamedTuple):
-    """The N best hypotheses that R utterances have, as arrays, best first.
+    """The N best hypotheses of R utterances as arrays, best first.
 
     Traces begin after the committed frames.
     """
@@ -41,7 +41,7 @@ HYPOTHESIS_PARTS = np.dtype(
 
 
 class FlexCTCEngine(Engine):
-    """The parts that the engines of both backends share: options, fusion, and what the streams have committed."""
+    """The base class of the engines of both backends, with options, fusion, and the committed tokens of streams."""
 
     def __init__(self, config: FlexCTCConfig, params: SearchParams, fusion: BatchFusion) -> None:
         self._config, self._params, self._fusion = config, params, fusion
@@ -123,7 +123,7 @@ def finish(which, rows, first, state, params, fusions, final, order, scores, wit
 
 @compiled
 def _rank(b, state, params, fusion, final, order, scores):
-    """Fill order [N] with slots of hypotheses with different texts, best first, and scores [N]."""
+    """Fill order [N] with the positions of hypotheses with different texts, best first, and fill scores [N]."""
     beam, score = state.beam[b], np.empty(state.sizes[b], np.float32)
     for k in range(len(score)):
         score[k] = beam[k].score

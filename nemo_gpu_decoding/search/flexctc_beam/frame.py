@@ -6,12 +6,12 @@ A frame keeps the K best of all K x V continuations, LM and boosting included ("
 
 **Bound-pruned late fusion.** Scoring all K x V continuations with an LM takes most of the time, and nearly all of them
 are pruned. A blank or a repeated label needs no LM: these candidates give a floor, a lower bound of the K-th best
-score. Most LM states have one or two arcs of their own; their labels are offered next, one by one. Let ub(s) be the
-largest weight of any other label in LM state s (`fusion/automaton.py`). Such a label v of hypothesis k can only enter
-the beam if
+score. Most LM states have only one or two arcs; the labels of these arcs are offered next, one by one. Let ub(s) be
+the largest weight of any other label in LM state s (`fusion/automaton.py`). Such a label v of hypothesis k can only
+enter the beam if
     score_k + log p(v) + beta + alpha ub(state_k)  reaches the floor.
-Posteriors are peaked, so only a few of the K x V pairs pass and are looked up in the LM. The result is the same to the
-bit: the bound is summed in the order of the score, and floating-point addition is monotonic.
+Posteriors are peaked, so that only few of the K x V pairs need an LM look-up. The result is the same to the bit,
+because bound and score are summed in the same order and floating-point addition is monotonic.
 
 Hypotheses with equal text are merged in one of three ways (`merge`). "max" and "sum" select the top K first and then
 recombine hypotheses with equal text and last label, by the maximum or the sum of their probabilities. "prefix" keeps
@@ -53,7 +53,7 @@ CANDIDATE = np.dtype(
 
 
 class FlexCTCBeams(NamedTuple):
-    """The state that a search of B utterances has."""
+    """The state of a search of B utterances."""
 
     beam: np.ndarray  # [B, K] HYPOTHESIS
     sizes: np.ndarray  # [B] int32, number of live hypotheses; they are the first ones
@@ -63,7 +63,7 @@ class FlexCTCBeams(NamedTuple):
 
 
 class FrameWorkspace(NamedTuple):
-    """The buffers that one thread uses for a frame."""
+    """The buffers of one thread for the search of a frame."""
 
     candidates: numerics.Candidates
     next_beam: np.ndarray  # [K] HYPOTHESIS
@@ -258,7 +258,7 @@ def _find_duplicate(beam, size, hypothesis):
 
 @linked
 def score_before(hypothesis, column):
-    """Return the score that a new token adds to. A token can follow itself only after a blank."""
+    """Return the score before a new token, to which the token adds. A token can follow itself only after a blank."""
     return hypothesis.blank_score if column == hypothesis.last_label else hypothesis.score
 
 
@@ -267,7 +267,7 @@ def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
     """Return `base` plus LM and boosting scores of a new token, and the states after it.
 
     Returns IMPOSSIBLE if a partial sum shows that the score is below `floor`. `lm_bound` is an upper bound of the LM
-    score. Boosting trees are small and LMs are large: the cheap look-up comes first and may make the other one
+    score. The look-up in the small boosting tree comes first, because it may make the slower look-up in the LM
     unnecessary.
     """
     label = numerics.label_of(column, params.blank_id)
@@ -325,7 +325,7 @@ def note_bounds(beam, size, fusion):
 
 @linked
 def offers_arcs(hypothesis, fusion):
-    """Return whether the labels of the LM state's arcs are offered one by one before the row is scanned."""
+    """Return whether the search offers the labels of the LM state's arcs one by one before it scans the row."""
     state = fusion.lm.states[hypothesis.lm_state]
     return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
 

@@ -46,7 +46,7 @@ HYPOTHESIS = np.dtype(
 
 
 class SearchParams(NamedTuple):
-    """The options that a batch has; LM and boosting of each utterance are an `UtteranceFusion`."""
+    """The options of a batch; an `UtteranceFusion` has the LM and boosting tree of each utterance."""
 
     blank_id: int
     vocab_size: int  # V

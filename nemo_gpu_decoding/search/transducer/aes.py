@@ -1,10 +1,10 @@
 """Search RNN-T and TDT models by adaptive expansion (`AESPlusPlus`) [ALSD++/AES++].
 
-The search works frame by frame; the open hypotheses are those at the present frame. Prefix search comes first. If an
-open text is another one without its last token, the longer text gains the probability of that token in this frame.
+The search works frame by frame; hypotheses at the present frame are called open. Prefix search comes first: if an open
+text is another open text without its last token, the longer text gains the probability of that token in this frame.
 Then, up to maes_num_steps times, every open hypothesis is expanded by its best labels, within gamma of the best one.
 The new beam holds the K best of these expansions and of the hypotheses that have left the frame. Hypotheses with a new
-token in this frame stay open. The hypotheses that are open after the last expansion take a blank.
+token in this frame stay open. Hypotheses that are still open after the last expansion take a blank.
 
 An expansion within the frame that leads to a text of the beam is dropped, because prefix search has counted it. RNN-T
 searches drop expansions to any text of the beam, like NeMo; TDT searches only to texts at the same frame. Texts that
@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 def step(rows, data, params, durations, fusions):
     """Take one step of every utterance in `rows`; this changes the `StepData` in place.
 
-    Sets a size of BAD_INPUT if the joint returned NaN or +inf, and of 0 if no label is possible.
+    Set a beam's size to BAD_INPUT if the joint returned NaN or +inf, and to 0 if no label is possible.
     """
     capacity = params.beam_size * (params.max_extensions + 1)
     pool = Pool(np.empty(capacity, CANDIDATE), np.empty(capacity, np.uint64))
@@ -106,7 +106,7 @@ def _prefix_search(b, data, params, fusion):
 
 @linked
 def _expand(b, k, data, params, fusion, best):
-    """Fill the best extensions of hypothesis k; returns their number. A closed hypothesis is kept unchanged."""
+    """Fill in the best extensions of hypothesis k; return their number. A hypothesis that is not open is unchanged."""
     hypothesis = data.state.beam[b, k]
     if not hypothesis.open:
         lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
@@ -215,7 +215,7 @@ def _force_blanks(b, data, params, durations, fusion):
 
 
 class AESPlusPlus(TransducerDecoder[AESConfig]):
-    """Batched adaptive expansion search of RNN-T and TDT models [ALSD++/AES++].
+    """A batched beam search for RNN-T and TDT models with adaptive expansion [ALSD++/AES++].
 
     AES++ tries fewer labels per frame than `ALSDPlusPlus`. With an LM it mostly has more errors. Arguments,
     errors and an example: see `ALSDPlusPlus`; the options are an `AESConfig`.

@@ -6,7 +6,7 @@ extensions of all hypotheses form the new beam; hypotheses with equal text and f
 probabilities. The score of a hypothesis is
     log P_transducer + alpha_LM log P_LM(text) + alpha_PB boost(text)
 with blanks scored as in `scoring.py`. The blanks of all hypotheses are offered first: they need no LM, and give the
-floor that a token must reach before the LM is queried.
+least score (floor) that a token must be able to reach before the LM is queried.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.transducer.scoring import best_labels, new_candida
 def step(rows, data, params, durations, fusions):
     """Take one step of every utterance in `rows`; this changes the `StepData` in place.
 
-    Sets a size of BAD_INPUT if the joint returned NaN or +inf, and of 0 if no label is possible.
+    Set a beam's size to BAD_INPUT if the joint returned NaN or +inf, and to 0 if no label is possible.
     """
     candidates = new_candidates(params.beam_size)
     labels = np.empty(min(params.beam_size, params.vocab_size + 1), np.int32)
@@ -98,7 +98,7 @@ def _offer_labels(labels, row, hypothesis, k, params, fusion, candidates, count)
 
 
 class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
-    """Batched alignment-length synchronous decoding of RNN-T and TDT models [ALSD++/AES++].
+    """A batched beam search for RNN-T and TDT models, synchronous by alignment length [ALSD++/AES++].
 
     Args:
         networks: prediction network and joint, see `TransducerNetworks`.

@@ -1,4 +1,4 @@
-"""Keep the beams of transducer searches: hypotheses, their tree of tokens, and the new beam of a step.
+"""Define the beams of transducer searches: hypotheses, their tree of tokens, and the new beam of a step.
 
 RNN-T is treated as a TDT model whose only duration is 0 with probability 1: a token stays in its frame, and a blank of
 any duration advances by at least one frame. One search therefore serves RNN-T and TDT. A `choice` is an extension of a
@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.transducer.scoring import is_bad
 
 
 class TransducerBeams(NamedTuple):
-    """The state that a search of n utterances has, with P entries each in the prediction cache."""
+    """The state of a search of n utterances, each with P entries in the prediction cache."""
 
     beam: np.ndarray  # [n, K] HYPOTHESIS
     counters: np.ndarray  # [n] STREAM_COUNTERS
@@ -42,7 +42,7 @@ class TransducerBeams(NamedTuple):
 
     @property
     def live(self) -> np.ndarray:
-        """Return which slots hold a hypothesis, [n, K] bool."""
+        """Return which places of the beams hold a hypothesis, [n, K] bool."""
         return np.arange(self.beam.shape[1]) < self.counters["size"][:, None]
 
 
@@ -156,7 +156,7 @@ def find_duplicate(beam, size, hypothesis):
 
 @linked
 def begin_step(b, data, params):
-    """Count the step, protect the cache entries of the present hypotheses, and keep their scores small.
+    """Count a step, protect the cache entries of the present hypotheses, and keep the hypotheses' scores small.
 
     Returns False, and sets a size of BAD_INPUT, if the joint returned NaN or +inf.
     """

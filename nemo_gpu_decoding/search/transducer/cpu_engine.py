@@ -1,13 +1,13 @@
 """`CPUEngine` repeats joint, step and prediction network until all frames are read.
 
-The utterances of a batch run in lockstep, so that each network runs once per step for all of them. The results of an
-utterance do not depend on the others. Networks that can be compiled (`cpu_networks.py`) run inside compiled code, for
-groups of utterances whose rows fit in a CPU's cache. torch runs all others.
+The utterances of a batch take steps together, so that each network runs once per step for all utterances. The results
+of an utterance do not depend on the other utterances. Networks that can be compiled (`cpu_networks.py`) run inside
+compiled code, for groups of utterances whose rows fit in a CPU's cache. torch runs all other networks.
 
 `JointRows` lists the pairs of frame and text that the joint evaluates in a step. In TDT the same text may reach the
 same frame twice, in different numbers of steps: "4" with a blank of two frames, and "4" with two blanks of one frame.
-The joint's output is the same. 10-40 % of all rows are such repeats, and 99 % of them repeat a row of the previous
-step, so the rows of one step are kept for the next one. RNN-T searches repeat no rows in a run.
+The joint's output is then the same. 10-40 % of all rows are such repeats, and 99 % of the repeats have the row of the
+previous step. So a step's rows are kept for the next step. RNN-T searches repeat no rows in a run.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CPUEngine(TransducerEngine):
 
 
 class SharedRows(NamedTuple):
-    """The row numbers that n utterances have; each is read and changed with its own utterance only."""
+    """The numbers of the rows of n utterances; only the thread of an utterance reads and changes its numbers."""
 
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis in the log-probs, or -1
     pending: beam.PendingPredictions
@@ -109,7 +109,7 @@ class SharedRows(NamedTuple):
 
 
 class RowSources(NamedTuple):
-    """The sources from which the R rows of a step come: new rows from the front, old rows from the end."""
+    """The sources of the R rows of a step: new rows are listed from the front, old rows from the end."""
 
     frames: np.ndarray  # [R] int64, row of the flattened frames
     texts: np.ndarray  # [R] int64, entry in the flattened prediction cache
@@ -117,7 +117,7 @@ class RowSources(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The arrays with which compiled code searches a group of utterances, with R rows per step."""
+    """The arrays of a compiled search of a group of utterances, with R rows per step."""
 
     state: beam.TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
@@ -136,7 +136,7 @@ def new_run(
     shared: SharedRows,
     group: int,
 ) -> Run:
-    """Return the arrays for groups of at most so many utterances."""
+    """Return the arrays of a `Run` for groups of at most so many utterances."""
     rows = group * state.beams.beam.shape[1]
     columns = networks.vocab_size + 1 + len(networks.durations)
     return Run(
@@ -157,8 +157,8 @@ def new_run(
 def read_joint(rows, turn, run, networks, options, params):
     """Fill `row_of` and log_probs[turn] for these utterances, and move those that read a row to the front.
 
-    Returns their number. An utterance that waits once must wait for new frames. If one has failed, or its tree lacks
-    room for the nodes of a step, the number is 0.
+    Returns their number. An utterance that waits once must wait for new frames. The number is 0 if an utterance has
+    failed, or if its tree has no space for the nodes of a step.
     """
     for b in rows:
         counters = run.state.counters[b]
@@ -201,7 +201,7 @@ def take_steps(step, rows, run, networks, options, params, durations, fusions):
 
 
 class JointRows:
-    """The joint's log-probs that one run computes for n utterances with K hypotheses each.
+    """The joint's log-probs of one run for n utterances with K hypotheses each.
 
     Args:
         networks: see `TransducerNetworks`.
@@ -262,7 +262,7 @@ def schedule(rows, beams, ended, shared, first_frames, strides, sources):
     """Number the hypotheses of the utterances `rows` that the joint can read now.
 
     An utterance waits while one of its open hypotheses needs a frame that has not arrived, because the order of steps
-    must not depend on the chunks. If it has `ended`, such a hypothesis is finished.
+    must not depend on the chunks. If the utterance has `ended`, such a hypothesis is finished.
 
     Returns the number of rows to compute, and the number of kept rows.
     """

@@ -1,14 +1,14 @@
 """Run an LSTM prediction network and a joint in compiled code, for the steps of a search on the CPU.
 
-In torch, a step of the search takes about 30 calls, most of them longer than their work on a few rows. Here a run with
-all its steps is one call of compiled code. The networks do what `LSTMNetworks` does, with these differences:
+With torch, a step of the search takes about 30 calls; most calls take longer than their work on a few rows. Here a run
+with all its steps is one call of compiled code. The networks do what `LSTMNetworks` does, with these differences:
 
 * The product of a text's hidden values and the recurrent weights is computed when the text is first extended, and kept
-  for its other extensions. A quarter to a third of the texts that reach a beam are such siblings.
+  for its other extensions. A quarter to a third of the texts that reach a beam are other extensions of the same text.
 * A row of logits becomes log-probs at once, in double, without intermediate arrays.
 * A row of a product does not depend on other rows.
 
-Results differ from torch's by rounding only. All other networks, types and devices are run by torch.
+Results differ from torch's by rounding only. torch runs all other networks, types and devices.
 
 **Functions** (exp, sigmoid, tanh, log-softmax) are computed in double, in a form that compiles to SIMD. Callers round
 the results to float32 once, so that they agree with those of other libraries and devices to the bit, except for a
@@ -27,7 +27,7 @@ line per input follows. Example with two inputs, three outputs and WIDTH = 2; th
 **Block.** A block of ROWS rows and WIDTH outputs is kept in registers while all inputs are added. 4 rows times 3
 vectors of 8 values, 3 vectors of the panel and one broadcast value fill the 16 registers of AVX2. 8 rows times 3
 vectors of 16 values fit in the 32 registers of AVX-512. The last rows are computed in half a block if they fit in it.
-numba's loops cannot express this, so the block is written with llvmlite. LLVM splits the vectors on other CPUs.
+numba's loops cannot express such a block, so it is written with llvmlite. LLVM splits the vectors on other CPUs.
 """
 
 import math
@@ -173,12 +173,12 @@ CACHED_ROWS = 64  # rows that stay in the second level of the cache while the we
 
 
 def whole_panels(outputs: int) -> int:
-    """Return columns of a product's result, a multiple of WIDTH."""
+    """Return the number of columns in a product's result, which is a multiple of WIDTH."""
     return -(-outputs // WIDTH) * WIDTH
 
 
 def whole_rows(rows: int) -> int:
-    """Return rows that `multiply` reads and writes for this number of rows."""
+    """Return how many rows `multiply` reads and writes for this number of rows."""
     return -(-rows // ROWS) * ROWS
 
 
@@ -304,7 +304,7 @@ class PackedNetworks(NamedTuple):
 
 
 class TextCache(NamedTuple):
-    """The prediction cache that n utterances share, with P entries each; E = n * P."""
+    """The prediction cache of n utterances, with P entries each; E = n * P."""
 
     outputs: np.ndarray  # [E, J]
     hidden: np.ndarray  # [E, L, H]
@@ -314,7 +314,7 @@ class TextCache(NamedTuple):
 
 
 class NetworkBuffers(NamedTuple):
-    """The buffers that hold the rows of the products of one step."""
+    """The buffers for the matrix products of one step."""
 
     inputs: np.ndarray  # [R, H] float32
     joint_inputs: np.ndarray  # [R, J] float32
@@ -333,7 +333,7 @@ class NetworkArrays(NamedTuple):
 
 
 class CompiledNetworks:
-    """The packed weights of a decoder's networks, packed again when a weight has changed; for all threads."""
+    """The packed weights of a decoder's networks, for all threads; a changed weight is packed again."""
 
     def __init__(self, networks: nets.TransducerNetworks) -> None:
         self._networks = networks
@@ -459,7 +459,7 @@ def predict(count, networks, arrays):
 
 @linked
 def _recall(sources, count, networks, texts, buffers):
-    """Compute the recurrent products of these entries that are not known yet."""
+    """Compute the recurrent products of those of the given entries that have none yet."""
     unknown = 0
     for i in range(count):
         if not texts.is_recalled[sources[i]]:

@@ -7,7 +7,7 @@ captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before
 
 The prediction cache is not searched by text: every new token gets an entry that no hypothesis of the old beam uses.
 Most hypotheses take a blank in a step, so the batch of the prediction network has fewer rows. An utterance whose new
-texts find no free rows waits for the next step, and reads no frame in this one.
+texts find no free rows reads no frame in this step, and waits for the next step.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def prediction_rows(utterances: int, params: SearchParams) -> int:
 
 
 class Shared(NamedTuple):
-    """The objects that all runs of a decoder share."""
+    """The objects that are shared by all runs of a decoder."""
 
     workspaces: cuda_workspace.WorkspacePool
     graphs: GraphRunner  # runs steps as CUDA graphs, or plainly
@@ -223,7 +223,7 @@ class CUDAEngine(TransducerEngine):
             state.frames = UnreadFrames(held.work.frames_of(n), state.frames.first)
 
     def _search(self, state: TransducerStreams, new: NewFrames) -> bool:
-        """Run until no utterance has a next step; False if the sum of the new frames is not finite."""
+        """Search until no utterance has a next step; return False if the sum of the new frames is not finite."""
         held = self._held
         if held is None or state is not self._state:
             with self._shared.workspaces.borrowed(self._shape(state, new.rows)) as work:
@@ -319,7 +319,7 @@ class CUDAEngine(TransducerEngine):
 
 
 def _rows(inputs: Tensor, lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """Return encoder frames [N, D] and the row of each utterance's first one; much padding is left out."""
+    """Return encoder frames [N, D] without most of the padding, and the row of each utterance's first frame."""
     n, frames = inputs.shape[:2]
     total = int(lengths.sum())
     if n * frames - total <= max(total, MOST_PADDING):

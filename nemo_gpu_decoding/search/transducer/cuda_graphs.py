@@ -3,9 +3,9 @@
     loop    a WHILE node repeats a few steps until no utterance has a next one; the host launches once
     plain   every kernel is launched on its own; the host checks for active utterances every few steps
 
-A run in which the loop fails goes on plainly. Later runs try the loop again until it has failed `MOST_FAILURES` times,
-because the cause may pass: another thread, a lack of memory. The first reason is logged. Steps after the end have no
-effect.
+If the loop fails in a run, the run continues with plain launches. Later runs try the loop again until it has failed
+`MOST_FAILURES` times, because the cause (another thread, a lack of memory) may pass. The first reason is logged. Steps
+after the end have no effect.
 """
 
 import logging
@@ -33,7 +33,7 @@ MOST_FAILURES = 3  # of the loop, before later runs begin plainly
 
 
 class GraphStep(Protocol):
-    """The step that a run repeats."""
+    """The step that a run of the search repeats."""
 
     @property
     def key(self) -> Hashable:
@@ -65,7 +65,7 @@ class GraphRunner:
 
     Attributes:
         allowed: whether CUDA graphs may be used.
-        mode: at the end of the last run; None before the first one.
+        mode: "loop" or "plain" at the end of the last run; None before the first run.
     """
 
     def __init__(self, networks: TransducerNetworks, *, allowed: bool) -> None:
@@ -164,7 +164,7 @@ def check_not_capturing(device: torch.device) -> None:
 
 
 def _round_of_steps(step: GraphStep, handle: int) -> None:
-    """Run the body of the loop."""
+    """Run a few steps, which are the body of the loop."""
     for _ in range(STEPS_PER_ROUND - 1):
         step.run(in_loop=True)
     step.run(in_loop=True, handle=handle)

@@ -202,13 +202,13 @@ class OutputLayer:
 
 
 class Joint(ABC):
-    """The joint on a workspace. `key`: values that a captured step depends on; the graph keeps a reference."""
+    """The joint on a workspace. A captured step depends on the values `key`, to which the graph keeps a reference."""
 
     key: OutputLayer | None = None
 
     @abstractmethod
     def logits(self) -> Tensor:
-        """Queue one step: [rows, V + 1 (+ D) or more] logits; rows that read no frame are undefined."""
+        """Queue one step; return [rows, V + 1 (+ D) or more] logits, where rows without a frame are undefined."""
 
 
 class TorchJoint(Joint):

@@ -1,7 +1,7 @@
 """Keep the buffers of runs on the GPU at fixed addresses for CUDA graphs, and move data to and from them.
 
-A run copies its utterances in, searches, and copies them out; it may use any idle workspace of its shape. Streams that
-are pushed to hold a workspace of their own instead, in which their predictions and frames stay between pushes.
+A run copies its utterances in, searches, and copies them out; it may use any idle workspace of its shape. Streams keep
+a workspace from push to push, in which their predictions and frames stay.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def bucket(size: int) -> int:
 
 
 class RunWorkspace:
-    """The tensors and sizes that a run uses, named as in the signatures of records.py."""
+    """The tensors and sizes of a run, with the names that records.py gives them."""
 
     def __init__(self, shape: WorkspaceShape) -> None:
         self.shape = shape
@@ -137,7 +137,7 @@ class RunWorkspace:
         return self.frames.view(self.shape.utterances, self.columns, *self.frames.shape[1:])[:n]
 
     def take_frames(self, values: Tensor) -> None:
-        """Copy frames [n, C, H] in, utterance by utterance."""
+        """Copy frames [n, C, H] to the workspace, utterance by utterance."""
         n, columns = values.shape[:2]
         if columns > 0:
             self.reserve_frames(columns)
@@ -154,13 +154,13 @@ class RunWorkspace:
             self.graphs.clear()
 
     def take_boosting(self, automaton: DeviceAutomaton) -> None:
-        """Copy the boosting trees of this run in, unless they are those of the last run."""
+        """Copy this run's boosting trees to the workspace, unless it has them from the last run."""
         if self._joined is None or self._joined() is not automaton.states:
             self.boosting = DeviceAutomaton(*map(self._filled, self.boosting, automaton))
             self._joined = weakref.ref(automaton.states)
 
     def take_predictions(self, parts: Sequence[Tensor]) -> None:
-        """Copy the prediction cache of n utterances in."""
+        """Copy the prediction cache of n utterances to the workspace."""
         self.recalled_of = None
         for entries, part in zip(self.cache, parts, strict=True):
             entries[: len(part)] = part
@@ -193,7 +193,7 @@ class RunWorkspace:
 
 @dataclass
 class WorkspacePool:
-    """The workspaces that one decoder has, for runs of several threads."""
+    """The workspaces of one decoder, for runs of several threads."""
 
     _idle: list[RunWorkspace] = field(default_factory=list)  # the last used one last
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -228,14 +228,14 @@ class WorkspacePool:
         return Held(workspace, self._returned, holder)
 
     def _fitting(self, shape: WorkspaceShape) -> RunWorkspace | None:
-        """Return the last used idle workspace of this shape, which is idle no longer. Call with the lock."""
+        """Take the last used idle workspace of this shape. The caller must hold the lock."""
         for i in reversed(range(len(self._idle))):
             if self._idle[i].shape == shape:
                 return self._idle.pop(i)
         return None
 
     def _collect(self) -> None:
-        """Make returned workspaces idle. Call with the lock."""
+        """Make returned workspaces idle. The caller must hold the lock."""
         while self._returned:
             workspace = self._returned.pop()
             self._held -= 1
@@ -289,15 +289,15 @@ def plan(beams, counters, ends, first_frames, lengths, new_rows, columns, ended,
         ends: [n] number of frames received before the run.
         first_frames: [n] number of the frame in column 0 of the buffer of frames.
         lengths: [n] number of new frames.
-        new_rows: [n] row of the first one.
-        columns: frames that an utterance has room for in the buffer.
+        new_rows: [n] row of the first new frame.
+        columns: number of frames per utterance in the buffer.
         ended: whether no more frames follow.
         utterances: [n] UTTERANCE, the weights.
         given: STREAM_PARAMS, STREAM_COUNTERS and HYPOTHESIS of at least n utterances.
 
     Returns:
-        Whether an utterance has a step; and the columns that are needed. If these are more than `columns`, the caller
-        must make room and plan again.
+        Whether an utterance has a step; and the columns that are needed. If more than `columns` are needed, the caller
+        must enlarge the buffer and plan again.
     """
     streams, given_counters, given_beams = given
     has_step, most = False, 0
@@ -355,7 +355,7 @@ def goes_on(counters):
 
 @compiled
 def go_on_with_nodes(streams, counters):
-    """Prepare the rest of a run whose nodes have been fetched; its frames are where they belong."""
+    """Prepare the rest of a run after its nodes were fetched; the run's frames are already in place."""
     for b in range(len(counters)):
         counters[b].node_base = counters[b].node_count
         streams[b].kept_from = 0

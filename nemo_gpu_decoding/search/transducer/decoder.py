@@ -82,7 +82,7 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     @abstractmethod
     def _own_params(self) -> dict[str, Any]:
-        """Return the fields of `SearchParams` in which alsd_pp and aes_pp differ."""
+        """Return the fields of `SearchParams` that differ between alsd_pp and aes_pp."""
 
     @property
     def device_modes(self) -> dict[str, str | None]:

@@ -31,7 +31,7 @@ FIRST_COMMIT = 1 << 12  # nodes of a tree, 20 bytes each
 
 
 class Algorithm(NamedTuple):
-    """A transducer search that uses some networks."""
+    """A transducer search, alsd_pp or aes_pp, with its networks."""
 
     networks: TransducerNetworks
     config: TransducerConfig
@@ -45,7 +45,7 @@ class Algorithm(NamedTuple):
 
 @dataclass
 class TransducerStreams:
-    """The state that a search of n utterances has between runs."""
+    """The state of a search of n utterances between runs."""
 
     beams: TransducerBeams
     nodes: np.ndarray  # [n, N] NODE
@@ -54,7 +54,7 @@ class TransducerStreams:
     fusions: FusionArrays
 
     def selected(self, rows: np.ndarray) -> TransducerStreams:
-        """Return a copy of some utterances."""
+        """Return a copy of the state for some of the utterances."""
         beams = TransducerBeams(*(part[rows] for part in self.beams))
         return TransducerStreams(
             beams,
@@ -130,8 +130,8 @@ class TransducerEngine(Engine):
     def push(self, inputs: Tensor, lengths: np.ndarray | Tensor, *, deferred: bool = False) -> None:
         """Read a chunk, see `engine.Engine.push`.
 
-        Hypotheses that are ahead in time wait for the others, so that the order of steps, and with it the result, is
-        that of the whole utterance.
+        Hypotheses that are ahead in time wait for the other hypotheses. So the order of steps, and the result, are
+        those of the whole utterance.
         """
         assert isinstance(lengths, np.ndarray)
         self._check_alive()
@@ -245,7 +245,7 @@ def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
 
 @dataclass
 class Predictions:
-    """The prediction cache that n utterances share, P entries each; entry b * P + p belongs to b."""
+    """The prediction cache of n utterances with P entries each; entry b * P + p belongs to utterance b."""
 
     outputs: Tensor  # [n * P, H] projected predictions
     state: State  # parts of [n * P, ...]
@@ -325,7 +325,7 @@ class UnreadFrames:
         return cls(torch.empty(n, 0, 0), np.zeros(n, np.int64))
 
     def extended(self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray) -> UnreadFrames:
-        """Return these frames from `needed` on, and new ones after them.
+        """Return these frames from `needed` on, followed by new frames.
 
         Args:
             projected: [sum of lengths, H], the new frames of all utterances, concatenated.

@@ -1,7 +1,7 @@
 """Fuse weights of prediction networks: compute products of matrices in advance for `networks.cu`.
 
 **LSTM**, H hidden values per layer, J inputs of the joint. A table holds the contribution of each label to the gates
-of the first layer. The two matrices that a hidden value is multiplied by, in this step and the next one, are
+of the first layer. The two matrices by which a hidden value is multiplied, in this step and in the next step, are
 concatenated, so that a layer needs one product:
 
     weights[l]   [H, 4 H + 4 H]  recurrent weights of layer l | input weights of layer l + 1
@@ -13,7 +13,7 @@ a vector of ones. Then
     projection(norm(x_0 | x_1 | ..)) = (sum_i P_i x_i - mean * P 1) / deviation + bias
 
 so tables of P_i x_i, of the sum of x_i and of the sum of its squares replace all products. P and the bias contain the
-norm's weight and bias, if it has them.
+weight and bias of the norm, if the norm has them.
 
 Matrices have the type in which torch would multiply, that of the weights or of autocast. This module casts the
 matrices once instead of in every step. Sums and the tables of a stateless network are float32. Results differ from
@@ -56,7 +56,7 @@ Fused = FusedLSTM | FusedStateless
 
 
 class FusedWeights:
-    """The fused weights that networks have, computed again when a weight has changed; for all threads."""
+    """The fused weights of networks, for all threads; they are computed again when a weight has changed."""
 
     def __init__(self, networks: nets.TransducerNetworks) -> None:
         self._networks = networks

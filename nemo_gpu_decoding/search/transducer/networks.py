@@ -18,8 +18,8 @@ LSTM, log-probs and scores are always float32.
 
 **Linear layers** for the few rows of a search step have results that do not depend on the number of rows. torch's BLAS
 repacks the weight in every matrix product. With eight rows this takes about as long as the product itself. oneDNN can
-store packed weights, so a search packs each weight once, and again when it has changed. oneDNN also rounds all rows
-alike; the BLAS works on blocks of rows and rounds the remaining rows differently.
+store packed weights, so a search packs each weight once, and again when it has changed. oneDNN also rounds all rows in
+the same way. The BLAS works on blocks of rows, and rounds remaining rows differently.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ State = tuple[Tensor, ...]
 
 
 class TransducerNetworks(Protocol):
-    """The prediction network and the joint that a search calls. H is the size of the joint's input."""
+    """The interface of the prediction network and joint that a search calls. H is the size of the joint's input."""
 
     vocab_size: int  # V, without the blank; the blank is label V and also starts a text
     durations: tuple[int, ...]  # frames, for TDT models; empty for RNN-T
@@ -83,7 +83,7 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 class ModuleNetworks:
-    """The joint that torch modules make; subclasses add the prediction network.
+    """A joint made of torch modules; subclasses add the prediction network.
 
     Args:
         encoder_projection: D -> H.
@@ -141,7 +141,7 @@ class ModuleNetworks:
 
 
 class LSTMNetworks(ModuleNetworks):
-    """A prediction network that has an embedding and an LSTM.
+    """A prediction network with an embedding and an LSTM.
 
     Args:
         embedding: V + 1 rows, the last for the blank.
@@ -292,7 +292,7 @@ def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
 
 
 def checked_networks(networks: TransducerNetworks) -> TransducerNetworks:
-    """Run the networks on one frame of zeros.
+    """Check networks by running them on one frame of zeros.
 
     Raises:
         ValueError: the joint's output does not fit the vocabulary and the durations.
@@ -378,7 +378,7 @@ class MadeOfWeights(Generic[T]):
         return None if now is None else self._value
 
     def __getstate__(self) -> None:
-        """Pickle no value: a copy computes it again, because oneDNN's tensors cannot be copied."""
+        """Leave the value out of pickles: a copy computes it again, because oneDNN's tensors cannot be copied."""
 
 
 class OneDNNLinear:

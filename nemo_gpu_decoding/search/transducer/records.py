@@ -77,7 +77,7 @@ REFUSED: Final = 4  # a new frame may be NaN or infinite; the run has changed no
 
 
 class SearchParams(NamedTuple):
-    """The options that a batch has; LM, boosting tree and weights of each utterance are an `UtteranceFusion`."""
+    """The options of a batch; an `UtteranceFusion` has the LM, boosting tree and weights of each utterance."""
 
     beam_size: int  # K
     vocab_size: int  # V; also the label of the blank
@@ -137,7 +137,7 @@ LIST_COUNTERS = np.dtype(
 
 
 class ListSizes(NamedTuple):
-    """The entries that the lists of `expand` have in shared memory; results do not depend on them."""
+    """The sizes (in entries) of the lists of `expand` in shared memory; results do not depend on these sizes."""
 
     items: int  # extensions, at least M + threads of the block
     labels: int  # columns that are scanned together, at least M

@@ -12,13 +12,13 @@ weights, p the joint's posterior, b the blank:
 In eq. 3 the LM probability of the blank is that of the joint, and the tokens share the rest.
 
 A source LM (density ratio) estimates the labels that the network expects where it emits a label at all, because text
-has no blanks. It is a prior of one factor of p(v) = (1 - p(b)) P(v | not b), the second one, and divides this factor
-alone. The blank and 1 - p(b), the sum of all labels, keep their scores, and `alpha` has no share of its weight:
+has no blanks. In p(v) = (1 - p(b)) P(v | not b), it is a prior of the second factor, and divides this factor alone.
+The blank and 1 - p(b), the sum of all labels, keep their scores, and `alpha` has no share of its weight:
 
     token v     log p(v) + alpha log (1 - p(b)) + lm_weight log P_LM(v) - source_lm_weight log P_source(v)
 
-A bonus per token (`beam_beta`) is in the boosting automaton, see fusion/allowed.py. It is no probability of the LM,
-and against blanks: `alpha` has no share of it, and the blank keeps its score in both modes.
+A bonus per token (`beam_beta`) is in the boosting automaton, see fusion/allowed.py. The bonus is not a probability of
+the LM: `alpha` has no share of it, and the blank keeps its score in both modes.
 
 All scores are float32, natural log. A row holds the joint's log-probs for one hypothesis, [V + 1 (+ D)]: the blank is
 column V, followed by the durations.
@@ -27,8 +27,8 @@ column V, followed by the durations.
 candidate, or that of the best minus gamma. Let ub(s) be the largest weight of any label in LM state s. A token v of
 hypothesis k can only be kept if
     score_k + log p(v) + log p(best duration) + alpha ub(state_k)  reaches the floor.
-Only such tokens are looked up. The result is the same to the bit: the bound is summed in the order of the score, and
-floating-point addition is monotonic.
+Only such tokens are looked up. The result is the same to the bit, because bound and score are summed in the same order
+and floating-point addition is monotonic.
 """
 
 import math
@@ -106,8 +106,8 @@ def fusion_bound(hypothesis, fusion):
 def fused_token(lm_state, boosting_state, label, least, params, fusion):
     """Return weighted LM and boosting scores of a token, and the states after it.
 
-    The score is IMPOSSIBLE if a partial sum shows that it is below `least`. Boosting trees are small and LMs are
-    large: the cheap look-up comes first and may make the other one unnecessary.
+    The score is IMPOSSIBLE if a partial sum shows that it is below `least`. The look-up in the small boosting tree
+    comes first, because it may make the slower look-up in the LM unnecessary.
     """
     weight, bonus = np.float32(0.0), np.float32(0.0)
     if fusion.boosting_weight > 0:

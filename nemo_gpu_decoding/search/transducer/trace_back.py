@@ -1,4 +1,4 @@
-"""Make n-best lists of a beam: rank, trace back through the tree of tokens, split scores, compute log-probs."""
+"""Make the n-best list of a beam: rank it, trace paths back in the tree of tokens, split scores, compute log-probs."""
 
 from collections.abc import Sequence
 from typing import Any
