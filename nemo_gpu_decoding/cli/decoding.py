@@ -268,7 +268,8 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
 def config_with_n_best(options: Any, head: str, n_best: int, **changed: Any) -> DictConfig:
     """Return NeMo's `decoding` section for n-best lists from a command's options; `changed` replaces options.
 
-    Args: head: the model's head, which decides the strategy if neither options nor preset do.
+    Args:
+        head: the model's head, which decides the strategy if neither options nor preset do.
         n_best: hypotheses per utterance.
     """
     strategy = options.strategy

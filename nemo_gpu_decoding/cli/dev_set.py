@@ -56,7 +56,8 @@ class DevSet:
     ) -> tuple[str, ...]:
         """Return the text of the best hypothesis of each utterance.
 
-        Args: second: the second pass, which ranks the first `n_best` different texts.
+        Args:
+            second: the second pass, which ranks the first `n_best` different texts.
         """
         results: list[NBest] = []
         for batch in self.batches:

@@ -148,8 +148,12 @@ def transcribe_corpus(
 ) -> list[Totals]:
     """Decode all partitions that have no marker; return the totals of all partitions, in the order of numbers.
 
-    Args: max_errors: number of utterances that may fail; None: no limit.
+    Args:
+        max_errors: number of utterances that may fail; None: no limit.
         retry_errors: also decode partitions with failed utterances.
+
+    Raises:
+        ValueError: more utterances failed, or the model or its decoding is invalid.
     """
     folder = Folder(job.out)
     totals = {done.number: done for done in finished(folder, plan.partitions)}

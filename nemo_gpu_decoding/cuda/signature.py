@@ -171,8 +171,9 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
 
 
 def _addresses(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[int]:
-    """Return the addresses of the tensors, and 0 for None. Check only tensors that the previous launch did not have: a
-tensor at the same address still has memory of the same size.
+    """Return the addresses of the tensors, and 0 for None. Check tensors that the previous launch did not have.
+
+    The same tensor at the same address still has memory of the same size, so that it needs no check.
     """
     tensors = [arguments[name] for _, name, _ in signature.places]
     addresses = [tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0 for tensor in tensors]

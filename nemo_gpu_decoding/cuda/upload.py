@@ -37,9 +37,10 @@ def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.
 
 
 def outlive_kernels(tensors: Iterable[torch.Tensor]) -> None:
-    """Keep the tensors' memory until the kernels on torch's current stream end, even if the tensors are deleted. torch
-returns memory to the stream of its allocation. Without this call, a kernel of that stream may overwrite memory that a
-kernel of another stream still reads.
+    """Keep the tensors' memory until the kernels on torch's current stream end, even if the tensors are deleted.
+
+    torch returns memory to the stream of its allocation. Without this call, a kernel of that stream may overwrite
+    memory that a kernel of another stream still reads.
     """
     for tensor in tensors:
         if tensor.device.type == "cuda":
@@ -47,8 +48,9 @@ kernel of another stream still reads.
 
 
 def synchronize_unless_capturing(device: torch.device) -> None:
-    """Wait for all kernels on `device`, after captures of other threads, because waiting would end a capture. Do
-nothing if this thread captures a stream, because a capture forbids waiting.
+    """Wait for all kernels on `device`, after captures of other threads, because waiting would end a capture.
+
+    Do nothing if this thread captures a stream, because a capture forbids waiting.
     """
     if not torch.cuda.is_current_stream_capturing():
         captured = capture_lock.acquire(timeout=LONGEST_CAPTURE)

@@ -1,7 +1,7 @@
-"""Define the live server's address and limits, the options of a stream, and the interface `Recognizer` of its model. A
-recognizer is a model that decodes many streams. In a step it reads one chunk of each of several streams. `serve
---help`
-shows the comments of `Address`, `Limits` and `PipelineOptions`.
+"""Define the live server's address and limits, the options of a stream, and the interface of its model.
+
+A `Recognizer` is a model that decodes many streams. In a step it reads one chunk of each of several streams. The help
+of `serve` shows the comments of `Address`, `Limits` and `PipelineOptions`.
 """
 
 from __future__ import annotations

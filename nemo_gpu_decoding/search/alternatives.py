@@ -1,11 +1,12 @@
 """Find word alternatives: align an n-best list or a lattice to the confusion network of an utterance.
 
 The network has a place for each word of the best path, and a place between two words if other hypotheses insert a word
-there. The posteriors of the words at a place sum to 1. Hypotheses are aligned to the best path with the fewest word
-errors. A determinised lattice may hold billions of texts, so alignment goes from state to state [Xu, Povey, Mangu &
-Zhu 2011]. e(s, q) is the expected number of errors between the texts that lead to state s and the first q words. e(s,
-q) is the mean, over the arcs to s, of the least number of errors after each arc. Texts that lead to the same state
-share one alignment.
+there. The posteriors of the words at a place sum to 1.
+
+Hypotheses are aligned to the best path with the fewest word errors. A determinised lattice may hold billions of texts,
+so alignment goes from state to state [Xu, Povey, Mangu & Zhu 2011]. e(s, q) is the expected number of errors between
+the texts that lead to state s and the first q words: the mean, over the arcs to s, of the least number of errors after
+each arc. Texts that lead to the same state share one alignment.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ def align_lattice(arcs, costs, begins, width, text, times):
     Args:
         arcs: [A] WORD_ARC, sorted by source.
         costs: [A] float64, cost of each arc, natural log.
-        begins: [S] int64, first q of each state; a state is aligned with the first q .. q + width - 1 words. width:
-        width of these windows; len(text) + 1 allows all alignments.
+        begins: [S] int64, first q of each state; a state is aligned with the first q .. q + width - 1 words.
+        width: width of these windows; len(text) + 1 allows all alignments.
         text: [Q] int64, the words of the text.
         times: [2, A] float64, first and end frame of each arc.
 

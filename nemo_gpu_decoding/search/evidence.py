@@ -4,10 +4,10 @@ The evidence of a phrase is the smallest posterior of its tokens (`Path.token_co
 wrong token of an inserted phrase, because a transducer finds the rest of a phrase likely after its first tokens. A
 posterior compares a token with all alternatives of its frames, without bonuses and LM. If a phrase of the best
 hypothesis has less evidence than the tree's `ac_threshold`, the utterance is decoded again with the phrases that
-have enough. Beams seldom hold a hypothesis without the phrase, because the bonus fills them with hypotheses that have
-the phrase. Phrases of the second search passed the check in the first search, or got no bonus. If a phrase of the
-second search fails, a third search
-boosts fewer phrases, and so on.
+have enough. Beams seldom hold a hypothesis without the phrase, because its bonus keeps hypotheses that have it.
+
+Phrases of the second search passed the check in the first search, or got no bonus. If a phrase of the second search
+fails, a third search boosts fewer phrases, and so on.
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -1,7 +1,7 @@
 """Define subclasses of NeMo's inference pipelines that decode with a beam search; `hooks.py` lists them.
 
 searching_ctc           searches log-probs of buffers or chunks
-buffered_transducer continues the search in each buffer (streaming.stateful: true), or decodes each buffer anew
+buffered_transducer     continues the search in each buffer (streaming.stateful: true), or decodes each buffer anew
 cache_aware_transducer  continues the search in each chunk
 """
 

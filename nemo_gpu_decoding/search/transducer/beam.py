@@ -223,7 +223,7 @@ def find_prediction(b, hypothesis, state, pending):
 
 @linked
 def merge(b, candidates, count, data, scratch, params, durations):
-    """Build the new beam from the candidates: recombination, tree of tokens, prediction cache."""
+    """Build the new beam from candidates: recombine them, update the tree of tokens and the prediction cache."""
     beam = data.state.beam[b]
     size = 0
     for slot in candidates.rank[:count]:

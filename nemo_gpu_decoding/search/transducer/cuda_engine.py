@@ -2,7 +2,7 @@
 
 In a step, the joint reads frames and predictions of all hypotheses (`cuda_networks.py`), the kernels `expand` and
 `merge` search, and the prediction network reads the new tokens. Shapes are the same in every step: each of the B * K
-hypotheses has a row, also if it needs none. The host reads nothing, so that any number of steps can be queued or
+hypotheses has a row, used or not. The host reads nothing, so that any number of steps can be queued or
 captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after the last.
 
 The prediction cache is not searched by text: every new token gets an entry that no hypothesis of the old beam uses.

@@ -85,7 +85,7 @@ def longest_duration(row, params):
 
 @linked
 def is_bad(row, params):
-    """Return whether the logits held NaN or +inf. Both make all log-probs of a softmax NaN, so two columns suffice."""
+    """Return whether the logits had NaN or +inf. Both make all log-probs NaN, so a check of two columns is enough."""
     blank = row[params.vocab_size]
     duration = duration_log_prob(row, params, 0)
     return not (blank == blank and duration == duration)

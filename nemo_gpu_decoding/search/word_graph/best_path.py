@@ -1,4 +1,4 @@
-"""Find best paths: the token in which an utterance ends at the lowest cost, and its trace-back."""
+"""Find the token with which an utterance ends at the lowest cost, and trace back its path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ END = np.dtype(
 
 
 class Steps(NamedTuple):
-    """The back-pointers that a path has, oldest first, as arrays [N]."""
+    """The back-pointers of a path, oldest first, as arrays [N]."""
 
     arcs: np.ndarray  # int32
     epsilons: np.ndarray  # int32, closure arc before the arc, or NONE
@@ -40,7 +40,7 @@ class Steps(NamedTuple):
 
 @no_refcount
 def best_ends(tokens, counts, final, search, lm, ends):
-    """Find the best end of each of R utterances.
+    """Find, for each of R utterances, the end with the lowest cost.
 
     Args:
         tokens: the tokens of all utterances, one utterance after the other.
@@ -76,7 +76,7 @@ def all_ends(tokens, final, search, lm):
         final: as in `best_ends`; if False, every token is an end and costs nothing more.
 
     Returns:
-        [E] END, in the order of tokens and closure arcs; costs without the tokens' own.
+        [E] END, in the order of tokens and closure arcs; their costs do not include the costs of tokens.
     """
     states, most = search.graph.states, 0
     for i in range(len(tokens)):
@@ -99,7 +99,7 @@ def all_ends(tokens, final, search, lm):
 
 @linked
 def end_cost(token, epsilon, search, lm):
-    """Return the cost of an end after a token or after its closure arc; inf if that state is not final."""
+    """Return the cost to end after a token, or after its closure arc; inf if the state there is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
     state, boost, olabel = keys.state_of(token.key), keys.boost_of(token.key), np.int32(0)
     if epsilon != keys.NONE:
@@ -173,7 +173,7 @@ def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities
 
 
 class FoundPaths(NamedTuple):
-    """P paths that a search or a lattice has."""
+    """P paths of a search or of a lattice."""
 
     steps: Steps  # the steps of all paths, one path after the other
     step_ends: np.ndarray  # [P] int64, end of each path in `steps`
@@ -187,7 +187,7 @@ class FoundPaths(NamedTuple):
 
 
 def ends_of(states: Sequence[WordGraphStream], final: bool) -> np.ndarray:
-    """Return [R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
+    """Return the best end of each stream, as `best_ends`, [R] END; its cost is the total from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
     for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and models
         models, scorer = state.models, state.models.lm_scorer
@@ -210,12 +210,12 @@ def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def together(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return `concatenated` arrays to read; a single array is not copied."""
+    """Return arrays `concatenated`, for reading only, because a single array is not copied."""
     return arrays[0] if len(arrays) == 1 else concatenated(arrays)
 
 
 def best_paths(states: Sequence[WordGraphStream], final: bool) -> FoundPaths:
-    """Return the best path of each stream. A stream that reaches no final state has a path without final costs."""
+    """Return the best path of each stream. If a stream reaches no final state, its path has no final cost."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
     if (ends["node"] == keys.NONE).any():
         missing = np.flatnonzero(ends["node"] == keys.NONE)

@@ -18,7 +18,7 @@ def cost_of(row, label, search):
 
 @linked
 def least_total(cost, arc_cost, acoustic_cost, search):
-    """Return a lower bound of an arc's total cost: with the largest bonus, summed in the order of the exact cost."""
+    """Return a lower bound of an arc's total cost, with the largest bonus, summed in the order of the exact cost."""
     return cost + search.weights.lm_weight * arc_cost - search.weights.most_bonus + acoustic_cost
 
 
@@ -30,7 +30,7 @@ def least_of(row, arc, cost, search):
 
 @linked
 def lower_cutoff(total, frame):
-    """Take a candidate's cost into account: the cutoff is the lowest cost plus the beam."""
+    """Lower the cutoff, which is the lowest cost plus the beam, if a candidate costs less than all others."""
     if total < frame.best:
         frame.best = total
         frame.cutoff = total + frame.beam
@@ -158,7 +158,7 @@ def boosted(olabel, state, search):
 class Table(NamedTuple):
     """A hash table that holds records with keys, with linear probing.
 
-    Only a part of it is in use, of a size that fits the frame, so that few entries touch few cache lines.
+    Only a part of the table is in use, whose size fits the frame, so that few entries touch few cache lines.
     """
 
     slots: np.ndarray  # [power of 2] SLOT; a slot with another stamp is empty

@@ -28,7 +28,7 @@ Advance = Callable[..., tuple[int, int]]  # `frame.advance`
 
 
 class WorkspaceKind(NamedTuple):
-    """The sizes that a workspace has, and the function that makes it."""
+    """The sizes of a workspace, and the function that creates it."""
 
     make: Callable[..., records.Workspace]
     max_active: int
@@ -41,7 +41,7 @@ _kept = threading.local()  # the last workspace of each thread, because a new on
 
 
 def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
-    """Return the workspace of the thread's last call if it is of this kind, else a new one. No other call uses it."""
+    """Take the workspace of this thread's last call if it is of this kind, else create one. No other call uses it."""
     last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
     if last is None or last[0] != kind or max(last[1].stamps.tolist()) > MOST_STAMPS:
         return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
@@ -103,7 +103,7 @@ def new_workspace(
     Args:
         max_active: option of the config.
         columns: V + 1, columns of the log-probs.
-        keeps_links: groups keep all their tokens, for lattices.
+        keeps_links: groups keep all tokens, for lattices.
         composes: there is a large LM.
         entries: capacity for groups and LM contexts; None: twice the capacity for tokens.
     """
@@ -187,7 +187,7 @@ class CPUEngine(Engine):
         self._streams = streams
 
     def _in_turn(self, rows: Sequence[int], visit: Callable[[int, records.Workspace], records.Workspace]) -> None:
-        """Visit streams with a workspace of this thread; `visit` returns it, or a larger one."""
+        """Call `visit` for each stream with this thread's workspace; `visit` returns this or a larger workspace."""
         models, config = [stream.models for stream in self._streams], self._config
         composes = models[0].lm_scorer is not None
         kind = WorkspaceKind(self.make_workspace, config.max_active, self._columns, config.keeps_links, composes)

@@ -7,8 +7,8 @@
                this path, from the committed words on, are copied to the host
 
 A `push` is one upload, one launch and one copy back, which reads the status of the streams. Only the first `push`
-allocates memory on the device. If an array is full, the engine drops entries that no result needs, or grows the array,
-and the search continues at that frame. Because the host decides this, a push cannot be captured into a CUDA graph.
+allocates memory on the device. If an array is full, the host drops entries that no result needs, or grows the array,
+and the search continues at that frame. Because the host takes part, a push cannot be captured into a CUDA graph.
 
 Between pushes a stream keeps its working memory and its back-pointers, and for lattices the links of its last frames
 (36 bytes each). Older links that a lattice may need (5 to 25 per frame of peaked posteriors) move to the host, so that
@@ -59,7 +59,7 @@ class PlainKernels:
         return kernel_abi.capacity_for(config.max_active, columns, seconds=seconds)
 
     def arguments(self, scorer: LmScorer | None, device: torch.device) -> dict[str, Any]:
-        """Return the arguments of `advance` and `trace_back` for the large LM; a ValueError if memory is short."""
+        """Return the large LM's arguments of `advance` and `trace_back`; raise a ValueError if memory is too small."""
         return {}
 
 
@@ -125,7 +125,7 @@ _PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all o
 
 
 class DeviceState(NamedTuple):
-    """The state that n streams have between pushes. Only `commit` and `restart` change it in place."""
+    """The state of n streams between pushes. Only `commit` and `restart` change it in place."""
 
     tokens: torch.Tensor  # [n, 3, capacity] tokens of the kernels; the counters have their places and numbers
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
@@ -263,7 +263,7 @@ class CUDAEngine(Engine):
         self._state = state._replace(former_links=former_links)
 
     def utterances(self, rows: Sequence[int]) -> list[stream_state.WordGraphStream]:
-        """Return the complete state of some utterances, on the host."""
+        """Copy the complete state of some utterances to the host, and return it."""
         state = self._compacted(self._state_of(rows))
         counts, counters = state.counters["back_pointers"], self._host_counters(state.counters, state.work)
         back_pointers = _on_host(state.back_pointers[:, : counts.max(initial=0)], BACK_POINTER)
@@ -290,7 +290,7 @@ class CUDAEngine(Engine):
         ]
 
     def _state_of(self, rows: Sequence[int]) -> DeviceState:
-        """Return the state of some streams."""
+        """Return the state of the streams with these numbers."""
         state, chosen = self._state, list(rows)
         if chosen == list(range(len(self._models))):
             return state
@@ -326,7 +326,7 @@ class CUDAEngine(Engine):
     def _on_best_path(
         self, row: int, end: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
     ) -> stream_state.WordGraphStream:
-        """Return a stream of one token with this path; unless `final`, a second token may hold the best end."""
+        """Return a stream whose only token has this path; unless `final`, a second token may hold the best end."""
         tokens = np.stack([end["ending" if final else "best"], end["ending"]])
         back_pointers = newest_first[::-1].copy()
         numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
@@ -371,7 +371,7 @@ class CUDAEngine(Engine):
         }
 
     def _advanced(self, state: DeviceState, values: torch.Tensor, lengths: np.ndarray) -> DeviceState:
-        """Return the streams after the chunk, or before the frame that stops them."""
+        """Return the streams after the chunk, or before the frame at which their search stops."""
         n, frames, columns = values.shape
         kernels, params = self._kernels, self._largest.params
         capacity = kernels.capacity(self._config, params, columns, self._grown)

@@ -189,7 +189,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     def _result(
         self, state: WordGraphStream, path: result.WordPath, ended: bool, overflows: int, n_best: int, final: bool
     ) -> NBest[result.WordPath]:
-        """Return the hypotheses of a stream; `path` is the best one after the committed words."""
+        """Return the hypotheses of a stream; `path` is the best path after the committed words."""
         lattice = None
         if self.config.keeps_links and (final or n_best > 1):
             lattice = lattice_of(state, ended)
@@ -237,7 +237,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     ) -> list[result.WordPath]:
         """Return paths as results; with `states` they begin after the committed words, but their scores include these.
 
-        NumPy handles all paths at once, because a NumPy call takes as long for one number as for all.
+        NumPy computes all paths at once, because a call of NumPy takes about as long for one number as for all.
         """
         before = np.zeros(len(models), result.BEFORE)
         start = [TextScores.at_start(models_of_path) for models_of_path in models]
@@ -428,7 +428,7 @@ def _check_epsilons(graph: WordGraph) -> None:
 
 
 def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:
-    """Return warnings about the result of a stream."""
+    """Return the texts of warnings about the result of a stream."""
     notes = () if ended == final else (NO_END,)
     if overflows:
         return (*notes, f"a table was full {overflows} times, which narrowed the beam there")

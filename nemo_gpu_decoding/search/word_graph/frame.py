@@ -11,7 +11,7 @@ four steps:
    closure arcs lead to (`token_groups.py`).
 3. Each group expands the arcs of its state. Candidates with equal keys recombine: the cheapest one stays.
 4. Tokens that cost more than best + beam are pruned, then all but about max_active (`prune.py`). If fewer than
-   min_active are within the beam, the search repeats the frame with a wider one.
+   min_active tokens are within the beam, the search repeats the frame with a wider beam.
 
 Lower bounds of costs skip most of the work in steps 2 and 3. Posteriors are peaked, so that in most frames only a
 few labels can stay within the beam. In a large state (any word may begin there) binary search finds their arcs.
@@ -108,7 +108,7 @@ def _expand_or_bisect(row, state, search, lm, work):
 def _expand(best, row, state, search, lm, work):
     """Take steps 1 to 3: all candidates below the cutoff become next tokens, while there is capacity for their keys.
 
-    Sets frame.status. `best` is the cost of the best candidate if it is known, else LARGEST.
+    Set frame.status. `best` is the cost of the best candidate if it is known, else LARGEST.
     """
     frame = work.frame[0]
     begin_frame(best, state.counters[0].tokens, work)

@@ -211,7 +211,7 @@ LM_COUNTERS = np.dtype(
 
 
 class Capacity(NamedTuple):
-    """The sizes that an utterance's buffers have in global memory. Only `tokens`, as on CPUs, affects results."""
+    """The sizes of an utterance's buffers in global memory. Only the size `tokens` affects results, as on CPUs."""
 
     tokens: int  # tokens of a frame before pruning
     candidates: int
@@ -231,7 +231,7 @@ CAPACITY = dtype_of(Capacity)
 
 
 def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
-    """Return sizes for an utterance of cuda_wfst."""
+    """Return the sizes of the buffers for an utterance of cuda_wfst."""
     groups = max(2 * max_active, LEAST_GROUPS)
     tokens, candidates = token_capacity(max_active), max(CANDIDATES, 2 * THREADS)
     return Capacity(
@@ -247,7 +247,7 @@ def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
 
 
 def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity:
-    """Return sizes for an utterance of paged_biglm; `doubled` counts how often groups or group arcs did not fit."""
+    """Return buffer sizes for an utterance of paged_biglm; `doubled`: how often groups or group arcs did not fit."""
     groups = max(2 * max_active, LEAST_GROUPS) << doubled
     cached_scores = max(CACHED_SCORES, LM_QUERIES, THREADS)
     return capacity_for(max_active, columns, seconds=False)._replace(
@@ -262,7 +262,7 @@ def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity
 
 
 def slots_for(entries: int) -> int:
-    """Return the size of a hash table that is at most three quarters full: a power of two."""
+    """Return the size of a hash table, a power of two, so that the table is at most three quarters full."""
     return 1 << (entries * 4 // 3).bit_length()
 
 
@@ -273,7 +273,7 @@ def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, .
 
 
 def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[int, int]:
-    """Return the dynamic shared memory of a block of `advance`, and the number of rows in it.
+    """Return the dynamic shared memory of a block of `advance`, and its number of rows of log-probs.
 
     The layout is that of `open_workspace` in kernel.cu.
     """

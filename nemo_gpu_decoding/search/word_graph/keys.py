@@ -26,7 +26,7 @@ DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL = range(6
 
 
 class Origin(NamedTuple):
-    """The last step that led to a candidate."""
+    """The last step on the path of a candidate."""
 
     arc: int  # index of an arc of the graph, or BLANK_MOVE, REPEAT_MOVE
     source: int  # index of a token of the previous frame
@@ -70,7 +70,7 @@ def hash_of(key, context):
 
 @linked
 def ordered_bits(value):
-    """Return an integer of 32 bits, as int64, that has the order of float32 values."""
+    """Convert a float32 to an integer of 32 bits, as int64; the integers have the order of the floats."""
     bits = np.int64(np.float32(value + np.float32(0.0)).view(np.int32))  # -0 becomes +0
     return -(bits & 0x7FFFFFFF) if bits < 0 else bits  # the bits of negative floats have the reverse order
 

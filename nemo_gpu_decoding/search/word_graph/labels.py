@@ -63,7 +63,7 @@ def rank_labels(row, search, work):
 
 @linked
 def labels_within(cost, source, row, search, work):
-    """Return the number of leading entries of work.labels that may keep an arc of a state below the cutoff."""
+    """Return how many of the first entries of work.labels may keep an arc of this state below the cutoff."""
     frame, count = work.frame[0], 0
     if frame.labels > SORTED_LABELS:
         return frame.labels
@@ -77,7 +77,7 @@ def labels_within(cost, source, row, search, work):
 
 @linked
 def _least_likely(frame, search):
-    """Return the log-prob below which a label exceeds the cutoff from any source; at most MOST_LOG_PROB."""
+    """Return the log-prob below which a label is above the cutoff after any token; at most MOST_LOG_PROB."""
     most = np.float64(frame.cutoff) - search.weights.least_cost
     slack = 1e-6 * abs(most) + 1e-5  # for rounding errors
     limit = -(most + slack) / search.params.acoustic_scale
@@ -86,7 +86,7 @@ def _least_likely(frame, search):
 
 @linked
 def likeliest_step(row, state, search, lm, work):
-    """Return the cheapest step of the best token, by the graph's costs, if it costs less than all candidates.
+    """Return the best token's step with the lowest cost in the graph, if it costs less than all candidates.
 
     Returns:
         index of the best token; closure arc or NONE; arc, or NONE if no step is cheaper; boosting state after them;

@@ -46,7 +46,7 @@ def keep_tokens(kept, limited, counters, work):
 
 @linked
 def widen_beam(params, work):
-    """Return whether fewer than min_active next tokens are within the beam of the frame; if so, a wider one is set."""
+    """If fewer than min_active next tokens are within the beam of the frame, set a wider beam and return True."""
     frame, within = work.frame[0], 0
     if params.min_active == 0 or frame.beam >= WIDEST * params.beam:
         return False
@@ -63,8 +63,8 @@ def choose_tokens(tokens, frame, params, work):
     """Choose the tokens within the beam, about max_active at most; their order stays.
 
     A histogram of the costs has 256 bins of beam / 256. The cheapest bins survive as long as they have at most
-    max_active tokens together; the first bin always survives. Of a beam that was widened for min_active, no more bins
-    survive than have min_active tokens. work.renumbered gets the index of each token in the next frame, or NONE.
+    max_active tokens together; the first bin always survives. After widening for min_active, only as many bins survive
+    as are needed for min_active tokens. work.renumbered gets the index of each token in the next frame, or NONE.
 
     Returns:
         the number of tokens chosen, and whether max_active excluded any.
@@ -103,8 +103,8 @@ def _bin(cost, best, scale):
 def move_of(arc, epsilon, source, state, search):
     """Return the move of an arc: BLANK_MOVE, REPEAT_MOVE or NEW_TOKEN.
 
-    A ready-made graph contains the topology in its arcs. There an arc that reads the blank is a BLANK_MOVE unless it
-    emits a word, and a self-loop that reads the last label is a REPEAT_MOVE.
+    A ready-made graph contains the topology in its arcs. In such a graph, an arc that reads the blank is a BLANK_MOVE
+    unless it emits a word, and a self-loop that reads the last label is a REPEAT_MOVE.
     """
     if arc < 0:
         return arc

@@ -27,7 +27,7 @@ MAX_LABELS, MAX_BOOST_STATES = (1 << 16) - 1, 1 << 16  # limits of the fields of
 
 
 class SearchParams(NamedTuple):
-    """The options that a batch has in compiled code; see `WFSTConfig`."""
+    """The options of a batch in the form for compiled code; see `WFSTConfig`."""
 
     blank_id: int
     topology: int  # see `graph/csr.py`
@@ -42,7 +42,7 @@ class SearchParams(NamedTuple):
 
 
 class StreamParams(NamedTuple):
-    """The weights that an utterance has, and bounds that follow from them."""
+    """The weights of an utterance, and bounds that follow from these weights."""
 
     lm_weight: np.float32
     least_cost: np.float32  # lower bound of a closure arc and an arc together; weighted, <= 0
@@ -113,7 +113,7 @@ COUNTERS = np.dtype([("tokens", np.int64), ("back_pointers", np.int64), *STREAM_
 
 
 class StreamArrays(NamedTuple):
-    """The state that an utterance has between two calls of the search, without its tokens."""
+    """The state of an utterance between two calls of the search, without its tokens."""
 
     counters: np.ndarray  # [1] COUNTERS
     back_pointers: np.ndarray  # [capacity] BACK_POINTER
@@ -159,7 +159,7 @@ FRAME_STATE = np.dtype(FRAME_FIELDS, align=True)
 
 
 class Workspace(NamedTuple):
-    """The buffers that the search of one utterance uses. Their contents are not used after a call."""
+    """The buffers for the search of one utterance. Their contents are not used after a call."""
 
     current: np.ndarray  # [capacity] TOKEN
     next_tokens: np.ndarray  # [capacity] TOKEN

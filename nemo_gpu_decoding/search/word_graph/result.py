@@ -1,4 +1,4 @@
-"""Make results of word-graph searches: read paths with words, rate words, and minimise Bayes risk."""
+"""Make results of word-graph searches: read words from paths, compute posteriors, and minimise Bayes risk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ W = TypeVar("W", bound="WordPath")
 
 
 class GraphWord(NamedTuple):
-    """A word that a path has. Frames count from the start of the stream."""
+    """A word of a path. Frames count from the start of the stream."""
 
     text: str
     label: int  # index in the graph's words
@@ -62,7 +62,7 @@ NO_SPELLINGS = Spellings(*(read_only(np.zeros(size, np.int32)) for size in (0, 1
 
 
 class Labels(NamedTuple):
-    """The words that a graph's labels mean."""
+    """The words of a graph's output labels."""
 
     blank_id: int
     num_words: int  # olabels from here on are word-sequence labels
@@ -76,7 +76,7 @@ class Labels(NamedTuple):
 
 
 class ReadPaths(NamedTuple):
-    """The tokens and words that P paths have, one path after the other: N tokens and W words in total."""
+    """The tokens and words of P paths, one path after the other: N tokens and W words in total."""
 
     tokens: np.ndarray  # [3, N] int32: label, first frame, number of frames
     confidence: np.ndarray  # [N] float32
@@ -123,7 +123,7 @@ def _read_paths(found_paths, before, graph, spellings, index, labels):
 
 
 class Tries(NamedTuple):
-    """The state of a search that divides n tokens among w words."""
+    """The state of a search for a division of n tokens among w words."""
 
     words: np.ndarray  # [2, w] int64: label; number of tokens before the arc that emits the word
     tokens: np.ndarray  # [n] int32
@@ -202,13 +202,13 @@ def _split_steps(steps, last_epsilon, graph, labels, tokens, confidence, words):
 
 @linked
 def _silent(epsilon, graph):
-    """Return the olabel of a closure arc, or 0 for NONE."""
+    """Return the output label of a closure arc, or 0 for NONE."""
     return graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
 
 
 @linked
 def _add_words(olabel, count, words, size, graph, labels):
-    """Append the words of an olabel to `words`, which has `size` of them; `count` tokens precede them."""
+    """Append the words of an output label to the `size` words in `words`; `count` tokens precede the new words."""
     for k in range(count_words(olabel, graph, labels.num_words) - 1, -1, -1):
         word = word_from_end(olabel, k, graph, labels.num_words)
         if 0 < word < labels.num_spoken:  # piece labels are no words
@@ -366,7 +366,7 @@ def with_posteriors(paths: Sequence[WordPath]) -> tuple[WordPath, ...]:
 
 
 def minimum_bayes_risk(paths: Sequence[WordPath]) -> WordPath:
-    """Return the path with the least expected number of word errors; of equal ones, the path with the best score.
+    """Return the path with the least expected number of word errors; of equal paths, the path with the best score.
 
     Raises:
         ValueError: paths is empty.
@@ -400,8 +400,8 @@ def matches(text: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray)
 def align(text, other, matched):
     """Count word errors between two texts; sets `matched` for words of `text` aligned with the same word of `other`.
 
-    An alignment with n errors is within n words of the diagonal, so a band around it is doubled until it has them all.
-    Memory grows with the length of alike texts.
+    An alignment with n errors is within n words of the diagonal. So a band around the diagonal is doubled until it
+    contains the alignment. For similar texts, memory grows linearly with their length.
     """
     rows, columns, band = len(text) + 1, len(other) + 1, abs(len(text) - len(other)) + 8
     while True:

@@ -1,8 +1,8 @@
-"""Keep the state of a stream between two chunks, the models that decode it, and the words it has committed.
+"""Define the state of a stream between two chunks, its models, and its committed words.
 
 Committed words are those that all live hypotheses of a running stream share, traced back and scored once. A partial
 result traces back only the back-pointers that are not committed. A commit ends at a word boundary that is the same in
-every division of the tokens into spellings. Commits therefore change neither the words nor their tokens.
+every division of the tokens into spellings. Therefore a commit changes neither words nor tokens of results.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
 
 
 def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens: np.ndarray, more: int) -> np.ndarray:
-    """Drop the back-pointers that no token needs; grow the array if it has no capacity for `more` after that."""
+    """Drop the back-pointers that no token needs, and grow the array if it then has no capacity for `more`."""
     kept = np.empty(len(back_pointers), records.BACK_POINTER)
     size = compact_back_pointers(back_pointers, int(counters["back_pointers"][0]), tokens, kept)
     counters["back_pointers"] = size
@@ -124,7 +124,7 @@ def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens:
 
 @compiled
 def compact_back_pointers(back_pointers, count, tokens, kept):
-    """Copy the back-pointers that tokens need to `kept`, in order, and renumber those of the tokens.
+    """Copy the back-pointers that tokens need to `kept`, in order, and give the tokens the new numbers.
 
     Returns:
         the number of copies.
@@ -156,7 +156,7 @@ FEWEST_BACK_POINTERS = 2048  # smallest capacity
 
 
 class TextScores(NamedTuple):
-    """The unweighted scores that a path has up to some step, and its LM and boosting states there."""
+    """The unweighted scores of a path up to some step, and the LM and boosting states after this step."""
 
     graph_cost: float
     difference: float  # sum of LM score differences; 0 without a large LM
@@ -188,7 +188,7 @@ class TextScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Committed:
-    """The part of a stream that is committed."""
+    """The committed words and tokens of a stream."""
 
     columns: GrowingColumns  # fields of `WordPath`
     head: Head | None  # the committed part of the columns; None: nothing is committed
@@ -221,8 +221,8 @@ def more_committed(state: WordGraphStream) -> tuple[Committed, int] | None:
     """Commit the next words that all live hypotheses of a running stream share.
 
     Returns:
-        The committed part, and the number of the back-pointer that becomes the first one. None if all live hypotheses
-        share too few words.
+        The committed part, and the number of the back-pointer that becomes the first one. Returns None if all live
+        hypotheses share too few words.
     """
     old = state.committed
     if old is None or state.live is None:
@@ -287,7 +287,7 @@ def _last_boundary(words: np.ndarray, emitted_at: np.ndarray, tokens: np.ndarray
 
 @compiled
 def last_sure_end(words, tokens, unknown, index, spellings):
-    """Return the last word that ends at the same token in every division of the tokens (see `find_spans`).
+    """Find the last word that ends at the same token in every division of the tokens (see `find_spans`).
 
     The function tracks all possible ends of each word, and stops where a word may end beyond the tokens.
 
@@ -319,7 +319,7 @@ def last_sure_end(words, tokens, unknown, index, spellings):
 
 @compiled
 def add_differences(words, total, context, lm):
-    """Add the unweighted LM score differences of words [N] int64 to a total; also returns the last LM context."""
+    """Add the unweighted LM score differences of words [N] int64 to a total; return it and the last LM context."""
     for word in words:
         cost, context = difference_of_word(word, context, lm.lms)
         total += cost

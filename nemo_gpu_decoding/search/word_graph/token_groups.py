@@ -1,8 +1,8 @@
 """Group the tokens that are in one graph state: in it, or in one from which a closure arc leads to it.
 
 A group expands arcs for its cheapest token only. With topology "normal" a token cannot take an arc with its last
-label, so that a group also keeps the cheapest token with another last label. For lattices it keeps all its tokens.
-With a large LM the fields of a group are those of its LM contexts, see `large_lm/contexts.py`.
+label, so that a group also keeps the cheapest token with another last label. For lattices a group keeps all its
+tokens. With a large LM the fields of a group are those of its LM contexts, see `large_lm/contexts.py`.
 """
 
 from typing import NamedTuple

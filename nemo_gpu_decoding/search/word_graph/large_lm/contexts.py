@@ -10,10 +10,10 @@
 
 So a word is pruned twice: by the small LM's cost before the query, by the large LM's cost after it. There are two
 cutoffs. The epsilon closure uses the tightened one. LM queries use the cutoff after all arcs that need no query. An
-arc and a context need a query if the arc has a word, or if the context has a word without a query yet. They query the
-LMs if and only if their cost by the small LM, boosting included, is at most that cutoff, and the best context of the
-group does not dominate theirs (`scorer.py`). So tokens, their costs to the bit, queries and groups do not depend on
-the order of tokens, groups and arcs. The counts of arc visits, expanded contexts and cache hits do.
+arc and a context need a query if the arc has a word, or if the context has a word without a query yet. The LMs are
+queried if and only if the cost by the small LM, boosting included, is at most that cutoff, and the best context of the
+group does not dominate the context (`scorer.py`). So tokens, their costs to the bit, queries and groups do not depend
+on the order of tokens, groups and arcs. The counts of arc visits, expanded contexts and cache hits do.
 
 Token groups, the finite heap of a group (`group_size`), one visit of the arcs of a group and pruning by buckets
 come from [LET]. In [LET], a group has no contexts until it needs them, as with composition "let" (`let.py`).
@@ -78,7 +78,7 @@ LM_FRAME_STATE = np.dtype(
 
 
 class LmWorkspace(NamedTuple):
-    """The buffers that a workspace has for composition "lazy"."""
+    """The buffers of a workspace for composition "lazy"."""
 
     groups: np.ndarray  # [entries] LM_GROUP
     contexts: np.ndarray  # [entries] LM_CONTEXT
@@ -114,8 +114,8 @@ def count_work(counters, frame):
 def epsilon_closure(row, count, search, lm, work):
     """Step 2, as in `frame.py`, for runs of tokens in one graph state and boosting state.
 
-    Most tokens of a state follow each other, because step 1 keeps their order. The bounds are those of the run's
-    best token, so a few more tokens join; the arcs of these are above the cutoff.
+    Most tokens of a state follow each other, because step 1 keeps their order. The bounds are those of the run's best
+    token, so a few more tokens join, whose arcs are above the cutoff.
     """
     least, begin = candidates.cost_of(row, work.labels[0], search), 0
     while begin < count and work.frame[0].status == keys.DONE:
@@ -239,7 +239,7 @@ def add_context(c, g, work):
 
 @linked
 def find_context_slot(key, context, olabel, work):
-    """Return the slot of an LM context of a group, or the free slot for it if it has none."""
+    """Return the slot of a group's LM context in the hash table, or a free slot if the table lacks the context."""
     slots, entries, stamp = work.lm.context_slots, work.lm.contexts, work.stamps[2]
     mask = np.uint64(work.frame[0].context_mask)
     at = ((keys.hash_of(key, context) + np.uint64(olabel) * keys.OTHER_HASH) >> keys.SLOT_SHIFT) & mask
@@ -314,7 +314,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
 
 @linked
 def _order(group, search, lm, work):
-    """List the contexts of a group in `order`, cheapest first: of at most `group_size`, those not dominated."""
+    """List at most `group_size` contexts of a group in `order`, cheapest first, without dominated contexts."""
     frame, order, contexts = work.frame[0], work.lm.order, work.lm.contexts
     first, count, c = frame.ordered, 0, group.newest
     while c != keys.NONE:
@@ -341,7 +341,7 @@ def _order(group, search, lm, work):
 
 @linked
 def _insert(cost, c, at, first, order, contexts):
-    """Insert a context into the sorted entries first .. at - 1 of `order`, of which the dearer ones move up."""
+    """Insert a context into the sorted entries first .. at - 1 of `order`; contexts with a higher cost move up."""
     while at > first and _is_cheaper(cost, c, order[np.uintp(at - 1)], contexts):
         order[np.uintp(at)].cost = order[np.uintp(at - 1)].cost
         order[np.uintp(at)].context = order[np.uintp(at - 1)].context

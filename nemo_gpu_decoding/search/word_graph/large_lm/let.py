@@ -1,8 +1,8 @@
 """Search one frame with `composition: let` in the small LM's graph, on token groups [LET, III].
 
 A token of this search is a token group of [LET]: all tokens in one graph state, boosting state and last label, with
-the cost of the best one. The steps of a frame, the bounds and the pruning are as in `frame.py` without a large LM;
-`max_active` counts groups. In place of back-pointers, the search keeps links to the nodes of earlier groups
+the cost of the best of these tokens. The steps of a frame, the bounds and the pruning are as in `frame.py` without a
+large LM; `max_active` counts groups. In place of back-pointers, the search keeps links to the nodes of earlier groups
 (`let_nodes.py`). Blanks, repeats and arcs without a word only link group to group. For an arc with a word, the search
 fills the group before the arc with its LM contexts and queries the LMs for each. So the group after the word has the
 cost of its best context by the large LM.
@@ -36,7 +36,7 @@ EXPANSION_INTERVAL = 256  # frames between two expansions of all nodes
 
 
 class LetWorkspace(NamedTuple):
-    """The buffers that a workspace has for composition "let"."""
+    """The buffers of a workspace for composition "let"."""
 
     deferred: np.ndarray  # [entries] GROUP_ARC, arcs that need LM queries
     cache: np.ndarray  # [power of 2] CACHED_SCORE
@@ -134,7 +134,7 @@ def _expand_groups(row, state, search, lm, work):
 
 @linked
 def _enter_within_capacity(state, work):
-    """Enter the tokens of the candidates; without capacity for all, the cheapest ones.
+    """Enter the tokens of the candidates, or only the cheapest tokens if the capacity is too small.
 
     A bisection then searches for the highest rank at which the tokens fit. As in `frame.py`, it stops once the
     tokens fill half of the capacity.
@@ -192,7 +192,7 @@ def _enter(work):
 
 @linked
 def _prune(row, state, search, work):
-    """Copy the tokens that survive pruning to work.current, and add their nodes and the links of these."""
+    """Copy the tokens that survive pruning to work.current, and add their nodes with links."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     _name_sources(search, state, work)
@@ -220,7 +220,7 @@ def _prune(row, state, search, work):
 
 @linked
 def _name_sources(search, state, work):
-    """Add the nodes of the candidates' source groups. They precede the nodes of the next frame: links lead back."""
+    """Add the nodes of the candidates' source groups before the nodes of the next frame, because links lead back."""
     for c in range(work.frame[0].candidates):
         candidate = work.candidates[np.uintp(c)]
         if candidate.source >= 0 or candidate.token == keys.NONE or work.renumbered[candidate.token] == keys.NONE:

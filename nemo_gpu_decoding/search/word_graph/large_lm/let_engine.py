@@ -119,7 +119,7 @@ def _copy_node(n, state, new, numbers, keeps_links):
 
 
 def without(stream: LetStream, committed: stream_state.Committed, root: int) -> LetStream:
-    """Return the stream without the back-pointers before `root`, which `collect` then drops."""
+    """Return the stream without the back-pointers before `root`; `collect` then drops them."""
     stream.arrays.back_pointers["previous"][root] = NONE
     return replace(stream, committed=committed)
 
@@ -298,7 +298,7 @@ def new_let_workspace(
 
 
 class LetEngine(cpu_engine.CPUEngine):
-    """An engine that runs `let.py`. As with `CPUEngine`, its results are streams of LM tokens."""
+    """An engine that runs `let.py`. Its results are streams of LM tokens, like those of `CPUEngine`."""
 
     new_stream = staticmethod(new_let_stream)
     read = staticmethod(read_let_chunk)

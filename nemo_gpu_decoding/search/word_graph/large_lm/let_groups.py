@@ -49,7 +49,7 @@ def offer(total, key, origin, search, work):
 
 @linked
 def _drop_hopeless(work):
-    """Drop candidates above the cutoff, which is lower now than when they were listed."""
+    """Drop candidates that are above the cutoff, because the cutoff has become lower since they were listed."""
     frame, kept = work.frame[0], 0
     for c in range(frame.candidates):
         if work.candidates[c].cost <= frame.cutoff:
@@ -153,7 +153,7 @@ def _is_closed(member, closed, work):
 
 @linked
 def node_of_group(group, closed, state, work):
-    """Return the node of the group's open tokens, which the arc is not closed to. A missing node is added.
+    """Return the node of the group's open tokens, which may take the arc. Add the node if it is missing.
 
     Returns:
         the node, or NONE without open tokens; the closure arc to the group if there is one open token, because the

@@ -9,8 +9,8 @@ one to three such links:
     ... to one of these, to contexts after a word      by the arc with that word (ARC_WORD)
 
 `more_links` lists the ways to expanded nodes before the search drops these links. `links_to_ends` lists the ways to
-the nodes that are left. Both functions go from the last frame back. The cost of a way is the cost of the best path
-through it, relative to the best path. The future cost of the live contexts is unknown, so each of them may be on the
+the remaining nodes. Both functions go from the last frame back. The cost of a way is the cost of the best path
+through it, relative to the best path. The future cost of live contexts is unknown, so each live context may be on the
 best path. Ways beyond the lattice beam are left out. The result equals the links that composition "lazy" keeps.
 """
 
@@ -154,7 +154,7 @@ def reach_live(tokens, state, extra):
 
 @compiled
 def number_links(links, numbers, sizes):
-    """Replace the contexts of links by their numbers. A context without a number gets the next one of its frame."""
+    """Replace the contexts of links by their numbers. A context without a number gets the next number of its frame."""
     for i in range(len(links)):
         link = links[i]
         if numbers[link.source] == keys.NONE:

@@ -8,13 +8,13 @@ after the words "a" and "b" at node 0:
     links -                  to 0         to 0         to 2 at cost 0, to 1 at cost 0.7
     contexts a 0.0, b 1.5    -            -            -
 
-When the search emits "hello" at node 3, `expand` follows the links back to expanded nodes (0). It fills 1, 2
-and 3 with the contexts a and b: their costs, and back-pointers for "hel". Costs of contexts are relative to the
+When the search emits "hello" at node 3, `expand` follows the links back to expanded nodes (0). It fills nodes 1, 2 and
+3 with the contexts a and b, their costs, and back-pointers for "hel". Costs of contexts are relative to the
 best context of their node, and costs of links to the best way to their node. So the expansion does not change
 the cost of a node (the group is alpha-stable), and the time of the expansion does not matter. The expansion
 leaves out contexts above the beam in the frame of a node.
 
-Two more kinds of nodes represent steps within a frame. Nodes with JOIN_MOVE links are tokens that meet in a
+Two other kinds of nodes represent steps within a frame. Nodes with JOIN_MOVE links are tokens that meet in a
 graph state after closure arcs. Nodes after a word (`let_groups.py`) are expanded from the start. The number of a
 node is higher than the numbers of the nodes that it links to. `let_engine.py` drops nodes that no
 token leads to.
@@ -78,9 +78,9 @@ LET_COUNTERS = np.dtype([("nodes", np.int64), ("contexts", np.int64), *LM_COUNTE
 
 
 class NodeArrays(NamedTuple):
-    """The state that a search of an utterance keeps beside its tokens, whose `back_pointer` is a node.
+    """The nodes of the search of an utterance; the `back_pointer` of a token is a node.
 
-    The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. This is the only write
+    The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. Only an expansion writes
     to `nodes` below the counts; `let_engine.forget_contexts` undoes it.
     """
 
@@ -214,7 +214,7 @@ def _fill(n, total, state, search, lm, work):
 
 @linked
 def most_above(n, state, search):
-    """Return the highest cost, relative to the node, of a context in the beam. The best context is always in it.
+    """Return the highest cost, relative to the node, of a context in the beam. The beam always has the best context.
 
     The bound is infinite within a frame. It is also infinite after a blank alone, because a search without a lattice
     makes no node there.
@@ -295,7 +295,7 @@ def _is_cheaper(context, other):
 
 @linked
 def without_dominated(begin, count, search, lm, state):
-    """Drop those of `count` contexts from `begin` on that the cheapest one dominates; returns the number kept."""
+    """Drop, of `count` contexts from `begin` on, those that the cheapest dominates; return the remaining number."""
     contexts, best = state.contexts, begin
     for n in range(begin + 1, begin + count):
         best = n if contexts[n].cost < contexts[best].cost else best
@@ -310,7 +310,7 @@ def without_dominated(begin, count, search, lm, state):
 
 @linked
 def limit_contexts(begin, count, lm, state):
-    """Keep the `group_size` cheapest of `count` contexts from `begin` on; returns the number of contexts kept."""
+    """Keep the `group_size` cheapest of `count` contexts from `begin` on; return the number of contexts kept."""
     contexts, spare = state.contexts, len(state.contexts) - 1
     if count <= lm.group_size:
         return count

@@ -1,7 +1,7 @@
 """Load the two LMs of paged_biglm, and build their `LmPair` (`scorer.py`) for the words of a graph.
 
-**Difference automaton** of the large and the small LM: it has one state and one look-up in place of two. The large LM
-must contain all n-grams of the small LM, for example because the small LM was pruned from it.
+**Difference automaton** of the large and the small LM: a search needs one state and one look-up instead of two. The
+large LM must contain all n-grams of the small LM, for example because the small LM was pruned from it.
 Then a state h of the large LM determines the small LM's state s(h): the longest suffix of its context that
 the small LM knows. If h has no arc for a word, s(h) has none either, unless s(h) has a shorter context. So
 both LMs back off together:

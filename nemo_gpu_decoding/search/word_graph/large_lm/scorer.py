@@ -1,4 +1,4 @@
-"""Score words by the difference of the large and the small LM; find LM contexts after them, and dominated ones.
+"""Score words by the difference of the large and the small LM; find LM contexts after words, and dominated contexts.
 
 The arcs of the graph carry the small LM's costs. At each word w the search adds
 
@@ -8,14 +8,14 @@ and at the end the same term for </s> [LET, section II; XLLM]. An LM scores a wo
 An LM context is an int64: the large LM's state in the upper 32 bits, the small LM's state in the lower 32 bits.
 
 **Dominance.** Two tokens in one graph state and boosting state have the same ways to go on, at costs that differ only
-by the LM score differences of the words to come. Suppose that, for any words, their differences after the first
+by the LM score differences of the next words. Suppose that, for any words, their differences after the first
 token's LM context exceed those after the second token's by at most D. If the first token is cheaper by more than D,
-every path from the second token costs more than the same path from the first one. So the search drops the second token
-(`is_dominated`): composition "lazy" before a group expands its arcs (`contexts.py`), both after a word.
+every path from the second token costs more than the same path from the first token. So the search drops the second
+token (`is_dominated`): composition "lazy" before a group expands its arcs (`contexts.py`), both after a word.
 
 D is a sum over the back-off chains of both LM contexts to their common suffix. `context_bounds` computes the terms:
-for any words, `over` is how much more they cost after a state than after its back-off state, `under` how much less.
-Only the difference automaton (`pair.py`) has bounds. A search that keeps a lattice drops nothing.
+`over` is how much more, at most, any words cost after a state than after its back-off state, and `under` how much
+less. Only the difference automaton (`pair.py`) has bounds. A search that keeps a lattice drops no token.
 """
 
 from typing import NamedTuple
@@ -60,7 +60,7 @@ class LmPair(NamedTuple):
 
 
 class LmScorer(NamedTuple):
-    """The LMs that an utterance uses, and the weight of their difference. Compiled code calls it `lm`."""
+    """The LMs of an utterance, and the weight of their difference. In compiled code, its name is `lm`."""
 
     lms: LmPair
     difference_weight: np.float32  # lm_weight * large_lm_weight
@@ -168,7 +168,7 @@ def context_bounds(lm: PackedArrays) -> np.ndarray:
 
 @compiled
 def _fill_bounds(lm, bounds):
-    """Fill `over` and `under`, which are infinite before.
+    """Fill `over` and `under`, which contain infinity before the call.
 
     Longer contexts have higher numbers, and the target of an arc is longer than its source by one word at most. So the
     bounds that a state needs are known.

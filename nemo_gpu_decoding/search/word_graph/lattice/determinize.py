@@ -3,7 +3,7 @@
 A state of the result is a subset of the lattice's nodes: the nodes that the same words lead to. Each node has its
 cost above the cheapest node of the subset, and its labels after the prefix that all nodes share. Example: "a" leads
 to node 4 at cost 2.0 over the labels 1 1 2, and to node 5 at cost 2.5 over 1 2. An arc with the word "a", the cost
-2.0 and the label 1 leads to the subset {(4, 0.0, 1 2), (5, 0.5, 2)}. Different words that lead to the same subset
+2.0 and the label 1 leads to the subset {(4, 0.0, 1 2), (5, 0.5, 2)}. If different words lead to the same subset, they
 lead to the same state.
 
 States are expanded in the order of the cost of the best path through them. This cost is exact, because the costs to
@@ -30,7 +30,7 @@ class Strings(NamedTuple):
 
 
 class Subsets(NamedTuple):
-    """The nodes that all states have, concatenated; lists of int64."""
+    """The nodes of all states, concatenated, as lists of int64."""
 
     begin: Any  # index of the first node of each state
     nodes: Any
@@ -98,7 +98,7 @@ def costs_to_end(arcs, num_states, costs):
 
 @compiled
 def determinized(lattice, beam, max_states):
-    """Determinise a lattice: each word sequence within a beam of the best one, once.
+    """Determinise a lattice: the result has each word sequence within a beam of the best sequence once.
 
     Args:
         lattice: CostLattice.
@@ -232,7 +232,7 @@ def _cheapest_paths(keys, entries, order, first):
 
 @compiled
 def _rows_within(limit, rows, reached, rest_costs):
-    """Return the rows on paths that cost at most `limit`, [M, 6] int64 as in `determinized`; rows[0] is a placeholder.
+    """Return the rows that are on paths with a cost of at most `limit`, [M, 6] int64 as in `determinized`.
 
     Args:
         reached: cost of the best path to each state.
@@ -252,7 +252,7 @@ def _rows_within(limit, rows, reached, rest_costs):
 
 @compiled
 def _append_subset(entries, subsets, strings):
-    """Append entries (node, cost, graph cost, string) less the cheapest costs and the common prefix; return these."""
+    """Append entries (node, cost, graph cost, string) minus the cheapest costs and the common prefix; return both."""
     cost, graph_cost, prefix = entries[0][1], entries[0][2], entries[0][3]
     for entry in entries:
         if (entry[1], entry[2]) < (cost, graph_cost):
@@ -269,7 +269,7 @@ def _append_subset(entries, subsets, strings):
 
 @compiled
 def _known_state(subsets, known, older):
-    """Return the state of the last subset, and whether it is new. If an older one is equal, the last one is removed.
+    """Return the state of the last subset, and whether it is new. If an older subset is equal, remove the last subset.
 
     Args:
         known: hash -> newest state with that hash.
@@ -314,7 +314,7 @@ def _is_same(subsets, state, other):
 
 @compiled
 def _longer(string, label, strings):
-    """Return the number of a string with one label appended; created if new."""
+    """Return the number of a string with one more label; create the string if it is new."""
     key = (string << 32) | label
     if key not in strings.numbers:
         strings.numbers[key] = np.int64(len(strings.parents))

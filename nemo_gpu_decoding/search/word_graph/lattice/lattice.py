@@ -1,4 +1,4 @@
-"""Build the lattice of an utterance, which has all paths of a search within the lattice beam.
+"""Build the lattice of an utterance, which contains all paths of the search within the lattice beam.
 
 A node is a token of a frame. Nodes are numbered frame by frame; node 0 is the start, before the first frame. A link
 leads from a token to a token of the next frame. A link has a label, the words that the graph emits there, and a cost.
@@ -31,7 +31,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, WordG
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """The lattice that one utterance has: N nodes, L links, E ends."""
+    """The lattice of one utterance, with N nodes, L links and E ends."""
 
     models: StreamModels  # models of the search
     node_frames: np.ndarray  # [N] int64, number of frames read at each node, ascending
@@ -53,7 +53,7 @@ class Lattice:
         return len(self.links)
 
     def n_best(self, n: int) -> FoundPaths:
-        """Return the n cheapest paths with different words, best first; exact.
+        """Return exactly the n cheapest paths with different words, best first.
 
         Raises:
             ValueError: n < 1.
@@ -71,7 +71,7 @@ class Lattice:
         return FoundPaths(all_steps, stops, ends, np.full(len(ends), self.reaches_end))
 
     def pruned(self, beam: float) -> Lattice:
-        """Return the lattice pruned to paths that cost at most `beam` (natural log) more than the best one.
+        """Return the lattice without paths that cost more than `beam` (natural log) above the best path.
 
         Raises:
             FieldError: beam is not > 0.
@@ -81,7 +81,7 @@ class Lattice:
         return replace(self, node_frames=frames, links=links, ends=ends)
 
     def rescored(self, lm: PackedLM, weight: float, *, lm_share: float = 0.0) -> Lattice:
-        """Return the lattice, exactly rescored: another LM's costs replace those of the graph and its LM.
+        """Return a lattice in which another LM's costs replace those of the graph and its LM, exactly.
 
         The cost of a path is reduced by (1 - lm_share) times its costs of the graph. The cost of a path is increased
         by weight times the LM's cost of its words and of </s>. With paged_biglm, the costs of the graph include the
@@ -183,7 +183,7 @@ def lattice_of(state: WordGraphStream, reaches_end: bool) -> Lattice:
 def _pruned(
     frames: np.ndarray, links: np.ndarray, ends: np.ndarray, beam: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Drop links, ends and nodes that are on no path within the beam of the best one, and renumber the nodes."""
+    """Drop links, ends and nodes that are on no path within the beam of the best path, and renumber the nodes."""
     before = of_links.forward_costs(len(frames), links)
     after = of_links.backward_costs(len(frames), links, ends["node"].copy(), ends["cost"].copy())
     limit = after[0] + beam + of_links.BEAM_SLACK

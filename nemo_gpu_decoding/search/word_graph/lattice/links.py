@@ -1,9 +1,9 @@
 """Compute costs, names and n-best texts over the links of a lattice, and prune links during the search.
 
-**n-best texts.** Every node keeps its n cheapest paths from the start with different words. This is exact: for every
-continuation, n other paths cost no more than a path that is not kept. Words are compared by a hash. Most paths of a
-wide lattice belong to no good text. The search therefore skips paths whose cost exceeds the best one by more than a
-margin. The margin grows until n texts are within it.
+**n-best texts.** Every node keeps its n cheapest paths from the start with different words. The result is exact,
+because for every continuation n other paths cost no more than a path that is dropped. Words are compared by a hash.
+Most paths of a wide lattice belong to no good text. The search therefore skips paths that cost more than the best path
+by more than a margin. The margin grows until n texts are within it.
 """
 
 import numpy as np
@@ -54,7 +54,7 @@ def backward_costs(num_nodes, links, end_nodes, end_costs):
 
 @compiled
 def name_links(links, nodes, names):
-    """Name nodes and links after the paths that lead to them; their numbers and order have no effect.
+    """Name nodes and links after the paths that lead to them, so that names do not depend on numbers and order.
 
     Args:
         links: [L] LINK, sorted by target.
@@ -98,7 +98,7 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
 
 @compiled
 def _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, num_spoken):
-    """Return `best_texts` among the paths that cost at most `bound`; and whether no path costs more."""
+    """Return `best_texts` of the paths that cost at most `bound`, and whether these are all paths."""
     is_all = True
     entries = np.empty(max(1024, 2 * num_nodes), ENTRY)
     begin = np.zeros(num_nodes + 1, np.int64)
@@ -200,7 +200,7 @@ BEAM_SLACK = 1e-4  # added to the lattice beam: rounding must not drop the best 
 
 
 def grown_links(links: np.ndarray, counters: np.ndarray, lattice_beam: float) -> np.ndarray:
-    """Drop links that are on no path within the lattice beam; double the array if it stays more than half full."""
+    """Drop links that are on no path within the lattice beam; double the array if it is still more than half full."""
     used, kept = int(counters["links"][0]), np.empty(len(links), LINK)
     size = prune_links(links, used, int(counters["frames"][0]), lattice_beam + BEAM_SLACK, kept)
     counters["links"] = size
@@ -230,7 +230,7 @@ def with_links(
 
 @compiled
 def prune_links(links, count, frames, beam, kept):
-    """Copy the links that may be on a path within a beam of the best one to `kept`, in order.
+    """Copy the links that may be on a path within a beam of the best path to `kept`, in order.
 
     The method is Kaldi's PruneActiveTokens. A token of the last frame may be on the best path, so its extra cost is
     0. The extra cost of a link is its cost above the best path to its target, plus the least extra cost of the links

@@ -2,8 +2,8 @@
 
 The lattice is composed with the LM on the fly. A node of the result is a pair of a node of the lattice and a state of
 the LM. A link with words leads to the LM state after these words; a link without words keeps the state. Example:
-"the cat" and "a cat" lead to node 5. With a 2-gram LM this node stays one node, because both texts end in the state
-"cat". With a 3-gram LM it becomes two nodes.
+"the cat" and "a cat" lead to node 5. With a 2-gram LM, node 5 stays one node, because both texts end in the state
+"cat". With a 3-gram LM, it becomes two nodes.
 """
 
 from typing import Any, NamedTuple

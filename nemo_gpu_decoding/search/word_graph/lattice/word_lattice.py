@@ -13,7 +13,7 @@ from nemo_gpu_decoding.words import joined
 
 @dataclass(frozen=True, eq=False)
 class WordSequence:
-    """A path that leads through a determinised lattice: n words, T frames."""
+    """A path through a determinised lattice, with n words and T frames."""
 
     words: tuple[str, ...]  # [n]
     graph_cost: float  # includes LM and boosting
@@ -33,8 +33,8 @@ class WordSequence:
 class WordLattice:
     """A determinised lattice (Kaldi's compact lattice) with S states and A arcs: a path for each word sequence.
 
-    State 0 is the start and the last state is the end. Arcs lead to higher states. The labels of an arc need not end
-    where its word ends: they are the further labels that all paths with the same words so far have in common.
+    State 0 is the start and the last state is the end. Arcs lead to higher states. The labels of an arc may end before
+    or after its word: all paths with the same words so far share these labels.
     """
 
     words: tuple[str, ...]  # words of the graph
@@ -102,7 +102,7 @@ class WordLattice:
         return "\n".join([*lines, "", ""])
 
     def to_openfst_text(self) -> str:
-        """Return the word acceptor as text of OpenFst and k2: source, target, word, cost; the last line is the end."""
+        """Return the lattice as OpenFst's and k2's text of an acceptor: source, target, word, cost; last, the end."""
         rows = zip(self.arcs["source"], self.arcs["target"], self.arcs["word"], self.costs, strict=True)
         lines = [f"{source} {target} {word} {cost:.6g}" for source, target, word, cost in rows]
         return "\n".join([*lines, str(self.num_states - 1), ""])
@@ -111,7 +111,7 @@ class WordLattice:
 def word_arcs(links: np.ndarray, ends: np.ndarray, frames: np.ndarray, graph: WordGraph) -> np.ndarray:
     """Return arcs with at most one word each, [A] ARC sorted by source; states are numbered in topological order.
 
-    A link with several words becomes several arcs. The first of them has the link's label and costs. Ends become
+    A link with several words becomes several arcs. The first of these arcs has the link's label and costs. Ends become
     arcs to the last state.
 
     Args:
