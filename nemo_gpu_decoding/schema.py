@@ -30,7 +30,7 @@ def option(default: Any = dataclasses.MISSING, **rule: Any) -> Any:
         choices: the valid texts.
         unused: why values other than the default have no effect; they are invalid.
         needs: another option, in the form NAME=VALUE, without which other values than the default are invalid.
-        nemo: the option's key in NeMo's section, if the key has another name; None: the section has no such key.
+        nemo: the option's key in NeMo's section, if the key has another name; None means the section has no such key.
         cli: True: commands have this option of a search, see `with_options_of`; "tune": `tune` alone has it.
     """
     assert rule.keys() <= {"low", "high", "above", "infinite", "choices", "unused", "needs", "nemo", "cli"}, rule

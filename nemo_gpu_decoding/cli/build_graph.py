@@ -126,11 +126,11 @@ def run(options: BuildGraphOptions) -> int:
 def vocabulary_of(
     model: str | None, tokenizer: str | None, language: str | None, head: str | None, verbose: bool = False
 ) -> Vocabulary:
-    """Return the vocabulary in the file `tokenizer` or, if it is None, that of a model's head.
+    """Return the vocabulary in the file `tokenizer` or, if it is None, the vocabulary of a model's head.
 
     Args:
         language: the language of the tokenizer, for models with one tokenizer per language.
-        head: ctc or rnnt; None: the head that the model has.
+        head: ctc or rnnt; None means the head that the model has.
     """
     if tokenizer is not None:
         return vocabulary_of_file(tokenizer)

@@ -3,7 +3,7 @@
 `tune` tries options that are null with values around the best point so far. With phrases, token-level strategies first
 try all weights with the smallest beam and one segmentation per phrase. Then they try larger beams and more
 segmentations with the best weights. Word graphs try the LM weights without phrases, then the boosting weights with the
-best LM weights, then the LM weights next to the best ones. With a limit of false phrases, the last stage of all
+best LM weights, then the LM weights next to the best weights. With a limit of false phrases, the last stage of all
 strategies tries thresholds for the evidence of a phrase.
 """
 

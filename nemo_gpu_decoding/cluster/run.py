@@ -35,9 +35,9 @@ class Workers(NamedTuple):
 
     Args:
         address: address of Ray, "auto" (the cluster of this machine) or "local" (a cluster is started for the run);
-            None: no Ray, one worker in this process.
+            None means one worker in this process, without Ray.
         most: maximum number of workers; the run starts when `least` of them are ready.
-        gpus: GPUs per worker; None: one if the cluster has GPUs.
+        gpus: GPUs per worker; None means one if the cluster has GPUs.
     """
 
     address: str | None = None
@@ -57,7 +57,7 @@ class Job:
         shards: names of the manifests.
         cutting: where long recordings are cut.
         batch_size: utterances per batch of the encoder.
-        batch_seconds: seconds of audio per batch, padding included, in place of `batch_size`; None: no limit.
+        batch_seconds: seconds of audio per batch, padding included, in place of `batch_size`; None means no limit.
     """
 
     out: str
@@ -128,7 +128,7 @@ def _opened(entry: dict[str, Any], file: Path | str) -> Utterance:
 
 
 def batches(utterances: Sequence[Utterance], batch_size: int, batch_seconds: float | None) -> Iterator[list[int]]:
-    """Yield batches of utterance indices: first utterances with a fault, then the others from long to short.
+    """Yield batches of utterance indices: first utterances with a fault, then all others, from long to short.
 
     Batches of utterances with similar durations have little padding, and the first batch needs most memory.
     `batch_seconds` limits the audio of a batch, padding included; a batch has at least one utterance.
@@ -149,7 +149,7 @@ def transcribe_corpus(
     """Decode all partitions that have no marker; return the totals of all partitions, in the order of numbers.
 
     Args:
-        max_errors: number of utterances that may fail; None: no limit.
+        max_errors: number of utterances that may fail; None means no limit.
         retry_errors: also decode partitions with failed utterances.
 
     Raises:

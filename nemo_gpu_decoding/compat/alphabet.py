@@ -35,7 +35,7 @@ class Alphabet:
     Args:
         labels: labels in this form; `build_alphabet` converts the labels of a model. Several may be blanks.
         is_bpe: whether the labels are BPE pieces.
-        names: the labels as the model spells them, for messages; None: `labels`.
+        names: the labels as the model spells them, for messages; None means `labels`.
 
     Raises:
         ValueError: a label occurs twice, no label is the blank, or a BPE piece has a space.

@@ -40,9 +40,9 @@ class OnnxTransducer:
 
     Args:
         folder: folder with the files of the model.
-        durations: of a TDT model, in frames; None: 0, 1, 2, ... for the outputs of the joint beyond the labels.
+        durations: of a TDT model, in frames; None means 0, 1, 2, ... for the outputs of the joint beyond the labels.
         quantization: the end of the files' names, such as "int8"; None: files without such an end, or the only files.
-        providers: onnxruntime's providers; None: the CPU.
+        providers: onnxruntime's providers; None means the CPU.
 
     Raises:
         FileNotFoundError: a part is missing.

@@ -17,7 +17,7 @@ class Graph:
 
     Args:
         model: an `onnx.ModelProto`.
-        frames: the input that is an encoder frame; the others are labels, lengths and states.
+        frames: the input that is an encoder frame; all other inputs are labels, lengths and states.
         outputs: the logits, and the states after a label.
     """
 

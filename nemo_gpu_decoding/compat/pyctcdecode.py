@@ -87,7 +87,7 @@ class BeamSearchDecoderCTC:
 
     Args:
         alphabet: the labels of the logits' columns.
-        language_model: a word LM; None: none.
+        language_model: a word LM, or None to decode without an LM.
     """
 
     model_container: ClassVar[dict[bytes, LanguageModel | None]] = {}
@@ -209,7 +209,7 @@ class BeamSearchDecoderCTC:
 
         Args:
             logits: [T, V] logits, log-probs or probabilities; NumPy or torch.
-            beam_width: hypotheses kept per frame, and returned, at most.
+            beam_width: maximum number of hypotheses, per frame and in the result.
             beam_prune_logp: hypotheses whose score is lower than the best one's by more than this are dropped;
                 natural log, < 0.
             token_min_logp: tokens with a lower log-prob are skipped, unless they are the most likely of the frame.
@@ -422,8 +422,8 @@ def build_ctcdecoder(
 
     Args:
         labels: the label of each column, without or with the blank, see `Alphabet.build_alphabet`.
-        kenlm_model_path: word LM: ARPA (plain or gzipped) or KenLM binary; None: no LM.
-        unigrams: the known words; None: the words of the LM.
+        kenlm_model_path: word LM: ARPA (plain or gzipped) or KenLM binary; None means no LM.
+        unigrams: the known words; None means the words of the LM.
         alpha: weight of the LM, >= 0.
         beta: bonus of each word, natural log.
         unk_score_offset: log10, added to the LM's score of an unknown word.

@@ -100,7 +100,7 @@ class Exchange:
         device.copy_(host, non_blocking=True)
 
     def fetch(self, *, first: str | None = None) -> None:
-        """Copy arrays to the host: the given array and all after it, or all arrays. Waits for the device."""
+        """Copy arrays to the host: the given array and all after it, or all arrays. Wait for the device."""
         device, host = self._part(first, None)
         host.copy_(device)
 

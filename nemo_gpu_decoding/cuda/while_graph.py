@@ -104,7 +104,7 @@ def _unused_stream(device: int) -> torch.cuda.Stream:
 
 
 def _add_while_node(graph: Any, handle: Any, context: Any) -> Any:
-    """Add a WHILE node to an empty graph; returns the empty graph of its body."""
+    """Add a WHILE node to an empty graph; return the empty graph of its body."""
     driver = bindings()
     node = driver.CUgraphNodeParams()
     node.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL

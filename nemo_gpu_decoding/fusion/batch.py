@@ -142,7 +142,7 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     """Check that the LMs and the boosting tree of a fusion are automata over the decoder's labels.
 
     Raises:
-        ValueError: an automaton has other labels, or a second LM is given in addition to that of the graph.
+        ValueError: an automaton has other labels, or there is an LM in addition to the LM of the graph.
     """
     for name, lm in (("lm", fusion.lm), ("source_lm", fusion.source_lm)):
         if lm is not None and labels.lm_in_graph:

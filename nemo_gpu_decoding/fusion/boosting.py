@@ -3,8 +3,8 @@
     tree = build_boosting_tree(["NVIDIA", Phrase("New York", weight=2.0)], vocabulary)
     Fusion(boosting=tree, boosting_weight=1.0)
 
-Phrases are matched as token sequences. "ann" earns no bonus in "anna", even if the tokens of "anna" begin
-with those of "ann", unless `whole_words` is False or `refund` is "nemo".
+Phrases are matched as token sequences. "ann" earns no bonus in "anna", even if the tokens of "anna" begin with the
+tokens of "ann", unless `whole_words` is False or `refund` is "nemo".
 
 A `BoostingTree` keeps its phrases. It finds them in a hypothesis, and builds smaller trees for a subset.
 """

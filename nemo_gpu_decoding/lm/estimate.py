@@ -62,7 +62,7 @@ def estimate_ngram_lm(
     Args:
         sentences: the symbols (words or tokens) of each sentence, without <s> and </s>.
         order: order of the LM, 1 .. 10.
-        symbols: the symbols of the LM; other symbols of the text count as <unk>. None: all symbols of the text.
+        symbols: the symbols of the LM; other symbols of the text count as <unk>. None means all symbols of the text.
         min_counts: by order, the least number of occurrences of an n-gram in the LM; the last number holds
             for all higher orders. (1, 1, 2) is lmplz's `--prune 0 0 1`. It must not decrease.
 

@@ -346,7 +346,7 @@ def enter_states(children, backoff_costs, state_of, states, num_arcs):
 def link(parents, state_of, children, arcs, states, suffix_states):
     """Set the targets of the arcs from the nodes parents[0] .. parents[1]-1, all of one order n - 1 >= 1.
 
-    Also sets the back-offs of their target states and replaces costs that are NaN. Lower orders must be
+    Also set the back-offs of their target states and replaces costs that are NaN. Lower orders must be
     linked already. If "h w" is no state, its target is the target of w in the back-off state of h: the
     longest suffix of "h w" that is a state.
 

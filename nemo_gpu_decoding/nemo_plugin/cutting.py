@@ -55,7 +55,7 @@ class Cutting:
         """Return the maximum length of segments, and the pauses to try.
 
         Args:
-            trained_seconds: longest utterance that the model was trained on; None: unknown.
+            trained_seconds: longest utterance that the model was trained on; None means unknown.
         """
         if self.segment_seconds:
             return Limits(self.whole_seconds)

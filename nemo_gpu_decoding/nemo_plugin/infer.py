@@ -150,7 +150,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """Return the boosting tree for a request with `boosting_tree` options.
 
         Args:
-            weight: weight of the tree in the search, > 0; None: the default.
+            weight: weight of the tree in the search, > 0; None means the default.
         """
         return load_boosting_tree(config, self.vocabulary())
 

@@ -42,7 +42,7 @@ def utterance_requests(
         model: a NeMo model with a strategy of this package.
         requests: one per utterance, in the order of decoding: a list of phrases instead of those of the decoding
             config ([]: none); a `Request`, such as `Request(lm="news")`; a `WrittenRequest`; or None for the config.
-        boosting_weight: weight of the lists of phrases; None: the config's `boosting_tree_alpha`.
+        boosting_weight: weight of the lists of phrases; None means the config's `boosting_tree_alpha`.
 
     Raises:
         ValueError: the model has another strategy; a list of phrases has no weight; the strategy does not support a
@@ -95,8 +95,8 @@ def request_of(
     """Compile an utterance's written request: build tree, grammar and language lock, and check them.
 
     Args:
-        boosting_weight: weight of its phrases; None: the config's `boosting_tree_alpha`.
-        most_letters: limit for its grammar.
+        boosting_weight: weight of its phrases; None means the config's `boosting_tree_alpha`.
+        most_letters: maximum number of letters in its grammar.
 
     Raises:
         FieldError: the strategy has no such LM, cannot boost the phrases, or takes no lock or grammar.

@@ -39,9 +39,9 @@ class Log:
     """A log file with a run's transcripts. After an interruption, the same run reads the log and continues.
 
     Args:
-        file: file with a key and a value of JSON in a line, created with the first one; None: nothing is kept.
+        file: file with a key and a JSON value in each line, created with the first line; None keeps nothing.
         run: everything, except the utterances, on which the logged values depend, as JSON values.
-        tell: gets a message for each recording that the interrupted run has begun.
+        tell: function that gets a message for each recording that the interrupted run has begun.
     """
 
     def __init__(self, file: Path | None = None, run: Any = None, tell: Callable[[str], Any] = lambda _: None) -> None:
@@ -203,8 +203,8 @@ def transcribe_long(
     Args:
         model: a model of NeMo.
         timestamps: fill `words` of the result, with times in the whole recording.
-        batch_size: segments per batch.
-        cutting: where the recording is cut; None: `Cutting()`, the defaults of `transcribe`.
+        batch_size: number of segments per batch.
+        cutting: options for the cuts; None means `Cutting()`, the defaults of `transcribe`.
         resume: a file for the segments that are decoded; it is removed at the end. After an interruption, the same
             call continues with the next segment.
 

@@ -67,7 +67,7 @@ class Decoder(ABC, Generic[C, R]):
         labels: the labels that the automata of the fusion read.
 
     Raises:
-        ValueError: an argument is out of range or does not fit the others.
+        ValueError: an argument is out of range or does not fit the other arguments.
     """
 
     input_name: ClassVar[str] = "log_probs"  # for messages
@@ -100,7 +100,7 @@ class Decoder(ABC, Generic[C, R]):
                 padded. torch tensors, NumPy arrays, or arrays with `__dlpack__` (JAX, CuPy). CTC decoders read
                 natural log-probabilities [B, T, V + 1]. Transducers read the encoder's output [B, T, D]; NeMo's
                 encoders return [B, D, T], so use transpose(1, 2). Frames beyond an utterance's length are not read.
-            lengths: [B] valid frames; None: all.
+            lengths: [B] number of valid frames of each utterance; None means that all frames are valid.
             requests: [B] weights and boosting trees that replace the decoder's for single utterances.
 
         Returns:
@@ -132,7 +132,7 @@ class Decoder(ABC, Generic[C, R]):
             requests: [n] weights and boosting trees that replace the decoder's for single utterances.
             capacity: frames per utterance to allocate buffers for, 0 .. 16,777,216. Buffers grow with the utterance,
                 except inside a CUDA graph, see `flexctc_beam/cuda_engine.py`.
-            device: device of the inputs; chooses the backend now instead of at the first push.
+            device: device of the inputs; if given, the backend is chosen now instead of at the first push.
         """
         check_int("n", n, 0, MOST_STREAMS)
         check_int("capacity", capacity, 0, MOST_FRAMES)
@@ -162,9 +162,9 @@ class Decoder(ABC, Generic[C, R]):
             streams: streams that `open` returned.
             inputs: [R, T, ...] a chunk for each of `rows`; [T, ...] for one stream; or a list of [T, ...]. Arrays
                 as in `decode`.
-            lengths: [R] valid frames of each chunk, 0 .. T; None: all.
-            rows: [R] numbers of the streams that have new frames, in this order; None: all streams, with length 0
-                for closed ones.
+            lengths: [R] number of valid frames of each chunk, 0 .. T; None means that all frames are valid.
+            rows: [R] numbers of the streams that have new frames, in this order; None means all streams, and closed
+                streams have length 0.
             isolate: if a frame cannot be read, only its stream skips this chunk, and its error is returned instead of
                 raised.
 
@@ -192,8 +192,8 @@ class Decoder(ABC, Generic[C, R]):
 
         Args:
             streams: streams that `open` returned.
-            n_best: hypotheses of each stream.
-            rows: numbers of open streams, in the order of the results; None: all open ones.
+            n_best: number of hypotheses per stream.
+            rows: numbers of open streams, in the order of the results; None means all open streams.
         """
         numbers = _open_numbers(streams, rows, distinct=False)
         most, reason = self._most_partial()
@@ -211,7 +211,7 @@ class Decoder(ABC, Generic[C, R]):
 
         Args:
             streams: streams that `open` returned.
-            rows: numbers of the streams that have ended, in the order of the results; None: all open ones.
+            rows: numbers of the streams that have ended, in the order of the results; None means all open streams.
         """
         numbers = _open_numbers(streams, rows)
         streams.set_open(numbers, False)
@@ -256,7 +256,7 @@ class Decoder(ABC, Generic[C, R]):
         """Check the shape of inputs, which are floating point and have three axes.
 
         Args:
-            batch: expected number of rows; None: any.
+            batch: expected number of rows; None means that any number is valid.
 
         Raises:
             ValueError: names the argument, the value seen and the value expected.
@@ -425,7 +425,7 @@ def _check_open(streams: Streams) -> None:
 
 
 def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
-    """Return `rows` if these streams are open; None: the numbers of all open streams."""
+    """Return `rows` after checking that these streams are open; for None return the numbers of all open streams."""
     _check_open(streams)
     if rows is None:
         return streams.is_open.nonzero()[0].tolist()

@@ -26,7 +26,7 @@ def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> t
     Args:
         inputs: [B, T, C]; [T, C], a batch of one utterance; or a list of [T, C]. Each array is a torch tensor,
             a NumPy array, or has `__dlpack__`. A list is padded; other inputs are not copied if torch can share them.
-        lengths: [B] valid frames; None: all.
+        lengths: [B] number of valid frames of each utterance; None means that all frames are valid.
         name: name of the inputs in messages.
         axes: "T, C" in messages.
 
@@ -99,7 +99,7 @@ def check_log_probs(log_probs: Tensor, *, batch: int | None, columns: int) -> No
     """Check the shape of log-probs [B, T, columns]. The search checks their values.
 
     Args:
-        batch: expected B; None: any.
+        batch: expected B; None means that any B is valid.
         columns: vocabulary size plus one for the blank.
 
     Raises:
@@ -188,7 +188,7 @@ def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> b
     Values that the search itself rejects give no warning.
 
     Returns:
-        Whether it has warned; None: no frame could be read, as while a CUDA graph is captured.
+        Whether it has warned; None means that no frame could be read, as while a CUDA graph is captured.
     """
     if log_probs.is_cuda and torch.cuda.is_current_stream_capturing():
         return None

@@ -31,9 +31,9 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
 
     Args:
         vocab_size: V, number of tokens without the blank.
-        blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
+        blank_id: column of the blank in the log-probs, 0 .. V. In NeMo's models it is V.
         config: see `FlexCTCConfig`.
-        fusion: LM and boosting tree. Their labels number the tokens without the blank. If blank_id is V, a label is
+        fusion: LM and boosting tree, whose labels number the tokens without the blank. If blank_id is V, a label is
             the token's id; with a smaller blank_id, the ids above it are shifted down by one.
 
     Example:
@@ -44,7 +44,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     Several threads may use one decoder: the streams hold the state of running utterances.
 
     Raises:
-        ValueError: an argument is out of range or does not fit the others.
+        ValueError: an argument is out of range or does not fit the other arguments.
     """
 
     strategy = "flexctc_beam"

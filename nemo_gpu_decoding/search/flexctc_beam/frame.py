@@ -91,7 +91,7 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> FlexCTCBeam
 def advance(rows, log_probs, lengths, state, params, fusions, workspace):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
-    Updates the `FlexCTCBeams` in place; its back-pointers have a capacity for frames_done + T frames. Stops before a
+    Update the `FlexCTCBeams` in place; its back-pointers have a capacity for frames_done + T frames. Stops before a
     frame with NaN or a value above MOST_LOG_PROB, with sizes[b] = BAD_INPUT; and before a frame in which no label is
     possible, with sizes[b] = 0.
     """
@@ -119,7 +119,7 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
 
 @linked
 def _list_candidates(row, beam, size, params, fusion, candidates):
-    """List the best continuations of a frame; returns their number, or BAD_INPUT."""
+    """List the best continuations of a frame; return their number, or BAD_INPUT."""
     count = _offer_without_new_token(row, beam, size, params, fusion, candidates)
     note_bounds(beam, size, fusion)
     floor = numerics.floor_of(candidates, count, params.threshold)
@@ -154,7 +154,7 @@ def _list_candidates(row, beam, size, params, fusion, candidates):
 
 @linked
 def _offer_without_new_token(row, beam, size, params, fusion, candidates):
-    """Offer every hypothesis with a blank or its last label again; returns the number of candidates."""
+    """Offer every hypothesis with a blank or its last label again; return the number of candidates."""
     count, blank = 0, params.blank_id
     if params.merge == MERGE_PREFIX:
         for k in range(size):
@@ -171,7 +171,7 @@ def _offer_without_new_token(row, beam, size, params, fusion, candidates):
 
 @linked
 def _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count):
-    """Offer hypothesis k extended by the new token v; returns the number of candidates."""
+    """Offer hypothesis k extended by the new token v; return the number of candidates."""
     is_prefix = params.merge == MERGE_PREFIX
     if is_prefix and find_text(beam, size, numerics.extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
         return count  # `offer_same_text` has counted it
@@ -186,7 +186,7 @@ def _offer_token(base, beam, size, k, v, lm_bound, floor, params, fusion, candid
 
 @linked
 def select(row, beam, b, state, candidates, count, params, next_beam):
-    """Build the new beam from the candidates: threshold, recombination, back-pointers. Returns its size."""
+    """Build the new beam from the candidates: threshold, recombination, back-pointers. Return its size."""
     back_pointers, t = state.back_pointers, state.frames_done[b]
     size = 0
     for slot in candidates.rank[:count]:
@@ -266,7 +266,7 @@ def score_before(hypothesis, column):
 def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
     """Return `base` plus LM and boosting scores of a new token, and the states after it.
 
-    Returns IMPOSSIBLE if a partial sum shows that the score is below `floor`. `lm_bound` is an upper bound of the LM
+    Return IMPOSSIBLE if a partial sum shows that the score is below `floor`. `lm_bound` is an upper bound of the LM
     score. The look-up in the small boosting tree comes first, because it may make the slower look-up in the LM
     unnecessary.
     """

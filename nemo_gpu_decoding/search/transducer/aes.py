@@ -139,7 +139,7 @@ def _score_in_full(row, hypothesis, best, count, params, fusion):
 
 @linked
 def _compete(b, candidates, count, state, pool, n, scratch, params, durations):
-    """Add to the pool of n the candidates that prefix search has not counted; returns its new size."""
+    """Add to the pool of n the candidates that prefix search has not counted; return its new size."""
     for slot in candidates.rank[:count]:
         candidate = candidates.items[slot]
         scratch[0] = state.beam[b, candidate.parent]

@@ -65,7 +65,7 @@ def _is_free(b, k, data, params):
 
 @linked
 def _offer_without_look_ups(b, data, params, fusion, candidates):
-    """Offer finished hypotheses, forced blanks and (late pruning) all blanks; returns the number of candidates."""
+    """Offer finished hypotheses, forced blanks and (late pruning) all blanks; return the number of candidates."""
     count = 0
     for k in range(data.state.counters[b].size):
         hypothesis = data.state.beam[b, k]
@@ -114,7 +114,7 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
         >>> tokens = decoder.decode(torch.randn(1, 50, 8), [50])[0].best.tokens
 
     Raises:
-        ValueError: an argument is out of range or does not fit the others.
+        ValueError: an argument is out of range or does not fit the other arguments.
     """
 
     strategy = "alsd_pp"

@@ -158,7 +158,7 @@ def find_duplicate(beam, size, hypothesis):
 def begin_step(b, data, params):
     """Count a step, protect the cache entries of the present hypotheses, and keep the hypotheses' scores small.
 
-    Returns False, and sets a size of BAD_INPUT, if the joint returned NaN or +inf.
+    Return False, and set a size of BAD_INPUT, if the joint returned NaN or +inf.
     """
     state = data.state
     state.steps[b] += 1
@@ -178,7 +178,7 @@ def begin_step(b, data, params):
 
 @linked
 def add_node(b, hypothesis, choice, log_prob, data, params, durations):
-    """Append the label of `choice` after a hypothesis to the tree of utterance b; returns its node."""
+    """Append the label of `choice` after a hypothesis to the tree of utterance b; return its node."""
     label = choice // params.num_durations
     duration = durations[choice % params.num_durations]
     if label == params.vocab_size:

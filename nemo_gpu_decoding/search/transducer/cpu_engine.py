@@ -157,7 +157,7 @@ def new_run(
 def read_joint(rows, turn, run, networks, options, params):
     """Fill `row_of` and log_probs[turn] for these utterances, and move those that read a row to the front.
 
-    Returns their number. An utterance that waits once must wait for new frames. The number is 0 if an utterance has
+    Return their number. An utterance that waits once must wait for new frames. The number is 0 if an utterance has
     failed, or if its tree has no space for the nodes of a step.
     """
     for b in rows:
@@ -221,7 +221,7 @@ class JointRows:
         self.log_probs, self._before = np.empty((2, most, width), np.float32)
 
     def read(self, rows: np.ndarray, ended: bool) -> int:
-        """Fill `log_probs` and `shared` for the utterances `rows`; returns the number of hypotheses with a row.
+        """Fill `log_probs` and `shared` for the utterances `rows`; return the number of hypotheses with a row.
 
         The values are valid until the second next call.
         """
@@ -264,7 +264,7 @@ def schedule(rows, beams, ended, shared, first_frames, strides, sources):
     An utterance waits while one of its open hypotheses needs a frame that has not arrived, because the order of steps
     must not depend on the chunks. If the utterance has `ended`, such a hypothesis is finished.
 
-    Returns the number of rows to compute, and the number of kept rows.
+    Return the number of rows to compute, and the number of kept rows.
     """
     new, repeated, last, row_of = 0, 0, sources.old_rows.shape[0] - 1, shared.row_of
     for b in rows:

@@ -82,7 +82,7 @@ class GraphRunner:
         Args:
             step: the step of this run.
             work: its workspace.
-            known: the result of `conditions`; None: `run` computes it.
+            known: the result of `conditions`; if it is None, `run` computes it.
         """
         device = work.shape.device
         if self.first_mode is None and self.allowed:

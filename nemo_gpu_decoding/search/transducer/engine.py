@@ -299,7 +299,7 @@ class Predictions:
 
 @compiled
 def flattened(pending, rows, entries, flat):
-    """Fill flat [3, n * K] with labels, sources and targets of all `rows`; returns their number.
+    """Fill flat [3, n * K] with labels, sources and targets of all `rows`; return their number.
 
     Utterance b has the entries b * `entries` .. of the cache.
     """

@@ -206,7 +206,7 @@ def offer_tokens(row, hypothesis, k, params, fusion, candidates, count):
 
 @linked
 def best_labels(row, labels):
-    """Fill `labels` with the columns of the largest values of a row, in descending order; returns their number.
+    """Fill `labels` with the columns of the largest values of a row, in descending order; return their number.
 
     Equal values are in the order of their columns.
     """

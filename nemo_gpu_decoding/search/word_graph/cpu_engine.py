@@ -105,7 +105,7 @@ def new_workspace(
         columns: V + 1, columns of the log-probs.
         keeps_links: groups keep all tokens, for lattices.
         composes: there is a large LM.
-        entries: capacity for groups and LM contexts; None: twice the capacity for tokens.
+        entries: capacity for groups and LM contexts; None means twice the capacity for tokens.
     """
     capacity = records.token_capacity(max_active)
     entries = entries or 2 * capacity

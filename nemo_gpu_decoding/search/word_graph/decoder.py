@@ -71,7 +71,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
     Several threads may use one decoder at the same time, because `Streams` holds the state of utterances.
 
     Raises:
-        ValueError: an argument is out of range or does not fit the others.
+        ValueError: an argument is out of range or does not fit the other arguments.
     """
 
     strategy = "cuda_wfst"
@@ -214,7 +214,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[result.WordPath]]):
         return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
     def n_best(self, lattice: Lattice, n: int = 1) -> NBest[result.WordPath]:
-        """Return the n best hypotheses of a lattice of this decoder, such as a rescored one.
+        """Return the n best hypotheses of a lattice of this decoder, such as a rescored lattice.
 
         Raises:
             ValueError: n < 1.
@@ -359,7 +359,7 @@ class PagedBigLM(CudaWFST):
         >>> decoder.decode(log_probs, lengths)[0].best.text
 
     Raises:
-        ValueError: an argument is out of range or does not fit the others.
+        ValueError: an argument is out of range or does not fit the other arguments.
     """
 
     strategy = "paged_biglm"

@@ -18,9 +18,9 @@ few labels can stay within the beam. In a large state (any word may begin there)
 Before step 2 the cheapest arc of the best token lowers the cutoff. The bounds skip only what step 4 would prune.
 
 With a large LM (`lm` is an `LmScorer`, not None) a token also has an LM context, and steps 2 and 3 differ, see
-`large_lm/contexts.py`. numba compiles this source for both cases. With lm=None it removes the other branch of each
-`if lm is None` before it infers types, so that records need no LM fields. With a large LM it infers the types of
-both branches and removes the first one later.
+`large_lm/contexts.py`. numba compiles this source for both cases. With lm=None, numba removes the second branch of
+each `if lm is None` before it infers types, so that records need no LM fields. With a large LM it infers the types of
+both branches, and removes the first branch later.
 """
 
 from typing import Any

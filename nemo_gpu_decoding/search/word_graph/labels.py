@@ -14,7 +14,7 @@ SORTED_LABELS = 128  # the labels are sorted if there are at most this many; at 
 
 @linked
 def choose_labels(row, search, work):
-    """Fill work.labels with the labels that can stay below the cutoff; the likeliest one is first.
+    """Fill work.labels with the labels that can stay below the cutoff; the likeliest label is first.
 
     Returns:
         False if the frame holds NaN or a value above MOST_LOG_PROB.

@@ -221,8 +221,8 @@ def more_committed(state: WordGraphStream) -> tuple[Committed, int] | None:
     """Commit the next words that all live hypotheses of a running stream share.
 
     Returns:
-        The committed part, and the number of the back-pointer that becomes the first one. Returns None if all live
-        hypotheses share too few words.
+        The committed part, and the number of the back-pointer that becomes the first back-pointer. Return None if all
+        live hypotheses share too few words.
     """
     old = state.committed
     if old is None or state.live is None:

@@ -9,7 +9,7 @@
    contexts that are below the cutoff by the small LM's cost. The search takes the queried arcs at the true cost.
 
 So a word is pruned twice: by the small LM's cost before the query, by the large LM's cost after it. There are two
-cutoffs. The epsilon closure uses the tightened one. LM queries use the cutoff after all arcs that need no query. An
+cutoffs. The epsilon closure uses a tightened cutoff. LM queries use the cutoff after all arcs that need no query. An
 arc and a context need a query if the arc has a word, or if the context has a word without a query yet. The LMs are
 queried if and only if the cost by the small LM, boosting included, is at most that cutoff, and the best context of the
 group does not dominate the context (`scorer.py`). So tokens, their costs to the bit, queries and groups do not depend
@@ -225,7 +225,7 @@ def new_group(key, work):
 
 @linked
 def add_context(c, g, work):
-    """Add LM context c, the newest one, to group g."""
+    """Add the newest LM context c to group g."""
     frame, context, group = work.frame[0], work.lm.contexts[c], work.lm.groups[g]
     context.group, context.next = g, group.newest
     group.newest = c
@@ -378,7 +378,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
 def expand_deferred(row, state, search, lm, work):
     """Take the arcs that need LM queries, for all contexts that are below the cutoff before the query.
 
-    The cutoff is the one after all candidates without queries. It stays fixed while the search queries the LMs,
+    The cutoff is that after all candidates without queries. It stays fixed while the search queries the LMs,
     so that the set of queries does not depend on their order.
     """
     frame, arcs = work.frame[0], search.graph.arcs

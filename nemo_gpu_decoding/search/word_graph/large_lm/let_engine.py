@@ -58,7 +58,7 @@ def collected(stream: LetStream, work: records.Workspace, *, more: bool = False)
     The tokens get new node numbers in place. With a lattice, the links to expanded nodes are listed first.
 
     Args:
-        more: make the new arrays at least twice as large as the old ones.
+        more: make the new arrays at least twice as large as the old arrays.
     """
     arrays, lattice, models = stream.arrays, stream.lattice, stream.models
     if lattice is not None:

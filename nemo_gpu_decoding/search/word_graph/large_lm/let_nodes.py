@@ -330,7 +330,7 @@ def limit_contexts(begin, count, lm, state):
 
 @linked
 def begin_merge(total, work):
-    """Empty the hash table and size it for `total` contexts; returns False if the table is too small."""
+    """Empty the hash table and size it for `total` contexts; return False if the table is too small."""
     size: Any = 4 * FEW
     if total > FEW:
         while size < 2 * total:

@@ -281,7 +281,7 @@ def _follow(large, small, labels, small_states):
 
 @compiled
 def _subtract_backoffs(large, small, large_labels, small_states, states):
-    """Subtract the small LM's back-off costs in `states`; returns False if the LMs do not back off together."""
+    """Subtract the small LM's back-off costs in `states`; return False if the LMs do not back off together."""
     for state in range(1, len(small_states)):
         small_state = small_states[state]
         shorter = small_states[np.int64(large.states[state].backoff_to)]

@@ -137,7 +137,7 @@ class Lattice:
         """Return the cheapest path for each word sequence: Kaldi's compact lattice [Povey et al. 2012].
 
         Args:
-            beam: largest cost of a sequence above the best one, natural log, > 0; None: the lattice beam.
+            beam: largest cost of a sequence above the best one, natural log, > 0; None means the lattice beam.
             max_states: largest number of states to expand, 1 .. 2**24. If more are needed, the result has a
                 narrower beam, which is in `WordLattice.beam`.
 

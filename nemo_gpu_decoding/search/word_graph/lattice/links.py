@@ -159,7 +159,7 @@ def _hashed(words, olabel, graph, num_words, num_spoken):
 
 @compiled
 def _insert(entries, begin, size, n, words, cost, previous, link):
-    """Insert a path into entries[begin : begin + size], sorted by cost, one per word hash; returns the new size."""
+    """Insert a path into entries[begin : begin + size], sorted by cost, one per word hash; return the new size."""
     for k in range(begin, begin + size):
         if entries[k].words == words:
             if not cost < entries[k].cost:
