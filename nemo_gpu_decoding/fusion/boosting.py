@@ -56,11 +56,11 @@ class BoostingConfig:
         ValueError: a value is out of range or has no effect here.
     """
 
-    # A boosting tree that NeMo made. Phrases have one source: this one, `key_phrases_file`, or the two lists.
+    # A file with a boosting tree of NeMo. It excludes `key_phrases_file` and the two lists of phrases.
     model_path: str | None = None
     # A text file of phrases: one per line, optionally followed by its weight and its aliases, each after a tab.
     key_phrases_file: str | None = None
-    # A list of phrases; it adds to `key_phrase_items_list`.
+    # A list of phrases, in addition to those of `key_phrase_items_list`.
     key_phrases_list: Sequence[str | Phrase] | None = None
     # A list of items: Phrase, or anything with phrase, lang and, if need be, weight (or alpha)
     # and aliases.
@@ -73,7 +73,7 @@ class BoostingConfig:
     unk_score: float = option(0.0)
     # Bonus of the end-of-sentence token of attention decoders; without effect for CTC, RNN-T and TDT.
     final_eos_score: float = option(1.0, unused="only attention decoders have an end-of-sentence token to boost")
-    # If not 0: context_score of a phrase = score_per_phrase / number of its characters.
+    # If not 0, the context_score of a phrase is score_per_phrase / number of the phrase's characters.
     score_per_phrase: float = option(0.0, low=0)
     # Language of the phrases for aggregate tokenizers.
     source_lang: str = "en"
@@ -83,24 +83,23 @@ class BoostingConfig:
     uniform_weights: bool = False
     # Boost num_of_transcriptions segmentations of a phrase: the same as segmentations=5.
     use_bpe_dropout: bool = False
-    # Of NeMo's development branch. default; bpe_dropout: use_bpe_dropout; var_bpe: at least 8 segmentations;
+    # A key of NeMo's development branch: default; bpe_dropout: use_bpe_dropout; var_bpe: at least 8 segmentations;
     # case_insensitive: at least 8 segmentations, with ignore_case.
     bpe_mode: str = option("default", choices=BPE_MODES)
-    # Of NeMo's development branch; without effect here: all segmentations of a phrase are paid alike.
+    # A key of NeMo's development branch without effect: all segmentations of a phrase have the same bonus.
     var_bpe_scoring_temp: float = option(10.0, unused=_PAID_ALIKE)
-    # Of NeMo's development branch; without effect here.
+    # A key of NeMo's development branch without effect.
     var_bpe_penalize_subsplits: bool = option(True, unused=_PAID_ALIKE)
-    # Number of these segmentations, including the tokenizer's own; enumerated, fewest pieces first.
+    # Number of segmentations with use_bpe_dropout: the tokenizer's segmentation, then those with the fewest pieces.
     num_of_transcriptions: int = option(5, low=1)
     # Sampling parameter of NeMo's segmentations; without effect here, because all are enumerated.
     bpe_alpha: float = option(0.3, unused="segmentations are enumerated, not sampled")
-    # Token sequences boosted per phrase and spelling. With refund "full" each has the same total
+    # Number of token sequences that are boosted per phrase and spelling. With refund "full" each has the same total
     # bonus as the tokenizer's own segmentation, however many pieces it has.
     segmentations: int = option(1, low=1)
     # Boost the phrase as written, in lower case, in upper case and with capital initials.
     ignore_case: bool = False
-    # full: bonuses of unfinished phrases are taken back exactly; nemo: the weights of NeMo 2.7 and 3.0 to the bit, all
-    # >= 0.
+    # full: unfinished phrases lose their bonus exactly; nemo: the weights of NeMo 2.7 and 3.0 to the bit, all >= 0.
     refund: str = option("full", choices=REFUNDS)
     # False: each token counts for one phrase, and a phrase that begins inside a complete phrase and ends
     # after it earns no bonus. True: all phrases count, even where they overlap in the text. Use True for
@@ -114,7 +113,7 @@ class BoostingConfig:
     # median. None: True with refund "full", False with refund "nemo".
     whole_words: bool | None = None
     # Least evidence of a phrase in a result, 0 .. 1; 0: no limit. The evidence is the smallest posterior of
-    # its tokens. Phrases below it are withdrawn: the utterance is decoded again with the phrases above it only.
+    # its tokens. If phrases have less evidence, the utterance is decoded again without them.
     # `tune false_phrases_per_hour=1` finds a value; 0.0001 is typical. Not for model_path.
     ac_threshold: float = option(0.0, low=0)
 
