@@ -88,8 +88,8 @@ def write_container(
 
     Args:
         shapes: shape of each array by its name.
-        fill: called with the mapped arrays of the file, all zeros, to write their contents. They may be
-            larger than memory.
+        fill: called with the mapped arrays of the file, all zeros, to write their contents. The arrays may be larger
+            than memory.
 
     Returns:
         the size of the file in bytes.

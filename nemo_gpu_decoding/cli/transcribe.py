@@ -324,7 +324,7 @@ def emit(utterances: Sequence[Utterance], transcripts: Iterable[Transcript | str
 
 def report(totals: Totals, seconds: float, device: str) -> None:
     """Print RTFx (seconds of audio per second of work, without compilation) and word error rate to stderr.
-    Both figures leave out failed utterances."""
+    RTFx and error rate exclude failed utterances."""
     if totals.errors:
         print(f"{totals.errors} of {totals.rows} utterances failed", file=sys.stderr)
     print(

@@ -154,7 +154,7 @@ def allowed_tokens(
 
 
 def _scripts_of(text: str) -> Iterator[frozenset[str]]:
-    """Yield the set of scripts of each letter and mark of a text, except characters that all scripts share."""
+    """Yield, for each letter and mark of a text, its set of scripts; skip characters that all scripts share."""
     for character in text:
         if character == _INCOMPLETE:
             yield frozenset()

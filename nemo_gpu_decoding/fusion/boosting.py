@@ -6,7 +6,7 @@
 Phrases are matched as token sequences. "ann" earns no bonus in "anna", even if the tokens of "anna" begin with the
 tokens of "ann", unless `whole_words` is False or `refund` is "nemo".
 
-A `BoostingTree` keeps its phrases. It finds them in a hypothesis, and builds smaller trees for a subset.
+A `BoostingTree` keeps its phrases, finds phrases in a hypothesis, and builds trees for subsets of phrases.
 """
 
 from __future__ import annotations

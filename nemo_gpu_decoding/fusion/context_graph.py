@@ -68,8 +68,8 @@ last copy is a copy of the root: it has arcs for the labels that pay refunds and
     t --> copy of f, less 2 --> copy of root, less 3 --> root
     f --> copy of root, less 1 --> root
 
-Copies of the root are large but shared: there is one per distinct sum of refunds. It has arcs for the labels that
-pay refunds or for the others, whichever are fewer. Copies of other states have as many arcs as the originals.
+Copies of the root are large but shared: there is one per distinct sum of refunds. A copy has arcs for the labels that
+pay refunds, or for all others, whichever are fewer. Copies of other states have as many arcs as the originals.
 """
 
 from collections.abc import Sequence

@@ -210,7 +210,7 @@ def _build(sequences: Sequence[ScoredSequence], vocab_size: int, name: str) -> B
 
 
 def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:
-    """Return the label sequences of a phrase, and of each of its words that the graph lacks.
+    """Return the label sequences of a phrase, and those of each word in the phrase that the graph lacks.
 
     A separate sequence per missing word refunds the cost of <unk> wherever the word occurs. If several
     sequences begin at one label, only the best counts, so a phrase that begins with the word includes its

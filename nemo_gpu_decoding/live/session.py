@@ -136,7 +136,7 @@ def _texts_of(n: int, phrase: Any) -> list[Any]:
 
 
 class Resampler:
-    """A streaming resampler for float32 samples. Its output does not depend on how messages divide the audio."""
+    """A streaming resampler for float32 samples. The output does not depend on how messages divide the audio."""
 
     def __init__(self, rate: int, target: int) -> None:
         self._stream = None

@@ -64,7 +64,7 @@ def estimate_ngram_lm(
         order: order of the LM, 1 .. 10.
         symbols: the symbols of the LM; other symbols of the text count as <unk>. None means all symbols of the text.
         min_counts: by order, the least number of occurrences of an n-gram in the LM; the last number holds
-            for all higher orders. (1, 1, 2) is lmplz's `--prune 0 0 1`. It must not decrease.
+            for all higher orders. (1, 1, 2) is lmplz's `--prune 0 0 1`. The numbers must not decrease.
 
     Returns:
         The LM; log10 weights, <unk>, <s> and </s> as its first symbols.

@@ -354,8 +354,8 @@ def link(parents, state_of, children, arcs, states, suffix_states):
         suffix_states: the range of states of order n - 2.
 
     Returns:
-        the number of n-grams with a suffix (all but the first word) that is not listed. Their scores are
-        those of an LM that lists the suffix with its backed-off weight.
+        the number of n-grams with a suffix (all but the first word) that is not listed. Such n-grams have the scores
+        of an LM that lists the suffix with its backed-off weight.
     """
     labels, costs, targets = arcs
     unlisted = 0

@@ -1,9 +1,9 @@
 """Define subclasses of NeMo's decoding classes, and wrap NeMo's constructors so that they create these subclasses.
 
-NeMo's constructor runs first, with strategy `greedy_batch` in a copy of the config. It prepares text, timestamps and
-confidence. Then the wrapper replaces the inner decoder, and sets the object's class to the subclass. A function
-creates the subclass with one base, because Python changes an object's class only between equal memory layouts. All
-other methods are NeMo's.
+NeMo's constructor runs first, with strategy `greedy_batch` in a copy of the config. NeMo's constructor prepares text,
+timestamps and confidence. Then the wrapper replaces the inner decoder, and sets the object's class to the subclass. A
+function creates the subclass with one base, because Python changes an object's class only between equal memory
+layouts. All other methods are those of NeMo's class.
 
 With a word graph, the search returns words and their frames, from which the text is made. NeMo itself joins tokens to
 text and splits the text into words. NeMo's options for text still apply: no space before the model's punctuation
@@ -140,7 +140,7 @@ def word_confidence(wrapped: Callable[..., Any], decoding: Any, call: BoundArgum
 
 @cache
 def adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
-    """Return a cached subclass of a decoding class of NeMo or of a user, with the same name as that class."""
+    """Return a cached subclass of a decoding class (of NeMo or a user), with the same name as that class."""
     subclass = adapt(cls)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass

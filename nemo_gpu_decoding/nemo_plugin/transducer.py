@@ -67,7 +67,7 @@ class TransducerInfer(FusedInfer):
 
         Returns:
             A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance: the result if the
-            audio ended here. It can be continued, see `stream_state.py`.
+            audio ended here. A later call can continue this result, see `stream_state.py`.
 
         Raises:
             ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued. If an utterance

@@ -218,7 +218,7 @@ class Decoder(ABC, Generic[C, R]):
         return self._ended(streams, numbers)
 
     def reopen(self, streams: Streams, rows: Sequence[int], requests: Sequence[Request | None] | None = None) -> None:
-        """Begin new utterances in closed streams. Their results do not depend on earlier utterances or other streams.
+        """Begin new utterances in closed streams. Results do not depend on earlier utterances or other streams.
 
         Args:
             streams: streams that `open` returned.

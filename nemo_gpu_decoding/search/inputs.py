@@ -174,7 +174,7 @@ def _remedy(row: np.ndarray) -> str:
 
 
 def may_be_padded(log_probs: Tensor) -> bool:
-    """Return whether the first or last frame of an utterance [B, T, C] holds no log-probabilities. This is fast."""
+    """Return whether the first or last frame of an utterance [B, T, C] holds no log-probabilities."""
     both = slice(None, None, max(1, log_probs.shape[1] - 1))
     is_shared = log_probs.dtype == torch.float32 and log_probs.device.type == "cpu"  # NumPy is faster for few frames
     ends = log_probs.detach().numpy()[:, both] if is_shared else as_float32(log_probs[:, both])

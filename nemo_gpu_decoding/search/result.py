@@ -106,7 +106,7 @@ class Work(NamedTuple):
 
     The length of the audio chunks affects `query_hits` only. `look_ups` and `groups` do not depend on the order of
     work. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`).
-    They depend on the size of the GPU's cache of arcs, on earlier decoding, and on the order of the threads.
+    These three depend on the size of the GPU's arc cache, on earlier decoding, and on the order of the threads.
     """
 
     look_ups: int  # words for which the LMs were queried

@@ -27,7 +27,7 @@ class BackPointers(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """The N paths of each of R utterances after the committed frames; a path fills `lengths` of T entries."""
+    """The N paths of each of R utterances, after the committed frames; a path fills `lengths` of T entries."""
 
     lengths: np.ndarray  # [R, N] int32, tokens of the path
     tokens: np.ndarray  # [R, N, T] int32

@@ -1,9 +1,9 @@
 """Search RNN-T and TDT models synchronously by alignment length (`ALSDPlusPlus`) [ALSD++/AES++].
 
-In every step each hypothesis reads its present frame. Its extensions are the blank and all tokens, in TDT each with a
-duration; the number of an extension is its `choice`, label * D + index of the duration (`beam.py`). The K best
-extensions of all hypotheses form the new beam; hypotheses with equal text and frame are recombined by adding
-probabilities. The score of a hypothesis is
+In every step each hypothesis reads its present frame. The extensions of a hypothesis are the blank and all tokens, in
+TDT each with a duration. The number of an extension is its `choice`, label * D + index of the duration (`beam.py`).
+The K best extensions of all hypotheses form the new beam; hypotheses with equal text and frame are recombined by
+adding probabilities. The score of a hypothesis is
     log P_transducer + alpha_LM log P_LM(text) + alpha_PB boost(text)
 with blanks scored as in `scoring.py`. The blanks of all hypotheses are offered first: they need no LM, and give the
 least score (floor) that a token must be able to reach before the LM is queried.

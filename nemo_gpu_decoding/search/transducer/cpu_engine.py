@@ -117,7 +117,7 @@ class RowSources(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The arrays of a compiled search of a group of utterances, with R rows per step."""
+    """The arrays for the compiled search of a group of utterances, with R rows per step."""
 
     state: beam.TransducerBeams
     nodes: np.ndarray  # [n, N] NODE

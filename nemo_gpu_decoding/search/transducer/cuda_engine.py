@@ -156,8 +156,8 @@ class NewFrames(NamedTuple):
 class CUDAEngine(TransducerEngine):
     """An engine that searches on the device of the networks; arguments as in `TransducerEngine`.
 
-    A push is one upload, one launch that adds the frames, the steps, and one copy back. Its streams hold a workspace,
-    so that predictions and frames stay where they are.
+    A push is one upload, one launch that adds the frames, the steps, and one copy back. Streams hold a workspace, so
+    that predictions and frames stay where they are.
     """
 
     def __init__(self, algorithm: Algorithm, fusion: BatchFusion, shared: Shared) -> None:

@@ -2,8 +2,8 @@
 
 The joint reads an encoder frame of zeros. The joint's probabilities of the tokens, without the blank, then depend on
 the text only. Meng et al. 2021, "Internal language model estimation for domain-adaptive end-to-end speech
-recognition", arXiv 2011.01991, section 3. In the paper, the prediction network reads the whole text. Here it reads one
-token, so that the result is a bigram LM, which is subtracted like an LM of the training text.
+recognition", arXiv 2011.01991, section 3. In the paper, the prediction network reads the whole text. In this module,
+the network reads one token, so that the result is a bigram LM, which is subtracted like an LM of the training text.
 """
 
 import numpy as np

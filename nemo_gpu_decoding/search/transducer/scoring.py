@@ -57,7 +57,7 @@ def fused_blank(blank_log_prob, fusion, blank_mode):
 def token_offset(row, params, fusion):
     """Return the term of every token's score besides log p(v) and the weighted LM score.
 
-    It is computed in double and rounded once, so that all libraries and devices agree to the bit.
+    The term is computed in double and rounded once, so that all libraries and devices agree to the bit.
     """
     alpha = fusion.lm_weight + fusion.boosting_weight
     if params.blank_mode == LM_WEIGHTED_FULL and alpha > 0:

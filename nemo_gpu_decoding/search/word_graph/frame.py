@@ -5,8 +5,8 @@ lm_weight times the graph's costs, minus boosting. Costs are relative to the bes
 float32 is precise enough for streams of any length. The cost of the best token itself is a double. Each frame has
 four steps:
 
-1. Each token reads a blank, or reads its last label again. These are the self-loops of the CTC topology; the
-   graph does not contain them (`graph/csr.py`).
+1. Each token reads a blank, or reads its last label again. These steps are the self-loops of the CTC topology, which
+   the graph does not contain (`graph/csr.py`).
 2. Epsilon closure: tokens in one graph state form a group. A token also joins the groups of the states that its
    closure arcs lead to (`token_groups.py`).
 3. Each group expands the arcs of its state. Candidates with equal keys recombine: the cheapest one stays.

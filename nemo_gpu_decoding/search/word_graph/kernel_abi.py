@@ -273,7 +273,7 @@ def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, .
 
 
 def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[int, int]:
-    """Return the dynamic shared memory of a block of `advance`, and its number of rows of log-probs.
+    """Return the dynamic shared memory of a block of `advance`, and how many rows of log-probs fit in it.
 
     The layout is that of `open_workspace` in kernel.cu.
     """

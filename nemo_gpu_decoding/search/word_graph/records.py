@@ -159,7 +159,7 @@ FRAME_STATE = np.dtype(FRAME_FIELDS, align=True)
 
 
 class Workspace(NamedTuple):
-    """The buffers for the search of one utterance. Their contents are not used after a call."""
+    """The buffers for the search of one utterance. The contents of the buffers are not used after a call."""
 
     current: np.ndarray  # [capacity] TOKEN
     next_tokens: np.ndarray  # [capacity] TOKEN

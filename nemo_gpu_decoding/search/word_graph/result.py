@@ -62,7 +62,7 @@ NO_SPELLINGS = Spellings(*(read_only(np.zeros(size, np.int32)) for size in (0, 1
 
 
 class Labels(NamedTuple):
-    """The words of a graph's output labels."""
+    """A table that gives the words of a graph's output labels."""
 
     blank_id: int
     num_words: int  # olabels from here on are word-sequence labels

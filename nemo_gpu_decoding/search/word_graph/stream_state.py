@@ -84,7 +84,7 @@ def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class WordGraphStream:
-    """The state of an utterance after some frames. Its entries below the counts of `counters` never change."""
+    """The state of an utterance after some frames. Entries below the counts in `counters` never change."""
 
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN
@@ -221,8 +221,8 @@ def more_committed(state: WordGraphStream) -> tuple[Committed, int] | None:
     """Commit the next words that all live hypotheses of a running stream share.
 
     Returns:
-        The committed part, and the number of the back-pointer that becomes the first back-pointer. Return None if all
-        live hypotheses share too few words.
+        The committed part, and the number of the back-pointer that becomes the first back-pointer. The result is None
+        if the live hypotheses share too few words.
     """
     old = state.committed
     if old is None or state.live is None:

@@ -17,7 +17,7 @@ on the order of tokens, groups and arcs. The counts of arc visits, expanded cont
 
 Token groups, the finite heap of a group (`group_size`), one visit of the arcs of a group and pruning by buckets
 come from [LET]. In [LET], a group has no contexts until it needs them, as with composition "let" (`let.py`).
-Here every token has its LM context in every frame.
+With composition "lazy", every token has its LM context in every frame.
 
 The groups are in `work.lm.groups`, their LM contexts in `work.lm.contexts`. The contexts of a group form a
 linked list.
@@ -378,7 +378,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
 def expand_deferred(row, state, search, lm, work):
     """Take the arcs that need LM queries, for all contexts that are below the cutoff before the query.
 
-    The cutoff is that after all candidates without queries. It stays fixed while the search queries the LMs,
+    The cutoff is that after all candidates without queries. This cutoff stays fixed while the search queries the LMs,
     so that the set of queries does not depend on their order.
     """
     frame, arcs = work.frame[0], search.graph.arcs

@@ -7,8 +7,8 @@ large LM; `max_active` counts groups. In place of back-pointers, the search keep
 fills the group before the arc with its LM contexts and queries the LMs for each. So the group after the word has the
 cost of its best context by the large LM.
 
-As with "lazy", arcs with words and arcs behind closure arcs with words come last. They query the LMs if and only if
-their cost by the small LM is at most the cutoff after all other arcs. So the results do not depend on the order of
+As with "lazy", arcs with words and arcs behind closure arcs with words come last. Such arcs query the LMs if and only
+if their cost by the small LM is at most the cutoff after all other arcs. So the results do not depend on the order of
 work. The contexts of one group share the bound of the cheapest arc behind closure arcs with words. So with a narrow
 beam a few more hypotheses survive than with "lazy".
 

@@ -224,7 +224,7 @@ def read_let_chunk(
 def listed_stream(
     stream: LetStream, work: records.Workspace, *, final: bool, n_best: int = 1
 ) -> tuple[LetStream, stream_state.WordGraphStream, records.Workspace]:
-    """Convert a stream to the form of `CPUEngine`: the LM contexts of the best token and of all that may end.
+    """Convert a stream to the form of `CPUEngine`: the LM contexts of the best token and of all tokens that may end.
 
     With `n_best` > 1 or `final`, the result includes the links of a lattice if the search keeps links.
 
@@ -298,7 +298,7 @@ def new_let_workspace(
 
 
 class LetEngine(cpu_engine.CPUEngine):
-    """An engine that runs `let.py`. Its results are streams of LM tokens, like those of `CPUEngine`."""
+    """An engine that runs `let.py`. The results are streams of LM tokens, like those of `CPUEngine`."""
 
     new_stream = staticmethod(new_let_stream)
     read = staticmethod(read_let_chunk)

@@ -241,7 +241,7 @@ def node_after_closure(group, closed, cutoff, state, models, work):
 
 @linked
 def node_after_arc(before, a, state, models, work):
-    """Return the node of the contexts of another node after the word of arc `a`.
+    """Return the node whose contexts are those of another node after the word of arc `a`.
 
     Args:
         before: the other node; its cost by the small LM; the highest cost of a context, before and after the query;
@@ -266,7 +266,7 @@ def node_after_arc(before, a, state, models, work):
 
 @linked
 def best_after_words(token, epsilon, a, state, models, work):
-    """Return a node of only the best context of a token, after the words of a closure arc (or NONE) and of arc `a`.
+    """Return a node with only a token's best context, after the words of a closure arc (or NONE) and of arc `a`.
 
     Returns:
         the node; the LM score difference of these words.

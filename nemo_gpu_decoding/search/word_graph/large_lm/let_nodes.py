@@ -8,8 +8,8 @@ after the words "a" and "b" at node 0:
     links -                  to 0         to 0         to 2 at cost 0, to 1 at cost 0.7
     contexts a 0.0, b 1.5    -            -            -
 
-When the search emits "hello" at node 3, `expand` follows the links back to expanded nodes (0). It fills nodes 1, 2 and
-3 with the contexts a and b, their costs, and back-pointers for "hel". Costs of contexts are relative to the
+When the search emits "hello" at node 3, `expand` follows the links back to expanded nodes (0). `expand` fills nodes 1,
+2 and 3 with the contexts a and b, their costs, and back-pointers for "hel". Costs of contexts are relative to the
 best context of their node, and costs of links to the best way to their node. So the expansion does not change
 the cost of a node (the group is alpha-stable), and the time of the expansion does not matter. The expansion
 leaves out contexts above the beam in the frame of a node.
@@ -78,7 +78,7 @@ LET_COUNTERS = np.dtype([("nodes", np.int64), ("contexts", np.int64), *LM_COUNTE
 
 
 class NodeArrays(NamedTuple):
-    """The nodes of the search of an utterance; the `back_pointer` of a token is a node.
+    """The nodes of an utterance's search; the `back_pointer` of a token is a node.
 
     The expansion of a node fills the node in place, with contexts beyond `counters.contexts`. Only an expansion writes
     to `nodes` below the counts; `let_engine.forget_contexts` undoes it.
@@ -216,8 +216,8 @@ def _fill(n, total, state, search, lm, work):
 def most_above(n, state, search):
     """Return the highest cost, relative to the node, of a context in the beam. The beam always has the best context.
 
-    The bound is infinite within a frame. It is also infinite after a blank alone, because a search without a lattice
-    makes no node there.
+    The bound is infinite within a frame. The bound is also infinite after a blank alone, because a search without a
+    lattice makes no node there.
     """
     link = state.links[state.nodes[n].newest]
     is_open = link.arc == JOIN_MOVE or (link.arc == keys.BLANK_MOVE and link.next == keys.NONE)
@@ -228,7 +228,7 @@ def most_above(n, state, search):
 def _is_before(at, c, other_at, other_c, state):
     """Return whether the first of two ways to one context precedes the other one at the same cost.
 
-    The order is by arc, key of the source, frame of the source and closure arcs. It does not depend on the order of
+    The order is by arc, key of the source, frame of the source and closure arcs, so it does not depend on the order of
     work.
     """
     link, other = state.links[at], state.links[other_at]

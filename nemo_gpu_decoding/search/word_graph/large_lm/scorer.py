@@ -124,7 +124,7 @@ def difference_of_word(word, context, lms):
 def query(olabel, context, search, lm, work):
     """Return an output label's LM score difference, weighted by `lm.difference_weight`, and the LM context after it.
 
-    The same queries recur, so the LM query cache keeps scores. It is direct-mapped: a slot holds one score. A piece
+    The same queries recur, so the LM query cache keeps scores. It is direct-mapped: each slot has one score. A piece
     of an unknown word, or its end, is no query: the LMs score the word as <unk>, once, where the search enters it.
     """
     if search.params.num_spoken <= olabel < search.params.num_words:

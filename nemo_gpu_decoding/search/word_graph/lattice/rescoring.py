@@ -33,7 +33,7 @@ class SecondLM(NamedTuple):
     lm_share: float  # factor of the LM costs of the search, >= 0
 
     def cost(self, words: np.ndarray, *, final: bool) -> float:
-        """Return the weighted cost of words [N] int64 of the graph, including that of </s> if `final`."""
+        """Return the weighted cost of words [N] int64 of the graph, and if `final` the cost of </s>."""
         state, total, labels = self.start, 0.0, self.labels[words].tolist()
         if final and self.end != NO_LABEL:
             labels.append(self.end)
