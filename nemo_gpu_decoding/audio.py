@@ -357,7 +357,7 @@ class MonoReader(Sound):
         return "the average of its channels is almost silent, because they have opposite signs" * is_silent
 
     def read(self, count: int) -> np.ndarray:
-        """Return up to `count` samples, [n] float32; a recording may end before, and n is 0 at the end of the file."""
+        """Return [n] float32 samples, n <= `count`; n is smaller at a recording's end, and 0 at the file's end."""
         block = self.read_channels(min(count, self._left))
         self._left -= len(block)
         if self._channel is not None or self.channels == 1:

@@ -1,8 +1,8 @@
 """Read the sections `beam` and `wfst` of NeMo's decoding config; a key without effect is an error.
 
-A `Section` describes the section of a strategy: the dataclass of the search, whose fields are keys; keys that NeMo
-lacks; and NeMo keys without effect here, with values that are accepted silently, because NeMo's structured configs
-contain the options of all its strategies. `beam_sections.py` and `word_graph_sections.py` define the sections.
+A `Section` describes the section of a strategy. Its keys are the fields of the search's dataclass, and keys that NeMo
+lacks. NeMo's structured configs contain all options of NeMo, so a `Section` also lists NeMo keys without effect, with
+their valid values. `beam_sections.py` and `word_graph_sections.py` define the sections.
 
 NeMo's scripts take a new key with a plus: `+ctc_decoding.beam.merge=prefix`. `change_decoding_strategy`
 takes a dict or DictConfig with any keys: `{"strategy": "flexctc_beam", "beam": {"merge": "prefix"}}`.

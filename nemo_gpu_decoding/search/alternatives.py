@@ -5,8 +5,8 @@ there. The posteriors of the words at a place sum to 1.
 
 Hypotheses are aligned to the best path with the fewest word errors. A determinised lattice may hold billions of texts,
 so alignment goes from state to state [Xu, Povey, Mangu & Zhu 2011]. e(s, q) is the expected number of errors between
-the texts that lead to state s and the first q words: the mean, over the arcs to s, of the least number of errors after
-each arc. Texts that lead to the same state share one alignment.
+the texts that lead to state s and the first q words. This number is the mean, over the arcs to s, of the least number
+of errors after each arc. Texts that lead to the same state share one alignment.
 """
 
 from __future__ import annotations

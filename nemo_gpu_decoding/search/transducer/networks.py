@@ -17,9 +17,9 @@ Networks compute in the type of their weights, or in that of autocast: float32, 
 LSTM, log-probs and scores are always float32.
 
 **Linear layers** for the few rows of a search step have results that do not depend on the number of rows. torch's BLAS
-repacks the weight in every matrix product. With eight rows this takes about as long as the product itself. oneDNN can
-store packed weights, so a search packs each weight once, and again when it has changed. oneDNN also rounds all rows in
-the same way. The BLAS works on blocks of rows, and rounds remaining rows differently.
+repacks the weight in every matrix product. With eight rows, repacking takes about as long as the product itself.
+oneDNN can store packed weights, so a search packs each weight once, and again when it has changed. oneDNN also rounds
+all rows in the same way. The BLAS works on blocks of rows, and rounds remaining rows differently.
 """
 
 from collections.abc import Callable, Iterator, Sequence
