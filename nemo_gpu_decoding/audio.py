@@ -173,7 +173,7 @@ class Sound:
             frame = max(0, frame - part.frames)
 
     def read_channels(self, count: int) -> np.ndarray:
-        """Return up to `count` samples, [n, channels] float32; a recording may end before; n is 0 at the file's end.
+        """Return [n, channels] float32 samples, n <= `count`; n is smaller at a recording's end, 0 at the file's end.
 
         Raises:
             RuntimeError: the file is damaged here.
