@@ -151,6 +151,8 @@ class Way(NamedTuple):
 
 
 NOTHING = Way("none", None)
+UNWEIGHTED = "unweighted"  # a way in which the default weight of a list is multiplied by `Way.weight`
+FACTORS = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0)
 
 
 class Cell:
@@ -158,13 +160,13 @@ class Cell:
 
     def __init__(self, name: str, kind: Kind, head: Head, speech: Mapping[str, DevSet], files: Files) -> None:
         self.name, self.kind, self._head, self._speech, self.files = name, kind, head, speech, files
-        self._searches: dict[tuple[str, bool], Searches] = {}
+        self._searches: dict[tuple[str, bool, bool], Searches] = {}
         self._found: dict[tuple[Way, str, float | None], Found] = {}
         self.lm_weight: float | None = None
 
     def decode(self, way: Way, phrases: str) -> Found:
         """Counts of a decoding of dev or test, which the name of the list begins with."""
-        key = way._replace(name="" if way.name != "nemo" else "nemo"), phrases, self.lm_weight
+        key = way._replace(name=way.name if way.name in ("nemo", UNWEIGHTED) else ""), phrases, self.lm_weight
         if key not in self._found:
             self._found[key] = self._decode(way, phrases)
         return self._found[key]
@@ -192,23 +194,28 @@ class Cell:
 
     def _decoder(self, way: Way, phrases: str) -> Any:
         in_graph = section_of(self.kind.strategy) == "wfst"
-        is_nemo = way.name == "nemo" and not in_graph
+        is_nemo, is_unweighted = way.name == "nemo" and not in_graph, way.name == UNWEIGHTED
         point = Point(
             beam_size=None if in_graph else self.files.options.beam_size,
             lm_weight=self.lm_weight,
             boosting_weight=way.weight,
             ac_threshold=way.ac_threshold or None,
         )
-        return at_point(self._searches_of(phrases, is_nemo).at(point), point)
+        search = self._searches_of(phrases, is_nemo, is_unweighted).at(point)
+        if is_unweighted:
+            point = point._replace(boosting_weight=way.weight * search.fusion.boosting_weight)
+        return at_point(search, point)
 
-    def _searches_of(self, phrases: str, is_nemo: bool) -> Searches:
-        if (phrases, is_nemo) not in self._searches:
+    def _searches_of(self, phrases: str, is_nemo: bool, is_unweighted: bool) -> Searches:
+        key = phrases, is_nemo, is_unweighted
+        if key not in self._searches:
             lm = {"lm": self.files.path(getattr(self.files.speech, self.kind.lm))} if self.kind.lm else {}
-            models = {**lm, "phrases": self.files.written(phrases), "boosting_weight": 1.0}
+            models = {**lm, "phrases": self.files.written(phrases)}
             models |= {"lm_weight": 1.0} if lm else {}
+            models |= {} if is_unweighted else {"boosting_weight": 1.0}
             preset = self.files.preset_of(self.kind.strategy, models) if is_nemo else None
-            self._searches[phrases, is_nemo] = Searches(self._head, self.kind.strategy, preset, models)
-        return self._searches[phrases, is_nemo]
+            self._searches[key] = Searches(self._head, self.kind.strategy, preset, models)
+        return self._searches[key]
 
 
 class Files:
@@ -340,9 +347,14 @@ def measure(cell: Cell, thresholds: Sequence[float]) -> dict[str, Any]:
                                    for phrases in ("dev", "dev-wrong", "test", "test-wrong")}}
         for least in (0.0, *thresholds)
     ]  # fmt: skip
+    curve = [
+        {"factor": factor, **{phrases: cell.decode(Way(UNWEIGHTED, factor), phrases)
+                              for phrases in ("test", "test-wrong", "test-many")}}
+        for factor in FACTORS
+    ]  # fmt: skip
     return {
         "head": cell.name, "strategy": kind.strategy, "lm_weight": cell.lm_weight, "results": results,
-        "default_weight": kind.default, "gate": gate,
+        "default_weight": kind.default, "gate": gate, "curve": curve,
     }  # fmt: skip
 
 

@@ -37,9 +37,7 @@ class SyntheticLM:
             0: as many as a list is long.
     """
 
-    def __init__(
-        self, language: Language, ngrams: int, rng: np.random.Generator, continuations: int = 0
-    ) -> None:
+    def __init__(self, language: Language, ngrams: int, rng: np.random.Generator, continuations: int = 0) -> None:
         self.symbols = [*SPECIALS, *language.lexicon]
         self._language, self._rng = language, rng
         size, num_words = len(self.symbols), len(language.lexicon)

@@ -135,6 +135,9 @@ def test_damaged_files_have_a_fault(name, contents, tmp_path):
     _, there, fault = read(tmp_path / "a")
     assert 0.5 < there < SECONDS
     assert fault
+    if name == "opus":  # whose decoder ends at the damage without an error
+        (tmp_path / "a").write_bytes(bytes(content) + contents[name])
+        assert read(tmp_path / "a")[1] == there
 
 
 @pytest.mark.parametrize("name", ["wav", "float", "ulaw", "aiff", pytest.param("au", marks=needs_ffmpeg)])
@@ -149,6 +152,14 @@ def test_samples_without_a_size_are_read_to_the_end_of_the_file(name, size, cont
 
 
 @needs_ffmpeg
+def test_rf64_without_sizes_is_read_to_the_end_of_the_file(contents, tmp_path):
+    content = bytearray(contents["rf64"])
+    at = content.index(b"ds64") + 8
+    content[at : at + 24] = bytes(24)
+    (tmp_path / "a").write_bytes(content)
+    assert read(tmp_path / "a") == (SECONDS, SECONDS, "")
+
+
 def test_a_flac_stream_without_a_length_is_read(contents, tmp_path):
     (tmp_path / "a").write_bytes(contents["flac"])
     with (tmp_path / "b").open("wb") as pipe:

@@ -39,6 +39,7 @@ def test_words_of_a_text(text, words):
         (["one", "two"], "one two"),
         (["één", "", "twee"], "één twee"),
         (["東京", "に", "go"], "東京にgo"),
+        (["go", "東京"], "go東京"),
         (["안녕", "하세요"], "안녕 하세요"),
         ([], ""),
     ],

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -604,6 +605,28 @@ def boosting(record: Record, link: str) -> str:
     )) + prose(f"({record['device']}, beam {record['options']['beam_size']}; {link}.)")  # fmt: skip
 
 
+def phrase_curve(record: Record, link: str) -> str:
+    """Multiples of the default weight against weights from dev, over all sets and heads."""
+    shown = []
+    for n in range(1, len(record["rows"][0]["curve"])):  # the first has factor 0
+        points = [(row["curve"][n], row["curve"][0], row["results"]["tuned"]) for row in record["rows"]]
+        shares = [point["test"]["fscore"] / tuned["test"]["fscore"] for point, _, tuned in points]
+        many = mean(point["test-many"]["fscore"] / tuned["test-many"]["fscore"] for point, _, tuned in points)
+        lists = ("test", "test-many", "test-wrong")
+        changes = [[point[phrases]["wer"] - none[phrases]["wer"] for point, none, _ in points] for phrases in lists]
+        wrong = [point["test-wrong"] for point, *_ in points]
+        inserted = mean(100 * found["false"] / found["utterances"] for found in wrong)
+        cells = [f"{mean(values):+.1f} ({max(values):+.1f})" for values in changes]
+        shares_shown = f"{mean(shares):.2f} ({min(shares):.2f})"
+        shown.append([f"{points[0][0]['factor']:g}", shares_shown, f"{many:.2f}", *cells, f"{inserted:.0f}"])
+    others = f"+ {record['options']['distractors']:,} others"
+    header = ["factor", "F-score / tuned", others, "WER change: list of the set", others, "wrong only",
+              "inserted per 100 files"]  # fmt: skip
+    return table(header, shown) + prose(
+        f"({len(record['rows'])} rows, beam {record['options']['beam_size']}; {link}.)"
+    )
+
+
 def _score(found: Record) -> str:
     return f"{found['wer']:.1f}, {found['fscore']:.2f}"
 
@@ -616,7 +639,7 @@ WRITERS: dict[str, Callable[..., str]] = {
     "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "flexctc_beam-live": live,
     "flexctc_beam-cluster": cluster, "paged_biglm": paged_biglm, "paged_biglm-scale": scale, "boosting": boosting,
     "let_tables": let_tables, "lm_sizes": lm_sizes, "ctc_beams": ctc_beams, "transducer_beams": transducer_beams,
-    "live_calls": partial(live, every=True),
+    "live_calls": partial(live, every=True), "phrase_curve": phrase_curve,
 }  # fmt: skip
 
 

@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+from urllib.parse import quote
 
 import pytest
 
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions
+from nemo_gpu_decoding.plain_text import path_of
 from tests.assets import ROOT, speech
 
 # command and options; IN is the input that an output names, by a link, too
@@ -139,6 +141,12 @@ def test_file_of_any_name_is_accepted(name, tmp_path, monkeypatch):
     assert options.lms == {"a": name}
     if "," not in name:
         assert parse_options(TranscribeOptions, ["model=m", f"audio=[{name}, '{name}']"]).audio == [name, name]
+
+
+@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "FILE:{}"])
+def test_url_names_a_file_by_its_escaped_path(form, tmp_path):
+    path = tmp_path / "ü b%.flac"
+    assert path_of(form.format(quote(str(path)))) == path
 
 
 def test_values_that_yaml_would_drop_stay_texts():

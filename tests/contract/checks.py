@@ -276,7 +276,6 @@ def test_committed_tokens_stay(subject, decoder, inputs, expected):
 
 
 def test_partial_results_do_not_depend_on_commits(subject, variant, monkeypatch):
-    """The same to the bit as if nothing were ever committed, from the first chunk to the end."""
     frames = 150
     inputs = 2 * subject.random_inputs(2, frames, seed=8).to(subject.device)
     decoder, requests = subject.fused(variant), [subject.request(), None]
@@ -551,7 +550,6 @@ def test_results_do_not_depend_on_the_layout_of_arrays(subject, decoder, inputs,
 
 
 def test_contiguous_arrays_are_not_copied(subject, decoder, inputs, monkeypatch):
-    """A contiguous array is handed to the search as it is."""
     seen = []
     monkeypatch.setattr(decoder, "_check_inputs", lambda inputs, batch: seen.append(inputs.data_ptr()))
     array = inputs.cpu().numpy()

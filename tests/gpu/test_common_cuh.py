@@ -56,6 +56,5 @@ def emulated_runtime(request, device):
 
 
 def test_gpu_tests_of_primitives_are_complete():
-    """All of the emulator's tests stand above, but for those of the compiler."""
     all_tests = {name for name in vars(emulated) if name.startswith("test_") and "nvrtc" not in name}
     assert all_tests <= set(globals())

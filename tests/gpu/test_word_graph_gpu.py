@@ -48,7 +48,6 @@ def test_word_graphs_of_any_topology_and_type_equal_the_cpu(device, topology, dt
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_lattices_equal_those_of_the_cpu(device, topology):
-    """Link for link, with ties."""
     for coarse in (False, True):
         log_probs = log_probs_on(device, sized(20, 2), seed=6)
         both.assert_equal_lattices(

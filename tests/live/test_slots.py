@@ -153,7 +153,6 @@ def grows(reports: list[Report]) -> bool:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_thousands_of_utterances_leak_no_memory(strategy):
-    """`python -m tests.live.soak` sends a hundred thousand through."""
     reports = list(soak(SUBJECTS[strategy]("cpu"), 2000, slots=64, reports=4))
     assert [report.utterances for report in reports] == [500, 1000, 1500, 2000]
     assert (reports[-1].compared, reports[-1].different) == (40, 0)

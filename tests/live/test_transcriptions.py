@@ -103,6 +103,13 @@ def test_a_word_that_was_cut_between_utterances_has_the_end_of_its_second_part()
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("first", "second", "text"), [("東京", "に", "東京に"), ("go", "on", "go on")])
+def test_utterances_are_joined_as_their_script_does(first, second, text):
+    finals = [{"text": words, "words": [], "audio_seconds": 1.0} for words in (first, second)]
+    upload = Upload(SimpleNamespace(filename="a.wav"), {})
+    assert json.loads(_response(finals, 1.0, upload, "", {}).body)["text"] == text
+
+
 def test_options_of_streams_are_extra_fields():
     seen = []
 

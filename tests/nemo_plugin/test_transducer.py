@@ -90,7 +90,6 @@ def test_results_equal_those_of_nemo_for_utterances_alone(transducer, encoded, a
 def test_steps_of_eval_beamsearch_ngram_transducer_work(
     transducer, encoded_by, many_utterances, assets, nemos, ours, from_the_grid
 ):
-    """What NeMo's script of that name does with a model for every point of its grid."""
     decoding = OmegaConf.structured(BeamRNNTInferConfig(beam_size=128))
     decoding.search_type = ours
     beam = {"beam_size": 4, "ngram_lm_alpha": 0.3, "hat_ilm_weight": 0.0 * False, **from_the_grid}

@@ -165,7 +165,6 @@ TRANSDUCERS = [
     ],
 )
 def test_bad_options_are_named(kind, options, message):
-    """Those of a wrong type are in the contract."""
     with pytest.raises(ValueError, match=message):
         kind(**options)
 

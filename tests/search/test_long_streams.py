@@ -60,6 +60,8 @@ def test_a_long_stream_is_decoded_as_a_short_one_and_its_score_is_the_sum(name):
     frames = torch.cat((long, tail), dim=1)
     streams = decoder.open(2)
     decoder.push(streams, torch.cat((frames, frames)), [frames.shape[1]] * 2)
+    state = streams.engine._state
+    assert abs(getattr(state, "beams", state).beam["score"][0, 0]) < 2 * numerics.MOST_SCORE
     (best,) = (nbest.best for nbest in decoder.close(streams, rows=[0]))
     assert best.score < -numerics.MOST_SCORE
     assert best.score == pytest.approx(sum((best.parts.acoustic, best.parts.lm, best.parts.boosting)), rel=1e-6)

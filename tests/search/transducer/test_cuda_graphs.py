@@ -357,7 +357,6 @@ def test_graphs_can_be_switched_off_and_on(played_graphs):
 
 @emulated
 def test_decode_within_a_capture_of_the_caller_is_refused(monkeypatch):
-    """In the first decode, and in those after it."""
     decoder, frames = decoder_in(PLAIN, "alsd_pp", make_networks()), frames_of(1, 5, seed=1)
     monkeypatch.setattr(cuda_graphs, "is_capturing", lambda device: captures)
     for captures in (True, False, True):

@@ -47,7 +47,6 @@ TABLE = rows("cpu", "cuda_wfst", "paged_biglm")
     ],
 )
 def test_invalid_option_raises_an_error_that_names_it(kind, options, message):
-    """Those of a wrong type are in the contract."""
     with pytest.raises(ValueError, match=message):
         kind(**options)
 
