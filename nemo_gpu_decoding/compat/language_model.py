@@ -13,8 +13,8 @@ Bonuses in the costs of the graph give the search tight lower bounds. With hotwo
 the graph adds the bonuses instead. The states of this automaton are
 
 state 0          between words: every word has its bonus; <unk> leads to state 1
-state 1          before the first piece of an unknown word, which pays a part of the penalty
-state 2          after that piece; further pieces cost nothing, and the word's end pays the remaining penalty
+state 1          before the first piece of an unknown word, which gets a part of the penalty
+state 2          after that piece; further pieces cost nothing, and the word's end gets the remaining penalty
 other states     in an unknown word that begins like a hotword: as in pyctcdecode, the penalty is due at its end only,
                  and each piece earns a part of the bonus; where the word goes on in another way, both are settled
 

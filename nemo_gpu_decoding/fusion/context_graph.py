@@ -59,7 +59,7 @@ its begin. A text that goes on from a complete phrase to its suffix loses an adv
 shares tokens with another may raise the weight of a node, but not of the nodes below it.
 
 **Refunds** are back-off arcs with a weight that depends on the label. A back-off arc has one weight for all labels. If
-some labels must also pay a refund r, the arc leads to a copy of the back-off state. In the copy, the weights of these
+some labels must also lose a refund r, the arc leads to a copy of the back-off state. In the copy, the weights of these
 labels are lower by r. The copy backs off to a copy of the next back-off state with the sum of the refunds so far. The
 last copy is a copy of the root: it has arcs for the labels that pay refunds and backs off to the root for all others:
 
@@ -68,8 +68,8 @@ last copy is a copy of the root: it has arcs for the labels that pay refunds and
     t --> copy of f, less 2 --> copy of root, less 3 --> root
     f --> copy of root, less 1 --> root
 
-Copies of the root are large but shared: there is one per distinct sum of refunds. A copy has arcs for the labels that
-pay refunds, or for all others, whichever are fewer. Copies of other states have as many arcs as the originals.
+Copies of the root are large but shared: there is one per distinct sum of refunds. A copy has arcs for the refunding
+labels, or for all other labels, whichever are fewer. Copies of other states have as many arcs as the originals.
 """
 
 from collections.abc import Sequence
@@ -389,12 +389,12 @@ def _nemo_refund(
 
 
 def with_refunds(columns: Columns, refunds: np.ndarray, is_refunding: np.ndarray) -> Columns:
-    """Return an automaton in which labels that pay refunds lose the refund of each state that they back off from.
+    """Return an automaton in which refunding labels lose the refund of each state from which they back off.
 
     Args:
         columns: an automaton with the single root `ROOT`; its states keep their numbers, copies come after them.
         refunds: [S] refund of each state, natural log; the root's is ignored.
-        is_refunding: [V] bool, whether a label pays refunds.
+        is_refunding: [V] bool, whether a label loses refunds.
     """
     refunding_states = np.flatnonzero(refunds * (np.arange(len(refunds)) != ROOT))
     if not len(refunding_states) or not is_refunding.any():

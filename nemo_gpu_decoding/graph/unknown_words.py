@@ -1,6 +1,6 @@
 """Let requests boost words that the graph lacks, without building a new graph.
 
-In an open-vocabulary graph <unk> is a loop: an epsilon arc with cost `word_cost` and olabel <unk>, a
+In an open-vocabulary graph <unk> is a loop: an epsilon arc with cost `word_cost` and output label (olabel) <unk>, a
 beginning piece, further pieces with cost `piece_cost` each, and an epsilon arc back. `with_piece_labels`
 adds olabels to the loop: one per piece, and </unk> on the arc back. With the pieces ▁a = 0 and b = 1 and
 W words, "ab" in the loop writes
