@@ -61,6 +61,11 @@ def divided(word: str) -> list[str]:
     return [word[begin:end] for begin, end in zip(begins, [*begins[1:], len(word)], strict=True)]
 
 
+def single_spaced(text: str) -> str:
+    """Return a text with single spaces between its words and none around them, as bare word marks add spaces."""
+    return " ".join(filter(None, text.split(" ")))
+
+
 def joined(words: Sequence[str]) -> str:
     """Join words to a text, with spaces except around characters of scripts without spaces."""
     if all(map(str.isascii, words)):

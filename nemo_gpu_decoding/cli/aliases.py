@@ -111,8 +111,8 @@ def run(options: AliasesOptions) -> int:
         path.write_text("".join(f"{line_of(phrase)}\n" for phrase in chosen), encoding="utf-8")
     for phrase, with_aliases in zip(phrases, chosen, strict=True):
         new = with_aliases.aliases[len(phrase.aliases) :]
-        if new:
-            print(f"{phrase.text}: {', '.join(f'{alias} ({counts[phrase.text][alias]})' for alias in new)}")
+        shown = [f"{alias} ({counts[phrase.text][alias]})" for alias in new]
+        print(f"{phrase.text}: {', '.join(shown) or 'no alias: never wrong between right words'}")
     return 0
 
 

@@ -113,7 +113,7 @@ class DecodingOptions(ModelOptions):
     # manifest, or in the first message of a stream, names its LM; the option lm is the LM of the others. The weight is
     # lm_weight, or decoding.beam.lm_pool_alpha.NAME.
     lms: dict[str, Any] = field(default_factory=dict)
-    # Hypotheses kept per frame, 1 .. 4096. A larger beam is slower, and seldom better beyond 16.
+    # Hypotheses kept per frame, 1 .. 4096. A larger beam is slower, and seldom better beyond 16; names need 32.
     beam_size: int | None = option(None, low=1, high=4096)
     # For word graphs: hypotheses whose cost exceeds the best one by more than this are dropped, natural log, > 0.
     beam_width: float | None = option(None, above=0)
@@ -126,7 +126,7 @@ class DecodingOptions(ModelOptions):
     # For flexctc_beam, alsd_pp and aes_pp: bonus per token, natural log; a value > 0 offsets the deletions that an LM
     # causes. `tune` finds it.
     beam_beta: float | None = option(None)
-    # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. null: a
+    # Weight of phrase boosting, natural log, >= 0; 0.25 .. 2 is usual, for word graphs (per word) 5 .. 40. null: a
     # weight from the length of the list, unless the preset has one. An error without phrases.
     boosting_weight: float | None = option(None, low=0)
     # Boost phrases as written, in lower case, in upper case and with capital initials.

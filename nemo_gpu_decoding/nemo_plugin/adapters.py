@@ -37,7 +37,7 @@ from nemo_gpu_decoding.nemo_plugin.section import check_confidence
 from nemo_gpu_decoding.presets import check_sections
 from nemo_gpu_decoding.search.word_graph.result import GraphWord, WordPath
 from nemo_gpu_decoding.vocabulary import Vocabulary
-from nemo_gpu_decoding.words import has_unspaced, joined
+from nemo_gpu_decoding.words import has_unspaced, joined, single_spaced
 
 
 def write_aliases(hypothesis: kinds.BeamHypothesis) -> None:
@@ -79,8 +79,8 @@ _WITH_TOKENS = {"word": "all"}  # levels of NeMo's timestamps that have no token
 
 
 def written_text(hypothesis: Any, text: str) -> str:
-    """Replace the aliases in a text of a hypothesis by their phrases."""
-    aliases = getattr(hypothesis, "aliases", None)
+    """Replace the aliases in a text of a hypothesis by their phrases, and repeated spaces by single ones."""
+    aliases, text = getattr(hypothesis, "aliases", None), single_spaced(text)
     return text if aliases is None else aliases.written(text)
 
 

@@ -201,8 +201,10 @@ class Model:
         has_own = any(request is not None for request in requests)
         with utterance_requests(self.model, requests) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
-        for n_best in map(_as_list, hypotheses):
-            yield self._transcript(n_best if self.second is None else self.second.reordered(n_best))
+        for result in hypotheses:
+            n_best = _as_list(result)
+            ranked = n_best if self.second is None else self.second.reordered(n_best)
+            yield self._transcript(ranked, is_list=result is not n_best[0])
 
     def check_request(self, written: WrittenRequest) -> None:
         """Raise a ValueError if the current strategy cannot decode with this request."""
@@ -225,7 +227,7 @@ class Model:
         config.verbose = False
         return config
 
-    def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
+    def _transcript(self, hypotheses: Sequence[Hypothesis], *, is_list: bool) -> Transcript:
         best = hypotheses[0]
         if has_unspaced(best.text):
             self._divide_words(best)
@@ -236,7 +238,7 @@ class Model:
             text=best.text,
             score=ranked[0].score,
             words=words,
-            n_best=ranked if len(ranked) > 1 else (),
+            n_best=ranked if is_list else (),
             lattice=getattr(best, "lattice", None),
             outside_share=getattr(best, "outside_share", None),
             in_grammar=getattr(best, "in_grammar", None),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.fusion.phrases import Aliases
+from nemo_gpu_decoding.words import single_spaced
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.allowed import AllowedTokens
@@ -173,14 +174,16 @@ class NBest(Sequence[P]):
     def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
         """Return the n best hypotheses with different texts; fewer if there are fewer texts.
 
-        The best hypothesis of each text is returned unchanged: scores of equal texts are not added.
+        Texts that differ only in spaces are equal. The best hypothesis of each text is returned unchanged: scores of
+        equal texts are not added.
         """
         if n == 1 or len(self.paths) == 1:
             return self if len(self.paths) == 1 else replace(self, paths=self.paths[:1])
         path_of: dict[str, P] = {}
         for path in self.paths:
             text = text_of(path)
-            path_of.setdefault(text if self.aliases is None else self.aliases.written(text), path)
+            text = text if self.aliases is None else self.aliases.written(text)
+            path_of.setdefault(single_spaced(text), path)
             if len(path_of) == n:
                 break
         return replace(self, paths=tuple(path_of.values()))

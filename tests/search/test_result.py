@@ -28,6 +28,12 @@ def test_distinct_texts_keep_their_best_score(n, kept):
     assert len(found) == 5
 
 
+def test_texts_that_differ_in_spaces_are_one_text():
+    texts = dict(zip(["j", "a", "l"], ("on monday", "on monday ", " on  monday"), strict=True))
+    found = nbest("j", "a", "l", "al")
+    assert [path.score for path in found.distinct(lambda path: texts.get(text_of(path), "x"), 4)] == [-1.0, -4.0]
+
+
 def test_distinct_texts_keep_frames_and_notes():
     found = NBest(nbest("al", "a l").paths, num_frames=7, notes=("a table was full",), committed=1)
     distinct = found.distinct(text_of, 2)

@@ -43,7 +43,7 @@ from nemo_gpu_decoding.search.alternatives import word_alternatives
 from nemo_gpu_decoding.search.result import NBest, places_in_seconds
 from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.transcript import Alternative, Transcript, Word, boosted_phrases
-from nemo_gpu_decoding.words import JOINT
+from nemo_gpu_decoding.words import JOINT, single_spaced
 
 N_BEST = 5  # of searches that have it anyway
 
@@ -211,7 +211,7 @@ class PipelineRecognizer:
         if wanted > 1 and state.slot is not None:
             (nbest,) = self.pipeline.slots.partial([state.slot], self.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
-        text = output.partial_transcript.strip()
+        text = single_spaced(output.partial_transcript)
         partial = Transcript(
             text, words=_words(words, self.confidence_map), committed=committed.strip(), n_best=alternatives
         )
@@ -221,7 +221,7 @@ class PipelineRecognizer:
         """Return the final transcript of an utterance that ended in a chunk; `ended`: None for NeMo's strategies."""
         text, words = output.final_transcript, _words(output.final_segments, self.confidence_map)
         is_joined = bool(text) and not chunk.is_first and not text.startswith(self.pipeline.get_sep())
-        final = Transcript(text.strip(), words=words, is_joined=is_joined)
+        final = Transcript(single_spaced(text), words=words, is_joined=is_joined)
         if ended is None:
             return final
         alternatives = self._alternatives(ended, n_best) if n_best > 1 else ()

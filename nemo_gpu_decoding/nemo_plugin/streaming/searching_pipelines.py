@@ -183,7 +183,7 @@ def written_segments(segments: list[Any], aliases: Aliases, bpe_decoder: Any) ->
 
 def transcript(pipeline: Any, tokens: list[int]) -> str:
     """Return the text of tokens as NeMo writes it in partial transcripts."""
-    text = ids_to_text_without_stripping(tokens, pipeline.tokenizer, pipeline.get_sep())
+    text = re.sub(" {2,}", " ", ids_to_text_without_stripping(tokens, pipeline.tokenizer, pipeline.get_sep()))
     return re.sub(pipeline.leading_regex_pattern, r"\1", text) if pipeline.leading_regex_pattern else text
 
 
