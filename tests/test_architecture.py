@@ -179,8 +179,7 @@ def test_the_docs_list_every_name_once():
         for line in (REPOSITORY / "docs" / "api.md").read_text().splitlines()
         if "`" in line and line[0] == "|"
     ]
-    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(listed) == sorted(NAMES)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(NAMES)
 
 
 def test_docs_and_tutorials_import_nothing_else():
@@ -231,7 +230,6 @@ EXPERIMENTS_WORDS = 12307
 
 
 def within(what: str, count: int, budget: int):
-    """Fail where a count is above its budget."""
     assert count <= budget, (
         f"{what}: {count:,}, {count - budget:,} above the budget of {budget:,}. Remove something. "
         "Or raise the number in tests/test_architecture.py in the same commit, "

@@ -23,10 +23,8 @@ needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs 
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory):
     """The bytes of a chirp in each form."""
-    time = np.arange(int(RATE * SECONDS)) / RATE
-    samples = 0.3 * np.sin(2 * np.pi * (200 + 200 * time) * time) + 0.01 * np.random.default_rng(0).normal(
-        size=len(time)
-    )
+    t = np.arange(int(RATE * SECONDS)) / RATE
+    samples = 0.3 * np.sin(2 * np.pi * (200 + 200 * t) * t) + 0.01 * np.random.default_rng(0).normal(size=len(t))
     folder, found = tmp_path_factory.mktemp("forms"), {}
     for name, (file_format, subtype) in FORMS.items():
         soundfile.write(folder / name, samples, RATE, format=file_format, subtype=subtype)
@@ -165,16 +163,14 @@ def test_recordings_without_samples_stay_empty(tmp_path):
             checked_seconds(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("factors", "is_silent"), [((1, -1), True), ((1, -0.9), True), ((1, 1), False), ((1, 0), False)]
-)
+@pytest.mark.parametrize(("factors", "silent"), [((1, -1), True), ((1, -0.9), True), ((1, 1), False), ((1, 0), False)])
 @pytest.mark.parametrize("channel", [None, "average", 0])
-def test_channels_that_cancel_get_a_warning(factors, is_silent, channel, tmp_path, messages):
+def test_channels_that_cancel_get_a_warning(factors, silent, channel, tmp_path, messages):
     samples = 0.3 * np.random.default_rng(0).normal(size=RATE)
     soundfile.write(tmp_path / "a.wav", samples[:, None] * factors, RATE, subtype="FLOAT")
     for _ in range(2):
         write_mono(tmp_path / "a.wav", tmp_path / "b.wav", channel)
-    assert len(messages) == int(is_silent and channel != 0)
+    assert len(messages) == int(silent and channel != 0)
     assert all("a.wav: the average of its channels is almost silent" in message for message in messages)
 
 

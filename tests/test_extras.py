@@ -117,8 +117,6 @@ def test_a_command_starts_without_any_extra(command):
 # ------------------------------------------------------------------------------------------ messages
 @pytest.fixture
 def lacking(monkeypatch):
-    """Let modules be missing."""
-
     def hide(*modules: str) -> None:
         for module in modules:
             monkeypatch.setitem(sys.modules, module, None)
@@ -185,7 +183,6 @@ def test_packages_of_a_command_follow_its_options(command, expected):
 
 @pytest.mark.parametrize(("command", "extra"), [(c, name) for c, names in NEEDS.items() for name in names])
 def test_missing_package_stops_a_command_before_its_work(command, extra, lacking, monkeypatch, capsys):
-    """Each need of each command, whatever makes it one."""
     monkeypatch.setitem(NEEDS, command, {extra: lambda options: True})
     monkeypatch.setattr(load_command(command), "run", lambda options: pytest.fail("it has started"))
     module = MODULES.get(extra, [extra])[0]

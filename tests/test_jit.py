@@ -97,7 +97,7 @@ def doubled(value):
 
 
 def warnings_of(caplog):
-    return [record.getMessage() for record in caplog.records if "cannot be used" in record.getMessage()]
+    return [message for message in caplog.messages if "cannot be used" in message]
 
 
 @pytest.fixture
@@ -200,7 +200,6 @@ def test_functions_name_the_switch_that_turns_numba_off(monkeypatch):
 
 @pytest.mark.slow
 def test_later_processes_do_not_compile(monkeypatch, tmp_path):
-    """The first process fills the cache, the second adds nothing to it."""
     code = (
         "import torch; from nemo_gpu_decoding import FlexCTCBeam;FlexCTCBeam(2, 2).decode(torch.zeros(1, 3, 3), [3])"
     )

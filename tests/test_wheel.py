@@ -91,7 +91,6 @@ def test_the_wheel_decodes_and_reads_an_lm_without_any_extra(installed):
     ],
 )
 def test_a_command_names_the_extra_that_it_lacks(installed, command, message):
-    """All needs of all commands are in test_extras.py."""
     name, *arguments = command.split()
     done = installed("-m", "nemo_gpu_decoding.cli.main", name, *arguments)
     assert (done.returncode, done.stdout) == (2, "")

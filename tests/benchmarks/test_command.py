@@ -40,9 +40,7 @@ def without(monkeypatch):
 
     def hide(*names):
         find = importlib.util.find_spec
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name: None if name.split(".")[0] in names else find(name)
-        )
+        monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n.split(".")[0] in names else find(n))
         monkeypatch.setattr(run_module, "make_tasks", lambda options: pytest.fail("a task was made"))
         monkeypatch.setattr(sources, "cached", lambda *given: pytest.fail("an LM was made"))
 

@@ -142,8 +142,7 @@ def test_compare_verifies_ties(tiny_task, tiny_options):
     ],
 )
 def test_classify_names_equal_tied_and_worse_hypotheses(listed, ours, kind):
-    n_best = [Hypothesis(*h) for h in listed]
-    assert classify(n_best, Hypothesis(*ours), 1e-3, per_token=True)[0] == kind
+    assert classify([Hypothesis(*h) for h in listed], Hypothesis(*ours), 1e-3, per_token=True)[0] == kind
 
 
 @pytest.mark.parametrize(("gain", "holds"), [(0.0, True), (0.5, True), (-0.5, False)])
@@ -153,8 +152,7 @@ def test_compare_does_not_verify_worse_costs(check, gain, holds):
         return Ready(None, None, lambda *batch: [[Hypothesis([1], score)] for score in scores])
 
     task = SimpleNamespace(inputs=None, lengths=None, transducer=None)
-    verdict = compare(check, task, fixed(-4.0, -5.0), fixed(-4.0 + gain, -5.0))
-    assert verdict.verified is holds
+    assert compare(check, task, fixed(-4.0, -5.0), fixed(-4.0 + gain, -5.0)).verified is holds
 
 
 @pytest.mark.parametrize("rounded", [True, False])
@@ -293,7 +291,6 @@ def test_skipped_rows_have_a_reason():
 # ------------------------------------------------------------------------------------------ whole runs
 @pytest.fixture
 def few(monkeypatch):
-    """A table of two rows."""
     lines = (Line("flexctc_beam", "nemo", TWIN, Check.EQUAL), Line("flexctc_beam", "nemo", ABSENT, Check.WER))
     monkeypatch.setattr(cases_module, "TABLE", lines)
 

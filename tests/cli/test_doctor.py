@@ -29,8 +29,7 @@ def test_tables_name_versions_and_strategies(capsys):
 
 def test_json_has_the_same_facts(capsys):
     assert main(["doctor", "json=true"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    found = {fact["name"]: fact["found"] for fact in answer}
+    found = {fact["name"]: fact["found"] for fact in json.loads(capsys.readouterr().out)}
     assert found["torch"].startswith(torch.__version__)
     assert {"GPU", "Python", "NeMo", "numba", "NVRTC", "compiled code", "CPU threads"} <= set(found)
     assert found["flexctc_beam"].startswith(("cpu", "cuda"))
@@ -106,8 +105,6 @@ def gpu(monkeypatch):
 
 
 class FakeRuntime:
-    """A runtime with one thing to say."""
-
     def __init__(self, reason):
         self.reason = reason
 

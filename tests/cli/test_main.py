@@ -62,8 +62,7 @@ def test_examples_of_help_parse(name):
     parts = [part for example in module.EXAMPLES for part in example.split()]
     if hasattr(module, "POSITIONAL"):
         parts = [part for part in parts if "=" in part]
-    keys = {part.split("=")[0].split(".")[0] for part in parts}
-    assert keys <= known
+    assert {part.split("=")[0].split(".")[0] for part in parts} <= known
 
 
 def raising(error):
@@ -144,11 +143,9 @@ def test_text_needs_no_quoting(text):
     assert parse_options(Sample, [f"model={text}"]).model == text
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("*.wav", "*.wav"), ("[a.wav,b.wav]", ["a.wav", "b.wav"]), ("null", None)]
-)
-def test_a_field_of_any_type_takes_lists_and_patterns(text, value):
-    assert parse_options(Sample, ["model=m", f"audio={text}"]).audio == value
+@pytest.mark.parametrize(("text", "read"), [("*.wav", "*.wav"), ("[a.wav,b.wav]", ["a.wav", "b.wav"]), ("null", None)])
+def test_a_field_of_any_type_takes_lists_and_patterns(text, read):
+    assert parse_options(Sample, ["model=m", f"audio={text}"]).audio == read
 
 
 @pytest.mark.parametrize(

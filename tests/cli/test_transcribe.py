@@ -77,9 +77,7 @@ def test_an_interrupted_run_of_short_files_continues(assets, manifest, tmp_path,
     assert [main([*arguments, f"out={tmp_path}/out.jsonl"]) for _ in range(2)] == [130, 0]
     assert len(calls) == 3
     assert "1 utterances are those of an interrupted run" in capsys.readouterr().err
-    whole, found = (
-        [{**row, "seconds": 0} for row in rows_of(tmp_path / f"{name}.jsonl")] for name in ("whole", "out")
-    )
+    whole, found = ([row | {"seconds": 0} for row in rows_of(tmp_path / f"{name}.jsonl")] for name in ("whole", "out"))
     assert found == whole
     assert not (tmp_path / ".out.jsonl.run").exists()
 

@@ -72,10 +72,7 @@ def lm_score(
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
-    """A random LM, in which many n-grams are less likely than their back-off estimates, and its file.
-
-    Unknown words are so unlikely that no word of the LM is spelled as one.
-    """
+    """A random LM with n-grams below their back-off estimates, and its file; <unk> is too unlikely for its words."""
     table = {
         ngram: (prob - 6.0 * (ngram[-1] == "<unk>"), backoff)
         for ngram, (prob, backoff) in random_table([*WORDS, "<unk>"], ORDER, 0.4, seed=5).items()
@@ -193,16 +190,13 @@ def test_without_an_lm_a_text_alone_recombines():
 
 @pytest.mark.parametrize("has_lm", [True, False])
 def test_hotwords_with_other_characters_are_ignored(lm, has_lm, caplog):
-    """One warning names them, and none follows for the same words."""
     decoder, logits = build_ctcdecoder(CHARACTERS, lm[1] if has_lm else None), random_logits(9, 4, 3)
     options = {"hotword_weight": 6.0, "token_min_logp": -30.0}
     expected = decoder.decode_beams(logits, hotwords=["ab"], **options)
     without = decoder.decode_beams(logits, **options)
     bad = ["ab", "AB", "a2 ab", "", " "]
     assert decoder.decode_beams(logits, hotwords=bad, **options) == expected
-    assert [record.getMessage() for record in caplog.records] == [
-        "hotwords with characters that are no labels are ignored (2): 'AB', 'a2'"
-    ]
+    assert caplog.messages == ["hotwords with characters that are no labels are ignored (2): 'AB', 'a2'"]
     assert decoder.decode(logits, hotwords=bad, **options) == expected[0].text
     assert decoder.decode(logits, hotwords=["", "2"], **options) == without[0].text
     lists = [bad, ["AB"], [""], None]
@@ -217,9 +211,7 @@ def test_hotwords_with_other_characters_are_ignored(lm, has_lm, caplog):
         assert decoder.decode_beams(logits, hotwords=bad, **state, **options) == decoder.decode_beams(
             logits, hotwords=["ab"], **state, **options
         )
-    assert [record.getMessage() for record in caplog.records][1:] == [
-        "hotwords with characters that are no labels are ignored (1): '2'"
-    ]
+    assert caplog.messages[1:] == ["hotwords with characters that are no labels are ignored (1): '2'"]
 
 
 def test_words_that_the_labels_cannot_spell_are_named(tmp_path, caplog):
@@ -447,8 +439,7 @@ def test_pruned_history_and_the_state_of_the_lm_are_as_long_as_the_lm_looks_back
     options = _Options(9, -99.0, -5.0, True, (), 9)
     assert len(decoder._beams(beams, options)) == len({tuple(text.split()[1 - max(order, 2) :]) for text in texts})
     assert len(decoder._beams(beams, options)) == kept
-    spoken = log_softmax(9 * np.eye(4)[[1, 0, 2, 0, 1, 0, 2, 0, 1]])
-    (best, *_) = decoder.decode_beams(spoken)
+    (best, *_) = decoder.decode_beams(log_softmax(9 * np.eye(4)[[1, 0, 2, 0, 1, 0, 2, 0, 1]]))
     assert best.text == "a b a b a"
     words = [CHARACTERS[token] for token in best.last_lm_state.tokens]
     assert "".join(words).split() == ["a", "b", "a", "b", "a"][1 - max(order, 2) :]

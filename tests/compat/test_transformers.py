@@ -81,15 +81,12 @@ def test_a_pipeline_decodes_with_offsets_and_hotwords(recognizer):
         times = [time for chunk in found["chunks"] for time in chunk["timestamp"]]
         assert times == sorted(times)
         assert times[-1] <= 1.01
-    boosted = recognizer(
-        audio[0], decoder_kwargs={"hotwords": ["ab"], "hotword_weight": 60.0, "token_min_logp": -50.0}
-    )
-    assert "ab" in boosted["text"].split()
+    ours = recognizer(audio[0], decoder_kwargs={"hotwords": ["ab"], "hotword_weight": 60.0, "token_min_logp": -50.0})
+    assert "ab" in ours["text"].split()
 
 
 @pytest.fixture
 def without_pyctcdecode(monkeypatch):
-    """Neither pyctcdecode nor kenlm can be imported."""
     for name in "pyctcdecode", "pyctcdecode.alphabet", "pyctcdecode.constants", "kenlm":
         monkeypatch.setitem(sys.modules, name, None)
 
@@ -197,8 +194,6 @@ def test_a_model_whose_blank_is_elsewhere_is_named():
 
 
 class Twin:
-    """A checkpoint as a model of transformers."""
-
     def __init__(self, checkpoint, kind):
         self.model, self.processor = converted(checkpoint.model, kind), processor_of(checkpoint.model)
         self.vocabulary = tokenizer_vocabulary(self.processor.tokenizer, self.model.config.vocab_size - 1)
@@ -207,7 +202,6 @@ class Twin:
         return parakeet_inputs(self.model, **self.processor(audio, sampling_rate=16000))
 
     def batches(self, speech):
-        """Inputs and lengths of batches of 10 utterances."""
         audio = [samples for samples, _ in speech]
         return [self.inputs(audio[i : i + 10]) for i in range(0, len(audio), 10)]
 
@@ -261,8 +255,7 @@ def test_snippets_about_parakeet_run(twin, speech, tmp_path, capsys):
     audio, name = [samples for samples, _ in speech[:2]], '"nvidia/parakeet-tdt-0.6b-v3"'
     run_snippet("AutoProcessor", name, tmp_path, audio, ParakeetForTDT=type(twin.model).__name__)
     printed = capsys.readouterr().out
-    decoder = ALSDPlusPlus(parakeet_networks(twin.model), ALSDConfig(beam_size=8))
-    second = decoder.decode(*twin.inputs(audio))[1]
+    second = ALSDPlusPlus(parakeet_networks(twin.model), ALSDConfig(beam_size=8)).decode(*twin.inputs(audio))[1]
     assert f"\n{twin.vocabulary.text(second.best.tokens)} [" in printed
 
 

@@ -48,8 +48,7 @@ class FlexCTC(LogProbs, TokenFusion):
         return {f"{SEARCH}.flexctc_beam.cuda_engine": {"THREADS": 32, "FINISH_THREADS": 32}}
 
     def make(self, vocab_size, blank_id, fusion=None, **options):
-        config = FlexCTCConfig(backend=self.backend, **options)
-        return FlexCTCBeam(vocab_size, blank_id, config, fusion)
+        return FlexCTCBeam(vocab_size, blank_id, FlexCTCConfig(backend=self.backend, **options), fusion)
 
     def with_fusion(self, variant, fusion, *, blank_id=VOCAB, **options):
         options = {"beam_size": 8, "n_best": self.n_best, "beam_beta": self.insertion, **options}
@@ -57,10 +56,7 @@ class FlexCTC(LogProbs, TokenFusion):
 
 
 class Transducer(TokenFusion):
-    """The variants are the kinds of models.
-
-    The networks are tables whose output for a row is exact, so that results are compared to the bit.
-    """
+    """The variants are the kinds of models. The tables' output for a row is exact: results are compared to the bit."""
 
     decoder, config = ALSDPlusPlus, ALSDConfig
     variants = tuple(KINDS)
@@ -94,8 +90,7 @@ class Transducer(TokenFusion):
         return random_frames(batch, frames, seed=seed)
 
     def blank_only(self, variant):
-        networks = self.networks_of(variant, blank=100.0)
-        return self.make(networks, beam_size=4), self.random_inputs(1, 20, seed=3)
+        return self.make(self.networks_of(variant, blank=100.0), beam_size=4), self.random_inputs(1, 20, seed=3)
 
     def without_preference(self, variant):
         networks = self.networks_of(variant, scale=0.0)
@@ -190,8 +185,6 @@ class PagedBigLMSubject(CudaWFSTSubject):
 
 
 class Let(PagedBigLMSubject):
-    """Composition "let"."""
-
     def make(self, **options):
         return super().make(composition="let", **options)
 
@@ -211,8 +204,6 @@ class DifferenceAutomaton(PagedBigLMSubject):
 
 
 class LetLattices(DifferenceAutomaton):
-    """Composition "let" with alternatives."""
-
     def make(self, **options):
         return super().make(composition="let", **options)
 
@@ -243,8 +234,6 @@ class NewWords(CudaWFSTSubject):
 
 
 class PagedNewWords(NewWords, PagedBigLMSubject):
-    """An open vocabulary."""
-
     composition = "lazy"
 
     def graph(self):
@@ -258,8 +247,6 @@ class PagedNewWords(NewWords, PagedBigLMSubject):
 
 
 class PagedClosed(PagedNewWords):
-    """A closed vocabulary."""
-
     graph = NewWords.graph
 
 

@@ -52,8 +52,7 @@ def cudart(monkeypatch):
 
 
 def test_table_of_no_bytes_is_not_pinned_and_too_many_are_refused(cudart):
-    table = HostTable(0).pin(GPU)
-    assert table.bytes.shape == (0,)
+    assert HostTable(0).pin(GPU).bytes.shape == (0,)
     assert not cudart.pinned
     with pytest.raises(ValueError, match="nbytes is -1"):
         HostTable(-1)
@@ -108,8 +107,7 @@ def mapping_of(table):
     for i, line in enumerate(smaps):
         found = ranges.match(line)
         if found and int(found[1], 16) <= address < int(found[2], 16):
-            flags = next(line for line in smaps[i:] if line.startswith("VmFlags:"))
-            return found[3], flags.split()[1:]
+            return found[3], next(line for line in smaps[i:] if line.startswith("VmFlags:")).split()[1:]
     raise AssertionError("not in /proc/self/smaps")
 
 
@@ -145,8 +143,7 @@ def group(root, folder, limit, usage, files=0, version=2):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     write(root, f"sys/fs/cgroup/{folder}/{names[0]}", f"{limit}\n")
     write(root, f"sys/fs/cgroup/{folder}/{names[1]}", f"{usage}\n")
-    text = f"anon 7\ninactive_file {files}\nactive_file 1\n"
-    write(root, f"sys/fs/cgroup/{folder}/memory.stat", text)
+    write(root, f"sys/fs/cgroup/{folder}/memory.stat", f"anon 7\ninactive_file {files}\nactive_file 1\n")
 
 
 def test_free_memory_is_the_least_of_system_and_control_groups(machine):

@@ -19,8 +19,7 @@ V = 7
 
 def assert_is_ratio(found, lm, source, ratio, *, sequences=30, length=12, tolerance=1e-5):
     """Step by step over random token sequences, and at the end of each."""
-    rng = np.random.default_rng(0)
-    for labels in rng.integers(0, lm.vocab_size, (sequences, length)):
+    for labels in np.random.default_rng(0).integers(0, lm.vocab_size, (sequences, length)):
         states = [automaton.start_state for automaton in (found, lm, source)]
         for label in labels.tolist():
             read = [a.advance(s, label) for a, s in zip((found, lm, source), states, strict=True)]
@@ -82,8 +81,7 @@ def test_scores_where_one_lm_has_no_sentence_end():
 
 
 def test_tokens_that_the_lm_forbids_stay_forbidden():
-    forbids = single_state(weights=(-np.inf, -1.0))
-    found = density_ratio(forbids, single_state(), 2.0)
+    found = density_ratio(single_state(weights=(-np.inf, -1.0)), single_state(), 2.0)
     assert found.score([0]) == -np.inf
     assert found.score([1]) == pytest.approx(-1.0 + 4.0)
 

@@ -117,8 +117,7 @@ def test_an_entry_for_other_speech_sets_the_price(entry, price, expected, caplog
 
 
 def test_sentences_that_tokens_cannot_spell_are_left_out(caplog):
-    grammar = build_grammar(["ab", "a c", "a [unk]"], BPE)
-    assert grammar.accepts([4], 99)
+    assert build_grammar(["ab", "a c", "a [unk]"], BPE).accepts([4], 99)
     assert "2 of 3 sentences left out: 'c' has the character 'c'" in caplog.text
     assert "'a [unk]' has '[unk]' beside words, expected it alone, or grammar_price" in caplog.text
 

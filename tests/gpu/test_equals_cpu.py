@@ -18,8 +18,7 @@ T = sized(120, 12)
 
 
 def log_probs_on(device, batch, frames=T, vocab_size=V, *, seed, sharpness=2.0, dtype=torch.float32):
-    values = random_log_probs(batch, frames, vocab_size + 1, seed=seed, sharpness=sharpness)
-    return values.to(device, dtype)
+    return random_log_probs(batch, frames, vocab_size + 1, seed=seed, sharpness=sharpness).to(device, dtype)
 
 
 def lengths_for(batch, frames=T, *, seed):
@@ -62,7 +61,6 @@ def test_rows_that_do_not_fit_into_shared_memory(device, vocab_size, dtype):
 
 @pytest.mark.parametrize("seed", range(sized(150, 6)))
 def test_random_shapes_and_options_equal_the_cpu(device, seed):
-    """Random sizes and options."""
     rng = np.random.default_rng(seed)
     vocab_size = int(rng.integers(1, sized(1500, 40)))
     batch, frames = int(rng.integers(1, sized(40, 4))), int(rng.integers(1, sized(150, 10)))

@@ -104,8 +104,7 @@ class Captured:
     def replay(self, log_probs, begin):
         """Without a wait: the inputs of the next replay are copied behind this one."""
         self.chunk.copy_(log_probs[:, begin : begin + CHUNK])
-        lengths = (torch.tensor(LENGTHS) - begin).clamp(0, CHUNK)
-        self.lengths.copy_(lengths)
+        self.lengths.copy_((torch.tensor(LENGTHS) - begin).clamp(0, CHUNK))
         self.graph.replay()
 
 

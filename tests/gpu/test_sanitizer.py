@@ -94,7 +94,6 @@ def test_sanitizer_finds_faults(gpu, check, kernel, report):
 
 
 def test_cases_of_the_sanitizer_run_every_kernel(device):
-    """Two runs agree, and another result is another digest."""
     assert sanitized.everything(device) == sanitized.everything(device)
 
 

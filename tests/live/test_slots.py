@@ -87,8 +87,7 @@ def test_results_of_slots_do_not_depend_on_other_utterances(decoder):
         chunks = {}
         for slot in running:
             if rng.random() < 0.8:
-                n = int(rng.integers(1, 5))
-                chunks[slot] = whole[slot][running[slot] : running[slot] + n]
+                chunks[slot] = whole[slot][running[slot] : running[slot] + int(rng.integers(1, 5))]
                 running[slot] += len(chunks[slot])
         assert slots.push({slot: chunk for slot, chunk in chunks.items() if len(chunk)}) == {}
         asked = list(reversed(running))
@@ -153,7 +152,6 @@ def grows(reports: list[Report]) -> bool:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_thousands_of_utterances_leak_no_memory(strategy):
-    """`python -m tests.live.soak` sends a hundred thousand through."""
     reports = list(soak(SUBJECTS[strategy]("cpu"), 2000, slots=64, reports=4))
     assert [report.utterances for report in reports] == [500, 1000, 1500, 2000]
     assert (reports[-1].compared, reports[-1].different) == (40, 0)

@@ -43,7 +43,6 @@ def questions(lm: PackedLM, seed: int = 0) -> torch.Tensor:
 
 
 def answers(lm: PackedLM, asked: torch.Tensor) -> Answers:
-    """Those of the CPU."""
     return [lm.advance(*question) for question in asked.tolist()]
 
 

@@ -246,8 +246,7 @@ def test_symbols_have_the_index_of_their_position():
 def test_equal_hashes_do_not_make_symbols_equal():
     table = SymbolTable(["ab"])
     text = np.frombuffer(b"ba", np.uint8)
-    same = np.uint64(hashed(np.frombuffer(b"ab", np.uint8), 0, 2))
-    assert find_symbol(table.arrays, text, 0, 2, same) == -1
+    assert find_symbol(table.arrays, text, 0, 2, np.uint64(hashed(np.frombuffer(b"ab", np.uint8), 0, 2))) == -1
 
 
 EMPTY = BIGRAM.replace("ngram 2=2\n", "ngram 2=2\nngram 3=0\n")

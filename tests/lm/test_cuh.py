@@ -40,8 +40,7 @@ LOOKUPS = Signature(
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
 @pytest.mark.parametrize("order", [1, 4])
 def test_every_device_lookup_equals_that_of_the_cpu(emulated_runtime, tmp_path, order):
-    table = closed_table(seed=order, order=order, keep=0.4)
-    lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
+    lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", closed_table(seed=order, order=order, keep=0.4)))
     asked = [(s, label) for s in range(lm.num_states) for label in range(lm.vocab_size)]
     costs, targets = torch.zeros(len(asked)), torch.zeros(len(asked), dtype=torch.int64)
     states, labels = torch.tensor(asked).T.contiguous()
@@ -75,8 +74,7 @@ checked = pytest.mark.parametrize(
 
 @pytest.fixture
 def lm(tmp_path):
-    table = closed_table(seed=5, order=4, keep=0.4)
-    return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
+    return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", closed_table(seed=5, order=4, keep=0.4)))
 
 
 def placed(lm, slots):

@@ -60,8 +60,7 @@ def restore(name: str):
 
     register()
     logging.setLevel(logging.ERROR)
-    model = ASRModel.restore_from(str(ASSETS / "models" / f"{name}.nemo"), map_location="cpu")
-    return model.eval()
+    return ASRModel.restore_from(str(ASSETS / "models" / f"{name}.nemo"), map_location="cpu").eval()
 
 
 def greedy(model, *heads):

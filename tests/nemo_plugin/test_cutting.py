@@ -44,8 +44,7 @@ def test_cuts_are_between_words_and_segments_are_not_too_long(seed):
     assert not doubtful
     for cut in cuts[1:-1]:
         before = max(end for _, end in words if end <= cut)
-        after = min(start for start, _ in words if start >= cut)
-        assert (after - before) * STEP >= 0.3
+        assert (min(start for start, _ in words if start >= cut) - before) * STEP >= 0.3
         assert not any(start < cut < end for start, end in words)
 
 
@@ -59,8 +58,7 @@ def test_the_longest_pause_near_the_target_is_taken_at_its_quietest_place():
 
 
 def test_an_hour_of_silence_is_a_segment_of_a_second():
-    total = 45000
-    assert choose_segments(np.zeros((0, 2), int), np.zeros(total), MINUTE, STEP) == ([(0, 12)], [])
+    assert choose_segments(np.zeros((0, 2), int), np.zeros(45000), MINUTE, STEP) == ([(0, 12)], [])
 
 
 def test_noise_without_words_is_cut():
@@ -181,8 +179,7 @@ def test_a_segment_begins_with_its_sound_to_a_millisecond(rate):
         samples = 0.001 * rng.standard_normal(rate // 100)
         begin = round(late * rate)
         samples[begin:] += 0.05
-        found = onset(samples, rate, 0.002)
-        assert begin - rate / 1000 < found <= begin + rate / 1000
+        assert begin - rate / 1000 < onset(samples, rate, 0.002) <= begin + rate / 1000
         samples[:begin] = 0.0  # a quiet step is compared with its own sound
         assert abs(onset(samples, rate, 0.5) - begin) <= rate / 1000
     assert onset(np.full(rate // 100, 0.05), rate, 0.002) == 0
@@ -257,8 +254,7 @@ def test_subtitle_lines_end_at_pauses():
 
 
 def test_words_without_pauses_are_divided_in_the_middle():
-    found = [len(line) for line in lines(spoken(["abcdefghi"] * 16, [0.0] * 16), 0.3)]
-    assert found == [4, 4, 4, 4]
+    assert [len(line) for line in lines(spoken(["abcdefghi"] * 16, [0.0] * 16), 0.3)] == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("file_format", ["srt", "vtt", "tsv"])
@@ -271,8 +267,7 @@ def test_subtitles_parse_again(file_format):
         texts = [text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for text in texts]
     assert " ".join(texts) == spoken_words.text
     assert max(map(len, texts)) <= MAX_CHARACTERS
-    by_line = list(lines(spoken_words, 0.3))
-    expected = [(line[0].start, line[-1].end) for line in by_line]
+    expected = [(line[0].start, line[-1].end) for line in lines(spoken_words, 0.3)]
     assert np.allclose([each[:2] for each in found], expected, atol=1e-3)
     assert all(a[1] <= b[0] for a, b in pairwise(found))
 

@@ -28,7 +28,6 @@ LOST = "the log has not kept it"
 
 @pytest.fixture
 def rows(tmp_path):
-    """Two parts of a file."""
     file = tmp_path / "talk.wav"
     file.write_bytes(b"samples")
     return [Utterance("talk.wav", AudioPart(file, start, 1.0), 1.0) for start in (0.0, 1.0)]
@@ -54,8 +53,7 @@ def test_new_run_reads_what_the_last_one_has_written(tmp_path, rows):
 
 @pytest.mark.parametrize("word", [["ä", 0.08, 0.16, 0.1], ["ä", 0.08, 0.16, 0.1, []]])
 def test_confidence_of_a_log_without_probabilities_is_raw(word):
-    row = json.loads(json.dumps(FULL, default=as_json))
-    (read,) = of_json({**row, "words": [word]}).words
+    (read,) = of_json({**json.loads(json.dumps(FULL, default=as_json)), "words": [word]}).words
     assert (read.raw_confidence, read.confidence) == (0.1, None)
 
 

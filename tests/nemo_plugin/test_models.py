@@ -237,5 +237,4 @@ def test_presets_decode(group, name, ctc_model, hybrid_model, files, utterances,
         preset[section].boosting_tree.key_phrases_file = str(assets / "phrases.txt")
     model = ctc_model if group == "ctc_decoding" else hybrid_model
     model.change_decoding_strategy(preset, verbose=False)
-    result = model.transcribe(files[2], verbose=False)
-    assert result[0].text == utterances[2]["text"]
+    assert model.transcribe(files[2], verbose=False)[0].text == utterances[2]["text"]

@@ -113,8 +113,7 @@ def test_search_type_names_our_strategy(strategy):
 )
 def test_configs_of_every_form_are_accepted_and_unchanged(cfg):
     before = repr(cfg)
-    decoding = ctc_decoding.CTCDecoding(cfg, LETTERS)
-    assert isinstance(decoding.decoding, FlexCTCInfer)
+    assert isinstance(ctc_decoding.CTCDecoding(cfg, LETTERS).decoding, FlexCTCInfer)
     assert repr(cfg) == before
 
 
@@ -162,8 +161,6 @@ def test_list_of_nemos_strategies_is_up_to_date():
 
 # ------------------------------------------------------------------ a later strategy is one entry
 class ToyTransducer:
-    """Returns NeMo's greedy result twice, as an n-best list."""
-
     def __init__(self, greedy):
         self.greedy = greedy
 

@@ -21,8 +21,6 @@ TWO_LMS = [f"paged_biglm + {lms}" for lms in ("small LM", "large LM", "large LM 
 
 @pytest.fixture
 def run(monkeypatch):
-    """The script, with arguments."""
-
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["demo.py", *arguments])
         return demo.main()
@@ -101,8 +99,7 @@ def check_the_example_of_the_docs(printed):
 
 
 def check_the_record(rows):
-    """README and docs/performance.md have their tables from docs/results/demo.json. Sums of floats differ between
-    machines, and may change a word."""
+    """The tables of README and docs have this record. Sums of floats may change a word on other machines."""
     record = json.loads((ROOT / "docs" / "results" / "demo.json").read_text(encoding="utf-8"))
     assert [(row["model"], row["decoder"]) for row in rows] == [(row["model"], row["decoder"]) for row in record]
     for row, recorded in zip(rows, record, strict=True):

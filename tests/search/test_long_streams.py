@@ -105,6 +105,5 @@ def test_memory_of_the_words_of_a_path_grows_with_its_length(tmp_path):
     log_probs = torch.log_softmax(values, dim=-1)
     decoder.decode(log_probs[:, :1000])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in kB
-    words = decoder.decode(log_probs)[0].best.words
-    assert len(words) > 10_000
+    assert len(decoder.decode(log_probs)[0].best.words) > 10_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000

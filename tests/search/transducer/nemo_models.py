@@ -68,9 +68,7 @@ def random_nemo_model(*, durations=(), prediction="lstm", joint="rnnt", layers=1
 
 
 def random_encoder_output(frames, *, seed):
-    """[1, T, D]"""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(1, frames, ENCODER, generator=generator)
+    return torch.randn(1, frames, ENCODER, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,6 @@ class FusionPair:
         return cls(nemo, Fusion(load_ngram_lm(LM_FILE, VOCAB), LM_WEIGHT, boosting, BOOSTING_WEIGHT))
 
     def for_nemo(self, what):
-        """Arguments of NeMo's computers."""
         names = {"nothing": [], "lm": ["lm"], "boosting": ["boosting"], "both": ["lm", "boosting"]}[what]
         weights = {"lm": LM_WEIGHT, "boosting": BOOSTING_WEIGHT}
         return {
@@ -135,10 +132,7 @@ def nemo_beams(computer, encoder_output, lengths=None):
 
 
 def nemo_n_best(computer, encoder_output, *, score_norm=True):
-    """[(tokens, start frames, durations or None, score)] with different tokens, best first.
-
-    The beams of TDT in NeMo 2 have no durations, and other frames than its greedy decoding has: None.
-    """
+    """[(tokens, start frames, durations or None, score)] of different tokens. TDT beams of NeMo 2 have no times."""
     is_tdt = len(getattr(computer, "durations", None) or []) > 0
     has_times = not (is_tdt and is_nemo_2())
     hyps = nemo_beams(computer, encoder_output)

@@ -1,8 +1,4 @@
-"""How steps are launched: plainly, or in a graph with a loop.
-
-First with fakes in the place of CUDA's graphs; then with the kernels themselves, in graphs that the host
-plays: a loop finds what plain launches find.
-"""
+"""Steps run plainly or in a graph with a loop: with fakes of graphs, then with kernels that the host plays."""
 
 import gc
 import logging
@@ -36,8 +32,6 @@ GPU = torch.device("cuda", 0)
 
 
 class CountingStep:
-    """`steps` steps are to be done."""
-
     def __init__(self, work, steps: int, key: str = "step") -> None:
         self.work, self.runs, self.key = work, 0, key
         work.left = steps
@@ -61,8 +55,6 @@ class CountingStep:
 
 
 class FakeGraph:
-    """Repeats what was captured."""
-
     def __init__(self, replay):
         self.replays, self._replay = 0, replay
 
@@ -83,7 +75,6 @@ def work():
 
 @pytest.fixture
 def captures(monkeypatch, work):
-    """Graphs that were captured."""
     made: list[FakeGraph] = []
 
     def loop(device, body):
@@ -234,8 +225,7 @@ def test_graph_is_reused_until_weights_networks_or_lm_change(work, captures):
     networks = networks_with_weights()
     runner = GraphRunner(networks, allowed=True)
     for _ in range(3):
-        step = CountingStep(work, 5)
-        runner.run(step, work)
+        runner.run(CountingStep(work, 5), work)
     assert len(captures) == 1
     with torch.no_grad():
         networks.joint.weight.add_(1.0)  # trained in between
@@ -270,7 +260,6 @@ def make_networks(kind="lstm", durations=(0, 1, 2)):
 
 
 def decoder_in(mode, strategy, networks, **options):
-    """A decoder that launches its steps in this way."""
     make, config = STRATEGIES[strategy]
     decoder = make(networks, config(beam_size=4, n_best=4, backend="cuda", **options), random_fusion(V))
     decoder._graphs.first_mode = mode
@@ -357,7 +346,6 @@ def test_graphs_can_be_switched_off_and_on(played_graphs):
 
 @emulated
 def test_decode_within_a_capture_of_the_caller_is_refused(monkeypatch):
-    """In the first decode, and in those after it."""
     decoder, frames = decoder_in(PLAIN, "alsd_pp", make_networks()), frames_of(1, 5, seed=1)
     monkeypatch.setattr(cuda_graphs, "is_capturing", lambda device: captures)
     for captures in (True, False, True):

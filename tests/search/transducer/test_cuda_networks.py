@@ -51,8 +51,7 @@ def lstm_networks(layers=1, bias=True, durations=(), seed=0):
     with torch.no_grad():
         for weight in lstm.parameters():
             weight.mul_(2.0)
-    parts = joint_parts(durations, bias)
-    return LSTMNetworks(nn.Embedding(V + 1, WIDTH), lstm, *parts, durations=durations)
+    return LSTMNetworks(nn.Embedding(V + 1, WIDTH), lstm, *joint_parts(durations, bias), durations=durations)
 
 
 NORMS = {
@@ -186,7 +185,6 @@ def test_stateless_steps_are_those_of_the_modules(sizes, norm):
 
 # ------------------------------------------------------------------------------- whole searches
 def on_both(networks, strategy="alsd_pp", fusion=None, **options):
-    """Decoders on the device and on the host."""
     make, config = STRATEGIES[strategy]
     return (make(networks, config(**{"beam_size": 4, **options}, backend=b), fusion) for b in ("cuda", "cpu"))
 
@@ -196,7 +194,6 @@ def frames_of(seed=3):
 
 
 def results(decoder, chunks=None):
-    """The n-best lists of two utterances; `chunks`: that many pushes."""
     frames, lengths = frames_of(), [14, 9]
     if chunks is None:
         return decoder.decode(frames, lengths)
@@ -263,8 +260,7 @@ def test_results_in_the_middle_of_a_stream_change_nothing():
     streams, frames = device.open(2), frames_of()
     for t in range(14):
         device.push(streams, frames[:, t : t + 1], [1, int(t < 9)])
-        so_far = device.close(replace(streams))
-        assert_same(so_far, host.decode(frames, [t + 1, min(t + 1, 9)]))
+        assert_same(device.close(replace(streams)), host.decode(frames, [t + 1, min(t + 1, 9)]))
     assert_same(device.close(streams), host.decode(frames, [14, 9]))
 
 

@@ -37,10 +37,8 @@ def strategy(request):
 def compare(strategy, networks, fusion=None, frames=None, requests=None, **options):
     make, config = strategy
     frames = random_frames(3, T, seed=len(networks.durations)) if frames is None else frames
-    beam_size = options.setdefault("beam_size", 4)
-    options.setdefault("n_best", beam_size)
-    lengths = LENGTHS[: len(frames)]
-    assert_equal(make, networks, config(**options), frames, lengths, fusion, requests)
+    options.setdefault("n_best", options.setdefault("beam_size", 4))
+    assert_equal(make, networks, config(**options), frames, LENGTHS[: len(frames)], fusion, requests)
 
 
 @pytest.mark.parametrize("pruning", ["late", "early"])
@@ -156,8 +154,7 @@ def test_too_large_beam_is_refused(strategy):
     with pytest.raises(ValueError, match=r"backend is 'cuda' for tensors on cpu, .*: a beam of 1024"):
         decoder.decode(random_frames(1, 2, seed=0), [2])
     assert cuda_engine.why_not(PARAMS, 10**9) is None
-    wide = PARAMS._replace(beam_size=600, max_extensions=600)
-    assert "exceed the 2^32" in cuda_engine.why_not(wide, 10**9)
+    assert "exceed the 2^32" in cuda_engine.why_not(PARAMS._replace(beam_size=600, max_extensions=600), 10**9)
 
 
 PARAMS = SearchParams(

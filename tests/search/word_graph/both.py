@@ -120,8 +120,7 @@ def everything(
 
 
 def _tokens(utterance: Any) -> list[tuple[Any, ...]]:
-    names = ["key", "lm", "cost", "run", "probability"]
-    return sorted(utterance.tokens[names].tolist())
+    return sorted(utterance.tokens[["key", "lm", "cost", "run", "probability"]].tolist())
 
 
 def assert_equal_paged(graph, lms, log_probs, lengths, requests=None, chunk: int = 0, **options: Any):
@@ -142,5 +141,4 @@ def random_case(seed: int, *, coarse: bool = False, nested: bool = False, **opti
 def checked(test):
     """A test under the race checker: compiling the kernel once more without it would take longer."""
     test = pytest.mark.usefixtures("small_lists")(test)
-    runtime = [{"check": True}]
-    return pytest.mark.parametrize("emulated_runtime", runtime, indirect=True, ids=["checked"])(test)
+    return pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])(test)

@@ -47,7 +47,6 @@ def test_kernel_on_word_graphs_equals_the_cpu(topology, sharpness):
 @pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
 @pytest.mark.parametrize("seed", range(4))
 def test_kernel_on_random_graphs_equals_the_cpu(topology, seed):
-    """Any arcs, epsilon chains of several words, states with many arcs, costs below zero."""
     graph = random_graph(seed, columns=12, blank=11 if topology == "graph" else None)
     found = assert_equal(
         graph, log_probs_of(seed, 2, 12, 12, sharpness=1.5), [12, 9], vocab_size=11, blank_id=11,
@@ -181,7 +180,6 @@ def case(seed, topology="compact", **options):
 @pytest.mark.parametrize("difference", ["always", "never"])
 @pytest.mark.parametrize("topology", PAGED_TOPOLOGIES)
 def test_paged_kernel_on_random_graphs_equals_the_cpu(topology, difference):
-    """Epsilon chains of several words, states with many arcs, costs below zero; whole and in chunks."""
     for seed in range(2):
         tokens, _, works, *_ = assert_equal_paged(
             *case(seed, topology, nested=True), inputs_of(seed), [FRAMES, FRAMES - 3], topology=topology,

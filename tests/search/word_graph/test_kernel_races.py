@@ -137,15 +137,13 @@ def inputs_of(seed, frames=8, columns=FEW, sharpness=1.0):
 
 
 def graph_of(seed, topology="compact", **shape):
-    blank = FEW - 1 if topology == "graph" else None
-    return random_graph(seed, columns=FEW, blank=blank, **shape)
+    return random_graph(seed, columns=FEW, blank=FEW - 1 if topology == "graph" else None, **shape)
 
 
 @in_small_blocks
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("lattice_beam", [1.0, 6.0])
 def test_kernel_on_random_graphs_equals_the_cpu(topology, lattice_beam):
-    """Epsilon chains, arcs that share a label, costs below zero; phrases in one of two utterances."""
     links = 0
     for seed in range(2):
         graph = graph_of(seed, topology)
@@ -200,8 +198,7 @@ def test_links_dropped_early_are_not_in_the_lattice(monkeypatch, chunk):
         for begin in range(0, frames, chunk):
             sizes = np.clip(np.array(lengths) - begin, 0, chunk).tolist()
             decoder.push(streams, log_probs[:, begin : begin + chunk], sizes)
-        known = streams.engine.utterances(range(2))
-        held.append(np.array([len(utterance.links) for utterance in known]))
+        held.append(np.array([len(utterance.links) for utterance in streams.engine.utterances(range(2))]))
         found = decoder.close(streams, rows=[1, 0])
         for row in (1, 0):
             decoder.reopen(streams, [row])
@@ -228,8 +225,7 @@ def test_a_refused_chunk_leaves_links_alone(monkeypatch, first_links):
     with pytest.raises(ValueError, match=r"log_probs\[1, 2, 3\] is nan"):
         decoder.push(streams, bad, [4, 4])
     decoder.push(streams, log_probs[:, 4:], [4, 1])
-    expected = decoder.decode(log_probs, [8, 5])
-    for ours, theirs in zip(decoder.close(streams), expected, strict=True):
+    for ours, theirs in zip(decoder.close(streams), decoder.decode(log_probs, [8, 5]), strict=True):
         assert_same_lattice(ours.lattice, theirs.lattice)
 
 

@@ -101,16 +101,14 @@ def best_of_kaldi(lattice):
     for source, target, label, word, graph_cost, acoustic_cost in rows.tolist():
         weight = kaldifst.LatticeWeight(graph_cost, acoustic_cost)
         fst.add_arc(source, kaldifst.LatticeArc(label, word, weight, target))
-    path = kaldifst.shortest_path(fst)
-    _, _, words, weight = kaldifst.get_linear_symbol_sequence(path)
+    _, _, words, weight = kaldifst.get_linear_symbol_sequence(kaldifst.shortest_path(fst))
     return list(words), weight.value1, weight.value2
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_kaldifst_finds_the_best_path_in_the_lattice(topology):
     log_probs = random_log_probs(3, 20, len(PIECES) + 1, seed=6)
-    decoder = make(toy_graph(1), topology=topology, lattice=True, beam=15.0)
-    for nbest in decoder.decode(log_probs, [20, 11, 4]):
+    for nbest in make(toy_graph(1), topology=topology, lattice=True, beam=15.0).decode(log_probs, [20, 11, 4]):
         words, graph_cost, acoustic_cost = best_of_kaldi(nbest.lattice)
         assert words == list(labels(nbest.best))
         assert graph_cost + acoustic_cost == pytest.approx(-nbest.best.score, abs=1e-3)
@@ -127,9 +125,7 @@ def test_kaldi_text_reads_as_written():
     assert len(rows) == len(lattice.arcs())
     for row, (source, target, label, word, graph_cost, acoustic_cost) in zip(rows, lattice.arcs(), strict=True):
         assert [int(field) for field in row[:4]] == [source, target, label, word]
-        assert [float(cost) for cost in row[4].split(",")] == pytest.approx(
-            [graph_cost, acoustic_cost], rel=1e-4, abs=1e-6
-        )
+        assert list(map(float, row[4].split(","))) == pytest.approx([graph_cost, acoustic_cost], rel=1e-4, abs=1e-6)
     assert int(lines[-3]) == max(int(row[1]) for row in rows)
 
 
@@ -185,8 +181,7 @@ FRAMES = 25
 
 def faster(tlg, frames, beam=WIDE):
     kaldi = pytest.importorskip("kaldi_decoder")
-    options = kaldi.FasterDecoderOptions(beam=beam, max_active=50000, min_active=0)
-    decoder = kaldi.FasterDecoder(tlg, options)
+    decoder = kaldi.FasterDecoder(tlg, kaldi.FasterDecoderOptions(beam=beam, max_active=50000, min_active=0))
     decoder.decode(kaldi.DecodableCtc(frames))
     found, path = decoder.get_best_path()
     assert found

@@ -68,8 +68,7 @@ def test_rescored_lattices_are_their_paths_rescored(topology, seed, lm_share):
 
 
 def test_boosting_outlives_rescoring():
-    graph = toy_graph(1)
-    requests = [Request(boosting=build_word_boosting({"cab": 2.5}, graph))]
+    requests = [Request(boosting=build_word_boosting({"cab": 2.5}, toy_graph(1)))]
     decoder, nbest = small_lattice(1, requests=requests, beam=6.0)
     second = decoder.n_best(nbest.lattice.rescored(random_lm(3).packed, 1.0), 50)
     boosted = [path for path in second if "cab" in path.text.split()]
@@ -292,9 +291,7 @@ def test_links_dropped_early_are_not_in_the_lattice(monkeypatch, chunk, paged):
         return decoder.close(streams)[0].lattice, sizes
 
     lattice, sizes = streamed()
-    monkeypatch.setattr(
-        cpu_engine, "grown_links", lambda links, counters, beam: grown(links, int(counters["links"][0]))
-    )
+    monkeypatch.setattr(cpu_engine, "grown_links", lambda links, counts, beam: grown(links, int(counts["links"][0])))
     everything, unpruned = streamed()
     assert_same_lattice(lattice, everything)
     assert sizes[-1] <= unpruned[-1] / 4
@@ -303,10 +300,7 @@ def test_links_dropped_early_are_not_in_the_lattice(monkeypatch, chunk, paged):
 @pytest.mark.usefixtures("emulated_runtime", "small_blocks")
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backend):
-    """Words and short silences: no more links for a chunk late than early, with those that may be pruned next.
-
-    A GPU holds those of the last frames, in an array that does not grow.
-    """
+    """Words and short silences. A GPU holds the links of the last frames, in an array that does not grow."""
     monkeypatch.setattr(cuda_engine, "FIRST_LINKS", 1024)
     chunks = [random_log_probs(1, 20, len(PIECES) + 1, seed=seed, sharpness=4.0) for seed in range(50)]
     for chunk in chunks:
@@ -361,5 +355,4 @@ def test_a_running_stream_has_alternatives(composition):
         assert len({path.text for path in many}) == len(many) == 4
         assert [path.score for path in many] == sorted((path.score for path in many), reverse=True)
     decoder.push(streams, log_probs[:, 8:], [6, 0])
-    whole = decoder.decode(log_probs, [14, 5])
-    assert all_facts(decoder.close(streams)) == all_facts(whole)
+    assert all_facts(decoder.close(streams)) == all_facts(decoder.decode(log_probs, [14, 5]))
